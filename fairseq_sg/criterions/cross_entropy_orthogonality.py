@@ -1,0 +1,177 @@
+"""``cross_entropy_orthogonality``: token cross entropy + λ · orthogonality of the Values + other losses the model emits.
+
+    L = L_task + λ Σ_{role, application} mean_{sentence, head} ‖V̄V̄ᵀ − I‖²_F          (Park & Kim 2024, section 4.2)
+
+The paper writes L_orth for one attention. What it leaves open is an option here, and this is what the defaults choose: the
+encoder's self-attention; each head by itself; mean over sentences and heads; sum over the applications of the (shared) layer;
+padding excluded. λ is only comparable between runs that agree in these.
+
+Logged: ``loss`` (all of it) and ``nll_loss`` in bits per token as fairseq does, ``orthogonality_encoder`` and the like (after the
+reduction, before λ), and ``accuracy``: the percentage of sentences whose every teacher-forced argmax is right, the end symbol
+included. That equals the exact match of greedy decoding: as long as all earlier argmaxes were right, the prefix that greedy
+decoding feeds itself is the target's.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Dict, List
+
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from omegaconf import II
+from torch import Tensor
+
+from fairseq_sg.modules.attention import ROLES
+from fairseq_sg.modules.losses import AuxLosses, OrthogonalityLoss
+
+LAYER_REDUCTIONS = {
+    "sum": lambda values: torch.stack(values).sum(),
+    "mean": lambda values: torch.stack(values).mean(),
+    "last": lambda values: values[-1],
+}
+
+
+@dataclass
+class CrossEntropyOrthogonalityConfig(FairseqDataclass):
+    label_smoothing: float = field(default=0.0, metadata={"help": "epsilon of label smoothing"})
+    orthogonality_weight: float = field(
+        default=0.0, metadata={"help": "λ of the orthogonality loss on attention Values; 0 neither computes nor logs it"}
+    )
+    orthogonality_roles: str = field(
+        default="encoder", metadata={"help": "attentions whose Values the loss is on: encoder, decoder, cross, comma separated"}
+    )
+    orthogonality_heads: str = field(default="separate", metadata={"help": "'separate' heads, or heads 'concat' to the model's width"})
+    orthogonality_head_reduction: str = field(default="mean", metadata={"help": "over heads: mean or sum"})
+    orthogonality_batch_reduction: str = field(default="mean", metadata={"help": "over sentences: mean or sum"})
+    orthogonality_layer_reduction: str = field(default="sum", metadata={"help": "over applications of layers: sum, mean or last"})
+    orthogonality_padding: str = field(default="exclude", metadata={"help": "positions of padding: exclude or include"})
+    aux_loss_weights: str = field(
+        default="{}",
+        metadata={"help": "weights of other losses the model emits, by name, as JSON ('{\"name\": 0.01}'); 1 where not named"},
+    )
+    sentence_avg: bool = II("optimization.sentence_avg")
+
+
+@register_criterion("cross_entropy_orthogonality", dataclass=CrossEntropyOrthogonalityConfig)
+class CrossEntropyOrthogonality(FairseqCriterion):
+    """See the module's docstring. Raises ValueError for an option outside its choices."""
+
+    def __init__(self, cfg: CrossEntropyOrthogonalityConfig, task):
+        super().__init__(task)
+        self.sentence_avg = cfg.sentence_avg
+        self.label_smoothing = cfg.label_smoothing
+        self.orthogonality_weight = cfg.orthogonality_weight
+        if cfg.orthogonality_layer_reduction not in LAYER_REDUCTIONS:
+            raise ValueError(
+                f"--orthogonality-layer-reduction is {cfg.orthogonality_layer_reduction!r}: choose from {', '.join(LAYER_REDUCTIONS)}"
+            )
+        self.reduce_layers = LAYER_REDUCTIONS[cfg.orthogonality_layer_reduction]
+        self.value_losses = self._value_losses(cfg)
+        self.aux_loss_weights = _json_weights(cfg.aux_loss_weights)
+
+    @classmethod
+    def build_criterion(cls, cfg, task) -> "CrossEntropyOrthogonality":
+        return cls(cfg, task)
+
+    @staticmethod
+    def _value_losses(cfg) -> Dict[str, OrthogonalityLoss]:
+        roles = [role.strip() for role in cfg.orthogonality_roles.split(",")]
+        for role in roles:
+            if role not in ROLES:
+                raise ValueError(f"--orthogonality-roles has {role!r}: choose from {', '.join(ROLES)}")
+        losses = {
+            role: OrthogonalityLoss(
+                name=f"orthogonality_{role}",
+                heads=cfg.orthogonality_heads,
+                head_reduction=cfg.orthogonality_head_reduction,
+                batch_reduction=cfg.orthogonality_batch_reduction,
+                padding=cfg.orthogonality_padding,
+            )
+            for role in roles
+        }
+        return losses if cfg.orthogonality_weight else {}
+
+    def forward(self, model, sample, reduce=True):
+        """Loss (summed over tokens, so that fairseq's division by the sample size gives the mean), sample size, logs."""
+        inputs = sample["net_input"]
+        logits, extra = model(**inputs, value_losses=self.value_losses) if self.value_losses else model(**inputs)
+        target = sample["target"]
+        loss, nll = self._cross_entropy(logits, target)
+        sample_size = target.size(0) if self.sentence_avg else sample["ntokens"]
+        logs: Dict[str, Any] = {
+            "nll_loss": nll.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": target.size(0),
+            "sample_size": sample_size,
+            "n_exact": self._exact(logits, target),
+        }
+        for name, (weight, value) in self._auxiliary(extra.get("aux_losses") or {}).items():
+            loss = loss + weight * sample_size * value
+            logs[f"aux_{name}"] = value.detach() * sample_size
+        logs["loss"] = loss.detach()
+        return loss, sample_size, logs
+
+    def _cross_entropy(self, logits: Tensor, target: Tensor):
+        """Smoothed and plain cross entropy, both summed over the tokens that are not padding, in nats."""
+        if self.label_smoothing > 0:
+            log_probabilities = F.log_softmax(logits, dim=-1, dtype=torch.float32).flatten(0, 1)
+            return label_smoothed_nll_loss(log_probabilities, target.flatten(), self.label_smoothing, ignore_index=self.padding_idx)
+        nll = F.cross_entropy(
+            logits.flatten(0, 1).float(), target.flatten(), ignore_index=self.padding_idx, reduction="sum"
+        )
+        return nll, nll
+
+    def _exact(self, logits: Tensor, target: Tensor) -> Tensor:
+        right = logits.argmax(-1).eq(target) | target.eq(self.padding_idx)
+        return right.all(-1).sum()
+
+    def _auxiliary(self, emitted: AuxLosses):
+        """name -> (weight, value over the applications). Raises ValueError for a weight of a loss that does not exist."""
+        unknown = set(self.aux_loss_weights) - set(emitted)
+        if unknown:
+            raise ValueError(
+                f"--aux-loss-weights names {', '.join(sorted(unknown))}, which the model does not emit"
+                f" (it emits: {', '.join(sorted(emitted)) or 'none'})"
+            )
+        orthogonality = {loss.name for loss in self.value_losses.values()}
+        result = {}
+        for name, values in emitted.items():
+            if name in orthogonality:
+                result[name] = (self.orthogonality_weight, self.reduce_layers(values))
+            else:
+                result[name] = (self.aux_loss_weights.get(name, 1.0), torch.stack(values).sum())
+        return result
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
+        """Logs the sums over all workers and accumulated batches, each by its own count."""
+
+        def total(key: str) -> float:
+            return float(sum(float(log.get(key, 0)) for log in logging_outputs))
+
+        sample_size, tokens, sentences = total("sample_size"), total("ntokens"), total("nsentences")
+        if not sample_size or not tokens:
+            return
+        metrics.log_scalar("loss", total("loss") / sample_size / math.log(2), sample_size, round=4)
+        metrics.log_scalar("nll_loss", total("nll_loss") / tokens / math.log(2), tokens, round=4)
+        metrics.log_scalar("accuracy", 100.0 * total("n_exact") / sentences, sentences, round=4)
+        for key in sorted({key for log in logging_outputs for key in log if key.startswith("aux_")}):
+            metrics.log_scalar(key[len("aux_") :], total(key) / sample_size, sample_size, round=4)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """All logs are sums over sentences or tokens, so workers' logs may be added up."""
+        return True
+
+
+def _json_weights(text: str) -> Dict[str, float]:
+    try:
+        weights = json.loads(text)
+        return {str(name): float(weight) for name, weight in weights.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(f"--aux-loss-weights is {text!r}: it must be JSON like '{{\"name\": 0.01}}'") from None

@@ -1,0 +1,3 @@
+"""fairseq models; importing this package registers them."""
+
+from fairseq_sg.models import sg_transformer  # noqa: F401

@@ -1,0 +1,75 @@
+"""Configurations of models: one flat dataclass, the model's own fields with the options of every registered mechanism.
+
+Each mechanism declares its options as a dataclass in its own file; here they are joined, so that the command line,
+architectures and hydra all see them, and checked: an option that no chosen mechanism uses is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
+
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import OmegaConf
+
+from fairseq_sg.registry import Registry
+
+
+def option_classes(registries: Iterable[Registry]) -> Iterator[Tuple[str, type]]:
+    """(mechanism's name, its dataclass of options), for every mechanism that has options."""
+    for registry in registries:
+        for name, cls in registry.items():
+            if cls.options is not None:
+                yield f"{name} {registry.kind}", cls.options
+
+
+def join_options(own: type, registries: Iterable[Registry]) -> type:
+    """A FairseqDataclass with the fields of ``own`` and of all mechanisms.
+
+    Raises:
+        TypeError: two mechanisms declare an option of the same name with different types or defaults.
+    """
+    joined: Dict[str, Tuple[str, Any, dataclasses.Field]] = {}
+    hints = typing.get_type_hints(own)
+    for f in dataclasses.fields(own):
+        joined[f.name] = (own.__name__, hints[f.name], f)
+    for mechanism, options in option_classes(registries):
+        hints = typing.get_type_hints(options)
+        for f in dataclasses.fields(options):
+            owner, kind, known = joined.setdefault(f.name, (mechanism, hints[f.name], f))
+            if (kind, known.default) != (hints[f.name], f.default):
+                raise TypeError(f"option {f.name!r} of {mechanism} differs from the one of {owner}")
+    fields = [(name, kind, dataclasses.field(default=f.default, metadata=f.metadata)) for name, (_, kind, f) in joined.items()]
+    return dataclasses.make_dataclass(own.__name__, fields, bases=(FairseqDataclass,), namespace={"__doc__": own.__doc__})
+
+
+def as_dataclass(config_class: type, cfg: Any) -> Any:
+    """A plain instance of ``config_class`` from a Namespace, a DictConfig (with missing keys or not) or a dataclass."""
+    values = {}
+    for f in dataclasses.fields(config_class):
+        if f.name.startswith("_"):
+            continue
+        value = getattr(cfg, f.name, None) if _missing(cfg, f.name) is False else f.default
+        values[f.name] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    return config_class(**values)
+
+
+def _missing(cfg: Any, name: str) -> bool:
+    return name not in cfg if OmegaConf.is_config(cfg) else not hasattr(cfg, name)
+
+
+def refuse_unused_options(config: Any, registries: Iterable[Registry], used: Set[type]) -> None:
+    """Raises ValueError for an option that was set although no mechanism in ``used`` has it."""
+    takers: Dict[str, List[str]] = {}
+    defaults: Dict[str, Any] = {}
+    for mechanism, options in option_classes(registries):
+        for f in dataclasses.fields(options):
+            takers.setdefault(f.name, []).append(mechanism)
+            defaults[f.name] = f.default
+    taken = {f.name for cls in used if cls.options is not None for f in dataclasses.fields(cls.options)}
+    for name, mechanisms in takers.items():
+        value = getattr(config, name)
+        if name not in taken and value != defaults[name]:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} {value} has no effect on the chosen mechanisms; it is an option of: {', '.join(mechanisms)}")

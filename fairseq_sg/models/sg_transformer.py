@@ -1,0 +1,299 @@
+"""``sg_transformer``: an encoder–decoder transformer whose mechanisms are options (``fairseq-train --arch sg_transformer…``).
+
+The shell is that of the reference implementations of the thesis (Csordás 2023, section 4 and appendix C): separate embedding
+tables, output projection tied to the decoder's table with a free bias, post-norm, dropout in attention, feedforward, residuals and
+embeddings. What its released code does and the text omits is an option; ``docs/attention.md`` says which is which.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Dict, List, Mapping, Optional
+
+import torch
+import torch.nn.functional as F
+from fairseq.models import (
+    FairseqEncoder,
+    FairseqEncoderDecoderModel,
+    FairseqIncrementalDecoder,
+    register_model,
+    register_model_architecture,
+)
+from torch import Tensor, nn
+
+from fairseq_sg.models.architectures import ARCHITECTURES, preset
+from fairseq_sg.models.config import as_dataclass, join_options, refuse_unused_options
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.depth import build_stack
+from fairseq_sg.modules.embedding import TokenEmbedding
+from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
+from fairseq_sg.modules.losses import ValueLoss, merge
+
+MECHANISMS = (ATTENTION_REGISTRY, FEEDFORWARD_REGISTRY)
+
+
+@dataclass
+class SGTransformerConfig:
+    """Sizes and mechanisms of ``sg_transformer``; the options of the mechanisms themselves are joined to these."""
+
+    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
+    encoder_ffn_embed_dim: int = field(default=2048, metadata={"help": "hidden width of the encoder's feedforward layers"})
+    encoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the encoder"})
+    encoder_layers: int = field(default=6, metadata={"help": "layers of the encoder; with --depth shared, applications of its layer"})
+    decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder"})
+    decoder_ffn_embed_dim: int = field(default=2048, metadata={"help": "hidden width of the decoder's feedforward layers"})
+    decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the decoder"})
+    decoder_layers: int = field(default=6, metadata={"help": "layers of the decoder; with --depth shared, applications of its layer"})
+    encoder_attention: str = field(default="softmax", metadata={"help": "self-attention of the encoder: softmax, linear, relative"})
+    decoder_attention: str = field(default="softmax", metadata={"help": "self-attention of the decoder: softmax, linear, relative"})
+    cross_attention: str = field(default="softmax", metadata={"help": "attention of the decoder to the encoder: softmax, linear"})
+    encoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the encoder: dense"})
+    decoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the decoder: dense"})
+    depth: str = field(default="separate", metadata={"help": "'separate' layers, or one 'shared' layer (universal transformer)"})
+    position: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "absolute positions: sinusoidal or none (default: sinusoidal, on each side whose self-attention does not bring "
+            "positions of its own)"
+        },
+    )
+    embedding_scaling: str = field(
+        default="auto",
+        metadata={
+            "help": "scaling of token and position embeddings: token_up (TEU), none (NoS), position_down (PED); 'auto' is "
+            "position_down, and the reference's unscaled Glorot start on a side without absolute positions"
+        },
+    )
+    dropout: float = field(default=0.1, metadata={"help": "dropout after each sublayer and wherever no dropout of its own is set"})
+    embedding_dropout: Optional[float] = field(
+        default=None, metadata={"help": "dropout on the embeddings (default: --dropout; 0 on a side without absolute positions)"}
+    )
+    pre_norm: bool = field(default=False, metadata={"help": "layer norm before each sublayer instead of after it"})
+    no_output_bias: bool = field(default=False, metadata={"help": "no bias in the output layer (the reference has a free one)"})
+    untied_output: bool = field(
+        default=False, metadata={"help": "an output matrix of its own, instead of the decoder's embedding table"}
+    )
+
+
+Config = join_options(SGTransformerConfig, MECHANISMS)
+
+
+def resolve(cfg) -> "Config":
+    """A checked configuration with every default filled in.
+
+    Raises:
+        ValueError: unknown mechanism, an option without effect, a combination that is not defined; the message names the option.
+    """
+    config = as_dataclass(Config, cfg)
+    chosen = {ATTENTION_REGISTRY.find(getattr(config, name)) for name in ("encoder_attention", "decoder_attention", "cross_attention")}
+    chosen |= {FEEDFORWARD_REGISTRY.find(getattr(config, name)) for name in ("encoder_ffn", "decoder_ffn")}
+    refuse_unused_options(config, MECHANISMS, chosen)
+    sides = (config.encoder_attention, config.decoder_attention)
+    if config.position not in (None, "none") and all(ATTENTION_REGISTRY.find(name).brings_position for name in sides):
+        raise ValueError(
+            f"--position {config.position} has no effect: {' and '.join(sorted(set(sides)))} attention brings its own positions; "
+            "leave the option out"
+        )
+    for name in ("activation_dropout", "attention_dropout"):
+        if getattr(config, name) is None:
+            setattr(config, name, config.dropout)
+    return config
+
+
+def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
+    """The embedding of the ``encoder`` or ``decoder``, without absolute positions where its attention brings its own."""
+    brings_position = ATTENTION_REGISTRY.find(getattr(config, f"{side}_attention")).brings_position
+    position = "none" if brings_position else (config.position or "sinusoidal")
+    dropout = config.embedding_dropout
+    if dropout is None:
+        dropout = 0.0 if position == "none" else config.dropout
+    return TokenEmbedding(
+        len(dictionary),
+        getattr(config, f"{side}_embed_dim"),
+        dictionary.pad(),
+        scaling=config.embedding_scaling,
+        position=position,
+        dropout=dropout,
+    )
+
+
+class SGTransformerEncoder(FairseqEncoder):
+    """Embedding and a stack of encoder layers; with ``--pre-norm``, a last layer norm."""
+
+    def __init__(self, config, dictionary):
+        super().__init__(dictionary)
+        self.embedding = side_embedding(config, "encoder", dictionary)
+        build_layer = partial(EncoderLayer, config, config.encoder_attention, config.encoder_ffn)
+        self.stack = build_stack(config.depth, build_layer, config.encoder_layers)
+        self.final_norm = nn.LayerNorm(config.encoder_embed_dim) if config.pre_norm else nn.Identity()
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Optional[Tensor] = None,
+        value_loss: Optional[ValueLoss] = None,
+    ) -> Dict[str, List[Tensor]]:
+        """src_tokens (B, M), padded on either side -> fairseq's dict of the encoder's output, with ``aux_losses`` added.
+
+        ``value_loss`` is evaluated on the Values of every self-attention.
+        """
+        padding_mask = src_tokens.eq(self.dictionary.pad())
+        embedded = self.embedding(src_tokens, token_embeddings)
+        out = self.stack(
+            embedded.transpose(0, 1), padding_mask=padding_mask, value_loss=value_loss, keep_hidden=return_all_hiddens
+        )
+        return {
+            "encoder_out": [self.final_norm(out.x)],
+            "encoder_padding_mask": [padding_mask],
+            "encoder_embedding": [embedded],
+            "encoder_states": out.hidden_states,
+            "src_tokens": [src_tokens],
+            "src_lengths": [] if src_lengths is None else [src_lengths],
+            "aux_losses": out.losses,
+        }
+
+    #: Which dimension of the tensors under each key counts the sentences.
+    _batch_dim = {"encoder_out": 1, "encoder_states": 1}
+
+    def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor) -> Dict[str, List[Tensor]]:
+        """Selects and orders the sentences in everything the encoder returned; losses are no sentences' and stay as they are."""
+        return {
+            key: value
+            if key == "aux_losses"
+            else [x.index_select(self._batch_dim.get(key, 0), new_order) for x in value]
+            for key, value in encoder_out.items()
+        }
+
+    def max_positions(self) -> int:
+        """No position of ours has a longest length; the task's ``--max-source-positions`` is the limit."""
+        return int(1e9)
+
+
+class SGTransformerDecoder(FairseqIncrementalDecoder):
+    """Embedding, a stack of decoder layers, and an output layer tied to the embedding.
+
+    Args:
+        config: a resolved configuration.
+        dictionary: the target's dictionary.
+        left_pad_target: whether targets are padded on the left. Padding on the right is hidden by causality already, so
+            self-attention then needs no mask.
+    """
+
+    def __init__(self, config, dictionary, left_pad_target: bool = False):
+        super().__init__(dictionary)
+        self.left_pad_target = left_pad_target
+        self.embedding = side_embedding(config, "decoder", dictionary)
+        build_layer = partial(DecoderLayer, config, config.decoder_attention, config.cross_attention, config.decoder_ffn)
+        self.stack = build_stack(config.depth, build_layer, config.decoder_layers)
+        self.final_norm = nn.LayerNorm(config.decoder_embed_dim) if config.pre_norm else nn.Identity()
+        self.output_weight = None
+        if config.untied_output:
+            self.output_weight = nn.Parameter(torch.empty(len(dictionary), config.decoder_embed_dim))
+            nn.init.xavier_uniform_(self.output_weight)
+        self.output_bias = None if config.no_output_bias else nn.Parameter(torch.zeros(len(dictionary)))
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Dict[str, List[Tensor]]] = None,
+        incremental_state: Optional[Dict[str, Dict]] = None,
+        features_only: bool = False,
+        src_lengths: Optional[Tensor] = None,
+        return_all_hiddens: bool = False,
+        need_attn: bool = False,
+        value_losses: Optional[Mapping[str, ValueLoss]] = None,
+    ):
+        """prev_output_tokens (B, N) -> logits (B, N, V) (features (B, N, C) with ``features_only``) and a dict.
+
+        With ``incremental_state`` only the last token is computed, N = 1. The dict has ``attn`` (cross-attention of the last layer,
+        (B, N, M), with ``need_attn`` and outside decoding), ``inner_states``, ``aux_losses``. ``value_losses`` may have a loss for
+        ``decoder`` (self-attention) and ``cross``.
+        """
+        value_losses = value_losses or {}
+        padding_mask = prev_output_tokens.eq(self.dictionary.pad())
+        decoding = incremental_state is not None
+        x = self.embedding(prev_output_tokens, last=decoding)
+        if decoding:
+            padding_mask = padding_mask[:, -1:]
+        out = self.stack(
+            x.transpose(0, 1),
+            encoder_out=encoder_out["encoder_out"][0],
+            encoder_padding_mask=encoder_out["encoder_padding_mask"][0],
+            padding_mask=padding_mask,
+            self_padding_mask=padding_mask if self.left_pad_target else None,
+            incremental_state=incremental_state,
+            need_weights=need_attn,
+            keep_hidden=return_all_hiddens,
+            value_loss=value_losses.get("decoder"),
+            cross_value_loss=value_losses.get("cross"),
+        )
+        features = self.final_norm(out.x).transpose(0, 1)
+        extra = {"attn": [out.weights], "inner_states": out.hidden_states, "aux_losses": out.losses}
+        return (features if features_only else self.output_layer(features)), extra
+
+    def extract_features(self, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, **kwargs):
+        """``forward`` up to the output layer."""
+        return self(prev_output_tokens, encoder_out, incremental_state, features_only=True, **kwargs)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """features (…, C) -> logits (…, V)."""
+        weight = self.embedding.tokens.weight if self.output_weight is None else self.output_weight
+        return F.linear(features, weight, self.output_bias)
+
+    def max_positions(self) -> int:
+        """No position of ours has a longest length; the task's ``--max-target-positions`` is the limit."""
+        return int(1e9)
+
+
+@register_model("sg_transformer", dataclass=Config)
+class SGTransformer(FairseqEncoderDecoderModel):
+    """Encoder and decoder, trained and used through fairseq's commands."""
+
+    @classmethod
+    def build_model(cls, cfg, task) -> "SGTransformer":
+        """A model for the task's dictionaries. Raises ValueError for a configuration that makes no sense (see ``resolve``)."""
+        config = resolve(cfg)
+        left_pad_target = getattr(task.cfg, "left_pad_target", True)
+        encoder = SGTransformerEncoder(config, task.source_dictionary)
+        decoder = SGTransformerDecoder(config, task.target_dictionary, left_pad_target=left_pad_target)
+        return cls(encoder, decoder)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        prev_output_tokens: Tensor,
+        return_all_hiddens: bool = False,
+        features_only: bool = False,
+        need_attn: bool = False,
+        value_losses: Optional[Mapping[str, ValueLoss]] = None,
+    ):
+        """Logits (B, N, V) and the decoder's dict, with the encoder's and decoder's losses joined under ``aux_losses``.
+
+        Args:
+            src_tokens: (B, M). prev_output_tokens: (B, N), the target shifted right.
+            value_losses: a loss on the Values of the attentions in each role (``encoder``, ``decoder``, ``cross``).
+        """
+        encoder_out = self.encoder(
+            src_tokens,
+            src_lengths,
+            return_all_hiddens=return_all_hiddens,
+            value_loss=(value_losses or {}).get("encoder"),
+        )
+        logits, extra = self.decoder(
+            prev_output_tokens,
+            encoder_out,
+            src_lengths=src_lengths,
+            features_only=features_only,
+            return_all_hiddens=return_all_hiddens,
+            need_attn=need_attn,
+            value_losses=value_losses,
+        )
+        extra["aux_losses"] = merge([encoder_out["aux_losses"], extra["aux_losses"]])
+        return logits, extra
+
+
+for _name, _values in ARCHITECTURES.items():
+    register_model_architecture("sg_transformer", _name)(preset(_values))

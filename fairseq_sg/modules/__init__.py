@@ -1,0 +1,1 @@
+"""nn.Modules, one mechanism a file; they need torch alone, not fairseq."""

@@ -1,0 +1,51 @@
+"""Attentions: one file each, chosen by name and role."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
+from fairseq_sg.modules.attention.registry import ATTENTION_REGISTRY, register_attention
+from fairseq_sg.modules.attention.linear import LinearAttention
+from fairseq_sg.modules.attention.relative import RelativeAttention
+from fairseq_sg.modules.attention.softmax import SoftmaxAttention
+
+
+def build_attention(name: str, config: Any, role: str) -> Attention:
+    """The attention ``name`` for ``role``, sized and set by a model's configuration.
+
+    Args:
+        name: a name in ``ATTENTION_REGISTRY``.
+        config: has ``encoder_embed_dim`` and ``encoder_attention_heads`` (role ``encoder``), ``decoder_embed_dim`` and
+            ``decoder_attention_heads`` (role ``decoder``), all but the encoder's heads for ``cross``, and one attribute for each
+            option of the kind.
+        role: ``encoder``, ``decoder`` or ``cross``.
+
+    Raises:
+        ValueError: unknown name or role, a role the kind cannot serve, or a wrong option, each naming the choices.
+    """
+    cls = ATTENTION_REGISTRY.find(name)
+    if role not in ROLES:
+        raise ValueError(f"unknown attention role {role!r}: choose from {', '.join(ROLES)}")
+    side = "encoder" if role == "encoder" else "decoder"
+    options = {f.name: getattr(config, f.name) for f in fields(cls.options or AttentionOptions)}
+    return cls(
+        getattr(config, f"{side}_embed_dim"),
+        getattr(config, f"{side}_attention_heads"),
+        role=role,
+        kv_dim=config.encoder_embed_dim if role == "cross" else None,
+        **options,
+    )
+
+
+__all__ = [
+    "ATTENTION_REGISTRY",
+    "Attention",
+    "AttentionOptions",
+    "LinearAttention",
+    "RelativeAttention",
+    "SoftmaxAttention",
+    "build_attention",
+    "register_attention",
+]

@@ -1,0 +1,340 @@
+"""What all attentions share: projections to heads, the interface of fairseq's MultiheadAttention, decoding states.
+
+A kind of attention subclasses :class:`Attention` and writes
+
+- ``attend``: outputs for all queries at once, from q, k, v per head;
+- ``extend``: a decoding step of self-attention, from the new q, k, v and the state of the prefix;
+- ``fold`` and ``read``: cross-attention in decoding, the source folded once and read at each step;
+
+and nothing else. Shapes inside: q ``(B, H, N, D)``, k ``(B, H, M, D)``, v ``(B, H, M, E)``; masks are bool, True at padding.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Dict, FrozenSet, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from fairseq_sg.modules.losses import ValueLoss
+
+ROLES = ("encoder", "decoder", "cross")
+State = Dict[str, Any]
+
+
+@dataclass
+class AttentionOptions:
+    """Options that every attention has; a kind adds its own in a dataclass of its own (see ``Attention.options``)."""
+
+    attention_init: str = field(
+        default="reference",
+        metadata={
+            "help": "initialization of the attention's projections: 'reference' (as the papers' released code: Glorot uniform, "
+            "but PyTorch's default for relative attention), 'glorot' or 'torch'"
+        },
+    )
+    attention_bias: bool = field(
+        default=False, metadata={"help": "biases in the query, key, value and output projections (the references have none)"}
+    )
+    attention_output_dropout: float = field(
+        default=0.0, metadata={"help": "dropout on the heads' outputs, before the output projection (the references have none)"}
+    )
+
+
+_state_ids = itertools.count()
+
+
+class Attention(nn.Module):
+    """Base class of multi-head attentions; a drop-in for ``fairseq.modules.MultiheadAttention``.
+
+    Args:
+        embed_dim: width of the queries and of the output.
+        num_heads: H; must divide ``embed_dim``.
+        role: ``encoder`` (self-attention over the whole sequence), ``decoder`` (causal self-attention) or ``cross``.
+        kv_dim: width of keys and values; ``embed_dim`` unless cross-attention reads an encoder of another width.
+        attention_init, attention_bias, attention_output_dropout: see :class:`AttentionOptions`.
+
+    Raises:
+        ValueError: for a role the kind cannot serve, heads that do not divide the width, or a wrong option.
+    """
+
+    registered_name: ClassVar[str]
+    #: The roles the kind can serve.
+    roles: ClassVar[FrozenSet[str]] = frozenset(ROLES)
+    #: Whether the kind knows positions by itself, so that none are added to the embeddings.
+    brings_position: ClassVar[bool] = False
+    #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
+    options: ClassVar[Optional[type]] = None
+    #: What ``--attention-init reference`` stands for.
+    reference_init: ClassVar[str] = "glorot"
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        role: str,
+        kv_dim: Optional[int] = None,
+        attention_init: str = "reference",
+        attention_bias: bool = False,
+        attention_output_dropout: float = 0.0,
+    ):
+        super().__init__()
+        if role not in self.roles:
+            allowed = ", ".join(r for r in ROLES if r in self.roles)
+            raise ValueError(f"{self.registered_name} attention cannot serve as {role!r} attention: its roles are {allowed}")
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(f"the width {embed_dim} is not divisible by the number of attention heads {num_heads}")
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.head_dim = embed_dim // num_heads
+        self.role = role
+        self.causal = role == "decoder"
+        kv_dim = embed_dim if kv_dim is None else kv_dim
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=attention_bias)
+        self.k_proj = nn.Linear(kv_dim, embed_dim, bias=attention_bias)
+        self.v_proj = nn.Linear(kv_dim, embed_dim, bias=attention_bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=attention_bias)
+        self.output_dropout = nn.Dropout(attention_output_dropout)
+        self._init = self.reference_init if attention_init == "reference" else attention_init
+        if self._init not in ("glorot", "torch"):
+            raise ValueError(f"--attention-init is {attention_init!r}: choose from reference, glorot, torch")
+        self._state_key = f"attention_state.{next(_state_ids)}"
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot uniform, U(±√(6/(fan_in + fan_out))), or PyTorch's U(±1/√fan_in); zero biases."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if self._init == "glorot":
+                nn.init.xavier_uniform_(projection.weight)
+            else:
+                projection.reset_parameters()
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    # The mechanism, written by each kind.
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], need_weights: bool
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Outputs (B, H, N, E) and, where asked for, the attention matrix (B, H, N, M) they are the product of."""
+        raise NotImplementedError
+
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], state: Optional[State]
+    ) -> Tuple[Tensor, State]:
+        """Outputs of new positions that see the prefix in ``state`` and themselves, and the state with them in it."""
+        raise NotImplementedError
+
+    def fold(self, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> State:
+        """The source in the form that ``read`` needs."""
+        return {"k": k, "v": v, "key_padding_mask": key_padding_mask}
+
+    def read(self, q: Tensor, state: State) -> Tensor:
+        """Outputs (B, H, N, E) of queries over a folded source."""
+        return self.attend(q, state["k"], state["v"], state["key_padding_mask"], None, need_weights=False)[0]
+
+    # The interface of fairseq's MultiheadAttention.
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor] = None,
+        value: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, State]] = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Optional[Tensor] = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+        value_loss: Optional[ValueLoss] = None,
+    ):
+        """Attention of ``query`` over ``key`` and ``value``.
+
+        Args:
+            query: (N, B, C). key, value: (M, B, C_kv); both default to ``query``. They are the same tensor, as in fairseq's layers.
+            key_padding_mask: (B, M) bool, True at padding. In decoding, of the new positions only.
+            incremental_state: where the decoding state is kept; its presence means that ``query`` holds only new positions.
+            need_weights: whether to return the attention weights, averaged over the heads, (B, N, M); in decoding they are None.
+            static_kv: accepted for compatibility; cross-attention always folds its source once.
+            attn_mask: (N, M), bool (True is hidden) or float (added to the logits). A causal attention needs none.
+            before_softmax: not supported (ValueError).
+            need_head_weights: return the weights per head, (H, B, N, M).
+            value_loss: a loss on the projected Values; its value is returned as a third element.
+
+        Returns:
+            output (N, B, C) and weights or None; with ``value_loss``, also its scalar.
+        """
+        if before_softmax:
+            raise ValueError(f"{self.registered_name} attention: before_softmax is not supported")
+        key = query if key is None else key
+        value = key if value is None else value
+        q = self._heads(self.q_proj(query))
+        if incremental_state is not None and self.role == "cross":
+            state = incremental_state.get(self._state_key)
+            if state is None:
+                state = self.fold(self._heads(self.k_proj(key)), self._heads(self.v_proj(value)), key_padding_mask)
+                incremental_state[self._state_key] = state
+            return self._join(self.read(q, state)), None
+        k, v = self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
+        if incremental_state is not None and self.role == "decoder":
+            out, state = self.extend(q, k, v, key_padding_mask, incremental_state.get(self._state_key))
+            incremental_state[self._state_key] = state
+            return self._join(out), None
+        need_weights = need_weights or need_head_weights
+        out, weights = self.attend(q, k, v, key_padding_mask, attn_mask, need_weights)
+        if weights is not None:
+            weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
+        if value_loss is None:
+            return self._join(out), weights
+        return self._join(out), weights, value_loss(v, key_padding_mask)
+
+    def reorder_incremental_state(self, incremental_state: Dict[str, State], new_order: Tensor) -> None:
+        """Selects and orders the sentences of the decoding state; every tensor in it is batch first."""
+        state = incremental_state.get(self._state_key)
+        if state is not None:
+            incremental_state[self._state_key] = {
+                name: x.index_select(0, new_order) if isinstance(x, Tensor) else x for name, x in state.items()
+            }
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(N, B, H·D) -> (B, H, N, D), a view."""
+        return x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+
+    def _join(self, out: Tensor) -> Tensor:
+        """(B, H, N, E) -> (N, B, C), through the output projection."""
+        return self.out_proj(self.output_dropout(out.permute(2, 0, 1, 3).flatten(2)))
+
+    def extra_repr(self) -> str:
+        return f"role={self.role}, heads={self.num_heads}, head_dim={self.head_dim}"
+
+
+@dataclass
+class SoftmaxOptions(AttentionOptions):
+    """Options of the attentions that turn logits into weights with a softmax."""
+
+    attention_dropout: Optional[float] = field(
+        default=None, metadata={"help": "dropout on softmax attention's weights (default: --dropout)"}
+    )
+    attention_scale: str = field(
+        default="head_dim",
+        metadata={"help": "softmax logits are divided by the root of 'head_dim' (as released code does) or 'model_dim' (thesis, C.3)"},
+    )
+
+
+class SoftmaxAttentionBase(Attention):
+    """What the softmax kinds share: weights from logits q·k·scale + bias, dropout on them, a cache of keys and values.
+
+    A kind changes the queries or adds a bias to the logits by overriding ``logits_of``.
+
+    Args (besides those of :class:`Attention`):
+        attention_dropout: dropout on the weights after the softmax, in training.
+        attention_scale: ``head_dim`` or ``model_dim``: logits are multiplied by 1/√ of it.
+    """
+
+    options = SoftmaxOptions
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        attention_dropout: Optional[float] = 0.0,
+        attention_scale: str = "head_dim",
+        **kwargs,
+    ):
+        super().__init__(embed_dim, num_heads, **kwargs)
+        widths = {"head_dim": self.head_dim, "model_dim": self.embed_dim}
+        if attention_scale not in widths:
+            raise ValueError(f"--attention-scale is {attention_scale!r}: choose from {', '.join(widths)}")
+        self.scale = widths[attention_scale] ** -0.5
+        self.attention_dropout = attention_dropout or 0.0
+
+    def logits_of(self, q: Tensor, keys: int, offset: int) -> Tuple[Tensor, Optional[Tensor]]:
+        """The queries to multiply with the keys, and the bias (…, N, M) to add to the scaled logits, or None.
+
+        ``offset`` is the position of the first query, counted from the first of the ``keys`` keys.
+        """
+        return q, None
+
+    def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int = 0):
+        q, bias = self.logits_of(q, k.size(2), offset)
+        dropout = self.attention_dropout if self.training else 0.0
+        plain = bias is None and key_padding_mask is None and attn_mask is None and offset == 0
+        if self.causal and plain and not need_weights:
+            # The bare triangle: the operator knows it without a tensor.
+            out = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=self.scale)
+            return out, None
+        hidden = self._hidden(q.size(2), k.size(2), key_padding_mask, attn_mask, offset)
+        if attn_mask is not None and attn_mask.dtype != torch.bool:
+            bias = attn_mask if bias is None else bias + attn_mask
+        if need_weights:
+            weights = self._weights(q, k, bias, hidden)
+            return torch.dropout(weights, dropout, self.training) @ v, weights
+        if bias is not None:
+            mask = bias if hidden is None else bias.masked_fill(hidden, -math.inf)
+        else:
+            mask = None if hidden is None else ~hidden
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale), None
+
+    def _weights(self, q: Tensor, k: Tensor, bias: Optional[Tensor], hidden: Optional[Tensor]) -> Tensor:
+        logits = (q @ k.transpose(-1, -2)) * self.scale
+        if bias is not None:
+            logits = logits + bias
+        if hidden is None:
+            return logits.softmax(-1)
+        # A query that sees no key has no weights: zeros, rather than the 0/0 of a softmax over nothing.
+        return logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
+
+    def _hidden(self, queries: int, keys: int, key_padding_mask, attn_mask, offset: int) -> Optional[Tensor]:
+        """Which keys each query must not see: bool, broadcastable to (B, H, N, M), or None where all are seen."""
+        parts = []
+        if key_padding_mask is not None:
+            parts.append(key_padding_mask[:, None, None, :])
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            parts.append(attn_mask)
+        if self.causal and queries > 1:
+            device = self.q_proj.weight.device
+            # Query n sits at position offset + n; what lies after it is hidden.
+            parts.append(torch.ones(queries, keys, dtype=torch.bool, device=device).triu(offset + 1))
+        return functools.reduce(torch.logical_or, parts) if parts else None
+
+    def extend(self, q, k, v, key_padding_mask, state):
+        cache = _append(state, k, v, key_padding_mask)
+        length = cache["length"]
+        k, v = cache["k"][:, :, :length], cache["v"][:, :, :length]
+        out, _ = self.attend(q, k, v, cache["key_padding_mask"], None, need_weights=False, offset=length - q.size(2))
+        return out, cache
+
+
+def _append(state: Optional[State], k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> State:
+    """The cache with new keys and values. Its buffers double when full: appending costs O(1) a step, not O(length)."""
+    start = 0 if state is None else state["length"]
+    length = start + k.size(2)
+    cache = {"length": length, "key_padding_mask": _append_mask(state, key_padding_mask, start, k)}
+    for name, new in (("k", k), ("v", v)):
+        buffer = None if state is None else state[name]
+        if buffer is None or buffer.size(2) < length:
+            grown = new.new_empty(*new.shape[:2], max(16, 2 * length), new.size(3))
+            if buffer is not None:
+                grown[:, :, :start] = buffer[:, :, :start]
+            buffer = grown
+        buffer[:, :, start:length] = new
+        cache[name] = buffer
+    return cache
+
+
+def _append_mask(state: Optional[State], new: Optional[Tensor], start: int, k: Tensor) -> Optional[Tensor]:
+    old = None if state is None else state["key_padding_mask"]
+    if old is None and new is None:
+        return None
+    batch, added = k.size(0), k.size(2)
+    old = torch.zeros(batch, start, dtype=torch.bool, device=k.device) if old is None else old
+    new = torch.zeros(batch, added, dtype=torch.bool, device=k.device) if new is None else new
+    return torch.cat([old, new], dim=1)

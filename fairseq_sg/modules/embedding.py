@@ -1,0 +1,141 @@
+"""Token embeddings with their scaling scheme, and absolute positions (Csordás 2023, section 4.2.3 and appendix C.4).
+
+    H_i = a · E[w_i] + b · P_i,   then dropout
+
+    --embedding-scaling   E starts as                        a      b
+    token_up (TEU)        Glorot uniform over (rows, d)      √d     1
+    none (NoS)            N(0, 1)                            1      1
+    position_down (PED)   Kaiming normal, σ = √(2/d)         1      1/√d
+
+The thesis writes σ = 1/√d for PED; its code's σ = √(2/d) is the default here because its numbers come from it.
+Where the attention brings its own positions, the reference adds none, starts E Glorot uniform, scales nothing and drops nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.registry import Registry
+
+POSITION_REGISTRY = Registry("position", "--position")
+register_position = POSITION_REGISTRY.register
+
+
+def sinusoid(positions: Tensor, dim: int) -> Tensor:
+    """Sinusoids of (signed) positions, (…) -> (…, dim) float32: sin at even features, cos at odd, angle pos / 10000^(2⌊j/2⌋/dim).
+
+    Vaswani et al. 2017, section 3.5.
+    """
+    exponent = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim
+    angles = positions.unsqueeze(-1).to(torch.float32) * torch.pow(10000.0, -exponent)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :dim]
+
+
+def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
+    """Positions counted from 0 at the first real token, (B, N) -> (B, N) int64; padding on either side shifts nothing."""
+    real = tokens.ne(padding_idx)
+    return (real.long().cumsum(1) - 1).clamp(min=0)
+
+
+@register_position("sinusoidal")
+class SinusoidalPosition(nn.Module):
+    """Absolute sinusoidal positions; nothing learned, no longest length."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("table", sinusoid(torch.arange(128), dim), persistent=False)
+
+    def forward(self, positions: Tensor, length: int) -> Tensor:
+        """positions (B, N), all below ``length`` -> (B, N, dim) float32."""
+        if length > self.table.size(0):
+            self.table = sinusoid(torch.arange(2 * length, device=self.table.device), self.dim)
+        return self.table[positions]
+
+
+@register_position("none")
+class NoPosition(nn.Module):
+    """No absolute positions: the attention brings its own, or there are none at all."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+
+    def forward(self, positions: Tensor, length: int) -> None:
+        return None
+
+
+def build_position(name: str, dim: int) -> nn.Module:
+    """The absolute positions ``name``; raises ValueError for an unknown name."""
+    return POSITION_REGISTRY.find(name)(dim)
+
+
+#: scheme -> (initialization, a, b), as functions of the width d
+SCALINGS = {
+    "token_up": ("glorot", lambda d: math.sqrt(d), lambda d: 1.0),
+    "none": ("normal", lambda d: 1.0, lambda d: 1.0),
+    "position_down": ("kaiming", lambda d: 1.0, lambda d: 1.0 / math.sqrt(d)),
+}
+_INITS = {
+    "glorot": nn.init.xavier_uniform_,
+    "normal": nn.init.normal_,
+    "kaiming": nn.init.kaiming_normal_,
+}
+
+
+class TokenEmbedding(nn.Module):
+    """a · E[w] + b · P, then dropout.
+
+    Args:
+        num_embeddings: rows of E.
+        dim: d, the model's width.
+        padding_idx: the row of padding, zero.
+        scaling: ``token_up``, ``none`` or ``position_down``; ``auto`` is ``position_down``, or, where ``position`` is ``none``,
+            the reference's choice for relative models (Glorot uniform, a = 1).
+        position: a name in ``POSITION_REGISTRY``.
+        dropout: dropout on the sum.
+    """
+
+    def __init__(self, num_embeddings: int, dim: int, padding_idx: int, *, scaling: str, position: str, dropout: float):
+        super().__init__()
+        init, token_scale, position_scale = _scaling(scaling, position)
+        self.dim = dim
+        self.padding_idx = padding_idx
+        self.token_scale = token_scale(dim)
+        self.position_scale = position_scale(dim)
+        self.tokens = nn.Embedding(num_embeddings, dim, padding_idx=padding_idx)
+        _INITS[init](self.tokens.weight)
+        with torch.no_grad():
+            self.tokens.weight[padding_idx] = 0.0
+        self.positions = build_position(position, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor, token_embeddings: Optional[Tensor] = None, last: bool = False) -> Tensor:
+        """tokens (B, N) -> (B, N, d); with ``last``, (B, 1, d) for the last token at its position in the whole prefix.
+
+        ``token_embeddings`` (B, N, d) stands in for E[tokens].
+        """
+        length = tokens.size(1)
+        positions = token_positions(tokens, self.padding_idx)
+        if last:
+            tokens, positions = tokens[:, -1:], positions[:, -1:]
+        x = self.tokens(tokens) if token_embeddings is None else token_embeddings
+        if self.token_scale != 1.0:
+            x = x * self.token_scale
+        p = self.positions(positions, length)
+        if p is not None:
+            x = x + (p * self.position_scale).type_as(x)
+        return self.dropout(x)
+
+
+def _scaling(scaling: str, position: str):
+    if scaling == "auto":
+        if position == "none":
+            return "glorot", lambda d: 1.0, lambda d: 1.0
+        scaling = "position_down"
+    if scaling not in SCALINGS:
+        raise ValueError(f"--embedding-scaling is {scaling!r}: choose from auto, {', '.join(SCALINGS)}")
+    return SCALINGS[scaling]

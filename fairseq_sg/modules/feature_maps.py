@@ -1,0 +1,49 @@
+"""Feature maps φ of linear attention: ``--feature-map``. One class each, applied to Queries and Keys per head.
+
+A feature map turns ``(B, H, N, D)`` into ``(B, H, N, F)`` and says its F as ``features(D)``. Queries and Keys may be mapped
+differently (``queries`` and ``keys``); most maps treat them alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.registry import Registry
+
+FEATURE_MAP_REGISTRY = Registry("feature map", "--feature-map")
+register_feature_map = FEATURE_MAP_REGISTRY.register
+
+
+def build_feature_map(name: str, head_dim: int) -> "FeatureMap":
+    """The feature map ``name`` for heads of width ``head_dim``. Raises ValueError for an unknown name."""
+    return FEATURE_MAP_REGISTRY.find(name)(head_dim)
+
+
+class FeatureMap(nn.Module):
+    """Base class: a map that treats Queries and Keys alike overrides ``forward`` alone.
+
+    Attributes:
+        features: F, the width of φ(x).
+    """
+
+    def __init__(self, head_dim: int):
+        super().__init__()
+        self.features = head_dim
+
+    def queries(self, q: Tensor) -> Tensor:
+        return self(q)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return self(k)
+
+
+@register_feature_map("elu")
+class EluFeatureMap(FeatureMap):
+    """φ(x) = elu(x) + 1, F = D (Katharopoulos et al. 2020, eq. 7); "Linear Transformer" in Park & Kim 2024.
+
+    Below zero it is computed as exp(x): elu(x) + 1 = (exp(x) − 1) + 1 cancels in half precision, to 0 at x = −8 in bfloat16.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x >= 0, x + 1, x.clamp(max=0).exp())

@@ -1,0 +1,51 @@
+"""The feedforward layer of the transformer (Vaswani et al. 2017, eq. 2): W₂ · Dropout(ReLU(W₁ x + b₁)) + b₂."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Optional
+
+from torch import Tensor, nn
+
+from fairseq_sg.modules.feedforward.base import FeedForward, FeedForwardOptions
+from fairseq_sg.modules.feedforward.registry import register_feedforward
+
+
+@dataclass
+class DenseOptions(FeedForwardOptions):
+    ffn_init: str = field(
+        default="reference",
+        metadata={
+            "help": "initialization of the dense feedforward layer: 'reference' (Glorot uniform, W1 with gain √2, biases PyTorch's, "
+            "as the thesis's released code) or 'torch' (PyTorch's default throughout)"
+        },
+    )
+
+
+@register_feedforward("dense")
+class DenseFeedForward(FeedForward):
+    """Two matrices with a ReLU between.
+
+    Args:
+        dim, ffn_dim: d_model and the hidden width.
+        activation_dropout: dropout after the ReLU.
+        ffn_init: ``reference`` or ``torch``; another value is a ValueError.
+    """
+
+    options = DenseOptions
+
+    def __init__(self, dim: int, ffn_dim: int, *, activation_dropout: Optional[float] = 0.0, ffn_init: str = "reference"):
+        super().__init__(dim, ffn_dim)
+        self.fc1 = nn.Linear(dim, ffn_dim)
+        self.fc2 = nn.Linear(ffn_dim, dim)
+        self.dropout = nn.Dropout(activation_dropout or 0.0)
+        if ffn_init == "reference":
+            nn.init.xavier_uniform_(self.fc1.weight, gain=math.sqrt(2.0))
+            nn.init.xavier_uniform_(self.fc2.weight)
+        elif ffn_init != "torch":
+            raise ValueError(f"--ffn-init is {ffn_init!r}: choose from reference, torch")
+
+    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None, return_losses: bool = False):
+        y = self.fc2(self.dropout(self.fc1(x).relu()))
+        return (y, {}) if return_losses else y

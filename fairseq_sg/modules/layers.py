@@ -1,0 +1,161 @@
+"""Encoder and decoder layers, built from an attention and a feedforward layer.
+
+    post-norm (default, as the references):  x ← LN(x + Drop(Sublayer(x)))
+    pre-norm (--pre-norm):                   x ← x + Drop(Sublayer(LN(x)))
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Tuple
+
+from torch import Tensor, nn
+
+from fairseq_sg.modules.attention import build_attention
+from fairseq_sg.modules.feedforward import build_feedforward
+from fairseq_sg.modules.losses import OverRealPositions, ValueLoss
+
+LayerOutput = Tuple[Tensor, Optional[Tensor], Dict[str, Tensor]]
+
+
+class Residual(nn.Module):
+    """The residual connection, dropout and layer norm around one sublayer (LN's ε 1e-5)."""
+
+    def __init__(self, dim: int, dropout: float, pre_norm: bool):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+        self.pre_norm = pre_norm
+
+    def before(self, x: Tensor) -> Tensor:
+        return self.norm(x) if self.pre_norm else x
+
+    def after(self, x: Tensor, update: Tensor) -> Tensor:
+        x = x + self.dropout(update)
+        return x if self.pre_norm else self.norm(x)
+
+
+class TransformerLayer(nn.Module):
+    """What encoder and decoder layers share: sublayers in residuals, losses on Values and from the feedforward layer."""
+
+    def _attend(self, attention, x, memory, value_loss: Optional[ValueLoss], losses: Dict[str, Tensor], **kwargs):
+        out = attention(x, memory, memory, value_loss=value_loss, **kwargs)
+        if value_loss is not None:
+            out, weights, losses[value_loss.name] = out
+            return out, weights
+        return out
+
+    def _feed_forward(self, x: Tensor, padding_mask: Optional[Tensor], losses: Dict[str, Tensor]) -> Tensor:
+        mask = None if padding_mask is None else padding_mask.transpose(0, 1)
+        update, emitted = self.ffn(self.ffn_residual.before(x), padding_mask=mask, return_losses=True)
+        losses.update(emitted)
+        return self.ffn_residual.after(x, update)
+
+
+class EncoderLayer(TransformerLayer):
+    """Self-attention, then feedforward.
+
+    Args:
+        config: the model's configuration (see ``build_attention``, ``build_feedforward``).
+        attention, ffn: names of the mechanisms.
+    """
+
+    def __init__(self, config: Any, attention: str, ffn: str):
+        super().__init__()
+        dim, dropout, pre_norm = config.encoder_embed_dim, config.dropout, config.pre_norm
+        self.self_attn = build_attention(attention, config, "encoder")
+        self.self_attn_residual = Residual(dim, dropout, pre_norm)
+        self.ffn = build_feedforward(ffn, config, "encoder")
+        self.ffn_residual = Residual(dim, dropout, pre_norm)
+
+    def forward(
+        self,
+        x: Tensor,
+        padding_mask: Optional[Tensor] = None,
+        incremental_state: None = None,
+        need_weights: bool = False,
+        value_loss: Optional[ValueLoss] = None,
+    ) -> LayerOutput:
+        """x (N, B, C), padding_mask (B, N) -> x, self-attention weights (B, N, N) or None, losses by name."""
+        losses: Dict[str, Tensor] = {}
+        update, weights = self._attend(
+            self.self_attn,
+            self.self_attn_residual.before(x),
+            None,
+            value_loss,
+            losses,
+            key_padding_mask=padding_mask,
+            need_weights=need_weights,
+        )
+        x = self.self_attn_residual.after(x, update)
+        return self._feed_forward(x, padding_mask, losses), weights, losses
+
+
+class DecoderLayer(TransformerLayer):
+    """Causal self-attention, cross-attention to the encoder's output, feedforward.
+
+    Args:
+        config: the model's configuration (see ``build_attention``, ``build_feedforward``).
+        attention, cross_attention, ffn: names of the mechanisms; ``cross_attention`` None leaves it out (a language model).
+    """
+
+    def __init__(self, config: Any, attention: str, cross_attention: Optional[str], ffn: str):
+        super().__init__()
+        dim, dropout, pre_norm = config.decoder_embed_dim, config.dropout, config.pre_norm
+        self.self_attn = build_attention(attention, config, "decoder")
+        self.self_attn_residual = Residual(dim, dropout, pre_norm)
+        self.cross_attn = None
+        if cross_attention is not None:
+            self.cross_attn = build_attention(cross_attention, config, "cross")
+            self.cross_attn_residual = Residual(dim, dropout, pre_norm)
+        self.ffn = build_feedforward(ffn, config, "decoder")
+        self.ffn_residual = Residual(dim, dropout, pre_norm)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Optional[Tensor] = None,
+        encoder_padding_mask: Optional[Tensor] = None,
+        padding_mask: Optional[Tensor] = None,
+        self_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict]] = None,
+        need_weights: bool = False,
+        value_loss: Optional[ValueLoss] = None,
+        cross_value_loss: Optional[ValueLoss] = None,
+    ) -> LayerOutput:
+        """One layer of the decoder.
+
+        Args:
+            x: (N, B, C). encoder_out: (M, B, C). encoder_padding_mask: (B, M).
+            padding_mask: (B, N), where x is padding, for the losses and the feedforward layer.
+            self_padding_mask: (B, N), what self-attention must not see, None where causality hides all padding already.
+            incremental_state: the decoding states of this step of the stack.
+
+        Returns:
+            x, cross-attention weights (B, N, M) or None, losses by name.
+        """
+        losses: Dict[str, Tensor] = {}
+        update, _ = self._attend(
+            self.self_attn,
+            self.self_attn_residual.before(x),
+            None,
+            None if value_loss is None else OverRealPositions(value_loss, padding_mask),
+            losses,
+            key_padding_mask=self_padding_mask,
+            incremental_state=incremental_state,
+            need_weights=False,
+        )
+        x = self.self_attn_residual.after(x, update)
+        weights = None
+        if self.cross_attn is not None:
+            update, weights = self._attend(
+                self.cross_attn,
+                self.cross_attn_residual.before(x),
+                encoder_out,
+                cross_value_loss,
+                losses,
+                key_padding_mask=encoder_padding_mask,
+                incremental_state=incremental_state,
+                need_weights=need_weights,
+            )
+            x = self.cross_attn_residual.after(x, update)
+        return self._feed_forward(x, padding_mask, losses), weights, losses

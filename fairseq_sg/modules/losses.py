@@ -1,0 +1,104 @@
+"""Losses that are computed inside the model, on quantities the output does not show.
+
+They travel in arguments and return values, never in module attributes: the criterion hands the model a *value loss* per role
+(encoder, decoder, cross), each attention of that role returns its value, the encoder and decoder collect one scalar per layer
+application, and the criterion finds them in the model's output under ``extra["aux_losses"]``: a dict from name to a list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Iterable, List, Mapping, Optional, Protocol
+
+from torch import Tensor
+
+from fairseq_sg.ops import orthogonality_loss
+
+AuxLosses = Dict[str, List[Tensor]]
+
+
+class ValueLoss(Protocol):
+    """A loss on the Values of one attention: values (B, H, M, E), padding_mask (B, M) or None -> scalar."""
+
+    name: str
+
+    def __call__(self, values: Tensor, padding_mask: Optional[Tensor]) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class OrthogonalityLoss:
+    """‖V̄V̄ᵀ − I‖²_F of one attention's Values (Park & Kim 2024, section 4.2), V̄ the Values with unit rows.
+
+    The paper leaves open what follows; the first choice of each is our default.
+
+    Attributes:
+        name: the key under which the loss is collected and logged.
+        heads: ``separate`` (each head's Values by themselves, E = d_head) or ``concat`` (all heads side by side, E = d_model).
+        head_reduction: ``mean`` or ``sum`` over the heads.
+        batch_reduction: ``mean`` or ``sum`` over the sentences.
+        padding: ``exclude`` or ``include`` the positions of padding.
+        eps: ε of V_n / (‖V_n‖ + ε).
+    """
+
+    name: str = "orthogonality"
+    heads: str = "separate"
+    head_reduction: str = "mean"
+    batch_reduction: str = "mean"
+    padding: str = "exclude"
+    eps: float = 1e-6
+
+    def __post_init__(self):
+        choices = {
+            "heads": ("separate", "concat"),
+            "head_reduction": ("mean", "sum"),
+            "batch_reduction": ("mean", "sum"),
+            "padding": ("exclude", "include"),
+        }
+        for option, allowed in choices.items():
+            if getattr(self, option) not in allowed:
+                flag = "--orthogonality-" + option.replace("_", "-")
+                raise ValueError(f"{flag} is {getattr(self, option)!r}: choose from {', '.join(allowed)}")
+
+    def __call__(self, values: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+        """values (B, H, M, E), padding_mask (B, M) bool, True at padding -> scalar (float32 for half-precision Values)."""
+        if self.heads == "concat":
+            values = values.transpose(1, 2).flatten(2).unsqueeze(1)
+        if self.padding == "include":
+            padding_mask = None
+        batch, heads = values.shape[:2]
+        loss = orthogonality_loss(values, padding_mask=padding_mask, eps=self.eps, reduction="mean")
+        if self.head_reduction == "sum":
+            loss = loss * heads
+        if self.batch_reduction == "sum":
+            loss = loss * batch
+        return loss
+
+
+@dataclass(frozen=True)
+class OverRealPositions:
+    """A value loss with a padding mask of its own: causal self-attention is not told of padding that causality hides."""
+
+    loss: ValueLoss
+    padding_mask: Optional[Tensor]
+
+    @property
+    def name(self) -> str:
+        return self.loss.name
+
+    def __call__(self, values: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+        return self.loss(values, self.padding_mask)
+
+
+def collect(losses: AuxLosses, emitted: Mapping[str, Tensor]) -> None:
+    """Appends each loss that a layer returned to the list of its name."""
+    for name, value in emitted.items():
+        losses.setdefault(name, []).append(value)
+
+
+def merge(parts: Iterable[Optional[AuxLosses]]) -> AuxLosses:
+    """One dict from the dicts of several parts of a model; parts without losses may be None."""
+    merged: AuxLosses = {}
+    for part in parts:
+        for name, values in (part or {}).items():
+            merged.setdefault(name, []).extend(values)
+    return merged

@@ -1,0 +1,76 @@
+"""Normalization of feature-mapped Queries and Keys: ``--qk-norm`` (Park & Kim 2024, section 4.1).
+
+    Q̂ = Norm(φ(Q)),  K̂ = Norm(φ(K)),  then linear attention with its denominator as before.
+
+The norm runs over the features of one head. Of Q̂, a positive scale per position cancels in the denominator; the effect comes
+from K̂, whose scale weighs the positions against each other. The paper gives no value for ε; 1e-6 is ours. Each normalization
+is a module of its own for Queries and for Keys, shared by the heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.registry import Registry
+
+QK_NORM_REGISTRY = Registry("query/key normalization", "--qk-norm")
+register_qk_norm = QK_NORM_REGISTRY.register
+
+
+def build_qk_norm(name: str, dim: int) -> nn.Module:
+    """A normalization over the last dimension, ``(…, dim) -> (…, dim)``. Raises ValueError for an unknown name."""
+    return QK_NORM_REGISTRY.find(name)(dim)
+
+
+class _Normalization(nn.Module):
+    def __init__(self, dim: int, eps: float = 1e-6):
+        super().__init__()
+        self.dim = dim
+        self.eps = eps
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}"
+
+
+@register_qk_norm("none")
+class NoNormalization(_Normalization):
+    """x: the linear attention of Katharopoulos et al. 2020."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@register_qk_norm("l1")
+class L1Normalization(_Normalization):
+    """x / (‖x‖₁ + ε)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = x.abs().sum(-1, keepdim=True, dtype=_accumulator(x))
+        return (x / (norm + self.eps)).type_as(x)
+
+
+@register_qk_norm("l2")
+class L2Normalization(_Normalization):
+    """x / (‖x‖₂ + ε)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_accumulator(x))
+        return (x / (norm + self.eps)).type_as(x)
+
+
+@register_qk_norm("rms")
+class RMSNormalization(_Normalization):
+    """x / (RMS(x) + ε) ⊙ γ, RMS(x) = √(mean x²), ε outside the root as the paper writes it; γ starts at 1."""
+
+    def __init__(self, dim: int, eps: float = 1e-6):
+        super().__init__(dim, eps)
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_accumulator(x))
+        return (x / (norm * self.dim**-0.5 + self.eps) * self.weight).type_as(x)
+
+
+def _accumulator(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

@@ -1,0 +1,3 @@
+"""fairseq optimizers; importing this package registers them."""
+
+from fairseq_sg.optim import torch_adam  # noqa: F401

@@ -1,0 +1,50 @@
+"""Registries of mechanisms: a name, a class, and the class's own options.
+
+fairseq has registries for tasks, models and criteria, none for attentions, feedforward layers or feature maps. These work
+the same way: a decorator registers, a duplicate is refused, an unknown name is answered with the list of known ones.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Iterator, Type, TypeVar
+
+T = TypeVar("T", bound=type)
+
+
+class UnknownName(ValueError):
+    """A name that no mechanism is registered under."""
+
+
+class Registry(Dict[str, type]):
+    """Mechanisms of one kind by name.
+
+    Args:
+        kind: what is registered, as error messages call it (``"attention"``).
+        option: the command-line option that chooses among them, for error messages (``"--encoder-attention"``).
+    """
+
+    def __init__(self, kind: str, option: str):
+        super().__init__()
+        self.kind = kind
+        self.option = option
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Class decorator. Raises ValueError when ``name`` is taken by another class."""
+
+        def decorate(cls: T) -> T:
+            known = self.setdefault(name, cls)
+            if known is not cls:
+                raise ValueError(f"{self.kind} {name!r} is already registered, as {known.__module__}.{known.__qualname__}")
+            cls.registered_name = name
+            return cls
+
+        return decorate
+
+    def find(self, name: str) -> Type:
+        """The class registered as ``name``. Raises :class:`UnknownName` with the list of names."""
+        if name not in self:
+            raise UnknownName(f"unknown {self.kind} {name!r} ({self.option}): choose from {', '.join(sorted(self))}")
+        return self[name]
+
+    def classes(self) -> Iterator[type]:
+        return iter(self.values())

@@ -1,0 +1,31 @@
+"""``--scoring exact_match``: the share of outputs that equal their reference in every token, in percent.
+
+With ``--beam 1`` it equals the ``accuracy`` that training and ``fairseq-validate`` report from one teacher-forced pass.
+"""
+
+from dataclasses import dataclass
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.scoring import BaseScorer, register_scorer
+
+
+@dataclass
+class ExactMatchConfig(FairseqDataclass):
+    pass
+
+
+@register_scorer("exact_match", dataclass=ExactMatchConfig)
+class ExactMatchScorer(BaseScorer):
+    """Counts pairs of detokenized strings that are the same up to white space between tokens."""
+
+    def score(self) -> float:
+        """Percent of exact matches; 0 where nothing was generated."""
+        if not self.ref:
+            return 0.0
+        return 100.0 * self._matches() / len(self.ref)
+
+    def result_string(self) -> str:
+        return f"exact_match = {self.score():.4f} ({self._matches()} of {len(self.ref)})"
+
+    def _matches(self) -> int:
+        return sum(reference.split() == hypothesis.split() for reference, hypothesis in zip(self.ref, self.pred))

@@ -1,0 +1,3 @@
+"""fairseq tasks; importing this package registers them."""
+
+from fairseq_sg.tasks import sg_translation  # noqa: F401

@@ -1,0 +1,124 @@
+"""``sg_translation``: fairseq's translation task on folders made by ``python -m data_prep``, every sample scored.
+
+It differs from ``translation`` in five points, each of which changes a published number:
+
+- evaluation drops no sample: fairseq 0.12 leaves out a last batch that is not a multiple of 8;
+- the source starts with a begin symbol, as in the reference implementations of the thesis (``--no-source-bos`` leaves it out);
+- batches are drawn anew each epoch, so that a resumed run is bit-equal to an uninterrupted one, and uniformly, as in the
+  references, unless ``--length-window`` asks for batches of like lengths;
+- sources are padded on the right unless asked otherwise;
+- the folder must have been made by ``data_prep``, whose dictionaries cover all subsets: no ``<unk>`` in a test.
+"""
+
+import logging
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.data import LanguagePairDataset, PrependTokenDataset
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SGTranslationConfig(TranslationConfig):
+    left_pad_source: bool = field(default=False, metadata={"help": "pad the source on the left"})
+    no_source_bos: bool = field(
+        default=False, metadata={"help": "no begin symbol at the source's start (the references have one, the papers do not say)"}
+    )
+    length_window: int = field(
+        default=1,
+        metadata={
+            "help": "sort training samples by length inside random windows of this many samples before they are cut into batches: "
+            "less padding, fewer lengths in a batch. 1: no sorting, as the references; 0: the whole epoch sorted, as fairseq does"
+        },
+    )
+    rebuild_batches: bool = field(
+        default=True, metadata={"help": "new batches each epoch; what makes a resumed run equal to an uninterrupted one"}
+    )
+
+
+class WindowedPairDataset(LanguagePairDataset):
+    """A training set whose order for batching is random, sorted by target and source length inside windows only."""
+
+    length_window = 1
+
+    def ordered_indices(self) -> np.ndarray:
+        """Sample indices, int64; drawn from numpy's generator, which fairseq seeds with seed + epoch."""
+        if self.length_window == 0:
+            return super().ordered_indices()
+        indices = np.random.permutation(len(self)).astype(np.int64)
+        if self.length_window > 1:
+            window = np.arange(len(self)) // self.length_window
+            target_sizes = self.tgt_sizes if self.tgt_sizes is not None else self.src_sizes
+            indices = indices[np.lexsort((self.src_sizes[indices], target_sizes[indices], window))]
+        return indices
+
+
+@register_task("sg_translation", dataclass=SGTranslationConfig)
+class SGTranslationTask(TranslationTask):
+    """See the module's docstring; everything else is fairseq's ``translation``."""
+
+    cfg: SGTranslationConfig
+
+    @classmethod
+    def setup_task(cls, cfg: SGTranslationConfig, **kwargs) -> "SGTranslationTask":
+        """Raises ValueError when the data folder was not made by ``data_prep``."""
+        for path in utils.split_paths(cfg.data or ""):
+            if not os.path.isfile(os.path.join(path, "dataset.json")):
+                what = "has no dataset.json" if os.path.isdir(path) else "does not exist"
+                raise ValueError(
+                    f"the data folder {path} {what}: make it with `python -m data_prep` "
+                    "(for instance: python -m data_prep scan --split length --cutoff 26 --out data-bin/scan26)"
+                )
+        if cfg.length_window < 0:
+            raise ValueError(f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch")
+        return super().setup_task(cfg, **kwargs)
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        dataset = self.datasets[split]
+        if dataset.tgt is not None and len(dataset) > 0:
+            self._refuse_unknown(split, dataset)
+        if not self.cfg.no_source_bos:
+            dataset.src = PrependTokenDataset(dataset.src, self.source_dictionary.bos())
+            dataset.src_sizes = np.array(dataset.src.sizes)
+        if split == self.cfg.train_subset:
+            dataset.__class__ = WindowedPairDataset
+            dataset.length_window = self.cfg.length_window
+
+    def _refuse_unknown(self, split: str, dataset: LanguagePairDataset) -> None:
+        pairs = ((dataset.src, self.source_dictionary, "source"), (dataset.tgt, self.target_dictionary, "target"))
+        for data, dictionary, side in pairs:
+            for index in range(len(data)):
+                if dictionary.unk() in data[index]:
+                    raise ValueError(
+                        f"sample {index} of subset {split!r} has an unknown word in its {side}: the dictionaries of {self.cfg.data} do "
+                        "not belong to its data; prepare the folder again with `python -m data_prep`"
+                    )
+
+    def build_dataset_for_inference(self, src_tokens, src_lengths, constraints=None) -> LanguagePairDataset:
+        """For ``fairseq-interactive``: sources in the form the model was trained on."""
+        if not self.cfg.no_source_bos:
+            bos = torch.tensor([self.source_dictionary.bos()])
+            src_tokens = [torch.cat([bos, tokens.long()]) for tokens in src_tokens]
+            src_lengths = [length + 1 for length in src_lengths]
+        return LanguagePairDataset(
+            src_tokens,
+            src_lengths,
+            self.source_dictionary,
+            tgt_dict=self.target_dictionary,
+            left_pad_source=self.cfg.left_pad_source,
+            left_pad_target=self.cfg.left_pad_target,
+            constraints=constraints,
+        )
+
+    def get_batch_iterator(self, dataset, *args, **kwargs):
+        """fairseq's, but evaluation never drops a last batch that is not a multiple of ``--required-batch-size-multiple``."""
+        if dataset is not self.datasets.get(self.cfg.train_subset):
+            kwargs["required_batch_size_multiple"] = 1
+        return super().get_batch_iterator(dataset, *args, **kwargs)

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Makes .venv beside this folder with everything fairseq_sg needs, in pinned versions; a second call returns at once.
+#
+#   bash scripts/setup.sh
+#
+# Environment:  PYTHON    the interpreter to use       (default: the first of python3.11, python3.12, python3 that fits)
+#               SG_TORCH  the torch requirement        (default: torch==2.13.0)
+#               SG_VENV   where the environment goes   (default: .venv at the project's root)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv=${SG_VENV:-.venv}
+torch=${SG_TORCH:-torch==2.13.0}
+fairseq=fairseq-fixed==0.12.3.1
+# A change of anything that is installed makes the stamp differ, and so the set-up run again.
+wanted=$(cat scripts/requirements.txt scripts/setup.sh pyproject.toml setup.py; echo "$torch")
+stamp=$venv/.fairseq_sg
+if [ -x "$venv/bin/python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
+
+fits() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' >/dev/null 2>&1; }
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+  for candidate in python3.11 python3.12 python3; do
+    if fits "$candidate"; then python=$candidate; break; fi
+  done
+fi
+if [ -z "$python" ] || ! fits "$python"; then
+  echo "setup: Python 3.11 or 3.12 is needed and ${python:-none of python3.11, python3.12, python3} is not one." >&2
+  echo "       Install one, or name it: PYTHON=/path/to/python3.11 bash scripts/setup.sh" >&2
+  exit 1
+fi
+if ! "$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then
+  echo "setup: $python has no venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2
+  exit 1
+fi
+if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+  # fairseq-fixed ships a wheel for 3.12 alone; on 3.11 it is compiled.
+  if ! command -v "${CXX:-g++}" >/dev/null; then
+    echo "setup: on Python 3.11 fairseq-fixed is compiled, and there is no C++ compiler (${CXX:-g++})." >&2
+    echo "       On Debian and Ubuntu: apt-get install g++    or use Python 3.12, for which a wheel exists." >&2
+    exit 1
+  fi
+  headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
+  if [ ! -f "$headers" ]; then
+    echo "setup: the headers of $python are missing ($headers). On Debian and Ubuntu: apt-get install python3-dev" >&2
+    exit 1
+  fi
+fi
+
+echo "setup: $("$python" --version) -> $venv  (the first time takes some minutes: torch, and on 3.11 a compilation)"
+rm -f "$stamp"
+[ -x "$venv/bin/python" ] && fits "$venv/bin/python" || "$python" -m venv --clear "$venv"
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+pip install -q setuptools==80.9.0 wheel==0.45.1 cython==3.1.4 ninja==1.13.0
+echo "setup: $torch";                pip install -q "$torch"
+echo "setup: requirements.txt";      pip install -q -r scripts/requirements.txt
+# Without its declared dependencies (torchaudio among them, which nothing here uses), and compiled against the torch above.
+echo "setup: $fairseq";              pip install -q --no-deps --no-build-isolation "$fairseq"
+echo "setup: fairseq_sg";            pip install -q --no-deps --no-build-isolation -e .
+printf '%s' "$wanted" > "$stamp"
+echo "setup: done"

@@ -1,0 +1,280 @@
+"""The encoder–decoder model: published sizes, decoding, padding, options and their errors."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+import torch
+from fairseq.data import Dictionary
+
+import fairseq_sg  # noqa: F401
+from fairseq_sg.models.architectures import ARCHITECTURES
+from fairseq_sg.models.sg_transformer import Config, SGTransformer, resolve
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.losses import OrthogonalityLoss
+
+SPECIALS = 4  # fairseq's <s>, <pad>, </s>, <unk>
+
+
+def dictionary(words: int) -> Dictionary:
+    d = Dictionary()
+    for word in range(words):
+        d.add_symbol(f"w{word}")
+    return d
+
+
+def task(source=13, target=6, left_pad_target=False):
+    return SimpleNamespace(
+        source_dictionary=dictionary(source),
+        target_dictionary=dictionary(target),
+        cfg=SimpleNamespace(left_pad_target=left_pad_target),
+    )
+
+
+def tiny(left_pad_target=False, **options) -> SGTransformer:
+    sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in (("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", 2), ("layers", 2))}
+    torch.manual_seed(0)
+    return SGTransformer.build_model(SimpleNamespace(**(sizes | options)), task(left_pad_target=left_pad_target)).eval()
+
+
+KINDS = {
+    "softmax": {},
+    "linear": dict(encoder_attention="linear", decoder_attention="linear", cross_attention="linear", qk_norm="l2"),
+    "relative": dict(encoder_attention="relative", decoder_attention="relative"),
+    "mixed": dict(encoder_attention="relative", decoder_attention="linear", cross_attention="softmax"),
+    "pre_norm": dict(pre_norm=True, untied_output=True, no_output_bias=True),
+}
+DEPTHS = ("separate", "shared")
+kinds = pytest.mark.parametrize("kind", KINDS)
+depths = pytest.mark.parametrize("depth", DEPTHS)
+
+
+@pytest.mark.parametrize(
+    "arch,vocabulary,options,published",
+    [
+        ("scan", (13, 6), {}, 992_007),
+        ("scan", (13, 6), {"depth": "shared"}, 332_551),
+        ("scan", (13, 6), KINDS["relative"], 1_091_847),
+        ("scan", (13, 6), KINDS["relative"] | {"depth": "shared"}, 365_831),
+        ("cogs", (871, 871), {}, 9_297_256),
+        ("pcfg", (535, 535), {}, 44_651_544),
+    ],
+    ids=["scan", "scan-universal", "scan-relative", "scan-relative-universal", "cogs", "pcfg"],
+)
+def test_parameter_counts_of_the_thesis(arch, vocabulary, options, published):
+    """Csordás 2023, Table C.2. The reference's tables have V_in + 2 and V_out + 1 rows, fairseq's V + 4 on either side."""
+    sizes = ARCHITECTURES[f"sg_transformer_{arch}"]
+    model = SGTransformer.build_model(SimpleNamespace(**(sizes | options)), task(*vocabulary))
+    width = sizes["encoder_embed_dim"]
+    extra = (SPECIALS - 2) * width + (SPECIALS - 1) * width + (SPECIALS - 1)
+    assert sum(p.numel() for p in model.parameters()) - extra == published
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_builds(arch):
+    config = resolve(SimpleNamespace(**ARCHITECTURES[arch]))
+    assert config.encoder_embed_dim % config.encoder_attention_heads == 0
+    assert config.depth == ("shared" if "universal" in arch else "separate")
+
+
+def batch(left_pad=False):
+    """Two sentences of different length on either side, and the same without padding one by one."""
+    src = [[4, 5, 6, 7, 2], [8, 9, 2]]
+    tgt = [[2, 4, 5], [2, 6, 7, 8, 9]]
+
+    def pad(rows):
+        width = max(map(len, rows))
+        return torch.tensor([[1] * (width - len(r)) + r if left_pad else r + [1] * (width - len(r)) for r in rows])
+
+    return src, tgt, pad(src), pad(tgt)
+
+
+@kinds
+@depths
+@pytest.mark.parametrize("left_pad", [False, True], ids=["right", "left"])
+def test_padding_changes_nothing(kind, depth, left_pad):
+    model = tiny(depth=depth, left_pad_target=left_pad, **KINDS[kind])
+    src, tgt, src_batch, tgt_batch = batch(left_pad)
+    together = model(src_batch, None, tgt_batch)[0]
+    for i in range(2):
+        alone = model(torch.tensor([src[i]]), None, torch.tensor([tgt[i]]))[0][0]
+        part = together[i, -len(tgt[i]) :] if left_pad else together[i, : len(tgt[i])]
+        torch.testing.assert_close(part, alone, rtol=1e-4, atol=1e-5)
+
+
+@kinds
+@depths
+def test_decoding_step_by_step_after_reordering_equals_full_passes(kind, depth):
+    """As beam search does it: encoder output and decoding state reordered between the steps, sentences repeated and dropped."""
+    model = tiny(depth=depth, **KINDS[kind])
+    _, _, src, _ = batch()
+    encoder_out = model.encoder(src, None)
+    prefix, state = torch.full((2, 1), 2), {}
+    orders = {1: torch.tensor([1, 0, 0]), 3: torch.tensor([2, 2, 1, 0]), 4: torch.tensor([3, 1])}
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for step in range(6):
+            if step in orders:
+                order = orders[step]
+                prefix, src = prefix[order], src[order]
+                encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
+                model.decoder.reorder_incremental_state_scripting(state, order)
+            logits = model.decoder(prefix, encoder_out, incremental_state=state)[0]
+            full = model(src, None, prefix)[0][:, -1:]
+            torch.testing.assert_close(logits, full, rtol=1e-4, atol=1e-5, msg=lambda m: f"step {step}: {m}")
+            prefix = torch.cat([prefix, torch.randint(4, 10, (len(prefix), 1))], dim=1)
+
+
+def test_reordering_keeps_every_key_of_the_encoders_output():
+    model = tiny()
+    out = model.encoder(batch()[2], torch.tensor([5, 3]), return_all_hiddens=True, value_loss=OrthogonalityLoss())
+    got = model.encoder.reorder_encoder_out(out, torch.tensor([1, 1, 0]))
+    assert set(got) == set(out)
+    assert torch.equal(got["encoder_out"][0][:, 2], out["encoder_out"][0][:, 0])
+    assert torch.equal(got["encoder_states"][1][:, 0], out["encoder_states"][1][:, 1])
+    assert got["src_lengths"][0].tolist() == [3, 3, 5]
+    assert got["aux_losses"] is out["aux_losses"] and len(out["aux_losses"]["orthogonality"]) == 2
+
+
+@kinds
+def test_shared_layer_takes_more_steps_with_the_same_checkpoint(kind):
+    model = tiny(depth="shared", **KINDS[kind])
+    deeper = tiny(depth="shared", **(KINDS[kind] | {"encoder_layers": 5, "decoder_layers": 4}))
+    deeper.load_state_dict(model.state_dict())
+    _, _, src, tgt = batch()
+    assert not torch.allclose(model(src, None, tgt)[0], deeper(src, None, tgt)[0])
+    two = tiny(depth="separate", **KINDS[kind])  # unrolled: two layers with the shared layer's weights are the same function
+    for side in ("encoder", "decoder"):
+        for layer in getattr(two, side).stack.layers:
+            layer.load_state_dict(getattr(model, side).stack.layer.state_dict())
+    rest = {k: v for k, v in model.state_dict().items() if ".stack." not in k}
+    assert not two.load_state_dict(rest, strict=False).unexpected_keys
+    torch.testing.assert_close(two(src, None, tgt)[0], model(src, None, tgt)[0])
+
+
+@kinds
+def test_every_parameter_learns(kind):
+    model = tiny(**KINDS[kind]).train()
+    _, _, src, tgt = batch()
+    model(src, None, tgt)[0].square().sum().backward()
+    idle = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not idle
+
+
+def test_value_losses_by_role_and_application():
+    model = tiny(depth="shared", encoder_layers=3)
+    _, _, src, tgt = batch()
+    roles = {role: OrthogonalityLoss(name=f"orthogonality_{role}") for role in ("encoder", "decoder", "cross")}
+    losses = model(src, None, tgt, value_losses=roles)[1]["aux_losses"]
+    assert {name: len(values) for name, values in losses.items()} == {
+        "orthogonality_encoder": 3,
+        "orthogonality_decoder": 2,
+        "orthogonality_cross": 2,
+    }
+    longer = torch.cat([tgt, torch.ones(2, 3, dtype=torch.long)], dim=1)
+    wider = torch.cat([src, torch.ones(2, 4, dtype=torch.long)], dim=1)
+    padded = model(wider, None, longer, value_losses=roles)[1]["aux_losses"]
+    for name in losses:  # padding counts in none of them
+        torch.testing.assert_close(torch.stack(padded[name]), torch.stack(losses[name]), rtol=1e-4, atol=1e-4)
+    assert model(src, None, tgt)[1]["aux_losses"] == {}
+
+
+def test_cross_attention_weights_on_request():
+    model = tiny()
+    src, tgt, src_batch, tgt_batch = batch()
+    weights = model(src_batch, None, tgt_batch, need_attn=True)[1]["attn"][0]
+    assert weights.shape == (2, 5, 5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5))
+    assert (weights[1, :, 3:] == 0).all()
+    assert model(src_batch, None, tgt_batch)[1]["attn"] == [None]
+
+
+# Embeddings, as the reference has them.
+
+
+@pytest.mark.parametrize(
+    "scaling,std,token,position",
+    [
+        ("token_up", math.sqrt(2 / (10 + 512)), math.sqrt(512), 1.0),
+        ("none", 1.0, 1.0, 1.0),
+        ("position_down", math.sqrt(2 / 512), 1.0, 1 / math.sqrt(512)),
+    ],
+)
+def test_embedding_scaling(scaling, std, token, position):
+    model = SGTransformer.build_model(SimpleNamespace(embedding_scaling=scaling, encoder_layers=1, decoder_layers=1), task()).eval()
+    embedding = model.decoder.embedding
+    weight = embedding.tokens.weight
+    rows = torch.arange(10) != 1
+    assert weight[rows].std().item() == pytest.approx(std, rel=0.05) and (weight[1] == 0).all()
+    tokens = torch.tensor([[2, 4, 5]])
+    expected = token * weight[tokens[0]]
+    for n in range(3):
+        for j in (0, 1, 6, 511):
+            angle = n / 10000 ** (2 * (j // 2) / 512)
+            p = math.sin(angle) if j % 2 == 0 else math.cos(angle)
+            got = embedding(tokens)[0, n, j].item()
+            assert got == pytest.approx(expected[n, j].item() + position * p, abs=1e-5)
+
+
+def test_relative_side_has_no_positions_no_scale_no_dropout_glorot():
+    model = SGTransformer.build_model(SimpleNamespace(**(KINDS["mixed"] | {"encoder_layers": 1, "decoder_layers": 1})), task()).train()
+    encoder, decoder = model.encoder.embedding, model.decoder.embedding
+    tokens = torch.tensor([[4, 4, 5]])
+    assert torch.equal(encoder(tokens), encoder.tokens(tokens))
+    bound = math.sqrt(6 / (17 + 512))
+    assert 0.97 * bound < encoder.tokens.weight.abs().max().item() <= bound
+    assert decoder.dropout.p == 0.1 and not torch.equal(decoder(tokens)[0, 0], decoder(tokens)[0, 1])
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_positions_ignore_padding_on_either_side(left):
+    embedding = tiny().encoder.embedding
+    alone = embedding(torch.tensor([[4, 5, 6]]))
+    row = [1, 1, 4, 5, 6] if left else [4, 5, 6, 1, 1]
+    got = embedding(torch.tensor([row]))
+    torch.testing.assert_close(got[:, 2:] if left else got[:, :3], alone)
+
+
+def test_sequences_longer_than_the_position_table():
+    model = tiny()
+    long = torch.randint(4, 10, (1, 700))
+    with torch.no_grad():
+        assert model(long, None, long)[0].isfinite().all()
+
+
+# Options: what has no effect or makes no sense is refused.
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"qk_norm": "l2"}, r"--qk-norm l2 has no effect on the chosen mechanisms; it is an option of: linear attention"),
+        ({**KINDS["linear"], "attention_dropout": 0.3}, r"--attention-dropout 0.3 has no effect .* an option of: .*relative attention.*softmax attention"),
+        ({"encoder_attention": "lineer"}, r"unknown attention 'lineer' .*choose from linear, relative, softmax"),
+        ({"cross_attention": "relative"}, r"relative attention cannot serve as 'cross' attention: its roles are encoder, decoder"),
+        ({"encoder_attention_heads": 5}, r"the width 16 is not divisible by the number of attention heads 5"),
+        ({"depth": "deep"}, r"unknown depth 'deep' \(--depth\): choose from separate, shared"),
+        ({"encoder_layers": 0}, r"a stack needs at least one layer, not 0"),
+        ({"encoder_ffn": "moe"}, r"unknown feedforward layer 'moe' .*choose from dense"),
+        ({"position": "learnt"}, r"unknown position 'learnt' \(--position\): choose from none, sinusoidal"),
+        ({**KINDS["relative"], "position": "sinusoidal"}, r"--position sinusoidal has no effect: relative attention brings its own"),
+        ({"embedding_scaling": "up"}, r"--embedding-scaling is 'up': choose from auto, token_up, none, position_down"),
+        ({"ffn_init": "zeros"}, r"--ffn-init is 'zeros': choose from reference, torch"),
+    ],
+)  # fmt: skip
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(**options)
+
+
+def test_configuration_has_every_option_of_every_mechanism():
+    from dataclasses import fields
+
+    names = {f.name for f in fields(Config)}
+    for cls in ATTENTION_REGISTRY.values():
+        assert {f.name for f in fields(cls.options)} <= names

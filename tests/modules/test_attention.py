@@ -1,0 +1,441 @@
+"""Every attention, in every role it has, against its equation, and against itself under padding, decoding and reordering.
+
+A new kind adds its cases to ``CASES`` and its equation to ``REFERENCES``; all tests below then hold it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Dict
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, AttentionOptions, build_attention
+from fairseq_sg.modules.attention.base import ROLES
+
+WIDTH, HEADS = 24, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    role: str
+    options: Dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return "-".join([self.name, self.role, *(f"{v}" for v in self.options.values())])
+
+    def build(self, dtype=torch.float64, **more):
+        torch.manual_seed(1)
+        cls = ATTENTION_REGISTRY.find(self.name)
+        kv_dim = 20 if self.role == "cross" else None
+        module = cls(WIDTH, HEADS, role=self.role, kv_dim=kv_dim, **self.options, **more).eval()
+        for name, parameter in module.named_parameters():  # biases start at zero, which would hide mistakes
+            if name.endswith("bias"):
+                nn.init.normal_(parameter)
+        return module.to(dtype)
+
+    def inputs(self, batch=3, queries=7, keys=None, dtype=torch.float64):
+        torch.manual_seed(2)
+        keys = (5 if keys is None else keys) if self.role == "cross" else queries
+        query = torch.randn(queries, batch, WIDTH, dtype=dtype)
+        return query, torch.randn(keys, batch, 20, dtype=dtype) if self.role == "cross" else query
+
+
+CASES = [
+    *(Case("softmax", role, {"attention_bias": bias}) for role in ROLES for bias in (False, True)),
+    Case("softmax", "encoder", {"attention_scale": "model_dim"}),
+    *(Case("linear", role, {"feature_map": "elu", "qk_norm": norm}) for role in ROLES for norm in ("none", "l1", "l2", "rms")),
+    *(Case("relative", role) for role in ("encoder", "decoder")),
+    Case("relative", "encoder", {"attention_bias": True, "attention_scale": "model_dim"}),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+self_cases = pytest.mark.parametrize("case", [c for c in CASES if c.role != "cross"], ids=str)
+decoding_cases = pytest.mark.parametrize("case", [c for c in CASES if c.role != "encoder"], ids=str)
+
+
+# The equations, one query at a time.
+
+
+def visible(n: int, keys: int, causal: bool, padding) -> list:
+    return [m for m in range(keys) if (not causal or m <= n) and not (padding is not None and padding[m])]
+
+
+def softmax_row(module, q, k, n, seen):
+    width = module.embed_dim if getattr(module, "_test_scale", None) == "model_dim" else module.head_dim
+    return torch.stack([q[n] @ k[m] / math.sqrt(width) for m in seen]).softmax(0)
+
+
+def relative_row(module, q, k, n, seen, head):
+    width = module.embed_dim if getattr(module, "_test_scale", None) == "model_dim" else module.head_dim
+    logits = []
+    for m in seen:
+        distance, d = m - n, module.embed_dim
+        p = torch.empty(d, dtype=q.dtype)
+        for j in range(d):
+            angle = distance / 10000 ** (2 * (j // 2) / d)
+            p[j] = math.sin(angle) if j % 2 == 0 else math.cos(angle)
+        projected = (module.pos_proj.weight @ p).view(HEADS, -1)[head]
+        u, v = module.content_bias[head, 0], module.position_bias[head, 0]
+        logits.append(((q[n] + u) @ k[m] + (q[n] + v) @ projected) / math.sqrt(width))
+    return torch.stack(logits).softmax(0)
+
+
+def linear_row(module, q, k, n, seen):
+    def features(x, norm):
+        x = torch.where(x > 0, x + 1, x.exp())
+        if type(norm).__name__ == "L1Normalization":
+            x = x / (x.abs().sum() + 1e-6)
+        if type(norm).__name__ == "L2Normalization":
+            x = x / (x.square().sum().sqrt() + 1e-6)
+        if type(norm).__name__ == "RMSNormalization":
+            x = x / (x.square().mean().sqrt() + 1e-6) * norm.weight
+        return x
+
+    similarity = torch.stack([features(q[n], module.q_norm) @ features(k[m], module.k_norm) for m in seen])
+    return similarity / (similarity.sum() + 1e-6)
+
+
+def reference(module, query, key, padding=None):
+    """Output (N, B, C) and weights (B, H, N, M), looped over sentences, heads and queries."""
+    q, k, v = (p(x) for p, x in ((module.q_proj, query), (module.k_proj, key), (module.v_proj, key)))
+    N, B, _ = q.shape
+    weights = q.new_zeros(B, HEADS, N, k.size(0))
+    out = q.new_zeros(N, B, WIDTH)
+    for b in range(B):
+        for h in range(HEADS):
+            part = slice(h * WIDTH // HEADS, (h + 1) * WIDTH // HEADS)
+            for n in range(N):
+                seen = visible(n, k.size(0), module.role == "decoder", None if padding is None else padding[b])
+                if not seen:
+                    continue
+                args = (module, q[:, b, part], k[:, b, part], n, seen)
+                row = {
+                    "softmax": softmax_row,
+                    "linear": linear_row,
+                    "relative": lambda *a: relative_row(*a, head=h),
+                }[module.registered_name](*args)
+                weights[b, h, n, seen] = row
+                out[n, b, part] = row @ v[seen, b, part]
+    return module.out_proj(out), weights
+
+
+def padding_of(case, keys: int, side: str) -> torch.Tensor:
+    mask = torch.zeros(3, keys, dtype=torch.bool)
+    if side == "right":
+        mask[0, keys - 2 :] = True
+        mask[1, keys - 1 :] = True
+    else:
+        mask[0, :2] = True
+        mask[2, :1] = True
+    return mask
+
+
+@cases
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_equals_its_equation(case, side):
+    module, (query, key) = case.build(), case.inputs()
+    module._test_scale = case.options.get("attention_scale")
+    padding = None if side == "none" else padding_of(case, key.size(0), side)
+    expected, weights = reference(module, query, key, padding)
+    out, got = module(query, key, key, key_padding_mask=padding, need_head_weights=True)
+    lean, none = module(query, key, key, key_padding_mask=padding, need_weights=False)
+    assert none is None
+    torch.testing.assert_close(out, expected, rtol=0, atol=2e-6 if case.name == "relative" else 1e-9)
+    torch.testing.assert_close(got.transpose(0, 1), weights, rtol=0, atol=2e-6 if case.name == "relative" else 1e-9)
+    torch.testing.assert_close(lean, out, rtol=1e-9, atol=1e-10)
+
+
+@cases
+def test_gradients_with_and_without_weights_agree(case):
+    """The lean path and the one that shows its weights are the same function; gradcheck holds the former."""
+    module, (query, key) = case.build(), case.inputs(batch=2, queries=4)
+    padding = padding_of(case, key.size(0), "right")[:2]
+    query = query.clone().requires_grad_()
+    source = key.clone().requires_grad_() if case.role == "cross" else None
+
+    def attend(*x):
+        memory = x[1] if case.role == "cross" else x[0]
+        return module(x[0], memory, memory, key_padding_mask=padding, need_weights=False)[0]
+
+    tensors = [query] + ([source] if source is not None else [])
+    assert torch.autograd.gradcheck(attend, tensors, fast_mode=True)
+    memory = source if source is not None else query
+    lean = module(query, memory, memory, key_padding_mask=padding, need_weights=False)[0]
+    shown = module(query, memory, memory, key_padding_mask=padding, need_weights=True)[0]
+    wanted = [*tensors, *module.parameters()]
+    g = torch.randn_like(lean)
+    for name, a, b in zip(
+        ["query", "source"][: len(tensors)] + [n for n, _ in module.named_parameters()],
+        torch.autograd.grad(lean, wanted, g, allow_unused=True),
+        torch.autograd.grad(shown, wanted, g, allow_unused=True),
+    ):
+        assert a is not None and b is not None, f"no gradient to {name}"
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=lambda m: f"{name}: {m}")
+
+
+@cases
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(case, side):
+    """A sentence alone gives what it gives in a batch with padding, whatever the padding holds."""
+    if side == "left" and case.name == "relative" and case.role == "cross":
+        pytest.skip("no such role")
+    module, (query, key) = case.build(), case.inputs(batch=1, queries=6)
+    alone = module(query, key, key, need_weights=False)[0]
+    pad = 3
+    garbage = torch.full((pad, 1, key.size(2)), 1e9, dtype=key.dtype)
+    padded = torch.cat([garbage, key] if side == "left" else [key, garbage])
+    mask = torch.zeros(1, padded.size(0), dtype=torch.bool)
+    mask[0, :pad] = side == "left"
+    if side == "right":
+        mask[0, -pad:] = True
+    if case.role == "cross":
+        got = module(query, padded, padded, key_padding_mask=mask, need_weights=False)[0]
+    else:
+        got = module(padded, padded, padded, key_padding_mask=mask, need_weights=False)[0]
+        got = got[pad:] if side == "left" else got[:-pad]
+    torch.testing.assert_close(got, alone, rtol=1e-6, atol=1e-7)
+
+
+@cases
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_fully_padded_sentence_is_finite(case, need_weights):
+    module, (query, key) = case.build(), case.inputs()
+    query = query.clone().requires_grad_()
+    memory = key if case.role == "cross" else query
+    mask = torch.zeros(3, memory.size(0), dtype=torch.bool)
+    mask[1] = True
+    out = module(query, memory, memory, key_padding_mask=mask, need_weights=need_weights)[0]
+    out.sum().backward()
+    assert out.isfinite().all() and query.grad.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.role == "decoder"], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 9, 70])
+def test_causal_exactly(case, length):
+    """What comes later changes nothing at all: the outputs before it are equal to the bit, its gradient there is zero."""
+    module, (x, _) = case.build(), case.inputs(queries=length)
+    at = length // 2
+    changed = x.clone()
+    changed[at:] += 10.0
+    before = module(x, x, x, need_weights=False)[0][:at]
+    assert torch.equal(module(changed, changed, changed, need_weights=False)[0][:at], before)
+    x = x.clone().requires_grad_()
+    module(x, x, x, need_weights=False)[0][:at].sum().backward()
+    assert at == 0 or (x.grad[at:] == 0).all()
+
+
+@decoding_cases
+@pytest.mark.parametrize("length", [1, 2, 19, 40])
+def test_step_by_step_equals_full_pass(case, length):
+    module, (query, key) = case.build(), case.inputs(queries=length)
+    padding = padding_of(case, key.size(0), "right") if case.role == "cross" else None
+    full = module(query, key, key, key_padding_mask=padding, need_weights=False)[0]
+    state: Dict[str, Any] = {}
+    steps = [
+        module(query[n : n + 1], key if case.role == "cross" else None, key_padding_mask=padding, incremental_state=state)[0]
+        for n in range(length)
+    ]
+    torch.testing.assert_close(torch.cat(steps), full, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.role == "decoder"], ids=str)
+def test_several_positions_a_step_and_left_padding(case):
+    module, (x, _) = case.build(), case.inputs(queries=8)
+    padding = padding_of(case, 8, "left")
+    full = module(x, key_padding_mask=padding, need_weights=False)[0]
+    state: Dict[str, Any] = {}
+    parts = [
+        module(x[a:b], key_padding_mask=padding[:, a:b], incremental_state=state)[0] for a, b in ((0, 3), (3, 4), (4, 8))
+    ]
+    torch.testing.assert_close(torch.cat(parts), full, rtol=1e-6, atol=1e-7)
+
+
+@decoding_cases
+def test_decoding_after_reordering(case):
+    """Beam search swaps, repeats and drops sentences between steps; each continues with its own past."""
+    module, (query, key) = case.build(), case.inputs(queries=6)
+    padding = padding_of(case, key.size(0), "right") if case.role == "cross" else None
+    orders = {2: torch.tensor([2, 0, 0, 1]), 4: torch.tensor([3, 1])}
+    history, source, mask, state = query[:0], key, padding, {}
+    for n in range(6):
+        if n in orders:
+            order = orders[n]
+            module.reorder_incremental_state(state, order)
+            query, history = query[:, order], history[:, order]
+            source = source[:, order]
+            mask = None if mask is None else mask[order]
+        history = torch.cat([history, query[n : n + 1]])
+        memory = source if case.role == "cross" else None
+        step = module(query[n : n + 1], memory, key_padding_mask=mask, incremental_state=state)[0]
+        full = module(history, memory, key_padding_mask=mask, need_weights=False)[0][-1:]
+        torch.testing.assert_close(step, full, rtol=1e-6, atol=1e-7, msg=lambda m: f"step {n}: {m}")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name == "linear" and c.role != "encoder"], ids=str)
+def test_linear_state_is_constant(case):
+    """The decoding state of linear attention has the same size after 1 and after 50 positions."""
+    module, sizes = case.build(), []
+    for length in (1, 50):
+        query, key = case.inputs(queries=length, keys=length)
+        state: Dict[str, Any] = {}
+        for n in range(length):
+            module(query[n : n + 1], key if case.role == "cross" else None, incremental_state=state)
+        (kept,) = state.values()
+        sizes.append(sum(x.numel() for x in kept.values()))
+    assert sizes[0] == sizes[1]
+
+
+@cases
+@pytest.mark.parametrize("dtype,bound", [(torch.float16, 5e-3), (torch.bfloat16, 4e-2)], ids=["fp16", "bf16"])
+def test_half_precision(case, dtype, bound):
+    exact, (query, key) = case.build(), case.inputs(queries=40)
+    low = case.build(dtype=dtype)
+    expected = exact(query, key, key, need_weights=False)[0]
+    got = low(query.to(dtype), key.to(dtype), key.to(dtype), need_weights=False)[0]
+    assert got.dtype == dtype
+    assert (got.double() - expected).norm() / expected.norm() < bound
+
+
+@self_cases
+def test_non_contiguous_input(case):
+    module = case.build()
+    x = torch.randn(3, 7, WIDTH, 2, dtype=torch.float64).transpose(0, 1)[..., 0]
+    torch.testing.assert_close(module(x, need_weights=False)[0], module(x.contiguous(), need_weights=False)[0])
+
+
+@cases
+def test_state_dict_round_trip(case):
+    module, other = case.build(), case.build()
+    nn.init.normal_(other.q_proj.weight)
+    other.load_state_dict(module.state_dict())
+    query, key = case.inputs()
+    assert torch.equal(module(query, key, key)[0], other(query, key, key)[0])
+
+
+@cases
+def test_value_loss_sees_values_and_padding(case):
+    module, (query, key) = case.build(), case.inputs()
+    mask = padding_of(case, key.size(0), "right")
+    seen = []
+
+    def loss(values, padding_mask):
+        seen.append((values, padding_mask))
+        return values.sum()
+
+    out, _, value = module(query, key, key, key_padding_mask=mask, value_loss=loss)
+    values, padding = seen[0]
+    expected = module.v_proj(key).unflatten(-1, (HEADS, -1)).permute(1, 2, 0, 3)
+    assert padding is mask and torch.equal(values, expected) and torch.equal(value, expected.sum())
+    assert torch.equal(out, module(query, key, key, key_padding_mask=mask, need_weights=True)[0])
+
+
+@pytest.mark.parametrize("name", ["softmax", "relative"])
+def test_attention_dropout_is_on_the_weights_in_training_only(name):
+    case = Case(name, "encoder")
+    module, (query, _) = case.build(attention_dropout=0.5), case.inputs()
+    without = case.build()
+    assert torch.equal(module(query, need_weights=False)[0], without(query, need_weights=False)[0])
+    module.train()
+    torch.manual_seed(3)
+    draws = torch.stack([module(query, need_weights=False)[0] for _ in range(2000)])
+    assert not torch.equal(draws[0], draws[1])
+    torch.testing.assert_close(draws.mean(0), without(query)[0], rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTION_REGISTRY))
+def test_output_dropout(name):
+    module = Case(name, "encoder").build(attention_output_dropout=1.0).train()
+    out = module(torch.randn(4, 2, WIDTH, dtype=torch.float64), need_weights=False)[0]
+    assert (out == 0).all()
+
+
+def test_bool_and_float_attn_mask():
+    module, (x, _) = Case("softmax", "encoder").build(), Case("softmax", "encoder").inputs()
+    hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    causal = Case("softmax", "decoder").build()
+    expected = causal(x, need_weights=False)[0]
+    added = torch.zeros(7, 7, dtype=torch.float64).masked_fill(hidden, -math.inf)
+    for need_weights in (False, True):
+        torch.testing.assert_close(module(x, attn_mask=hidden, need_weights=need_weights)[0], expected)
+        torch.testing.assert_close(module(x, attn_mask=added, need_weights=need_weights)[0], expected)
+
+
+def test_linear_takes_the_causal_mask_of_fairseq_and_no_other():
+    x = torch.randn(5, 2, WIDTH, dtype=torch.float64)
+    module = Case("linear", "decoder").build()
+    mask = torch.zeros(5, 5, dtype=torch.float64).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf)
+    assert torch.equal(module(x, attn_mask=mask)[0], module(x)[0])
+    with pytest.raises(ValueError, match="linear attention has no attn_mask"):
+        module(x, attn_mask=torch.zeros(5, 5))
+    with pytest.raises(ValueError, match="linear attention has no attn_mask"):
+        Case("linear", "encoder").build()(x, attn_mask=mask)
+
+
+def test_softmax_equals_torchs_multihead_attention():
+    module, (x, _) = Case("softmax", "encoder").build(), Case("softmax", "encoder").inputs()
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, bias=False, dtype=torch.float64)
+    theirs.in_proj_weight.data = torch.cat([module.q_proj.weight, module.k_proj.weight, module.v_proj.weight]).detach()
+    theirs.out_proj.weight.data = module.out_proj.weight.detach()
+    out, weights = theirs(x, x, x)
+    got = module(x)
+    torch.testing.assert_close(got[0], out)
+    torch.testing.assert_close(got[1], weights)
+
+
+def test_relative_attention_does_not_know_where_the_sentence_starts():
+    """Shift invariance: the same tokens at other absolute positions, with the same neighbours, give the same output."""
+    module = Case("relative", "encoder").build()
+    x = torch.randn(4, 1, WIDTH, dtype=torch.float64)
+    mask = torch.tensor([[True, True, True, False, False, False, False]])
+    shifted = torch.cat([torch.randn(3, 1, WIDTH, dtype=torch.float64), x])
+    torch.testing.assert_close(module(shifted, key_padding_mask=mask)[0][3:], module(x)[0], rtol=1e-5, atol=1e-6)
+
+
+# Initialization and errors.
+
+
+@pytest.mark.parametrize(
+    "name,init,bound",
+    [
+        ("softmax", "reference", math.sqrt(3 / 64)),
+        ("linear", "reference", math.sqrt(3 / 64)),
+        ("relative", "reference", 1 / 8),
+        ("relative", "glorot", math.sqrt(3 / 64)),
+        ("softmax", "torch", 1 / 8),
+    ],
+)
+def test_initialization(name, init, bound):
+    module = ATTENTION_REGISTRY[name](64, 4, role="encoder", attention_init=init)
+    projections = [module.q_proj, module.k_proj, module.v_proj, module.out_proj]
+    projections += [module.pos_proj] if name == "relative" else []
+    for projection in projections:
+        top = projection.weight.abs().max().item()
+        assert 0.97 * bound < top <= bound
+
+
+@pytest.mark.parametrize(
+    "make,message",
+    [
+        (lambda c: ATTENTION_REGISTRY["softmax"](24, 5, role="encoder"), "the width 24 is not divisible by the number of attention heads 5"),
+        (lambda c: ATTENTION_REGISTRY["relative"](24, 3, role="cross"), "relative attention cannot serve as 'cross' attention: its roles are encoder, decoder"),
+        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_init="x"), "--attention-init is 'x': choose from reference, glorot, torch"),
+        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_scale="x"), "--attention-scale is 'x': choose from head_dim, model_dim"),
+        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", qk_norm="l3"), r"unknown query/key normalization 'l3' \(--qk-norm\): choose from l1, l2, none, rms"),
+        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", feature_map="x"), r"unknown feature map 'x' \(--feature-map\): choose from .*elu"),
+        (lambda c: build_attention("sofmax", c, "encoder"), "unknown attention 'sofmax' .*choose from .*linear, relative, softmax"),
+        (lambda c: build_attention("softmax", c, "middle"), "unknown attention role 'middle': choose from encoder, decoder, cross"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_option_and_the_choices(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(AttentionOptions())
+
+
+def test_duplicate_names_are_refused():
+    with pytest.raises(ValueError, match="attention 'softmax' is already registered, as .*SoftmaxAttention"):
+        ATTENTION_REGISTRY.register("softmax")(nn.Identity)
