@@ -5,17 +5,26 @@
 - it refuses fairseq releases that do not run on today's Python and torch, and says which one does;
 - it lets ``torch.load(weights_only=True)``, torch's default, read what fairseq puts into its checkpoints. Only plain data
   classes are added to torch's list: no function of theirs runs code from the file;
-- it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run.
+- it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run, and its report
+  of "shared parameters" that are the absent biases of ``nn.Linear(bias=False)``;
+- it makes fairseq's commands end with the message alone where the user can mend the error (:class:`UsageError`), and with the
+  name of the file where a checkpoint is not whole.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import importlib.metadata
 import importlib.util
+import sys
+import traceback
 import typing
 import warnings
+import zipfile
+
+from fairseq_sg.errors import UsageError
 
 FAIRSEQ = "fairseq-fixed==0.12.3.1"
 
@@ -48,15 +57,19 @@ def _version(distribution: str) -> str | None:
 
 def prepare() -> None:
     """Everything above; calling it again does no harm. Raises ImportError for an unusable fairseq."""
-    fairseq_version()
+    installed = fairseq_version() is not None
     silence_warnings()
     allow_checkpoint_globals()
+    report_usage_errors_plainly()
+    if installed:
+        name_broken_checkpoints()
+        leave_out_absent_parameters()
 
 
 _NOISE = (
     (UserWarning, r".*hydra\.experimental.*no longer experimental"),
     (UserWarning, r"\s*The version_base parameter is not specified"),
-    (UserWarning, r".*is validated against ConfigStore schema with the same name"),
+    (UserWarning, r"\s*'.*' is validated against ConfigStore schema with the same name"),
     (UserWarning, r"\s*In '.*': Usage of deprecated keyword in package header"),
     (UserWarning, r"\s*The strict flag in the compose API is deprecated"),
     (UserWarning, r".*'pin_memory' argument is set as true but no accelerator"),
@@ -109,3 +122,58 @@ def allow_checkpoint_globals() -> None:
 
         allowed.append(_TensorPlaceholder)
     torch.serialization.add_safe_globals(allowed)
+
+
+def _wrap(owner: typing.Any, name: str, wrapper: typing.Callable) -> None:
+    """Replaces the function ``owner.name`` by ``wrapper``, which gets it as its first argument; a second call changes nothing."""
+    original = getattr(owner, name)
+    if getattr(original, "func", None) is not wrapper:
+        setattr(owner, name, functools.partial(wrapper, original))
+
+
+def report_usage_errors_plainly() -> None:
+    _wrap(sys, "excepthook", _report)
+
+
+def _report(previous, kind, error, trace) -> None:
+    """An error of the user's making that ends a command of fairseq is one line; every other keeps its traceback."""
+    in_command = any(frame.f_globals.get("__package__") == "fairseq_cli" for frame, _ in traceback.walk_tb(trace))
+    if isinstance(error, UsageError) and in_command:
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        previous(kind, error, trace)
+
+
+def name_broken_checkpoints() -> None:
+    from fairseq import checkpoint_utils
+
+    _wrap(checkpoint_utils, "load_checkpoint_to_cpu", _load_checkpoint)
+
+
+def _load_checkpoint(load, path, *args, **kwargs):
+    """fairseq's ``load_checkpoint_to_cpu``. Raises UsageError for a file that is cut off or is no checkpoint at all."""
+    try:
+        return load(path, *args, **kwargs)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        if zipfile.is_zipfile(path):
+            raise
+        raise UsageError(
+            f"the checkpoint {path} is not a whole file of torch's: it was cut off, or is something else. Delete it, or name another "
+            "one with --path or --restore-file"
+        ) from error
+
+
+def leave_out_absent_parameters() -> None:
+    from fairseq import trainer
+
+    _wrap(trainer, "_catalog_shared_params", _shared_parameters)
+
+
+def _shared_parameters(catalog, module, memo=None, prefix=""):
+    """fairseq's ``_catalog_shared_params`` without the group of all parameters that are None; None in its recursive calls."""
+    from fairseq.trainer import _get_module_by_path
+
+    groups = catalog(module, memo, prefix)
+    return groups and [paths for paths in groups if _get_module_by_path(module, paths[0]) is not None]

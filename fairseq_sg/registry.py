@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Iterator, Type, TypeVar
 
+from fairseq_sg.errors import UsageError
+
 T = TypeVar("T", bound=type)
 
 
-class UnknownName(ValueError):
+class UnknownName(UsageError):
     """A name that no mechanism is registered under."""
 
 

@@ -9,7 +9,8 @@ padding excluded. λ is only comparable between runs that agree in these.
 Logged: ``loss`` (all of it) and ``nll_loss`` in bits per token as fairseq does, ``orthogonality_encoder`` and the like (after the
 reduction, before λ), and ``accuracy``: the percentage of sentences whose every teacher-forced argmax is right, the end symbol
 included. That equals the exact match of greedy decoding: as long as all earlier argmaxes were right, the prefix that greedy
-decoding feeds itself is the target's.
+decoding feeds itself is the target's. Padding is no output in either. (fairseq's generator also forbids an empty output, unless
+told ``--min-len 0``.)
 """
 
 import json
@@ -26,6 +27,7 @@ from fairseq.logging import metrics
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ROLES
 from fairseq_sg.modules.losses import AuxLosses, OrthogonalityLoss
 
@@ -67,7 +69,7 @@ class CrossEntropyOrthogonality(FairseqCriterion):
         self.label_smoothing = cfg.label_smoothing
         self.orthogonality_weight = cfg.orthogonality_weight
         if cfg.orthogonality_layer_reduction not in LAYER_REDUCTIONS:
-            raise ValueError(
+            raise UsageError(
                 f"--orthogonality-layer-reduction is {cfg.orthogonality_layer_reduction!r}: choose from {', '.join(LAYER_REDUCTIONS)}"
             )
         self.reduce_layers = LAYER_REDUCTIONS[cfg.orthogonality_layer_reduction]
@@ -83,7 +85,7 @@ class CrossEntropyOrthogonality(FairseqCriterion):
         roles = [role.strip() for role in cfg.orthogonality_roles.split(",")]
         for role in roles:
             if role not in ROLES:
-                raise ValueError(f"--orthogonality-roles has {role!r}: choose from {', '.join(ROLES)}")
+                raise UsageError(f"--orthogonality-roles has {role!r}: choose from {', '.join(ROLES)}")
         losses = {
             role: OrthogonalityLoss(
                 name=f"orthogonality_{role}",
@@ -127,18 +129,19 @@ class CrossEntropyOrthogonality(FairseqCriterion):
         return nll, nll
 
     def _exact(self, logits: Tensor, target: Tensor) -> Tensor:
-        right = logits.argmax(-1).eq(target) | target.eq(self.padding_idx)
-        return right.all(-1).sum()
+        predicted = logits.detach().index_fill(-1, target.new_tensor([self.padding_idx]), -math.inf).argmax(-1)
+        return (predicted.eq(target) | target.eq(self.padding_idx)).all(-1).sum()
 
     def _auxiliary(self, emitted: AuxLosses):
-        """name -> (weight, value over the applications). Raises ValueError for a weight of a loss that does not exist."""
-        unknown = set(self.aux_loss_weights) - set(emitted)
-        if unknown:
-            raise ValueError(
-                f"--aux-loss-weights names {', '.join(sorted(unknown))}, which the model does not emit"
-                f" (it emits: {', '.join(sorted(emitted)) or 'none'})"
-            )
+        """name -> (weight, value over the applications). Raises ValueError for a weight of a loss that is not among the others."""
         orthogonality = {loss.name for loss in self.value_losses.values()}
+        others = set(emitted) - orthogonality
+        unknown = set(self.aux_loss_weights) - others
+        if unknown:
+            raise UsageError(
+                f"--aux-loss-weights names {', '.join(sorted(unknown))}, which is none of the other losses that the model emits"
+                f" ({', '.join(sorted(others)) or 'it emits none'}); orthogonality has --orthogonality-weight"
+            )
         result = {}
         for name, values in emitted.items():
             if name in orthogonality:
@@ -174,4 +177,4 @@ def _json_weights(text: str) -> Dict[str, float]:
         weights = json.loads(text)
         return {str(name): float(weight) for name, weight in weights.items()}
     except (ValueError, TypeError, AttributeError):
-        raise ValueError(f"--aux-loss-weights is {text!r}: it must be JSON like '{{\"name\": 0.01}}'") from None
+        raise UsageError(f"--aux-loss-weights is {text!r}: it must be JSON like '{{\"name\": 0.01}}'") from None

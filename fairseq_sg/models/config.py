@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import OmegaConf
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.registry import Registry
 
 
@@ -72,4 +73,4 @@ def refuse_unused_options(config: Any, registries: Iterable[Registry], used: Set
         value = getattr(config, name)
         if name not in taken and value != defaults[name]:
             flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} {value} has no effect on the chosen mechanisms; it is an option of: {', '.join(mechanisms)}")
+            raise UsageError(f"{flag} {value} has no effect on the chosen mechanisms; it is an option of: {', '.join(mechanisms)}")

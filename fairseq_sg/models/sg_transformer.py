@@ -20,6 +20,7 @@ from fairseq.models import (
 )
 from torch import Tensor, nn
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
 from fairseq_sg.models.config import as_dataclass, join_options, refuse_unused_options
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
@@ -90,7 +91,7 @@ def resolve(cfg) -> "Config":
     refuse_unused_options(config, MECHANISMS, chosen)
     sides = (config.encoder_attention, config.decoder_attention)
     if config.position not in (None, "none") and all(ATTENTION_REGISTRY.find(name).brings_position for name in sides):
-        raise ValueError(
+        raise UsageError(
             f"--position {config.position} has no effect: {' and '.join(sorted(set(sides)))} attention brings its own positions; "
             "leave the option out"
         )

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from torch import Tensor, nn
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.losses import AuxLosses, collect
 from fairseq_sg.registry import Registry
 
@@ -42,7 +43,7 @@ class Stack(nn.Module):
     def __init__(self, build_layer: Callable[[], nn.Module], steps: int):
         super().__init__()
         if steps < 1:
-            raise ValueError(f"a stack needs at least one layer, not {steps} (--encoder-layers, --decoder-layers)")
+            raise UsageError(f"a stack needs at least one layer, not {steps} (--encoder-layers, --decoder-layers)")
         self.steps = steps
 
     def at(self, step: int, incremental_state: Optional[IncrementalState]) -> Tuple[nn.Module, Optional[IncrementalState]]:

@@ -19,6 +19,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.registry import Registry
 
 POSITION_REGISTRY = Registry("position", "--position")
@@ -51,9 +52,9 @@ class SinusoidalPosition(nn.Module):
         self.register_buffer("table", sinusoid(torch.arange(128), dim), persistent=False)
 
     def forward(self, positions: Tensor, length: int) -> Tensor:
-        """positions (B, N), all below ``length`` -> (B, N, dim) float32."""
+        """positions (B, N), all below ``length`` -> (B, N, dim) in the module's dtype."""
         if length > self.table.size(0):
-            self.table = sinusoid(torch.arange(2 * length, device=self.table.device), self.dim)
+            self.table = sinusoid(torch.arange(2 * length, device=self.table.device), self.dim).type_as(self.table)
         return self.table[positions]
 
 
@@ -122,7 +123,7 @@ class TokenEmbedding(nn.Module):
         positions = token_positions(tokens, self.padding_idx)
         if last:
             tokens, positions = tokens[:, -1:], positions[:, -1:]
-        x = self.tokens(tokens) if token_embeddings is None else token_embeddings
+        x = self.tokens(tokens) if token_embeddings is None else token_embeddings[:, -tokens.size(1) :]
         if self.token_scale != 1.0:
             x = x * self.token_scale
         p = self.positions(positions, length)
@@ -137,5 +138,5 @@ def _scaling(scaling: str, position: str):
             return "glorot", lambda d: 1.0, lambda d: 1.0
         scaling = "position_down"
     if scaling not in SCALINGS:
-        raise ValueError(f"--embedding-scaling is {scaling!r}: choose from auto, {', '.join(SCALINGS)}")
+        raise UsageError(f"--embedding-scaling is {scaling!r}: choose from auto, {', '.join(SCALINGS)}")
     return SCALINGS[scaling]

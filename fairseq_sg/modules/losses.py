@@ -12,6 +12,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Protocol
 
 from torch import Tensor
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.ops import orthogonality_loss
 
 AuxLosses = Dict[str, List[Tensor]]
@@ -57,7 +58,7 @@ class OrthogonalityLoss:
         for option, allowed in choices.items():
             if getattr(self, option) not in allowed:
                 flag = "--orthogonality-" + option.replace("_", "-")
-                raise ValueError(f"{flag} is {getattr(self, option)!r}: choose from {', '.join(allowed)}")
+                raise UsageError(f"{flag} is {getattr(self, option)!r}: choose from {', '.join(allowed)}")
 
     def __call__(self, values: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
         """values (B, H, M, E), padding_mask (B, M) bool, True at padding -> scalar (float32 for half-precision Values)."""

@@ -1,7 +1,8 @@
 """``--optimizer torch_adam``: torch's own fused AdamW behind fairseq's interface.
 
 fairseq's ``adam`` updates one parameter after the other, a dozen kernels each: for a small model on a GPU that is a large part of a
-step. The update is the same (decoupled weight decay, 0 by default: Adam), the rounding is torch's.
+step. The update is that of Algorithm 1 of Kingma & Ba 2015, with decoupled weight decay (0 by default: Adam). fairseq has the form
+of the end of their section 2, which scales ε by √(1 − β₂ᵗ); the two differ where gradients are as small as ε.
 """
 
 from dataclasses import dataclass, field
@@ -39,6 +40,11 @@ class TorchAdam(FairseqOptimizer):
             "eps": self.cfg.adam_eps,
             "weight_decay": self.cfg.weight_decay,
         }
+
+    @property
+    def supports_flat_params(self) -> bool:
+        """``--fp16`` hands over all parameters as one: Adam works on each number by itself."""
+        return True
 
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None):
         if aggregate_norm_fn is not None:  # sharded parameters: fairseq knows how

@@ -1,6 +1,7 @@
 """``--scoring exact_match``: the share of outputs that equal their reference in every token, in percent.
 
-With ``--beam 1`` it equals the ``accuracy`` that training and ``fairseq-validate`` report from one teacher-forced pass.
+With ``--beam 1 --min-len 0`` and a ``--max-len-b`` no reference exceeds, it equals the ``accuracy`` that training and
+``fairseq-validate`` report from one teacher-forced pass.
 """
 
 from dataclasses import dataclass

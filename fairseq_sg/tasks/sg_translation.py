@@ -21,6 +21,8 @@ from fairseq.data import LanguagePairDataset, PrependTokenDataset
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
+from fairseq_sg.errors import UsageError
+
 logger = logging.getLogger(__name__)
 
 
@@ -71,12 +73,12 @@ class SGTranslationTask(TranslationTask):
         for path in utils.split_paths(cfg.data or ""):
             if not os.path.isfile(os.path.join(path, "dataset.json")):
                 what = "has no dataset.json" if os.path.isdir(path) else "does not exist"
-                raise ValueError(
+                raise UsageError(
                     f"the data folder {path} {what}: make it with `python -m data_prep` "
                     "(for instance: python -m data_prep scan --split length --cutoff 26 --out data-bin/scan26)"
                 )
         if cfg.length_window < 0:
-            raise ValueError(f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch")
+            raise UsageError(f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch")
         return super().setup_task(cfg, **kwargs)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
@@ -87,6 +89,7 @@ class SGTranslationTask(TranslationTask):
         if not self.cfg.no_source_bos:
             dataset.src = PrependTokenDataset(dataset.src, self.source_dictionary.bos())
             dataset.src_sizes = np.array(dataset.src.sizes)
+            dataset.sizes = dataset.src_sizes if dataset.tgt is None else np.vstack((dataset.src_sizes, dataset.tgt_sizes)).T
         if split == self.cfg.train_subset:
             dataset.__class__ = WindowedPairDataset
             dataset.length_window = self.cfg.length_window
@@ -96,7 +99,7 @@ class SGTranslationTask(TranslationTask):
         for data, dictionary, side in pairs:
             for index in range(len(data)):
                 if dictionary.unk() in data[index]:
-                    raise ValueError(
+                    raise UsageError(
                         f"sample {index} of subset {split!r} has an unknown word in its {side}: the dictionaries of {self.cfg.data} do "
                         "not belong to its data; prepare the folder again with `python -m data_prep`"
                     )
@@ -119,6 +122,10 @@ class SGTranslationTask(TranslationTask):
 
     def get_batch_iterator(self, dataset, *args, **kwargs):
         """fairseq's, but evaluation never drops a last batch that is not a multiple of ``--required-batch-size-multiple``."""
-        if dataset is not self.datasets.get(self.cfg.train_subset):
+        # The argument tells: fairseq's trainer names it when it asks for batches to train on, and nobody else does.
+        if "grouped_shuffling" not in kwargs:
             kwargs["required_batch_size_multiple"] = 1
+            # The iterator in the cache is the one that training is in the midst of.
+            if dataset is self.datasets.get(self.cfg.train_subset):
+                kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, *args, **kwargs)

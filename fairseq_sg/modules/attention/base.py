@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.losses import ValueLoss
 
 ROLES = ("encoder", "decoder", "cross")
@@ -87,9 +88,16 @@ class Attention(nn.Module):
         super().__init__()
         if role not in self.roles:
             allowed = ", ".join(r for r in ROLES if r in self.roles)
-            raise ValueError(f"{self.registered_name} attention cannot serve as {role!r} attention: its roles are {allowed}")
+            raise UsageError(
+                f"{self.registered_name} attention cannot serve as {role!r} attention: its roles are {allowed}; "
+                f"choose another --{role}-attention"
+            )
         if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"the width {embed_dim} is not divisible by the number of attention heads {num_heads}")
+            side = "encoder" if role == "encoder" else "decoder"
+            raise UsageError(
+                f"the width {embed_dim} is not divisible by the number of attention heads {num_heads}: "
+                f"choose another --{side}-attention-heads or --{side}-embed-dim"
+            )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
@@ -103,7 +111,7 @@ class Attention(nn.Module):
         self.output_dropout = nn.Dropout(attention_output_dropout)
         self._init = self.reference_init if attention_init == "reference" else attention_init
         if self._init not in ("glorot", "torch"):
-            raise ValueError(f"--attention-init is {attention_init!r}: choose from reference, glorot, torch")
+            raise UsageError(f"--attention-init is {attention_init!r}: choose from reference, glorot, torch")
         self._state_key = f"attention_state.{next(_state_ids)}"
         self.reset_parameters()
 
@@ -252,7 +260,7 @@ class SoftmaxAttentionBase(Attention):
         super().__init__(embed_dim, num_heads, **kwargs)
         widths = {"head_dim": self.head_dim, "model_dim": self.embed_dim}
         if attention_scale not in widths:
-            raise ValueError(f"--attention-scale is {attention_scale!r}: choose from {', '.join(widths)}")
+            raise UsageError(f"--attention-scale is {attention_scale!r}: choose from {', '.join(widths)}")
         self.scale = widths[attention_scale] ** -0.5
         self.attention_dropout = attention_dropout or 0.0
 

@@ -8,6 +8,7 @@ from typing import Optional
 
 from torch import Tensor, nn
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.feedforward.base import FeedForward, FeedForwardOptions
 from fairseq_sg.modules.feedforward.registry import register_feedforward
 
@@ -44,7 +45,7 @@ class DenseFeedForward(FeedForward):
             nn.init.xavier_uniform_(self.fc1.weight, gain=math.sqrt(2.0))
             nn.init.xavier_uniform_(self.fc2.weight)
         elif ffn_init != "torch":
-            raise ValueError(f"--ffn-init is {ffn_init!r}: choose from reference, torch")
+            raise UsageError(f"--ffn-init is {ffn_init!r}: choose from reference, torch")
 
     def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None, return_losses: bool = False):
         y = self.fc2(self.dropout(self.fc1(x).relu()))

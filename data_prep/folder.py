@@ -1,0 +1,113 @@
+"""A dataset folder appears whole or not at all, whatever interrupts the run, also beside other runs."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from data_prep.common import DataError
+
+WORKSPACE = ".data_prep-"
+
+
+def lock_file(path: Path, *, wait: bool, create: bool = True) -> BinaryIO | None:
+    """Opens `path` for appending and locks it. The lock goes with the stream, and with the process however it ends.
+
+    Returns None if another process has the lock (unless `wait`), or has moved or removed the file in the meantime, so
+    that what was locked is no longer what the path names. Raises DataError where the file system has no locks.
+    """
+    try:
+        stream = path.open("ab" if create else "r+b")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if os.path.samestat(os.fstat(stream.fileno()), os.stat(path)):
+            return stream
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        stream.close()
+        raise DataError(f"cannot be locked ({error.strerror}): name a folder on another file system", path) from None
+    stream.close()
+    return None
+
+
+@contextmanager
+def workspace(out: Path) -> Iterator[Path]:
+    """A locked, hidden folder beside `out`, on the same file system, which is gone when the block ends.
+
+    What is to become `out` is made inside and moved out with `publish`.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lock = None
+    while lock is None:  # a run that clears away dead workspaces may take this one before it is locked
+        room = Path(tempfile.mkdtemp(prefix=f".{out.name}{WORKSPACE}", dir=out.parent))
+        try:
+            lock = lock_file(room / "lock", wait=False)
+        except DataError:
+            shutil.rmtree(room)
+            raise
+    with lock:
+        try:
+            yield room
+        finally:
+            discard(room)
+
+
+def discard(room: Path) -> None:
+    """Removes a workspace, the lock last: a removal that is interrupted can then be taken up again."""
+    for path in room.iterdir():
+        if path.name != "lock":
+            shutil.rmtree(path)
+    (room / "lock").unlink()
+    room.rmdir()
+
+
+def discard_dead(out: Path) -> None:
+    """Removes the workspaces for `out` whose process is no more."""
+    for name in glob.glob(f".{glob.escape(out.name)}{WORKSPACE}*", root_dir=out.parent, include_hidden=True):
+        room = out.parent / name
+        lock = lock_file(room / "lock", wait=False, create=False)
+        if lock is not None:
+            with lock:
+                discard(room)
+        else:
+            # In use, or dead before its lock was made; then it is empty, and rmdir removes nothing but empty folders.
+            with suppress(OSError):
+                room.rmdir()
+
+
+def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> None:
+    """Moves the folder `made` to `out`, which may be an empty folder.
+
+    With `replace`, what is at `out` goes into the workspace `room` first, to vanish with it.
+    Raises DataError, leaving `out` as it is, if something is there that is not to be replaced.
+    """
+    for path in [made, *made.rglob("*")]:
+        sync(path)
+    if replace:
+        os.rename(out, room / "replaced")
+    try:
+        os.rename(made, out)
+    except OSError as error:
+        if replace:
+            os.rename(room / "replaced", out)
+        raise DataError(f"cannot be put there ({error.strerror}): is another run making it?", out) from None
+    sync(out.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk: a crash of the machine then leaves no name without its content."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,221 @@
+"""Finds the published files of a dataset in a folder of the user, or downloads them into a cache, and checks them."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import os
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from data_prep.common import DataError, Json, UsageError
+from data_prep.folder import lock_file, sync
+from data_prep.text import read_bytes, sha256
+
+ATTEMPTS = 4
+PAUSE = 1.0  # seconds before the second attempt; doubled before each further one
+TIMEOUT = 30.0  # seconds without a sign of life from the server
+
+
+@dataclass(frozen=True)
+class OfficialFile:
+    """A published file: its path below the base URL, its size in bytes and its sha256, both uncompressed.
+
+    `where` says how to come by a file that cannot be downloaded from the base URL.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    where: str | None = None
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.path).name
+
+    def check(self, path: Path, data: bytes) -> None:
+        """Raises DataError if `data`, read from `path`, are not this file."""
+        found = hashlib.sha256(data).hexdigest()
+        if found != self.sha256:
+            raise DataError(
+                f"not the official {self.name}: {len(data):,} bytes with sha256 {found}, expected {self.size:,} bytes"
+                f" with sha256 {self.sha256}",
+                path,
+            )
+
+    def describe(self) -> Json:
+        """The entry of this file in `dataset.json`."""
+        return {"name": self.name, "bytes": self.size, "sha256": self.sha256}
+
+
+class OfficialFiles:
+    """The published files of one dataset, as far as the options of the command line make them known."""
+
+    def __init__(self, args: argparse.Namespace, dataset: str, base_url: str) -> None:
+        """Raises UsageError for options that mean nothing without `--download`, DataError for a wrong `--raw-dir`."""
+        for option in ("mirror", "cache_dir"):
+            if getattr(args, option) is not None and not args.download:
+                raise UsageError(f"--{option.replace('_', '-')} says how to download: add --download, or leave it out")
+        if args.mirror is not None and not is_web_address(args.mirror):
+            raise UsageError(f"--mirror must be a URL such as https://example.org/SCAN, not {args.mirror!r}")
+        if args.raw_dir is not None and not args.raw_dir.is_dir():
+            raise DataError("--raw-dir is not a folder", args.raw_dir)
+        self.raw_dir: Path | None = args.raw_dir
+        self.download: bool = args.download
+        self.base_url = (args.mirror or base_url).rstrip("/")
+        self.cache = (args.cache_dir or default_cache()) / dataset
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether the command line names any source of official files."""
+        return self.download or self.raw_dir is not None
+
+    def find(self, file: OfficialFile) -> Path | None:
+        """Where the file is in `--raw-dir`: under its official path or its bare name, as it is or with `.gz`."""
+        if self.raw_dir is None:
+            return None
+        names = [file.path, file.path + ".gz", file.name, file.name + ".gz"]
+        return next((self.raw_dir / name for name in names if (self.raw_dir / name).is_file()), None)
+
+    def get(self, file: OfficialFile) -> Path:
+        """Where the file is on this machine, after a download if need be. Raises DataError if there is no way to it."""
+        found = self.find(file)
+        if found is not None:
+            return found
+        if self.download and file.where is None:
+            return download(file, f"{self.base_url}/{file.path}", self.cache / file.path)
+        way = file.where or f"--download gets {self.base_url}/{file.path}"
+        missing = "is not in this folder" if self.raw_dir else "is needed; name its folder with --raw-dir"
+        raise DataError(f"the official {file.name} (sha256 {file.sha256}) {missing}. {way}", self.raw_dir)
+
+    def read(self, file: OfficialFile) -> tuple[Path, bytes]:
+        """The path and the uncompressed content of a file. A file that is cut off is refused here, and only that:
+        callers look for errors of single lines first, which say more, and call `OfficialFile.check` after."""
+        path = self.get(file)
+        data = read_bytes(path)
+        if not data.endswith(b"\n"):
+            file.check(path, data)
+        return path, data
+
+
+def add_source_arguments(parser: argparse.ArgumentParser, base_url: str) -> None:
+    """Adds the options that say where official files come from."""
+    parser.add_argument("--raw-dir", type=Path, metavar="FOLDER", help="folder with the official files (also as .gz)")
+    parser.add_argument("--download", action="store_true", help="download the official files that are not in --raw-dir")
+    parser.add_argument("--mirror", metavar="URL", help=f"base URL to download from (default: {base_url})")
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where downloads are kept (default: $XDG_CACHE_HOME/fairseq_sg, or else ~/.cache/fairseq_sg)",
+    )
+
+
+def default_cache() -> Path:
+    """$XDG_CACHE_HOME/fairseq_sg, or ~/.cache/fairseq_sg."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "fairseq_sg"
+
+
+def is_web_address(text: str) -> bool:
+    """Whether `text` is an http or https URL with a host and, if any, a number for a port."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return False
+
+
+class Unfinished(Exception):
+    """A transfer that may succeed when it is tried again."""
+
+
+def download(file: OfficialFile, url: str, target: Path) -> Path:
+    """Downloads a file to `target`, where only the whole, checked file ever appears.
+
+    The bytes gather in `target` + `.part`, which outlives a failure; the next attempt, or run, asks for the rest only.
+    Several runs may download the same file: one does, the others wait for it.
+
+    Raises DataError if the server has no such file, sends another one, or cannot be reached in `ATTEMPTS` attempts.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    stream = None
+    while stream is None:
+        if target.is_file() and sha256(target) == file.sha256:
+            return target
+        stream = lock_file(part, wait=True)
+    with stream:
+        try:
+            if not (target.is_file() and sha256(target) == file.sha256):  # made while this run waited
+                print(f"downloading {url} ({file.size:,} bytes)", file=sys.stderr)
+                retry(file, url, stream)
+                os.replace(part, target)
+                sync(target.parent)
+        finally:
+            if part.exists() and part.stat().st_size == 0:
+                part.unlink()
+    return target
+
+
+def retry(file: OfficialFile, url: str, stream: BinaryIO) -> None:
+    """Calls `transfer` until it succeeds. Raises DataError as `download` does."""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+        try:
+            return transfer(file, url, stream)
+        except urllib.error.HTTPError as error:
+            reason = f"HTTP status {error.code}, {error.reason}"
+            if error.code == 416:  # our beginning is longer than the server's file
+                clear(stream)
+            elif error.code not in (408, 429) and error.code < 500:
+                break
+        except urllib.error.URLError as error:
+            reason = str(error.reason)
+        except (Unfinished, OSError, http.client.HTTPException) as error:
+            reason = str(error) or type(error).__name__
+    raise DataError(f"cannot be downloaded ({reason}); get it another way and name its folder with --raw-dir", url)
+
+
+def transfer(file: OfficialFile, url: str, stream: BinaryIO) -> None:
+    """One attempt to complete `stream`, which holds the first bytes of the file, or none."""
+    have = stream.seek(0, os.SEEK_END)
+    if have >= file.size:
+        have = clear(stream)
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
+        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        if not resumed:
+            clear(stream)
+        while stream.tell() <= file.size and (block := response.read(1 << 16)):
+            stream.write(block)
+    stream.flush()
+    if stream.tell() < file.size:
+        raise Unfinished(f"the connection ended after {stream.tell():,} of {file.size:,} bytes")
+    check_transfer(file, url, stream, resumed)
+
+
+def clear(stream: BinaryIO) -> int:
+    """Empties a file opened for appending; returns its new length, 0."""
+    stream.truncate(0)
+    return stream.seek(0)
+
+
+def check_transfer(file: OfficialFile, url: str, stream: BinaryIO, resumed: bool) -> None:
+    """Raises Unfinished for wrong bytes of which some come from an earlier run, DataError for wrong bytes of one go;
+    either way they are thrown away."""
+    try:
+        file.check(Path(stream.name), Path(stream.name).read_bytes())
+    except DataError as error:
+        clear(stream)
+        if resumed:
+            raise Unfinished("the rest does not fit the beginning that was there") from None
+        raise DataError(error.message, url) from None
+    os.fsync(stream.fileno())

@@ -1,0 +1,311 @@
+"""SCAN: commands such as `jump twice` and the actions they stand for (Lake & Baroni 2018).
+
+    jump twice                            ->  I_JUMP I_JUMP
+    walk opposite left and run            ->  I_TURN_LEFT I_TURN_LEFT I_WALK I_RUN
+    look after turn around right          ->  I_TURN_RIGHT I_TURN_RIGHT I_TURN_RIGHT I_TURN_RIGHT I_LOOK
+
+Grammar (`scan_grammar` has it with the meaning):
+
+    command  =  clause  |  clause "and" clause  |  clause "after" clause
+    clause   =  phrase  |  phrase "twice"  |  phrase "thrice"
+    phrase   =  verb | move direction | move "opposite" direction | move "around" direction
+
+It has 20,910 commands of 13 words, at most 9 words long, with at most 48 of 6 actions. They are generated in the order
+of the grammar, or read from the official `tasks.txt`, which has an order of its own and is checked line by line.
+
+Splits. Each has `train`; a test set `gen`, or `test` where it is from the training distribution; and `valid`, from the
+training distribution.
+
+    length --cutoff C         training commands have at most C actions, `gen` the longer ones, and a tenth of the short
+                              ones is `valid`: cutoffs of Newman et al. 2020, drawn as by Csordás et al. 2021. They draw
+                              by position in tasks.txt, so only the official file gives the very sets of their papers.
+    length                    at most 22 actions, and at least 24 (Lake & Baroni 2018, experiment 2)
+    addprim_jump              `gen`: commands with `jump`, but for the bare one, which is a tenth of the training lines
+    addprim_turn_left         the same with the adjacent words `turn left` (both: Lake & Baroni 2018, experiment 3)
+    template_X                `gen`: commands with X after walk, look, run or jump; none of them in training
+    template_jump_around_right, filler_numN
+                              `gen`: commands with `jump around right`; in training `around right` follows the other
+                              verbs, or N of them: none, then look, walk and run (all: Loula et al. 2018)
+    simple                    a random fifth is `test` (Lake & Baroni 2018, experiment 1); the official one is in two
+                              files of its own, without which another fifth is drawn
+    mcd1, mcd2, mcd3          maximum compound divergence, with an official `dev` (Keysers et al. 2020), by index files
+
+All but the split by cutoff are published without `valid`: `--holdout` takes one out of the training commands.
+
+Source: github.com/brendenlake/SCAN, BSD licence. Index files of mcd: by the authors of CFQ, no licence stated; the
+hashes here are of a third party's copy of them, made for the same tasks.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.common import (
+    Corpus,
+    DataError,
+    Dataset,
+    Json,
+    Pair,
+    UsageError,
+    check_sizes,
+    hold_out,
+    seed_number,
+    share,
+)
+from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
+from data_prep.scan_grammar import ACTIONS, generate, interpret
+from data_prep.scan_splits import (
+    CUTOFFS,
+    HELD_OUT,
+    LENGTH_LIMIT,
+    LENGTH_SIZES,
+    LONGEST,
+    MCD_SIZES,
+    REFERENCE_SEED,
+    SHORTEST,
+    SIMPLE_SIZES,
+    Subsets,
+    check_draw,
+    random_split,
+    resplit,
+    resplit_sizes,
+    split_by_length,
+)
+from data_prep.text import shorten, split_lines
+
+BASE_URL = "https://raw.githubusercontent.com/brendenlake/SCAN/c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f"
+MCD_SOURCE = "It is in https://storage.googleapis.com/cfq_dataset/scan-splits.tar.gz (--download gets its tasks.txt)"
+TASKS = OfficialFile("tasks.txt", 4_080_388, "d824c7d9e9149ba497e25f701981dac79954e04bf670d22e5c209f076ac6c89f")
+OFFICIAL = (
+    TASKS,
+    OfficialFile(
+        "simple_split/tasks_train_simple.txt",
+        3_267_938,
+        "941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd",
+    ),
+    OfficialFile(
+        "simple_split/tasks_test_simple.txt",
+        812_450,
+        "1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6",
+    ),
+    OfficialFile("mcd1.json", 67_710, "233b65dc603d4544780c48ac1bfb618336e5107897b61097acc14dbd6ca26a9c", MCD_SOURCE),
+    OfficialFile("mcd2.json", 67_703, "1ba591b2c3c1eb305584d49fde14aced3589099611a668ba28bb696f2dd34e0a", MCD_SOURCE),
+    OfficialFile("mcd3.json", 67_701, "e8310b62bdf9b35485c761fa8b5479b883a5dcbb09b11e66b350b5e46a7201a4", MCD_SOURCE),
+)
+FILES = {file.name: file for file in OFFICIAL}
+SIMPLE_FILES = {subset: f"tasks_{subset}_simple.txt" for subset in SIMPLE_SIZES}
+MCD_INDICES = {"train": "trainIdxs", "dev": "devIdxs", "gen": "testIdxs"}
+VOCABULARY = (13, 6)
+DEFAULT_HOLDOUT = 0.1
+
+
+class Parts(NamedTuple):
+    """A split before anything is held out; the fields are those of `Corpus`."""
+
+    subsets: Subsets
+    published: dict[str, int]
+    rule: str
+    membership: str = "the published ones"
+
+
+class Scan(Dataset):
+    """`python -m data_prep scan`."""
+
+    name = "scan"
+    title = "SCAN"
+    source = "its grammar, or github.com/brendenlake/SCAN"
+    licence = "BSD"
+    arch = "sg_transformer_scan"
+    splits = ("length", "simple", *HELD_OUT, "mcd1", "mcd2", "mcd3")
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--split", required=True, choices=self.splits, metavar="SPLIT", help=", ".join(self.splits))
+        parser.add_argument(
+            "--cutoff",
+            type=cutoff,
+            metavar="C",
+            help="with --split length: the greatest number of actions in training "
+            f"(published: {published_cutoffs()}; without --cutoff the original split, {LENGTH_LIMIT})",
+        )
+        parser.add_argument(
+            "--holdout",
+            type=share,
+            metavar="F",
+            help="share of the training commands that becomes valid; 0 keeps the published training set whole, "
+            f"and makes no valid (default: {DEFAULT_HOLDOUT}; not with --cutoff)",
+        )
+        parser.add_argument(
+            "--seed",
+            type=seed_number,
+            metavar="N",
+            help=f"of our own draws (default: {REFERENCE_SEED}; not with --cutoff)",
+        )
+        add_source_arguments(parser, BASE_URL)
+
+    def request(self, args: argparse.Namespace) -> Json:
+        check_cutoff_alone(args)
+        names = official_names(args.split, OfficialFiles(args, self.name, BASE_URL))
+        holdout = DEFAULT_HOLDOUT if args.holdout is None and args.cutoff is None else args.holdout
+        own_simple = args.split == "simple" and names != list(SIMPLE_FILES.values())
+        draws = args.cutoff is not None or holdout or own_simple or args.split.startswith("addprim")
+        if args.seed is not None and not draws:
+            raise UsageError(f"--seed changes nothing: --split {args.split} --holdout 0 draws nothing")
+        seed = REFERENCE_SEED if args.seed is None else args.seed
+        return {
+            "split": args.split,
+            "cutoff": args.cutoff,
+            "holdout": holdout,
+            "seed": seed if draws else None,
+            "official_files": names,
+        }
+
+    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
+        files = OfficialFiles(args, self.name, BASE_URL)
+        names = request["official_files"]
+        parts = make_parts(request, {name: load(FILES[name], files) for name in names})
+        check_sizes(parts.subsets, parts.published)
+        subsets, rule = parts.subsets, parts.rule
+        if request["holdout"]:
+            train, valid = hold_out(subsets["train"], request["holdout"], request["seed"])
+            subsets = {"train": train, "valid": valid, **{k: v for k, v in subsets.items() if k != "train"}}
+            rule += f"; then {request['holdout']:g} of the commands that are once in train became valid"
+        origin = {"order": "official", "files": [FILES[name].describe() for name in names]}
+        if not names:
+            origin = {"order": "grammar", "generator": "data_prep.scan_grammar"}
+        return Corpus(subsets, parts.published, rule, parts.membership, origin, VOCABULARY)
+
+
+def cutoff(text: str) -> int:
+    """The argument type of `--cutoff`: there must be commands up to it and beyond it."""
+    if not re.fullmatch("[0-9]{1,9}", text) or not SHORTEST <= int(text) < LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from {SHORTEST} to {LONGEST - 1}, not {shorten(text)}:"
+            f" commands have {SHORTEST} to {LONGEST} actions (published cutoffs: {published_cutoffs()})"
+        )
+    return int(text)
+
+
+def published_cutoffs() -> str:
+    """For messages."""
+    return " ".join(map(str, CUTOFFS))
+
+
+def check_cutoff_alone(args: argparse.Namespace) -> None:
+    """Raises UsageError for `--cutoff` where it means nothing, and beside options that mean nothing then."""
+    if args.cutoff is None:
+        return
+    if args.split != "length":
+        raise UsageError(f"--cutoff belongs to --split length, not to --split {args.split}")
+    for option in ("holdout", "seed"):
+        if getattr(args, option) is not None:
+            raise UsageError(f"--{option} does not go with --cutoff, whose valid is drawn as the reference draws it")
+
+
+def official_names(split: str, files: OfficialFiles) -> list[str]:
+    """The official files that a split is made from, given the options; none means the grammar."""
+    if split.startswith("mcd"):
+        return [f"{split}.json", TASKS.name]
+    simple = list(SIMPLE_FILES.values())
+    if split == "simple" and (files.download or any(files.find(FILES[name]) for name in simple)):
+        return simple
+    return [TASKS.name] if files.asked_for else []
+
+
+def load(file: OfficialFile, files: OfficialFiles) -> list[Pair] | dict[str, list[int]]:
+    """The pairs of an official text file, or the content of an index file. Raises DataError."""
+    path, data = files.read(file)
+    pairs = parse(path, data) if file.name.endswith(".txt") else None
+    file.check(path, data)
+    return json.loads(data) if pairs is None else pairs
+
+
+def parse(path: Path, data: bytes) -> list[Pair]:
+    """The commands and actions of lines such as `IN: jump twice OUT: I_JUMP I_JUMP`.
+
+    Raises DataError with the line for anything else: see `text.split_lines` and `parse_line`; and for a command that is
+    there twice.
+    """
+    seen: dict[str, int] = {}
+    pairs = []
+    for number, line in enumerate(split_lines(path, data), start=1):
+        try:
+            pair = parse_line(line)
+        except ValueError as error:
+            raise DataError(str(error), path, number) from None
+        first = seen.setdefault(pair.source, number)
+        if first != number:
+            raise DataError(f"the command {pair.source!r} is already on line {first}", path, number)
+        pairs.append(pair)
+    return pairs
+
+
+def parse_line(line: str) -> Pair:
+    """One line. Raises ValueError if it has another form, is not a command, or has not the actions of its command."""
+    if not line.startswith("IN: "):
+        raise ValueError(f"does not begin with 'IN: ': {shorten(line)}")
+    command, separator, actions = line.removeprefix("IN: ").partition(" OUT: ")
+    if not separator:
+        raise ValueError(f"no ' OUT: ' between command and actions: {shorten(line)}")
+    if "  " in line or line != line.strip():
+        raise ValueError("a space too many")
+    meant = interpret(command).split(" ")
+    for position, action in enumerate(actions.split(" "), start=1):
+        if action not in ACTIONS:
+            raise ValueError(f"unknown action {shorten(action)}")
+        if meant[position - 1 : position] != [action]:
+            expected = meant[position - 1] if position <= len(meant) else "the end"
+            raise ValueError(f"wrong actions: number {position} is {action}, and the command means {expected}")
+    if actions.count(" ") + 1 < len(meant):
+        raise ValueError(f"wrong actions: they end after {actions.count(' ') + 1} of {len(meant)}")
+    return Pair(command, actions)
+
+
+def render(pair: Pair) -> str:
+    """The line of an official file for a pair: the inverse of `parse_line`."""
+    return f"IN: {pair.source} OUT: {pair.target}"
+
+
+def make_parts(request: Json, contents: dict) -> Parts:
+    """Splits the commands as requested. `contents` has what `load` gives, by file name."""
+    split = request["split"]
+    if split == "simple":
+        return simple_parts(request["seed"], contents)
+    pairs = contents[TASKS.name] if contents else generate()
+    if split in HELD_OUT:
+        rule = HELD_OUT[split]
+        return Parts(rule.split(pairs, request["seed"]), rule.sizes, rule.rule)
+    if split.startswith("mcd"):
+        indices = contents[f"{split}.json"]
+        subsets = {subset: [pairs[i] for i in indices[key]] for subset, key in MCD_INDICES.items()}
+        return Parts(subsets, MCD_SIZES, f"maximum compound divergence, by the lines listed in {split}.json")
+    if request["cutoff"] is not None:
+        return cutoff_parts(request["cutoff"], pairs, official=bool(contents))
+    rule = f"train has the commands with at most {LENGTH_LIMIT} actions, gen the longer ones"
+    return Parts(split_by_length(pairs, LENGTH_LIMIT), LENGTH_SIZES, rule)
+
+
+def cutoff_parts(cutoff: int, pairs: list[Pair], official: bool) -> Parts:
+    """The split by cutoff; from the official file, at a published cutoff, it is checked to be the reference's own."""
+    membership = "valid is not the reference's own (it draws by position in tasks.txt: --raw-dir or --download has it)"
+    if official:
+        check_draw(pairs, cutoff)
+        membership = "the reference's own" if cutoff in CUTOFFS else "drawn as by the reference; no published cutoff"
+    rule = f"gen has the commands with more than {cutoff} actions, train and valid nine and one tenths of the others"
+    return Parts(resplit(pairs, cutoff), resplit_sizes(cutoff), rule, membership)
+
+
+def simple_parts(seed: int | None, contents: dict) -> Parts:
+    """The official split if its two files are there, or else one of our own."""
+    rule = "test is a random fifth of all commands, train the others"
+    if SIMPLE_FILES["train"] in contents:
+        return Parts({subset: contents[name] for subset, name in SIMPLE_FILES.items()}, SIMPLE_SIZES, rule)
+    subsets = random_split(contents[TASKS.name] if contents else generate(), seed)
+    membership = "not the official split, but a draw of our own of its size (--download has the official one)"
+    return Parts(subsets, SIMPLE_SIZES, rule, membership)
+
+
+DATASET = Scan()

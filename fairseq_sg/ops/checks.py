@@ -1,0 +1,28 @@
+"""Checks of arguments that several operators share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def describe(**tensors: Tensor) -> str:
+    """Names and shapes for an error message: ``q (2, 8, 5, 16), k (2, 8, 7, 16)``."""
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+
+
+def check_floating(**tensors: Tensor) -> None:
+    """Raises `TypeError` if a tensor is not of a floating dtype."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must be a floating-point tensor, not {tensor.dtype}")
+
+
+def check_padding_mask(name: str, mask: Tensor | None, batch: int, length: int) -> None:
+    """Raises `TypeError` or `ValueError` unless `mask` is None or a bool tensor (batch, length)."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be bool, True at padding, not {mask.dtype}")
+    if mask.shape != (batch, length):
+        raise ValueError(f"{name} must be (batch, length) = {(batch, length)}, not {tuple(mask.shape)}")

@@ -1,0 +1,31 @@
+"""The dtype in which sums over a sequence are taken.
+
+A running sum in bfloat16 stops growing once a new term is smaller than half a unit in the last place of the sum (128
+stays 128 when 0.5 is added), and the squares of float16 numbers overflow above 255. Operators that sum over positions
+therefore compute in float32, or in float64 where an input has it, whatever the inputs and autocast say.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
+    """float64 if one of the tensors has it, else float32."""
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+def to_accumulation_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in their common `accumulation_dtype`; those that have it already are returned as they are."""
+    dtype = accumulation_dtype(*tensors)
+    return tuple(tensor.to(dtype) for tensor in tensors)
+
+
+def autocast_disabled(device: torch.device) -> AbstractContextManager:
+    """A context in which ``torch.autocast`` leaves operations on `device` alone."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

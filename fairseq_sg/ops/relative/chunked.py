@@ -1,0 +1,30 @@
+"""Relative logits by the shift trick of Transformer-XL, without a copy: the shift is a way of reading the product.
+
+Every query is multiplied with the positional keys of all L = N + M − 1 distances. Row n of this product holds more
+than it needs: its M logits start at column N − 1 − n. For N = M = 3, each entry written as its distance j − i:
+
+    product                     logits
+    n=0   -2  -1 [ 0   1   2]         0   1   2
+    n=1   -2 [-1   0   1]  2         -1   0   1
+    n=2  [-2  -1   0]  1   2         -2  -1   0
+
+In row-major order the logit (n, m) lies at n L + m + N − 1 − n = n (L − 1) + m + (N − 1): the logits are the product
+read with row stride L − 1 from element N − 1 on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def relative_logits_chunked(q: Tensor, p: Tensor) -> Tensor:
+    """See `fairseq_sg.ops.relative_logits`; memory is O(B H N L)."""
+    batch, heads, queries, dim = q.shape
+    distances = p.shape[1]
+    # Heads first: one product a head over the whole batch, so that p need not be repeated for every sequence.
+    rows = q.transpose(0, 1).reshape(heads, batch * queries, dim)
+    product = torch.bmm(rows, p.transpose(1, 2))  # (H, B N, L)
+    shape = (batch, heads, queries, distances - queries + 1)
+    strides = (queries * distances, batch * queries * distances, distances - 1, 1)
+    return product.as_strided(shape, strides, queries - 1)

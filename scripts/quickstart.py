@@ -1,0 +1,316 @@
+"""SCAN with length cutoff 26: trains, evaluates, tabulates and plots universal transformers that differ in their attention.
+
+    python scripts/quickstart.py                                  # three models, a first result in minutes
+    python scripts/quickstart.py --paper                          # Park & Kim's model at their length: 50,000 steps of 256
+    python scripts/quickstart.py --models all --seeds 1,2,3 --steps 50000 --batch-size 256 --length-window 1 --results results/NAME
+
+What is done is skipped, what was stopped continues. Every command is printed in the summary, to be run by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from runs import REPOSITORY, Run, curve, environment, position, run_all, write_json  # noqa: E402
+
+LINEAR = ["--encoder-attention", "linear", "--decoder-attention", "linear", "--cross-attention", "linear"]
+
+#: model -> its arguments; all are universal transformers (one shared layer, three steps) of the size of Table C.1
+MODELS: Dict[str, List[str]] = {
+    "absolute": [],
+    "relative": ["--encoder-attention", "relative", "--decoder-attention", "relative"],
+    "linear": LINEAR,
+    "linear-l2": [*LINEAR, "--qk-norm", "l2"],
+    "linear-l2-orthogonality": [*LINEAR, "--qk-norm", "l2", "--orthogonality-weight", "1e-4"],
+}
+#: model -> (IID, OOD) as published, after 50,000 steps of 256, five seeds
+PUBLISHED = {
+    "absolute": ("1.00", ".21 ± .01", "Csordás 2023, Tables 4.3 and C.4"),
+    "relative": ("1.00", "1.00 ± .00", "Csordás 2023, Tables 4.3 and C.4"),
+    "linear": (".998 ± .001", ".469 ± .089", "Park & Kim 2024, Table 4"),
+    "linear-l2": (".997 ± .001", ".506 ± .086", "Park & Kim 2024, Table 4"),
+    "linear-l2-orthogonality": (".997 ± .001", ".563 ± .054", "Park & Kim 2024, Table 4"),
+}
+SUBSETS = {"valid": "IID", "gen": "OOD"}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="absolute,relative,linear", help=f"comma separated, of {', '.join(MODELS)}; or all")
+    parser.add_argument("--seeds", default="1", help="comma separated (default 1)")
+    parser.add_argument("--steps", type=int, help="training steps (default: 4,500 on a CPU, 20,000 on a GPU)")
+    parser.add_argument("--batch-size", type=int, help="sentences a step (default: 64 on a CPU, 256 on a GPU)")
+    parser.add_argument(
+        "--length-window", type=int, default=1024, help="see fairseq-train's --length-window; 1 draws batches as the papers do"
+    )
+    parser.add_argument("--validate-every", type=int, help="steps between evaluations (default: a tenth of the steps)")
+    parser.add_argument("--paper", action="store_true", help="Park & Kim's linear + L2 + orthogonality, 50,000 steps of 256")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--jobs", type=int, help="trainings at a time (default: all, but no more than 3 or the number of cores)")
+    parser.add_argument("--data", type=Path, default=Path("data-bin/scan26"), help="the data folder; generated when missing")
+    parser.add_argument("--out", type=Path, help="where runs go (default: runs/scan26, or runs/scan26-paper)")
+    parser.add_argument("--results", help="also write PREFIX.json, PREFIX.md and PREFIX.png (default: summary.* in --out)")
+    args = parser.parse_args()
+    if args.paper:
+        args.models, args.steps, args.batch_size, args.length_window = "linear-l2-orthogonality", 50_000, 256, 1
+    args.models = list(MODELS) if args.models == "all" else args.models.split(",")
+    for model in args.models:
+        if model not in MODELS:
+            parser.error(f"unknown model {model!r}: choose from {', '.join(MODELS)}, or all")
+    try:
+        args.seeds = [int(seed) for seed in args.seeds.split(",")]
+    except ValueError:
+        parser.error(f"--seeds is {args.seeds!r}: it must be numbers, comma separated")
+    args.device = args.device if args.device != "auto" else ("cuda" if _has_gpu() else "cpu")
+    args.steps = args.steps or (20_000 if args.device == "cuda" else 4_500)
+    args.batch_size = args.batch_size or (256 if args.device == "cuda" else 64)
+    args.validate_every = args.validate_every or max(1, args.steps // 10)
+    args.out = args.out or Path("runs/scan26-paper" if args.paper else "runs/scan26")
+    args.jobs = args.jobs or min(len(args.models) * len(args.seeds), max(3, os.cpu_count() or 1))
+    args.results = Path(args.results or args.out / "summary")
+    return args
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def prepare_data(data: Path) -> None:
+    """Generates the data when its folder has no dataset.json."""
+    if not (REPOSITORY / data / "dataset.json").exists():
+        command = [sys.executable, "-m", "data_prep", "scan", "--split", "length", "--cutoff", "26", "--out", str(data)]
+        subprocess.run(command, cwd=REPOSITORY, env=environment(), check=True)
+
+
+def make_runs(args: argparse.Namespace) -> List[Run]:
+    device = ["--cpu"] if args.device == "cpu" else []
+    common = [
+        "--task", "sg_translation", "--arch", "sg_transformer_scan", "--depth", "shared",
+        "--criterion", "cross_entropy_orthogonality",
+        "--optimizer", "torch_adam", "--lr", "1e-3", "--clip-norm", "5",
+        "--batch-size", str(args.batch_size), "--length-window", str(args.length_window), "--required-batch-size-multiple", "1",
+        "--batch-size-valid", "1024", "--validate-interval-updates", str(args.validate_every), "--validate-interval", "1000000",
+        "--save-interval-updates", str(args.validate_every), "--keep-interval-updates", "1", "--save-interval", "1000000",
+        "--no-epoch-checkpoints", "--log-interval", "100", "--num-workers", "0" if device else "1", *device,
+    ]  # fmt: skip
+    return [
+        Run(
+            name=model,
+            seed=seed,
+            folder=args.out / f"{model}-seed{seed}",
+            data=args.data,
+            steps=args.steps,
+            arguments=common + MODELS[model],
+            subsets=SUBSETS,
+            # The longest target has 48 tokens; a model that has not learned to stop is stopped at 64.
+            evaluation=["--batch-size", "256", *device],
+            generation=["--max-len-b", "64"],
+        )
+        for seed in args.seeds
+        for model in args.models
+    ]
+
+
+class Watcher:
+    """Progress of the trainings: bars on a terminal, otherwise a line for every evaluation."""
+
+    def __init__(self, runs: List[Run]):
+        self.seen: Dict[str, Any] = {}
+        self.bars = None
+        self.asked = 0.0
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self.bars = Progress(
+                TextColumn("{task.description:<36}"), BarColumn(), TextColumn("{task.completed:>6.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
+            )  # fmt: skip
+            self.ids = {str(r.folder): self.bars.add_task(f"{r.name} (seed {r.seed})", total=r.steps, note="") for r in runs}
+            self.bars.start()
+
+    def __call__(self, runs: List[Run], state: Dict[str, str]) -> None:
+        finished = all(s in ("done", "failed") for s in state.values())
+        if time.time() - self.asked < 5 and not finished:
+            return
+        self.asked = time.time()
+        for run in runs:
+            key = str(run.folder)
+            at = position(run)
+            note = "  ".join(f"{SUBSETS[s]} {at[s]:.1f}%" for s in SUBSETS if s in at)
+            note = f"{state[key]}  {note}"
+            step = run.steps if state[key] == "done" else at["step"]
+            if self.bars:
+                self.bars.update(self.ids[key], completed=step, note=note)
+            elif self.seen.get(key) != note:
+                self.seen[key] = note
+                print(f"{time.strftime('%H:%M:%S')}  {run.name} (seed {run.seed})  step {step}/{run.steps}  {note}", flush=True)
+        if finished and self.bars:
+            self.bars.stop()
+
+
+def summarize(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[str, Any]:
+    return {
+        "what": "SCAN, length cutoff 26; universal transformers (one shared encoder and decoder layer, 3 steps), Csordás 2023 Table C.1",
+        "command": shlex.join(["python", "scripts/quickstart.py", *sys.argv[1:]]),
+        "commit": _commit(),
+        "machine": _machine(args.device),
+        "steps": args.steps,
+        "batch_size": args.batch_size,
+        "length_window": args.length_window,
+        "seeds": args.seeds,
+        "published": {model: dict(zip(("IID", "OOD", "source"), PUBLISHED[model])) for model in args.models},
+        "runs": records,
+    }
+
+
+def _commit() -> str:
+    if "SG_COMMIT" in os.environ:
+        return os.environ["SG_COMMIT"]
+    out = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=REPOSITORY, capture_output=True, text=True)
+    return out.stdout.strip() or "unknown"
+
+
+def _machine(device: str) -> Dict[str, Any]:
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    try:
+        cpu = next(line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    machine = {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+    if device == "cuda":
+        machine["gpu"] = torch.cuda.get_device_name()
+    return machine
+
+
+def _spread(values: List[float], digits: int = 1) -> str:
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def table(summary: Dict[str, Any]) -> List[List[str]]:
+    """Rows of text, the header first; percentages over the sentences, mean ± sample std over the seeds."""
+    several = len(summary["seeds"]) > 1
+    rows = [["model", "steps", "IID %", "OOD %", "OOD BLEU", "minutes", "published IID / OOD", "folder"]]
+    for model in dict.fromkeys(r["name"] for r in summary["runs"] if r):
+        records = [r for r in summary["runs"] if r and r["name"] == model]
+        done = [r for r in records if "result" in r]
+        published = summary["published"][model]
+        folder = str(Path(records[0]["folder"]).parent / f"{model}-seed*") if several else records[0]["folder"]
+        cells = ["failed"] + ["–"] * 4
+        if done:
+            results = [r["result"] for r in done]
+            failed = "" if len(done) == len(records) else f" ({len(records) - len(done)} failed)"
+            cells = [
+                f"{results[0]['steps']}{failed}",
+                _spread([r["accuracy"]["valid"] for r in results]),
+                _spread([r["accuracy"]["gen"] for r in results]),
+                _spread([r["generated"]["gen"]["bleu"] for r in results]),
+                _spread([r["minutes"] for r in done]),
+            ]
+        rows.append([model, *cells, f"{published['IID']} / {published['OOD']}", folder])
+    return rows
+
+
+def as_text(rows: List[List[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def as_markdown(summary: Dict[str, Any]) -> str:
+    rows = [row[:-1] for row in table(summary)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    machine = ", ".join(f"{k} {v}" for k, v in summary["machine"].items())
+    sources = "; ".join(sorted({p["source"] for p in summary["published"].values()}))
+    return "\n".join(
+        [
+            f"# {summary['what']}",
+            "",
+            f"`{summary['command']}`",
+            "",
+            f"Commit {summary['commit']}; {machine}; batch {summary['batch_size']}, length window {summary['length_window']}, "
+            f"seeds {', '.join(map(str, summary['seeds']))}. IID: {SUBSETS}. Exact match in percent, the last step's checkpoint"
+            + (", mean ± sample standard deviation over seeds" if len(summary["seeds"]) > 1 else "")
+            + f". The published numbers are the papers' ({sources}), after 50,000 steps of 256, five seeds, as fractions.",
+            "",
+            *lines,
+            "",
+        ]
+    ).replace(f"IID: {SUBSETS}. ", "IID is the subset `valid`, OOD `gen`. ")
+
+
+def plot(summary: Dict[str, Any], path: Path) -> None:
+    """Accuracy through training: OOD solid, IID dashed; mean over seeds, with a band from the least to the most."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5))
+    models = list(dict.fromkeys(r["name"] for r in summary["runs"] if r and "result" in r))
+    for number, model in enumerate(models):
+        curves = [r["result"]["curve"] for r in summary["runs"] if r and r["name"] == model and "result" in r]
+        for subset, style in (("valid", "--"), ("gen", "-")):
+            steps = sorted(set.intersection(*({p["step"] for p in c if subset in p} for c in curves)))
+            values = [[next(p[subset] for p in c if p["step"] == s) for c in curves] for s in steps]
+            label = f"{model} ({SUBSETS[subset]})"
+            axes.plot(steps, [statistics.mean(v) for v in values], style, color=f"C{number}", label=label)
+            if len(curves) > 1:
+                axes.fill_between(steps, [min(v) for v in values], [max(v) for v in values], color=f"C{number}", alpha=0.15, lw=0)
+    axes.set(xlabel="training step", ylabel="exact match, %", ylim=(-2, 102), title="SCAN, length cutoff 26")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, ncol=2)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main() -> int:
+    args = parse_arguments()
+    os.chdir(REPOSITORY)
+    started = time.time()
+    prepare_data(args.data)
+    runs = make_runs(args)
+    print(f"{len(runs)} trainings of {args.steps} steps of {args.batch_size} sentences on {args.device}, {args.jobs} at a time:")
+    for run in runs:
+        print(f"  {shlex.join(run.train_command())}")
+    try:
+        records = run_all(runs, args.jobs, Watcher(runs))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for run, record in zip(runs, records):
+        if "result" in record:
+            record["result"]["curve"] = curve(run)
+    summary = summarize(args, records)
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    write_json(args.results.with_suffix(".json"), summary)
+    args.results.with_suffix(".md").write_text(as_markdown(summary))
+    plot(summary, args.results.with_suffix(".png"))
+    print("\nSCAN, length cutoff 26: exact match on commands as long as in training (IID) and longer (OOD)\n")
+    print(as_text(table(summary)))
+    print(f"\nlogs: FOLDER/train.log, checkpoints: FOLDER/checkpoint_last.pt, plot: {args.results.with_suffix('.png')}")
+    print(f"{(time.time() - started) / 60:.1f} minutes in all")
+    failed = [run for run, record in zip(runs, records) if "result" not in record]
+    for run in failed:
+        print(f"error: {run.name} (seed {run.seed}) failed; see {run.log}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

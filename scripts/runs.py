@@ -1,0 +1,266 @@
+"""Trainings as subprocesses: real ``fairseq-train`` commands, several at a time, watched, resumable, with their curves read back.
+
+A run lives in a folder of its own: ``train.log``, the checkpoints, ``run.json`` (its commands, and once it is done its result).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+_LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
+
+
+@dataclass
+class Run:
+    """One training: a model's arguments, a seed, and where it lives.
+
+    Attributes:
+        name: the model's name in tables. seed: fairseq's ``--seed``. folder: where everything of it goes.
+        data: the data folder. steps: ``--max-update``. arguments: everything else of ``fairseq-train``.
+        subsets: evaluated through training and at the end; their names in tables are the values.
+        evaluation: arguments of ``fairseq-validate`` and ``fairseq-generate`` besides the usual (device, batch size).
+        generation: further arguments of ``fairseq-generate`` alone.
+    """
+
+    name: str
+    seed: int
+    folder: Path
+    data: Path
+    steps: int
+    arguments: List[str]
+    subsets: Dict[str, str]
+    evaluation: List[str] = field(default_factory=list)
+    generation: List[str] = field(default_factory=list)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "train.log"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint_last.pt"
+
+    def train_command(self) -> List[str]:
+        return [
+            "fairseq-train", str(self.data), "--user-dir", "fairseq_sg", *self.arguments,
+            "--seed", str(self.seed), "--max-update", str(self.steps), "--save-dir", str(self.folder),
+            "--valid-subset", ",".join(self.subsets), "--log-format", "json",
+        ]  # fmt: skip
+
+    def validate_command(self) -> List[str]:
+        subsets = ",".join(self.subsets)
+        common = ["--user-dir", "fairseq_sg", "--task", "sg_translation", "--path", str(self.checkpoint)]
+        return ["fairseq-validate", str(self.data), *common, "--valid-subset", subsets, "--log-format", "json", *self.evaluation]
+
+    def generate_command(self, subset: str) -> List[str]:
+        common = ["--user-dir", "fairseq_sg", "--task", "sg_translation", "--path", str(self.checkpoint)]
+        return [
+            "fairseq-generate", str(self.data), *common, "--gen-subset", subset, "--beam", "1",
+            "--scoring", "sacrebleu", "--sacrebleu-tokenizer", "none", *self.evaluation, *self.generation,
+        ]  # fmt: skip
+
+
+def executable(command: List[str]) -> List[str]:
+    """The command through this very interpreter: ``fairseq-train`` is the module ``fairseq_cli.train``."""
+    return [sys.executable, "-m", command[0].replace("fairseq-", "fairseq_cli."), *command[1:]]
+
+
+def environment() -> Dict[str, str]:
+    """One thread a training: several trainings share the cores better than one training uses them."""
+    return os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONUNBUFFERED": "1"}
+
+
+def events(log: Path) -> List[Dict[str, Any]]:
+    """fairseq's JSON log lines, in order, each with ``kind`` (train_inner, train, or a subset) and numbers as floats."""
+    if not log.exists():
+        return []
+    found = []
+    for line in log.read_text(errors="replace").splitlines():
+        match = _LOG_LINE.search(line)
+        if match:
+            values = {key: _number(value) for key, value in json.loads(match[2]).items()}
+            found.append({"kind": match[1], **values})
+    return found
+
+
+def _number(value: Any) -> Any:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def curve(run: Run) -> List[Dict[str, float]]:
+    """Accuracy and loss of every subset at every validation: [{step, SUBSET: percent, SUBSET_loss: bits per token}]."""
+    points: Dict[int, Dict[str, float]] = {}
+    for event in events(run.log):
+        subset = event["kind"]
+        if subset in run.subsets:
+            step = int(event[f"{subset}_num_updates"])
+            point = points.setdefault(step, {"step": step})
+            point[subset] = event[f"{subset}_accuracy"]
+            point[f"{subset}_loss"] = event[f"{subset}_nll_loss"]
+    return [points[step] for step in sorted(points)]
+
+
+def position(run: Run) -> Dict[str, Any]:
+    """Where a training is: its last step, loss and accuracies, for the eye."""
+    state: Dict[str, Any] = {"step": 0}
+    for event in events(run.log):
+        if event["kind"] == "train_inner":
+            state.update(step=int(event["train_num_updates"]) if "train_num_updates" in event else int(event["num_updates"]))
+            state["loss"] = event.get("train_loss", event.get("loss"))
+        elif event["kind"] in run.subsets:
+            state[event["kind"]] = event[f"{event['kind']}_accuracy"]
+            state["step"] = int(event[f"{event['kind']}_num_updates"])
+    return state
+
+
+def write_json(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=1, default=str) + "\n")
+    temporary.replace(path)
+
+
+def saved(run: Run) -> Dict[str, Any]:
+    path = run.folder / "run.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def result_of(run: Run) -> Optional[Dict[str, Any]]:
+    """The finished result of a run with the same settings, or None.
+
+    Raises:
+        ValueError: the folder holds a run with other settings.
+    """
+    record = saved(run)
+    if record and record["settings"] != _settings(run):
+        raise ValueError(
+            f"{run.folder} holds a training with other settings (see its run.json): choose another --out, or delete the folder"
+        )
+    done = record.get("result")
+    return done if done and done["steps"] >= run.steps else None
+
+
+def _settings(run: Run) -> Dict[str, Any]:
+    return {"data": str(run.data), "seed": run.seed, "arguments": run.arguments}
+
+
+def run_all(runs: List[Run], jobs: int, watch: Callable[[List[Run], Dict[str, str]], None]) -> List[Dict[str, Any]]:
+    """Trains and evaluates what is not done yet, ``jobs`` at a time, and returns every run's record, in order.
+
+    ``watch`` is called every second with the state of each run by folder ("waiting", "training", "evaluating", "done", "failed").
+    A training that fails is recorded as failed and does not stop the others.
+    """
+    state = {str(run.folder): "waiting" for run in runs}
+    active: Dict[str, Dict[str, Any]] = {}
+    waiting = []
+    for run in runs:
+        if result_of(run):
+            state[str(run.folder)] = "done"
+        else:
+            waiting.append(run)
+    try:
+        while waiting or active:
+            while waiting and len(active) < jobs:
+                run = waiting.pop(0)
+                active[str(run.folder)] = _start(run)
+                state[str(run.folder)] = "training"
+            for key, job in list(active.items()):
+                if job["process"].poll() is None:
+                    continue
+                if job["process"].returncode != 0:
+                    state[key] = "failed"
+                    del active[key]
+                    _record(job["run"], failed=job["stage"])
+                elif job["stage"] == "training":
+                    _finish_training(job)
+                    state[key] = "evaluating"
+                else:
+                    _finish_evaluation(job)
+                    state[key] = "done"
+                    del active[key]
+            watch(runs, state)
+            time.sleep(1)
+    finally:
+        for job in active.values():
+            job["process"].terminate()
+    watch(runs, state)
+    return [saved(run) for run in runs]
+
+
+def _start(run: Run) -> Dict[str, Any]:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write_json(run.folder / "run.json", {"settings": _settings(run), "minutes": saved(run).get("minutes", 0.0)})
+    with open(run.log, "a") as log:
+        log.write(f"$ {shlex.join(run.train_command())}\n")
+        log.flush()
+        process = subprocess.Popen(
+            executable(run.train_command()), cwd=REPOSITORY, env=environment(), stdout=log, stderr=subprocess.STDOUT
+        )
+    return {"run": run, "process": process, "stage": "training", "since": time.time()}
+
+
+def _finish_training(job: Dict[str, Any]) -> None:
+    run = job["run"]
+    record = saved(run)
+    record["minutes"] += (time.time() - job["since"]) / 60
+    write_json(run.folder / "run.json", record)
+    # Evaluation is one shell command, so that it, too, is one process to wait for.
+    commands = [run.validate_command(), *(run.generate_command(subset) for subset in run.subsets)]
+    outputs = [run.folder / "validate.log", *(run.folder / f"generate-{subset}.log" for subset in run.subsets)]
+    script = " && ".join(f"{shlex.join(executable(c))} > {shlex.quote(str(o))} 2>&1" for c, o in zip(commands, outputs))
+    job.update(process=subprocess.Popen(["bash", "-c", script], cwd=REPOSITORY, env=environment()), stage="evaluation")
+
+
+def _finish_evaluation(job: Dict[str, Any]) -> None:
+    run = job["run"]
+    accuracy = {}
+    for event in events(run.folder / "validate.log"):
+        if event["kind"] in run.subsets:
+            accuracy[event["kind"]] = event.get("accuracy", event.get(f"{event['kind']}_accuracy"))
+    generated = {subset: _generated(run.folder / f"generate-{subset}.log") for subset in run.subsets}
+    result = {
+        "steps": run.steps,
+        "accuracy": accuracy,
+        "generated": generated,
+        "curve": curve(run),
+    }
+    _record(run, result=result)
+
+
+def _record(run: Run, **more: Any) -> None:
+    record = saved(run) | {
+        "name": run.name,
+        "seed": run.seed,
+        "folder": str(run.folder),
+        "commands": [shlex.join(c) for c in (run.train_command(), run.validate_command(), *(run.generate_command(s) for s in run.subsets))],
+    }
+    write_json(run.folder / "run.json", record | more)
+
+
+def _generated(path: Path) -> Dict[str, float]:
+    """Exact match in percent, BLEU and the number of sentences of a ``fairseq-generate`` output."""
+    target, output, bleu = {}, {}, math.nan
+    for line in path.read_text(errors="replace").splitlines():
+        fields = line.split("\t")
+        if line.startswith("T-"):
+            target[fields[0][2:]] = fields[1].split() if len(fields) > 1 else []
+        elif line.startswith("D-"):
+            output[fields[0][2:]] = fields[2].split() if len(fields) > 2 else []
+        elif line.startswith("Generate "):
+            match = re.search(r"BLEU[^=]*= ([0-9.]+)", line)
+            bleu = float(match[1]) if match else math.nan
+    right = sum(output.get(key) == words for key, words in target.items())
+    return {"exact_match": 100.0 * right / max(1, len(target)), "bleu": bleu, "sentences": len(target)}

@@ -1,0 +1,156 @@
+"""What the tests of data preparation share."""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from data_prep.__main__ import main
+from data_prep.common import Pair
+from data_prep.scan import render
+from data_prep.scan_grammar import generate
+
+
+class Result(NamedTuple):
+    """What a command returned and printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Runs `python -m data_prep ARGUMENTS…` inside this process."""
+
+    def run(*arguments: object) -> Result:
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code
+        return Result(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def generated() -> list[Pair]:
+    """All commands in the order of the grammar."""
+    return generate()
+
+
+@pytest.fixture(scope="session")
+def scan_files(shared_data: Path) -> Path:
+    """The folder with the official files of SCAN."""
+    return shared_data / "scan"
+
+
+@pytest.fixture(scope="session")
+def official(scan_files: Path) -> list[Pair]:
+    """All commands as the official tasks.txt has them, read without the code under test."""
+    lines = gzip.decompress((scan_files / "tasks.txt.gz").read_bytes()).decode("ascii").splitlines()
+    return [Pair(*line.removeprefix("IN: ").split(" OUT: ")) for line in lines]
+
+
+@pytest.fixture(scope="session")
+def official_splits(scan_files: Path, official: list[Pair]) -> dict[str, list[Pair]]:
+    """The official split files: `simple_train`, `simple_test`, `length_train`, …"""
+    indices = json.loads(gzip.decompress((scan_files / "official_split_indices.json.gz").read_bytes()))
+    return {name: [official[index] for index in numbers] for name, numbers in indices.items()}
+
+
+@pytest.fixture
+def raw_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a folder with the given lines, or bytes, as tasks.txt or another file."""
+    folder = tmp_path_factory.mktemp("official")
+
+    def make(content: bytes | list[str], name: str = "tasks.txt") -> Path:
+        data = content if isinstance(content, bytes) else "".join(line + "\n" for line in content).encode("utf-8")
+        (folder / name).write_bytes(data)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def lines(generated: list[Pair]) -> list[str]:
+    """All commands as lines of a file: right in every line, but not in the official order."""
+    return [render(pair) for pair in generated]
+
+
+def read_subset(folder: Path, name: str) -> list[Pair]:
+    """The pairs of a subset of a prepared folder."""
+    texts = [(folder / "raw" / f"{name}.{language}").read_text("ascii").splitlines() for language in ("src", "tgt")]
+    return [Pair(*pair) for pair in zip(*texts, strict=True)]
+
+
+@pytest.fixture(name="read_subset")
+def read_subset_fixture() -> Callable[[Path, str], list[Pair]]:
+    return read_subset
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """A web server on this machine whose answers a test decides.
+
+    `files` maps a path to its bytes. `faults` is used up from the front, one a request: a status to answer with, or
+    `"cut"` to send only half of what was promised, or `"whole"` to ignore that a part was asked for.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.faults: list[int | str] = []
+        self.ranges: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers GET with a file, or a part of it."""
+
+    server: Server
+
+    def do_GET(self) -> None:
+        wanted = self.headers["Range"]
+        self.server.ranges.append(wanted)
+        fault = self.server.faults.pop(0) if self.server.faults else None
+        data = self.server.files.get(self.path)
+        if isinstance(fault, int) or data is None:
+            return self.send_error(fault or 404)
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and fault != "whole" else 0
+        if start >= len(data):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        body = data[start:]
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
+
+    def log_message(self, *args: object) -> None:
+        """Nothing is printed into the output of the tests."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A running `Server`; waiting between attempts to download takes no time, and proxies are left aside."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

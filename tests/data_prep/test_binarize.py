@@ -1,0 +1,133 @@
+"""The binaries are fairseq's own: equal to what `fairseq-preprocess` writes, and readable by its tasks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fairseq.data import Dictionary, data_utils
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from data_prep.__main__ import main
+from data_prep.binarize import binarize, make_dictionary
+from data_prep.common import DataError
+
+SUBSETS = ("train", "valid", "gen")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SCAN with cutoff 26."""
+    out = tmp_path_factory.mktemp("prepared") / "scan"
+    assert main(["scan", "--split", "length", "--cutoff", "26", "--out", str(out)]) == 0
+    return out
+
+
+def test_files(prepared: Path) -> None:
+    binaries = [
+        f"{subset}.src-tgt.{language}.{kind}"
+        for subset in SUBSETS
+        for language in ("src", "tgt")
+        for kind in ("bin", "idx")
+    ]
+    expected = {*binaries, "dict.src.txt", "dict.tgt.txt", "dataset.json", "raw"}
+    assert {path.name for path in prepared.iterdir()} == expected
+
+
+@pytest.mark.parametrize(("language", "words"), [("src", 13), ("tgt", 6)])
+def test_dictionary_has_the_words_and_nothing_else(language: str, words: int, prepared: Path) -> None:
+    dictionary = Dictionary.load(str(prepared / f"dict.{language}.txt"))
+    assert len(dictionary) == dictionary.nspecial + words
+    order = [(-dictionary.count[i], dictionary[i]) for i in range(dictionary.nspecial, len(dictionary))]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("subset", SUBSETS)
+@pytest.mark.parametrize("language", ["src", "tgt"])
+def test_binaries_hold_the_text(subset: str, language: str, prepared: Path) -> None:
+    dictionary = Dictionary.load(str(prepared / f"dict.{language}.txt"))
+    dataset = data_utils.load_indexed_dataset(str(prepared / f"{subset}.src-tgt.{language}"), dictionary)
+    lines = (prepared / "raw" / f"{subset}.{language}").read_text("ascii").splitlines()
+    assert [dictionary.string(tokens) for tokens in dataset] == lines
+    assert all(tokens[-1] == dictionary.eos() and (tokens != dictionary.unk()).all() for tokens in dataset)
+
+
+def test_equal_to_fairseq_preprocess(prepared: Path, tmp_path: Path) -> None:
+    # Trained on the text of all subsets together, the command makes its dictionary of all words too; the three subsets
+    # then go under the names it knows.
+    for language in ("src", "tgt"):
+        texts = [(prepared / "raw" / f"{subset}.{language}").read_bytes() for subset in SUBSETS]
+        (tmp_path / f"all.{language}").write_bytes(b"".join(texts))
+    raw = prepared / "raw"
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--source-lang", "src", "--target-lang", "tgt"]
+    command += [
+        "--trainpref",
+        str(tmp_path / "all"),
+        "--validpref",
+        str(raw / "train"),
+        "--destdir",
+        str(tmp_path / "bin"),
+    ]
+    command += ["--testpref", f"{raw / 'valid'},{raw / 'gen'}", "--padding-factor", "1"]
+    subprocess.run(command, check=True, capture_output=True)
+    names = {"train": "valid", "valid": "test", "gen": "test1"}
+    for language in ("src", "tgt"):
+        name = f"dict.{language}.txt"
+        assert (prepared / name).read_bytes() == (tmp_path / "bin" / name).read_bytes()
+        for ours, theirs in names.items():
+            for kind in ("bin", "idx"):
+                end = f"src-tgt.{language}.{kind}"
+                assert (prepared / f"{ours}.{end}").read_bytes() == (tmp_path / "bin" / f"{theirs}.{end}").read_bytes()
+
+
+def test_fairseq_task_loads_every_subset(prepared: Path) -> None:
+    # The languages are not given: fairseq finds them in the names of the files.
+    config = TranslationConfig(data=str(prepared), dataset_impl=None, train_subset="train", required_seq_len_multiple=1)
+    task = TranslationTask.setup_task(config)
+    for subset in SUBSETS:
+        task.load_dataset(subset)
+        source, target = (
+            (prepared / "raw" / f"{subset}.{language}").read_text("ascii").splitlines() for language in ("src", "tgt")
+        )
+        dataset = task.dataset(subset)
+        assert len(dataset) == len(source)
+        for index in (0, len(dataset) - 1):
+            assert task.source_dictionary.string(dataset[index]["source"]) == source[index]
+            assert task.target_dictionary.string(dataset[index]["target"]) == target[index]
+
+
+def write_raw(folder: Path, **subsets: str) -> None:
+    (folder / "raw").mkdir()
+    for name, text in subsets.items():
+        for language in ("src", "tgt"):
+            (folder / "raw" / f"{name}.{language}").write_text(text, "utf-8")
+
+
+def test_word_of_the_test_set_alone_is_known(tmp_path: Path) -> None:
+    write_raw(tmp_path, train="a b\n", gen="b c\n")
+    binarize(tmp_path, ["train", "gen"])
+    assert (tmp_path / "dict.src.txt").read_text("utf-8") == "b 2\na 1\nc 1\n"
+    assert data_utils.load_indexed_dataset(str(tmp_path / "gen.src-tgt.tgt"))[0].tolist() == [4, 6, 2]
+
+
+@pytest.mark.parametrize("special", ["<s>", "<pad>", "</s>", "<unk>"])
+def test_symbol_of_fairseq_is_no_word(special: str, tmp_path: Path) -> None:
+    write_raw(tmp_path, train="a b\n", gen=f"a\nb {special}\n")
+    with pytest.raises(DataError, match=f"gen.src:2: {special} is a symbol of fairseq's own and cannot be a word"):
+        binarize(tmp_path, ["train", "gen"])
+
+
+def test_unknown_word_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_raw(tmp_path, train="a b\n", gen="b c c\n")
+    monkeypatch.setattr("data_prep.binarize.make_dictionary", lambda texts: make_dictionary([next(iter(texts))]))
+    with pytest.raises(DataError, match="gen.src: 2 words are not in the dictionary"):
+        binarize(tmp_path, ["train", "gen"])
+
+
+def test_missing_fairseq_is_said_before_anything_is_made(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fairseq.binarizer", None)
+    result = run("scan", "--split", "length", "--out", tmp_path / "out")
+    assert result.code == 1 and result.err.startswith("error: binarizing needs fairseq (")
+    assert "--raw-only" in result.err and list(tmp_path.iterdir()) == []

@@ -1,0 +1,45 @@
+"""The checks that all datasets share."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_prep.common import Corpus, DataError, Pair, check_corpus, check_sizes, hold_out
+
+A, B, C = Pair("a", "x"), Pair("b", "y"), Pair("c", "x")
+
+
+@pytest.mark.parametrize(
+    ("subsets", "message"),
+    [
+        ({"train": [A], "gen": [A]}, "train and gen overlap: both hold 'a'"),
+        ({"train": [A], "valid": [B], "gen": []}, "subset gen is empty"),
+        ({"train": [], "gen": [B]}, "subset train is empty"),
+        ({"train": [A], "valid1": [B]}, "a subset may not be named 'valid1'"),
+        ({"train": [A], "../x": [B]}, "a subset may not be named '../x'"),
+        ({"gen": [A], "train": [B]}, "the first subset is gen, not train"),
+        ({"train": [A], "gen": [B, C]}, "the source vocabulary has 3 words instead of 2"),
+        ({"train": [A], "gen": [Pair("b", "x")]}, "the target vocabulary has 1 words instead of 2"),
+    ],
+)
+def test_corpus_checks(subsets: dict[str, list[Pair]], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        check_corpus(Corpus(subsets, {}, "", "", {}, (2, 2)))
+
+
+def test_published_size() -> None:
+    check_sizes({"train": [A, B]}, {"train": 2})
+    with pytest.raises(DataError, match="subset train has 2 examples, and 1,000 are published"):
+        check_sizes({"train": [A, B]}, {"train": 1000})
+
+
+def test_hold_out_never_takes_a_repeated_source() -> None:
+    pairs = [A, B, A, C]
+    kept, drawn = hold_out(pairs, 0.5, seed=0)
+    assert len(drawn) == 1 and A not in drawn and sorted(kept + drawn) == sorted(pairs)
+    assert kept == [pair for pair in pairs if pair not in drawn]
+
+
+def test_hold_out_of_nothing() -> None:
+    with pytest.raises(DataError, match="a hold-out of 0.1 of 3 examples is not even one"):
+        hold_out([A, B, C], 0.1, seed=0)

@@ -1,0 +1,248 @@
+"""A prepared folder is whole or absent: existing folders, interruptions, and runs beside each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.common import DataError
+from data_prep.folder import publish
+
+LENGTH = ("scan", "--split", "length", "--raw-only")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def manifest(folder: Path) -> dict:
+    return json.loads((folder / "dataset.json").read_text("utf-8"))
+
+
+def test_second_run_finds_it_prepared(run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert run(*LENGTH, "--out", out) == (0, f"already prepared: {out}\n", "")
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_empty_folder_is_filled(run, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert run(*LENGTH, "--out", tmp_path / "out").code == 0
+
+
+def test_link_to_a_folder_stays_a_link(run, tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere" / "data")
+    assert run(*LENGTH, "--out", tmp_path / "out").code == 0
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "elsewhere" / "data" / "dataset.json").is_file()
+
+
+def other_request(out: Path) -> None:
+    found = manifest(out)
+    found["request"]["cutoff"] = 26
+    (out / "dataset.json").write_text(json.dumps(found), "utf-8")
+
+
+def other_format(out: Path) -> None:
+    (out / "dataset.json").write_text(json.dumps(manifest(out) | {"format": 0}), "utf-8")
+
+
+def changed_file(out: Path) -> None:
+    with (out / "raw" / "gen.tgt").open("ab") as stream:
+        stream.write(b"I_JUMP\n")
+
+
+def missing_file(out: Path) -> None:
+    (out / "raw" / "gen.tgt").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (other_request, "cutoff is 26 there and null here"),
+        (other_format, "format is 0 there and 1 here"),
+        (changed_file, "raw/gen.tgt has changed since it was made"),
+        (missing_file, "raw/gen.tgt is missing"),
+    ],
+    ids=["other-request", "other-format", "changed-file", "missing-file"],
+)
+def test_overwrite_is_offered_and_mends(spoil, problem: str, run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    right = contents(out)
+    spoil(out)
+    spoilt = contents(out)
+    mend = "--overwrite makes it anew, or name another --out"
+    assert run(*LENGTH, "--out", out) == (1, "", f"error: {out}: is there already, and {problem}: {mend}\n")
+    assert contents(out) == spoilt
+    assert run(*LENGTH, "--out", out, "--overwrite").code == 0
+    assert contents(out) == right and list(tmp_path.iterdir()) == [out]
+
+
+def not_ours(out: Path) -> None:
+    (out / "dataset.json").write_text('{"name": "something else"}', "utf-8")
+
+
+def not_json(out: Path) -> None:
+    (out / "dataset.json").write_bytes(b"\xff{")
+
+
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]], ids=["plain", "overwrite"])
+@pytest.mark.parametrize(
+    "spoil", [not_ours, not_json, lambda out: (out / "dataset.json").unlink()], ids=["other-json", "no-json", "absent"]
+)
+def test_a_folder_that_is_not_ours_is_never_touched(spoil, overwrite: list[str], run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    spoil(out)
+    before = contents(out)
+    result = run(*LENGTH, "--out", out, *overwrite)
+    assert (result.code, result.out) == (1, "") and result.err.startswith(f"error: {out}: not a prepared dataset")
+    assert contents(out) == before and list(tmp_path.iterdir()) == [out]
+
+
+def test_overwrite_does_not_delete_what_the_user_put_there(run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    (out / "checkpoints").mkdir()
+    (out / "checkpoints" / "best.pt").write_bytes(b"precious")
+    result = run(*LENGTH, "--out", out, "--overwrite")
+    assert (
+        result.code == 1
+        and "--overwrite would delete checkpoints/best.pt, which is not part of this dataset" in result.err
+    )
+    assert (out / "checkpoints" / "best.pt").read_bytes() == b"precious"
+
+
+def test_out_is_a_file(run, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("precious", "utf-8")
+    result = run(*LENGTH, "--out", tmp_path / "out", "--overwrite")
+    assert result.code == 1 and "not a prepared dataset" in result.err
+    assert (tmp_path / "out").read_text("utf-8") == "precious"
+
+
+def test_out_below_a_file(run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious", "utf-8")
+    result = run(*LENGTH, "--out", tmp_path / "file" / "out")
+    assert (result.code, result.out) == (1, "") and result.err.startswith(f"error: {tmp_path / 'file'}")
+    assert result.err.count("\n") == 1
+
+
+def test_verify(run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    assert run("verify", out) == (0, f"{out}: 6 files as they were made\n", "")
+    changed_file(out)
+    assert run("verify", out) == (1, "", f"error: {out}: raw/gen.tgt has changed since it was made\n")
+    assert run("verify", tmp_path / "nowhere").err.startswith(f"error: {tmp_path / 'nowhere'}: not a prepared dataset")
+
+
+PAUSING = """
+import sys, time
+import data_prep.prepare
+def pause(*arguments, **options):
+    print("paused", flush=True)
+    time.sleep(600)
+data_prep.prepare.{where} = pause
+from data_prep.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+def start_and_pause(where: str, arguments: list[str]) -> subprocess.Popen[str]:
+    """A run that has come as far as the call of `where`, and stays there."""
+    command = [sys.executable, "-c", PAUSING.format(where=where), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "paused\n"
+    return process
+
+
+@pytest.mark.parametrize("where", ["write_lines", "manifest", "publish"])
+def test_killed_run_leaves_nothing_that_counts_and_the_next_cleans_up(where: str, run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with start_and_pause(where, [*LENGTH, "--out", str(out)]) as process:
+        process.send_signal(signal.SIGKILL)
+    assert not out.exists() and len(list(tmp_path.iterdir())) == 1
+    assert run(*LENGTH, "--out", out).code == 0
+    assert list(tmp_path.iterdir()) == [out]
+    assert run("verify", out).code == 0
+
+
+def test_killed_overwrite_keeps_what_was_there(run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    right = contents(out)
+    with start_and_pause("publish", [*LENGTH, "--overwrite", "--out", str(out)]) as process:
+        process.send_signal(signal.SIGKILL)
+    assert contents(out) == right
+    assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_interrupted_run_cleans_up_after_itself(tmp_path: Path) -> None:
+    with start_and_pause("publish", [*LENGTH, "--out", str(tmp_path / "out")]) as process:
+        process.send_signal(signal.SIGINT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_beside_another_leaves_its_work_alone(run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with start_and_pause("publish", [*LENGTH, "--out", str(out)]) as process:
+        (other,) = tmp_path.iterdir()
+        before = contents(other)
+        assert run(*LENGTH, "--out", out).code == 0
+        assert contents(other) == before
+        process.kill()
+
+
+def test_publish_over_another_folder(tmp_path: Path) -> None:
+    for name in ("made", "out"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name, "utf-8")
+    with pytest.raises(DataError, match="cannot be put there \\(Directory not empty\\): is another run making it?"):
+        publish(tmp_path / "made", tmp_path / "out", tmp_path)
+    assert (tmp_path / "out" / "file").read_text("utf-8") == "out"
+
+
+def test_failed_replacement_puts_the_old_folder_back(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    right, rename = contents(out), os.rename
+
+    def refuse_made(source: Path, target: Path) -> None:
+        if source.name == "made":
+            raise PermissionError(13, "Permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr("os.rename", refuse_made)
+    result = run(*LENGTH, "--overwrite", "--out", out)
+    assert result.err == f"error: {out}: cannot be put there (Permission denied): is another run making it?\n"
+    assert contents(out) == right and list(tmp_path.iterdir()) == [out]
+
+
+def test_file_system_without_locks(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*arguments: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    result = run(*LENGTH, "--out", tmp_path / "out")
+    assert (
+        result.code == 1 and "cannot be locked (No locks available): name a folder on another file system" in result.err
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_error_leaves_nothing(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device", "raw/gen.src")
+
+    monkeypatch.setattr("data_prep.prepare.manifest", full)
+    assert run(*LENGTH, "--out", tmp_path / "out") == (1, "", "error: raw/gen.src: No space left on device\n")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,201 @@
+"""Downloads, from a server on this machine: whole and checked, or not there."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import socket
+import threading
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from data_prep.common import DataError
+from data_prep.official import OfficialFile, OfficialFiles, default_cache, download
+from data_prep.scan import render
+
+DATA = bytes(range(256)) * 1024
+FILE = OfficialFile("folder/data.bin", len(DATA), hashlib.sha256(DATA).hexdigest())
+HALF = len(DATA) // 2
+
+
+@pytest.fixture
+def get(server, tmp_path: Path):
+    """Downloads the file from the server; returns where it is."""
+    server.files["/folder/data.bin"] = DATA
+    return lambda: download(FILE, f"{server.url}/folder/data.bin", tmp_path / "cache" / "data.bin")
+
+
+def left(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "cache").iterdir())
+
+
+def test_download(get, server, tmp_path: Path) -> None:
+    assert get().read_bytes() == DATA
+    assert server.ranges == [None] and left(tmp_path) == ["data.bin"]
+
+
+def test_kept_for_the_next_time(get, server) -> None:
+    assert get() == get()
+    assert len(server.ranges) == 1
+
+
+def test_damaged_cache_is_replaced(get, server) -> None:
+    get().write_bytes(DATA[:-1] + b"x")
+    assert get().read_bytes() == DATA
+    assert len(server.ranges) == 2
+
+
+def test_broken_connection_goes_on_where_it_stopped(get, server, tmp_path: Path) -> None:
+    server.faults = ["cut", 503, "cut"]
+    assert get().read_bytes() == DATA
+    assert server.ranges == [None, f"bytes={HALF}-", f"bytes={HALF}-", f"bytes={HALF + HALF // 2}-"]
+    assert left(tmp_path) == ["data.bin"]
+
+
+def test_later_run_goes_on_where_an_earlier_stopped(get, server, tmp_path: Path) -> None:
+    server.faults = ["cut"] + [503] * 3
+    with pytest.raises(DataError, match="cannot be downloaded \\(HTTP status 503, Service Unavailable\\)"):
+        get()
+    assert left(tmp_path) == ["data.bin.part"]
+    assert get().read_bytes() == DATA
+    assert server.ranges[-1] == f"bytes={HALF}-" and left(tmp_path) == ["data.bin"]
+
+
+def test_server_that_sends_no_parts(get, server) -> None:
+    server.faults = ["cut", "whole"]
+    assert get().read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"x" * 100, DATA + b"x", b"x" * len(DATA)], ids=["wrong", "too-long", "wrong-and-whole"]
+)
+def test_wrong_beginning_is_thrown_away(beginning: bytes, get, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "data.bin.part").write_bytes(beginning)
+    assert get().read_bytes() == DATA
+    assert left(tmp_path) == ["data.bin"]
+
+
+def test_beginning_that_is_longer_than_what_the_server_has(get, server, tmp_path: Path) -> None:
+    server.files["/folder/data.bin"] = DATA[:10]
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "data.bin.part").write_bytes(DATA[:100])
+    with pytest.raises(DataError, match="the connection ended after 10 of 262,144 bytes"):
+        get()
+
+
+@pytest.mark.parametrize(
+    "other", [b"x" * len(DATA), DATA + b"x" * 100_000, DATA + b"x"], ids=["other", "longer", "one-byte-longer"]
+)
+def test_other_file_is_refused(other: bytes, get, server, tmp_path: Path) -> None:
+    server.files["/folder/data.bin"] = other
+    with pytest.raises(
+        DataError, match=f"not the official data.bin: .* expected 262,144 bytes with sha256 {FILE.sha256}"
+    ):
+        get()
+    assert len(server.ranges) == 1 and left(tmp_path) == []
+
+
+def test_short_file_is_refused(get, server, tmp_path: Path) -> None:
+    server.files["/folder/data.bin"] = DATA[:1000]
+    with pytest.raises(DataError, match="cannot be downloaded"):
+        get()
+    assert not (tmp_path / "cache" / "data.bin").exists()
+
+
+@pytest.mark.parametrize(("status", "requests"), [(404, 1), (403, 1), (500, 4), (429, 4)])
+def test_status(status: int, requests: int, get, server, tmp_path: Path) -> None:
+    server.faults = [status] * 4
+    with pytest.raises(DataError) as caught:
+        get()
+    assert str(caught.value).startswith(f"{server.url}/folder/data.bin: cannot be downloaded (HTTP status {status}, ")
+    assert "--raw-dir" in str(caught.value)
+    assert len(server.ranges) == requests and left(tmp_path) == []
+
+
+def test_silent_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
+    monkeypatch.setattr("data_prep.official.TIMEOUT", 0.05)
+    message = "cannot be downloaded \\(timed out\\)"
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DataError, match=message):
+        download(FILE, f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_at_once(get, server) -> None:
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(get())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [path.read_bytes() for path in paths] == [DATA] * 4
+    assert len(server.ranges) == 1
+
+
+@pytest.mark.parametrize("name", ["folder/data.bin", "folder/data.bin.gz", "data.bin", "data.bin.gz"])
+def test_places_in_raw_dir(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / name).write_bytes(gzip.compress(DATA) if name.endswith(".gz") else DATA)
+    args = Namespace(raw_dir=tmp_path, download=False, mirror=None, cache_dir=None)
+    path, data = OfficialFiles(args, "dataset", "http://unused").read(FILE)
+    assert (path, data) == (tmp_path / name, DATA)
+    FILE.check(path, data)
+
+
+def test_default_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert default_cache() == Path("/somewhere/fairseq_sg")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert default_cache() == Path("/home/someone/.cache/fairseq_sg")
+
+
+# ---- through the command line
+
+
+@pytest.fixture
+def command(server, tmp_path: Path) -> list[object]:
+    options = ["--download", "--mirror", server.url + "/", "--cache-dir", tmp_path / "cache"]
+    return ["scan", "--raw-only", *options, "--out", tmp_path / "out", "--split"]
+
+
+def test_download_of_tasks(run, command, server, scan_files: Path, tmp_path: Path) -> None:
+    server.files["/tasks.txt"] = gzip.decompress((scan_files / "tasks.txt.gz").read_bytes())
+    result = run(*command, "length", "--cutoff", "26")
+    assert result.code == 0 and "examples: the reference's own" in result.out
+    assert result.err == f"downloading {server.url}/tasks.txt (4,080,388 bytes)\n"
+    assert (tmp_path / "cache" / "scan" / "tasks.txt").is_file()
+    assert run(*command, "length", "--cutoff", "26").out == f"already prepared: {tmp_path / 'out'}\n"
+
+
+def test_download_of_the_simple_split(run, command, server, official_splits, tmp_path: Path) -> None:
+    for subset in ("train", "test"):
+        text = "".join(render(pair) + "\n" for pair in official_splits[f"simple_{subset}"])
+        server.files[f"/simple_split/tasks_{subset}_simple.txt"] = text.encode("ascii")
+    result = run(*command, "simple")
+    assert result.code == 0 and "examples: the published ones" in result.out
+
+
+def test_files_that_are_there_are_not_downloaded(run, command, server, scan_files: Path) -> None:
+    result = run(*command, "mcd1", "--raw-dir", scan_files)
+    assert result.code == 0 and server.ranges == []
+
+
+def test_offline(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    result = run(
+        *("scan", "--split", "length", "--raw-only", "--out", tmp_path / "out"),
+        *("--download", "--mirror", url, "--cache-dir", tmp_path / "cache"),
+    )
+    assert (result.code, result.out) == (1, "")
+    message = result.err.splitlines()[-1]
+    assert message.startswith(f"error: {url}/tasks.txt: cannot be downloaded (") and "Connection refused" in message
+    assert message.endswith("); get it another way and name its folder with --raw-dir")
+    assert not (tmp_path / "out").exists() and list((tmp_path / "cache" / "scan").iterdir()) == []

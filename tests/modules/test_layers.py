@@ -1,0 +1,249 @@
+"""Encoder and decoder layers against their equations, with the norm before and after, dropout where it is documented, losses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer, Residual
+from fairseq_sg.modules.losses import OrthogonalityLoss
+
+DIM, FFN = 8, 12
+norm_places = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+attentions = pytest.mark.parametrize("attention", ["softmax", "linear", "relative"])
+
+
+def config(**options):
+    sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in (("embed_dim", DIM), ("ffn_embed_dim", FFN), ("attention_heads", 2))}
+    mechanisms = dict(
+        attention_init="reference", attention_bias=False, attention_output_dropout=0.0, attention_dropout=0.0, attention_scale="head_dim",
+        feature_map="elu", qk_norm="l2", linear_attention_eps=1e-6, ffn_init="reference", activation_dropout=0.0,
+    )  # fmt: skip
+    return SimpleNamespace(**(sizes | mechanisms | dict(dropout=0.0, pre_norm=False) | options))
+
+
+def randomize(layer: nn.Module) -> nn.Module:
+    """Norms and biases start at one and zero, which would hide where they stand."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(1.0, 0.5)
+    return layer.double().eval()
+
+
+def encoder_layer(attention="softmax", **options) -> EncoderLayer:
+    return randomize(EncoderLayer(config(**options), attention, "dense"))
+
+
+def decoder_layer(attention="softmax", cross="softmax", **options) -> DecoderLayer:
+    return randomize(DecoderLayer(config(**options), attention, cross, "dense"))
+
+
+def layer_norm(x, norm):
+    mean = x.mean(-1, keepdim=True)
+    variance = (x - mean).square().mean(-1, keepdim=True)
+    return (x - mean) / (variance + 1e-5).sqrt() * norm.weight + norm.bias
+
+
+def sublayer(x, function, norm, pre_norm):
+    """x ← x + f(LN(x)) before, x ← LN(x + f(x)) after."""
+    return x + function(layer_norm(x, norm)) if pre_norm else layer_norm(x + function(x), norm)
+
+
+def inputs(n=5, m=6):
+    torch.manual_seed(1)
+    x, memory = torch.randn(n, 2, DIM, dtype=torch.float64), torch.randn(m, 2, DIM, dtype=torch.float64)
+    padding, memory_padding = torch.zeros(2, n, dtype=torch.bool), torch.zeros(2, m, dtype=torch.bool)
+    padding[1, 3:] = True
+    memory_padding[0, 4:] = True
+    return x, memory, padding, memory_padding
+
+
+@norm_places
+@attentions
+def test_encoder_layer(attention, pre_norm):
+    layer = encoder_layer(attention, pre_norm=pre_norm)
+    x, _, padding, _ = inputs()
+    got, weights, losses = layer(x, padding_mask=padding)
+    expected = sublayer(x, lambda x: layer.self_attn(x, x, x, key_padding_mask=padding)[0], layer.self_attn_residual.norm, pre_norm)
+    expected = sublayer(expected, layer.ffn, layer.ffn_residual.norm, pre_norm)
+    torch.testing.assert_close(got, expected)
+    assert weights is None and losses == {}
+
+
+@norm_places
+@attentions
+def test_decoder_layer(attention, pre_norm):
+    cross = "linear" if attention == "linear" else "softmax"
+    layer = decoder_layer(attention, cross, pre_norm=pre_norm)
+    x, memory, padding, memory_padding = inputs()
+    got, weights, losses = layer(x, memory, memory_padding, padding_mask=padding, self_padding_mask=padding)
+    expected = sublayer(x, lambda x: layer.self_attn(x, x, x, key_padding_mask=padding)[0], layer.self_attn_residual.norm, pre_norm)
+    expected = sublayer(
+        expected,
+        lambda x: layer.cross_attn(x, memory, memory, key_padding_mask=memory_padding)[0],
+        layer.cross_attn_residual.norm,
+        pre_norm,
+    )
+    expected = sublayer(expected, layer.ffn, layer.ffn_residual.norm, pre_norm)
+    torch.testing.assert_close(got, expected)
+    assert weights is None and losses == {}
+
+
+@norm_places
+def test_decoder_layer_without_cross_attention(pre_norm):
+    layer = decoder_layer(cross=None, pre_norm=pre_norm)
+    x, *_ = inputs()
+    expected = sublayer(x, lambda x: layer.self_attn(x, x, x)[0], layer.self_attn_residual.norm, pre_norm)
+    expected = sublayer(expected, layer.ffn, layer.ffn_residual.norm, pre_norm)
+    torch.testing.assert_close(layer(x)[0], expected)
+    assert not any("cross" in name for name, _ in layer.named_parameters())
+
+
+@attentions
+def test_decoder_layer_is_causal_and_sees_all_of_the_source(attention):
+    layer = decoder_layer(attention, "linear" if attention == "linear" else "softmax")
+    x, memory, _, memory_padding = inputs()
+    got = layer(x, memory, memory_padding)[0]
+    changed = x.clone()
+    changed[3:] += 10
+    after = layer(changed, memory, memory_padding)[0]
+    assert torch.equal(after[:3], got[:3]) and (after[3:] != got[3:]).all(-1).all()
+    other = memory.clone()
+    other[4:, 0] += 10  # padding of the first sentence
+    assert torch.equal(layer(x, other, memory_padding)[0][:, 0], got[:, 0])
+    assert (layer(x, other, memory_padding)[0][:, 1] == got[:, 1]).all()
+    other[3] += 10
+    assert (layer(x, other, memory_padding)[0] != got).any(-1).all()
+
+
+def test_weights_on_request():
+    x, memory, padding, memory_padding = inputs()
+    weights = encoder_layer()(x, padding_mask=padding, need_weights=True)[1]
+    assert weights.shape == (2, 5, 5) and (weights[1, :, 3:] == 0).all()
+    weights = decoder_layer()(x, memory, memory_padding, need_weights=True)[1]
+    assert weights.shape == (2, 5, 6) and (weights[0, :, 4:] == 0).all()  # those of the cross-attention
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5, dtype=torch.float64))
+
+
+@norm_places
+def test_value_losses_are_on_the_projected_values_of_their_attention(pre_norm):
+    """On real positions only, and on what the attention sees: with pre-norm, the normalized input."""
+    x, memory, padding, memory_padding = inputs()
+    losses = {role: OrthogonalityLoss(name=f"orthogonality_{role}") for role in ("encoder", "decoder", "cross")}
+
+    def on(attention, seen, mask, role):
+        values = attention.v_proj(seen).unflatten(-1, (2, -1)).permute(1, 2, 0, 3)
+        return losses[role](values, mask)
+
+    encoder = encoder_layer(pre_norm=pre_norm)
+    out, _, got = encoder(x, padding_mask=padding, value_loss=losses["encoder"])
+    seen = layer_norm(x, encoder.self_attn_residual.norm) if pre_norm else x
+    assert set(got) == {"orthogonality_encoder"}
+    torch.testing.assert_close(got["orthogonality_encoder"], on(encoder.self_attn, seen, padding, "encoder"))
+    assert torch.equal(out, encoder(x, padding_mask=padding)[0])
+
+    decoder = decoder_layer(pre_norm=pre_norm)
+    arguments = (x, memory, memory_padding, padding)
+    _, _, got = decoder(*arguments, value_loss=losses["decoder"], cross_value_loss=losses["cross"])
+    seen = layer_norm(x, decoder.self_attn_residual.norm) if pre_norm else x
+    assert set(got) == {"orthogonality_decoder", "orthogonality_cross"}
+    torch.testing.assert_close(got["orthogonality_decoder"], on(decoder.self_attn, seen, padding, "decoder"))
+    torch.testing.assert_close(got["orthogonality_cross"], on(decoder.cross_attn, memory, memory_padding, "cross"))
+    assert set(decoder(*arguments, cross_value_loss=losses["cross"])[2]) == {"orthogonality_cross"}
+
+
+def test_losses_and_mask_of_the_feedforward_layer():
+    """A mixture of experts needs to know what is padding, in the layout of its input, and emits losses of its own."""
+    x, memory, padding, memory_padding = inputs()
+
+    class Noisy(nn.Module):
+        def forward(self, x, padding_mask=None, return_losses=False):
+            assert return_losses
+            self.mask = padding_mask
+            return 0 * x, {"balance": x.new_tensor(3.0)}
+
+    for layer, arguments in ((encoder_layer(), (x, padding)), (decoder_layer(), (x, memory, memory_padding, padding))):
+        layer.ffn = Noisy()
+        losses = layer(*arguments)[2]
+        assert losses == {"balance": 3.0} and torch.equal(layer.ffn.mask, padding.T)
+        name = "encoder" if isinstance(layer, EncoderLayer) else "decoder"
+        losses = layer(*arguments, value_loss=OrthogonalityLoss(name=name))[2]
+        assert set(losses) == {name, "balance"}
+
+
+# Dropout: in every documented place, in training alone.
+
+
+@norm_places
+def test_residual_drops_the_update_and_not_the_stream(pre_norm):
+    residual = Residual(1000, 0.25, pre_norm)
+    x, update = torch.full((20, 1000), 5.0), torch.ones(20, 1000)
+    assert torch.equal(residual.before(x), residual.norm(x) if pre_norm else x)
+    out = residual.train().after(x, update)
+    if not pre_norm:
+        torch.manual_seed(0)
+        out = residual.after(x, update)
+        torch.manual_seed(0)
+        torch.testing.assert_close(out, residual.norm(x + residual.dropout(update)))
+        return
+    assert set((3 * (out - 5)).round().unique().tolist()) == {0.0, 4.0}  # 1 / (1 − p) or nothing
+    assert (out - 5).mean().item() == pytest.approx(1.0, abs=0.02)
+    assert (residual.eval().after(x, update) == 6).all()
+
+
+PLACES = {
+    "dropout": lambda layer, x: layer_norm(layer_norm(x, layer.self_attn_residual.norm), layer.ffn_residual.norm),
+    "activation_dropout": lambda layer, x: layer_norm(attended(layer, x) + layer.ffn.fc2.bias, layer.ffn_residual.norm),
+    "attention_output_dropout": lambda layer, x: without_attention(layer, x),
+    "attention_dropout": lambda layer, x: without_attention(layer, x),
+}
+
+
+def attended(layer, x):
+    return layer_norm(x + layer.self_attn(x, x, x)[0], layer.self_attn_residual.norm)
+
+
+def without_attention(layer, x):
+    return sublayer(layer_norm(x, layer.self_attn_residual.norm), layer.ffn, layer.ffn_residual.norm, False)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_dropping_everything_at_one_place(place):
+    x, *_ = inputs()
+    p = 0.999999 if place == "attention_dropout" else 1.0  # torch's attention does not take 1
+    layer = encoder_layer(**{place: p})
+    plain = encoder_layer()
+    plain.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x)[0], plain(x)[0])
+    assert not torch.allclose(layer.train()(x)[0], plain(x)[0])
+    torch.testing.assert_close(layer(x)[0], PLACES[place](layer, x))
+
+
+def test_dropout_reaches_all_three_sublayers_of_the_decoder():
+    x, memory, _, _ = inputs()
+    layer = decoder_layer(dropout=1.0).train()
+    expected = x
+    for residual in (layer.self_attn_residual, layer.cross_attn_residual, layer.ffn_residual):
+        expected = layer_norm(expected, residual.norm)
+    torch.testing.assert_close(layer(x, memory)[0], expected)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "relative"])
+def test_attention_dropout_is_on_the_weights_after_the_softmax(attention):
+    """With Values of ones, an output is the sum of the kept weights over 1 − p: its mean is 1 and single keys go missing."""
+    layer = encoder_layer(attention, attention_dropout=0.5).train()
+    with torch.no_grad():
+        layer.self_attn.v_proj.weight.zero_()
+        layer.self_attn.q_proj.weight.zero_()
+        layer.self_attn.out_proj.weight.copy_(torch.eye(DIM))
+        layer.self_attn.v_proj.bias = nn.Parameter(torch.ones(DIM, dtype=torch.float64))
+    x = torch.randn(4, 4000, DIM, dtype=torch.float64)
+    out = layer.self_attn(x, x, x, need_weights=False)[0]
+    assert out.mean().item() == pytest.approx(1.0, abs=0.02)
+    if attention == "softmax":  # logits 0: each weight is ¼, so kept ones count ½ each
+        assert set((2 * out).round().unique().tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
+        torch.testing.assert_close((2 * out).round(), 2 * out)

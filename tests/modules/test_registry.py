@@ -1,0 +1,82 @@
+"""Registries: a name is taken once, found again, and an unknown one is answered with the list."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_sg.registry import Registry, UnknownName
+
+names = st.text(min_size=1, max_size=12)
+
+
+def registry() -> Registry:
+    return Registry("gadget", "--gadget")
+
+
+def new_class() -> type:
+    return type("Gadget", (), {"__module__": "workshop"})
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(names, unique=True, max_size=8), names)
+def test_every_registered_name_is_found_and_no_other(registered, other):
+    gadgets = registry()
+    classes = {name: gadgets.register(name)(new_class()) for name in registered}
+    for name, cls in classes.items():
+        assert gadgets.find(name) is cls and cls.registered_name == name
+    assert list(gadgets.classes()) == list(classes.values()) and dict(gadgets) == classes
+    if other in classes:
+        with pytest.raises(ValueError):
+            gadgets.register(other)(new_class())
+        assert gadgets.find(other) is classes[other]
+    else:
+        with pytest.raises(UnknownName) as error:
+            gadgets.find(other)
+        assert str(error.value) == f"unknown gadget {other!r} (--gadget): choose from {', '.join(sorted(registered))}"
+        assert isinstance(error.value, ValueError)
+        assert other not in gadgets  # asking adds nothing
+
+
+def test_register_decorates_and_returns_the_class_itself():
+    gadgets = registry()
+
+    @gadgets.register("lever")
+    class Lever:
+        pass
+
+    assert gadgets == {"lever": Lever} and Lever.registered_name == "lever" and Lever().__class__ is Lever
+
+
+def test_duplicate_name_names_the_class_that_has_it():
+    gadgets = registry()
+    first, second = new_class(), new_class()
+    gadgets.register("lever")(first)
+    with pytest.raises(ValueError, match=r"gadget 'lever' is already registered, as workshop\.Gadget"):
+        gadgets.register("lever")(second)
+    assert gadgets.find("lever") is first and not hasattr(second, "registered_name")
+
+
+def test_registering_the_same_class_again_does_no_harm():
+    gadgets, cls = registry(), new_class()
+    assert gadgets.register("lever")(cls) is gadgets.register("lever")(cls) is cls
+    assert len(gadgets) == 1
+
+
+def test_mechanisms_of_one_kind_have_distinct_classes_and_carry_their_names():
+    from fairseq_sg.modules import attention, depth, embedding, feature_maps, feedforward, normalization
+
+    registries = (
+        attention.ATTENTION_REGISTRY,
+        depth.DEPTH_REGISTRY,
+        embedding.POSITION_REGISTRY,
+        feature_maps.FEATURE_MAP_REGISTRY,
+        feedforward.FEEDFORWARD_REGISTRY,
+        normalization.QK_NORM_REGISTRY,
+    )
+    for kind in registries:
+        assert kind and len(set(kind.values())) == len(kind), kind.kind
+        assert all(cls.registered_name == name for name, cls in kind.items()), kind.kind
+        assert kind.option.startswith("--")
+    assert len({kind.kind for kind in registries}) == len(registries)

@@ -1,0 +1,120 @@
+"""Which implementation of an operator runs, and that operators need neither fairseq nor a device of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_sg.ops import force_implementation, linear_attention, orthogonality_loss, relative_logits
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, resolve
+
+IMPLEMENTATIONS = {"plain": lambda: "plain", "fast": lambda: "fast"}
+
+
+def chosen(implementation: str = "auto") -> str:
+    return resolve("operator", implementation, IMPLEMENTATIONS, automatic="fast")()
+
+
+def test_auto_is_the_operators_own_choice():
+    assert chosen() == "fast"
+
+
+def test_named_implementation_is_taken():
+    assert chosen("plain") == "plain"
+
+
+def test_forced_only_within_the_block():
+    with force_implementation("plain"):
+        assert chosen() == "plain"
+    assert chosen() == "fast"
+
+
+def test_forced_ends_with_an_exception():
+    with pytest.raises(RuntimeError, match="inner"), force_implementation("plain"):
+        raise RuntimeError("inner")
+    assert chosen() == "fast"
+
+
+def test_inner_block_wins_and_auto_gives_the_choice_back(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "plain")
+    with force_implementation("plain"):
+        with force_implementation("auto"):
+            assert chosen() == "fast"
+        assert chosen() == "plain"
+
+
+def test_other_threads_are_not_forced():
+    seen = []
+    with force_implementation("plain"):
+        thread = threading.Thread(target=lambda: seen.append(chosen()))
+        thread.start()
+        thread.join()
+    assert seen == ["fast"]
+
+
+def test_environment_is_taken(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "plain")
+    assert chosen() == "plain"
+
+
+@pytest.mark.parametrize("value", ["", "auto"])
+def test_environment_without_a_choice(monkeypatch, value):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, value)
+    assert chosen() == "fast"
+
+
+def test_named_wins_over_block_wins_over_environment(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "no such")
+    with force_implementation("plain"):
+        assert chosen() == "plain"
+        assert chosen("fast") == "fast"
+
+
+def test_unknown_name_is_answered_with_the_choices():
+    with pytest.raises(ValueError, match=r"operator has no implementation 'slow' .* one of: auto, fast, plain"):
+        chosen("slow")
+
+
+def test_unknown_forced_name_says_who_forced_it(monkeypatch):
+    with force_implementation("slow"), pytest.raises(ValueError, match=r"'slow' \(force_implementation\)"):
+        chosen()
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "slow")
+    with pytest.raises(ValueError, match=rf"'slow' \(environment variable {ENVIRONMENT_VARIABLE}\); .*auto, fast, plain"):
+        chosen()
+
+
+OPERATORS = {
+    "linear_attention": lambda x, **kwargs: linear_attention(x, x, x, causal=True, **kwargs),
+    "orthogonality_loss": lambda x, **kwargs: orthogonality_loss(x, **kwargs),
+    "relative_logits": lambda x, **kwargs: relative_logits(x, x[0, :, :1].expand(-1, 9, -1), **kwargs),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("implementation", ["naive", "chunked"])
+def test_every_operator_can_be_forced(name, implementation, device):
+    x = torch.rand(2, 3, 5, 4, device=device)
+    named = OPERATORS[name](x, implementation=implementation)
+    with force_implementation(implementation):
+        assert torch.equal(OPERATORS[name](x), named)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_names_itself_and_its_choices(name):
+    with pytest.raises(ValueError, match=rf"{name} has no implementation 'slow' .*: auto, chunked, naive"):
+        OPERATORS[name](torch.rand(2, 3, 5, 4), implementation="slow")
+
+
+def test_import_without_fairseq():
+    """In a process where importing fairseq fails, the operators work."""
+    code = "import sys; sys.modules['fairseq'] = None; import torch, fairseq_sg.ops as ops; "
+    code += "print(ops.orthogonality_loss(torch.eye(3)[None, None]).item())"
+    repository = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert abs(float(done.stdout)) < 1e-5
