@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def complain(message: str, code: int) -> int:
     """Prints an error on one line and returns `code`."""
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    print("error:", " ".join(message.splitlines()), file=sys.stderr)
     return code
 
 

@@ -111,7 +111,7 @@ def check_corpus(corpus: Corpus) -> None:
         shared = next((pair.source for pair in pairs if name != "train" and pair.source in trained), None)
         if shared is not None:
             raise DataError(f"train and {name} overlap: both hold {shared!r}")
-    for side, expected in zip(Pair._fields, corpus.vocabulary):
+    for side, expected in zip(Pair._fields, corpus.vocabulary, strict=True):
         words = vocabulary(getattr(pair, side) for pairs in corpus.subsets.values() for pair in pairs)
         if len(words) != expected:
             raise DataError(f"the {side} vocabulary has {len(words)} words instead of {expected}")

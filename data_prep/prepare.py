@@ -182,5 +182,6 @@ def training_command(dataset: Dataset, corpus: Corpus, out: Path) -> str:
     validation = ",".join(sorted((name for name in corpus.subsets if name != "train"), key=lambda n: n != "valid"))
     return (
         f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_translation --arch {dataset.arch}"
-        f" --valid-subset {validation} --optimizer adam --lr 0.001 --batch-size 64 --max-update 10000"
+        f" --criterion cross_entropy_orthogonality --valid-subset {validation}"
+        " --optimizer adam --lr 0.001 --batch-size 64 --max-update 10000"
     )

@@ -4,10 +4,20 @@ With fairseq installed, importing this package registers everything. Without it,
 work by themselves.
 """
 
+import sys
+
 from fairseq_sg import compat
 
 __version__ = "0.1.0"
 
-compat.prepare()
-if compat.fairseq_version() is not None:
-    from fairseq_sg import criterions, models, optim, scoring, tasks  # noqa: F401
+
+def register() -> None:
+    """Registers everything with fairseq, where there is one. Raises ImportError for a fairseq or torch that does not serve."""
+    compat.prepare()
+    if compat.fairseq_version() is not None:
+        from fairseq_sg import criterions, models, optim, scoring, tasks  # noqa: F401
+
+
+# `python -m fairseq_sg.doctor` must run where this fails, and calls it itself.
+if "fairseq_sg.doctor" not in sys.orig_argv:
+    register()

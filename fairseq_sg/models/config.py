@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import OmegaConf
@@ -25,8 +25,11 @@ def option_classes(registries: Iterable[Registry]) -> Iterator[Tuple[str, type]]
                 yield f"{name} {registry.kind}", cls.options
 
 
-def join_options(own: type, registries: Iterable[Registry]) -> type:
+def join_options(own: type, registries: Iterable[Registry], architectures: Mapping[str, Mapping[str, Any]]) -> type:
     """A FairseqDataclass with the fields of ``own`` and of all mechanisms.
+
+    A field that some architecture sets is None in it until ``as_dataclass`` puts the declared default: under hydra an architecture
+    could not tell a default from a value of the user's.
 
     Raises:
         TypeError: two mechanisms declare an option of the same name with different types or defaults.
@@ -41,17 +44,33 @@ def join_options(own: type, registries: Iterable[Registry]) -> type:
             owner, kind, known = joined.setdefault(f.name, (mechanism, hints[f.name], f))
             if (kind, known.default) != (hints[f.name], f.default):
                 raise TypeError(f"option {f.name!r} of {mechanism} differs from the one of {owner}")
-    fields = [(name, kind, dataclasses.field(default=f.default, metadata=f.metadata)) for name, (_, kind, f) in joined.items()]
-    return dataclasses.make_dataclass(own.__name__, fields, bases=(FairseqDataclass,), namespace={"__doc__": own.__doc__})
+    preset = {name for values in architectures.values() for name in values}
+    declared = {name: f.default for name, (_, _, f) in joined.items()}
+    fields = [
+        (name, Optional[kind], dataclasses.field(default=None, metadata=_named_default(f)))
+        if name in preset
+        else (name, kind, dataclasses.field(default=f.default, metadata=f.metadata))
+        for name, (_, kind, f) in joined.items()
+    ]
+    namespace = {"__doc__": own.__doc__, "declared": declared}
+    return dataclasses.make_dataclass(own.__name__, fields, bases=(FairseqDataclass,), namespace=namespace)
+
+
+def _named_default(f: dataclasses.Field) -> Dict[str, str]:
+    return {"help": f"{f.metadata['help']} (default: the architecture's, or {f.default})"}
 
 
 def as_dataclass(config_class: type, cfg: Any) -> Any:
-    """A plain instance of ``config_class`` from a Namespace, a DictConfig (with missing keys or not) or a dataclass."""
+    """A plain instance of ``config_class`` from a Namespace, a DictConfig (with missing keys or not) or a dataclass.
+
+    What is missing, or None, has the default that its owner declared.
+    """
     values = {}
     for f in dataclasses.fields(config_class):
         if f.name.startswith("_"):
             continue
-        value = getattr(cfg, f.name, None) if _missing(cfg, f.name) is False else f.default
+        value = None if _missing(cfg, f.name) else getattr(cfg, f.name)
+        value = config_class.declared[f.name] if value is None else value
         values[f.name] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     return config_class(**values)
 

@@ -76,7 +76,7 @@ class SGTransformerConfig:
     )
 
 
-Config = join_options(SGTransformerConfig, MECHANISMS)
+Config = join_options(SGTransformerConfig, MECHANISMS, ARCHITECTURES)
 
 
 def resolve(cfg) -> "Config":

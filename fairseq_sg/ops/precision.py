@@ -26,6 +26,6 @@ def to_accumulation_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def autocast_disabled(device: torch.device) -> AbstractContextManager:
     """A context in which ``torch.autocast`` leaves operations on `device` alone."""
-    if torch.is_autocast_enabled(device.type):
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()

@@ -74,7 +74,7 @@ class SGTranslationTask(TranslationTask):
             if not os.path.isfile(os.path.join(path, "dataset.json")):
                 what = "has no dataset.json" if os.path.isdir(path) else "does not exist"
                 raise UsageError(
-                    f"the data folder {path} {what}: make it with `python -m data_prep` "
+                    f"the data folder {path or '(none was given)'} {what}: make it with `python -m data_prep` "
                     "(for instance: python -m data_prep scan --split length --cutoff 26 --out data-bin/scan26)"
                 )
         if cfg.length_window < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from data_prep.__main__ import main
 from data_prep.binarize import binarize, make_dictionary
-from data_prep.common import DataError
+from data_prep.common import Corpus, DataError
+from data_prep.prepare import training_command
+from data_prep.scan import DATASET
 
 SUBSETS = ("train", "valid", "gen")
 
@@ -96,6 +99,22 @@ def test_fairseq_task_loads_every_subset(prepared: Path) -> None:
         for index in (0, len(dataset) - 1):
             assert task.source_dictionary.string(dataset[index]["source"]) == source[index]
             assert task.target_dictionary.string(dataset[index]["target"]) == target[index]
+
+
+@pytest.mark.parametrize(
+    ("names", "validation"),
+    [
+        (["train", "valid", "gen"], "valid,gen"),
+        (["train", "gen"], "gen"),
+        (["train", "valid", "dev", "gen"], "valid,dev,gen"),
+    ],
+    ids=["usual", "nothing-held-out", "mcd"],
+)
+def test_training_command(names: list[str], validation: str) -> None:
+    corpus = Corpus({name: [] for name in names}, {}, "", "", {}, (0, 0))
+    command = shlex.split(training_command(DATASET, corpus, Path("my data")))
+    assert command[:2] == ["fairseq-train", "my data"]
+    assert command[command.index("--valid-subset") + 1] == validation
 
 
 def write_raw(folder: Path, **subsets: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.common import DataError
-from data_prep.folder import publish
+from data_prep.folder import lock_file, publish
 
 LENGTH = ("scan", "--split", "length", "--raw-only")
 
@@ -145,7 +145,8 @@ def test_verify(run, tmp_path: Path) -> None:
 
 
 PAUSING = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background inherits that it is ignored
 import data_prep.prepare
 def pause(*arguments, **options):
     print("paused", flush=True)
@@ -225,6 +226,27 @@ def test_failed_replacement_puts_the_old_folder_back(run, tmp_path: Path, monkey
     result = run(*LENGTH, "--overwrite", "--out", out)
     assert result.err == f"error: {out}: cannot be put there (Permission denied): is another run making it?\n"
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
+
+
+def test_lock_of_a_file_that_is_gone_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def another_process(stream: object, operation: int) -> None:
+        os.rename(tmp_path / "lock", tmp_path / "elsewhere")
+        (tmp_path / "lock").touch()
+
+    monkeypatch.setattr("fcntl.flock", another_process)
+    assert lock_file(tmp_path / "lock", wait=True) is None
+
+
+def test_lock_that_another_has(tmp_path: Path) -> None:
+    with lock_file(tmp_path / "lock", wait=False):
+        assert lock_file(tmp_path / "lock", wait=False) is None
+    with lock_file(tmp_path / "lock", wait=False) as stream:
+        assert stream is not None
+
+
+def test_lock_of_no_file(tmp_path: Path) -> None:
+    assert lock_file(tmp_path / "lock", wait=False, create=False) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_file_system_without_locks(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,13 +69,15 @@ def test_server_that_sends_no_parts(get, server) -> None:
 
 
 @pytest.mark.parametrize(
-    "beginning", [b"x" * 100, DATA + b"x", b"x" * len(DATA)], ids=["wrong", "too-long", "wrong-and-whole"]
+    ("beginning", "ranges"),
+    [(b"x" * 100, ["bytes=100-", None]), (DATA + b"x", [None]), (b"x" * len(DATA), [None])],
+    ids=["wrong", "too-long", "wrong-and-whole"],
 )
-def test_wrong_beginning_is_thrown_away(beginning: bytes, get, tmp_path: Path) -> None:
+def test_wrong_beginning_is_thrown_away(beginning: bytes, ranges: list, get, server, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "data.bin.part").write_bytes(beginning)
     assert get().read_bytes() == DATA
-    assert left(tmp_path) == ["data.bin"]
+    assert server.ranges == ranges and left(tmp_path) == ["data.bin"]
 
 
 def test_beginning_that_is_longer_than_what_the_server_has(get, server, tmp_path: Path) -> None:
@@ -96,6 +98,12 @@ def test_other_file_is_refused(other: bytes, get, server, tmp_path: Path) -> Non
     ):
         get()
     assert len(server.ranges) == 1 and left(tmp_path) == []
+
+
+def test_endless_file_is_not_read_to_the_end(get, server) -> None:
+    server.files["/folder/data.bin"] = DATA * 20
+    with pytest.raises(DataError, match="not the official data.bin: 327,680 bytes"):
+        get()
 
 
 def test_short_file_is_refused(get, server, tmp_path: Path) -> None:

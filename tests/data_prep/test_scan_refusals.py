@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import numpy
 import pytest
 
 from data_prep.scan import DATASET, TASKS
@@ -112,6 +113,28 @@ def test_broken_gzip(spoil, lines: list[str], run, raw_dir, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_other_sizes_than_the_published_ones(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_prep.scan.LENGTH_SIZES", {"train": 16_990, "gen": 3_921})
+    result = run(*LENGTH, "--out", tmp_path / "out")
+    assert result == (1, "", "error: subset gen has 3,920 examples, and 3,921 are published\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_draw_than_the_reference(
+    run, scan_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_prep.scan_splits.RandomState", lambda seed: numpy.random.RandomState(seed + 1))
+    result = run(*LENGTH, "--cutoff", 26, "--raw-dir", scan_files, "--out", tmp_path / "out")
+    assert result.code == 1 and "the validation set of cutoff 26 is not the reference's" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_holdout_of_nothing(run, tmp_path: Path) -> None:
+    result = run(*LENGTH, "--holdout", 0.00001, "--out", tmp_path / "out")
+    assert result == (1, "", "error: a hold-out of 1e-05 of 16,990 examples is not even one\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_missing_files(run, raw_dir, tmp_path: Path) -> None:
     folder = raw_dir(b"x", "readme.txt")
     out = ["--raw-only", "--out", tmp_path / "out"]
@@ -123,6 +146,11 @@ def test_missing_files(run, raw_dir, tmp_path: Path) -> None:
     result = run("scan", "--split", "simple", "--raw-dir", folder, *out)
     assert result.code == 1 and "the official tasks_train_simple.txt (sha256 941bb8" in result.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_message_stays_on_one_line_whatever_the_path(run, tmp_path: Path) -> None:
+    result = run(*LENGTH, "--raw-dir", "no\nsuch  folder", "--out", tmp_path / "out")
+    assert result == (1, "", "error: no such  folder: --raw-dir is not a folder\n")
 
 
 def test_mcd_says_what_to_get(run, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_unknown_forced_name_says_who_forced_it(monkeypatch):
     with force_implementation("slow"), pytest.raises(ValueError, match=r"'slow' \(force_implementation\)"):
         chosen()
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "slow")
-    with pytest.raises(ValueError, match=rf"'slow' \(environment variable {ENVIRONMENT_VARIABLE}\); .*auto, fast, plain"):
+    with pytest.raises(ValueError, match=rf"'slow' \(environment variable {ENVIRONMENT_VARIABLE}\); .*: auto, fast"):
         chosen()
 
 
@@ -108,6 +108,15 @@ def test_every_operator_can_be_forced(name, implementation, device):
 def test_every_operator_names_itself_and_its_choices(name):
     with pytest.raises(ValueError, match=rf"{name} has no implementation 'slow' .*: auto, chunked, naive"):
         OPERATORS[name](torch.rand(2, 3, 5, 4), implementation="slow")
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_knows_shapes_without_data(name):
+    """On the meta device, which autocast does not know."""
+    real, shapes_only = torch.rand(2, 3, 70, 9), torch.rand(2, 3, 70, 9, device="meta")
+    if name == "relative_logits":
+        real, shapes_only = real[:, :, :5], shapes_only[:, :, :5]
+    assert OPERATORS[name](shapes_only).shape == OPERATORS[name](real).shape
 
 
 def test_import_without_fairseq():

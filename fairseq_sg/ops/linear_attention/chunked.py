@@ -20,7 +20,7 @@ from fairseq_sg.ops.precision import to_accumulation_dtype
 State = tuple[Tensor, Tensor]
 
 # Up to this length causal attention takes one masked score matrix even where chunks would save multiplications: it
-# needs half as many kernels, and at such sizes a GPU waits for those. On a CPU F = 8 loses by it above 50.
+# needs half as many kernels, and launching those is what takes time on a GPU. On a CPU F = 8 loses by it above 50.
 SHORT = 64
 
 # Up to this number of chunks one matrix product is the faster way to their prefix sums; its cost is quadratic in it.

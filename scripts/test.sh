@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Sets up .venv if need be, then runs the tests. Arguments go to pytest.
+#
+#   bash scripts/test.sh
+#   bash scripts/test.sh -n 0 tests/ops      # in one process
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash scripts/setup.sh </dev/null
+# A process for each of two cores, with one thread each: more threads than cores make small models slower, not faster.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+exec "${SG_VENV:-.venv}/bin/python" -m pytest -n 2 --dist loadfile "$@" </dev/null

@@ -1,0 +1,114 @@
+"""fairseq's commands as a user runs them, in processes of their own, on a tiny dataset and with tiny models."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+#: The installed commands lie beside the interpreter that runs the tests.
+COMMANDS = Path(sys.executable).parent
+
+LINEAR = ["--encoder-attention", "linear", "--decoder-attention", "linear", "--cross-attention", "linear", "--qk-norm", "l2"]
+#: kind of model -> its arguments, and the epochs after which it gets some sentences right and some wrong
+KINDS: Dict[str, Tuple[List[str], int]] = {
+    "linear": ([*LINEAR, "--depth", "shared", "--orthogonality-weight", "1e-4"], 10),
+    "relative": (["--encoder-attention", "relative", "--decoder-attention", "relative"], 6),
+    "softmax": ([], 12),
+}
+SIZES = [
+    *(f"--{side}-{name}={size}" for side in ("encoder", "decoder") for name, size in (("embed-dim", 32), ("ffn-embed-dim", 64))),
+    *(f"--{side}-{name}={size}" for side in ("encoder", "decoder") for name, size in (("attention-heads", 4), ("layers", 2))),
+]
+
+
+class Result(NamedTuple):
+    """What a command returned and printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment(**more: str) -> Dict[str, str]:
+    """This process's, with one thread a process and without what would change where modules are found."""
+    left_out = ("PYTHONPATH", "PYTHONWARNINGS", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    return kept | {"OMP_NUM_THREADS": "1"} | more
+
+
+def start(name: str, *arguments: object, cwd: Path = REPOSITORY, **env: str) -> subprocess.Popen:
+    """Starts an installed command, or ``python`` itself, without waiting for it."""
+    command = [str(COMMANDS / name), *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=cwd, env=environment(**env), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(process: subprocess.Popen, text: str = "") -> Result:
+    """Waits for a started command; ``text`` is its standard input."""
+    try:
+        out, err = process.communicate(text, timeout=300)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return Result(process.returncode, out, err)
+
+
+def run(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITORY, **env: str) -> Result:
+    return finish(start(name, *arguments, cwd=cwd, **env), text)
+
+
+def succeed(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITORY, **env: str) -> str:
+    """Runs a command that must succeed without a warning; returns what it printed."""
+    return check(run(name, *arguments, text=text, cwd=cwd, **env))
+
+
+def check(result: Result) -> str:
+    printed = result.out + result.err
+    assert result.code == 0, printed[-5000:]
+    noise = [line for line in printed.splitlines() if re.search("warning|detected shared parameter", line, re.IGNORECASE)]
+    assert not noise
+    return printed
+
+
+def training(data: Path, folder: Path, *more: object, arch: str = "sg_transformer", sizes: Sequence[str] = SIZES) -> List[str]:
+    """Arguments of ``fairseq-train``; ``more`` comes last and so overrides what stands here."""
+    arguments = [data, "--user-dir", "fairseq_sg", "--task", "sg_translation", "--arch", arch, *sizes]
+    arguments += ["--criterion", "cross_entropy_orthogonality", "--optimizer", "torch_adam", "--lr", "5e-3", "--clip-norm", "5"]
+    arguments += ["--dropout", "0", "--batch-size", "32", "--batch-size-valid", "64", "--valid-subset", "valid,gen"]
+    arguments += ["--save-dir", folder, "--no-epoch-checkpoints", "--cpu", "--log-format", "json", *more]
+    return [str(argument) for argument in arguments]
+
+
+def evaluation(data: Path, checkpoint: Path, *more: object) -> List[str]:
+    """Arguments that ``fairseq-validate``, ``fairseq-generate`` and ``fairseq-interactive`` share."""
+    arguments = [data, "--user-dir", "fairseq_sg", "--task", "sg_translation", "--path", checkpoint, "--cpu", *more]
+    return [str(argument) for argument in arguments]
+
+
+def metrics(printed: str, subset: str) -> List[Dict[str, float]]:
+    """What training or validation with ``--log-format json`` reported of a subset (``train`` too), one dict each time."""
+    records = re.findall(rf"\| {subset} \| (\{{.*\}})$", printed, re.MULTILINE)
+    return [{name.removeprefix(f"{subset}_"): float(value) for name, value in json.loads(r).items()} for r in records]
+
+
+class Translation(NamedTuple):
+    """One sentence of ``fairseq-generate`` or ``fairseq-interactive``: the reference (None without one), the best hypothesis."""
+
+    target: str | None
+    hypothesis: str
+    score: float
+
+
+def translations(printed: str) -> Dict[int, Translation]:
+    """The sentences by their number in the subset."""
+    targets = {int(i): text for i, text in re.findall(r"^T-(\d+)\t(.*)$", printed, re.MULTILINE)}
+    best: Dict[int, Translation] = {}
+    for i, score, text in re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE):
+        best.setdefault(int(i), Translation(targets.get(int(i)), text, float(score)))
+    return best

@@ -1,0 +1,94 @@
+"""The dataset and the trained models that the tests of whole commands share; made once, also when tests run in several processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from cli_commands import KINDS, succeed, training
+from numpy.random import RandomState
+
+from data_prep.common import Corpus, Pair
+from data_prep.prepare import write
+from data_prep.scan_grammar import generate
+
+
+@pytest.fixture(scope="session")
+def common_folder(tmp_path_factory) -> Path:
+    """A folder of this session, the same one in all of its processes."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cli"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Calls ``make(folder)`` if nobody has; waits where another process is at it."""
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder.with_suffix(".done")
+        if not done.exists():
+            make(folder)
+            done.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data(common_folder) -> Path:
+    """Short SCAN commands in the form of ``data_prep``; ``gen`` (45) is longer than ``train`` (1,000) and ``valid`` (101).
+
+    The sizes of ``valid`` and ``gen`` are no multiples of 8, the last of which fairseq would leave out.
+    """
+    return once(common_folder / "data", write_short_scan)
+
+
+def write_short_scan(folder: Path) -> None:
+    pairs = generate()
+    shuffled = [pairs[index] for index in RandomState(0).permutation(len(pairs))]
+    short = [pair for pair in shuffled if actions(pair) <= 4]
+    longer = [pair for pair in shuffled if actions(pair) == 5]
+    corpus = Corpus(
+        subsets={"train": short[:1000], "valid": short[1000:1101], "gen": longer[:45]},
+        published={},
+        rule="a part of the short commands",
+        membership="drawn for the tests",
+        origin={"generator": "data_prep.scan_grammar"},
+        vocabulary=(13, 6),
+    )
+    write(folder, corpus, {"dataset": "scan", "raw_only": False})
+
+
+def actions(pair: Pair) -> int:
+    return len(pair.target.split())
+
+
+class Trained(NamedTuple):
+    """A trained model: its checkpoint, and what the first and the resumed training printed."""
+
+    checkpoint: Path
+    first: str
+    resumed: str
+
+
+@pytest.fixture(scope="session")
+def trained(common_folder, data) -> Callable[[str], Trained]:
+    """Trains a kind of model for three epochs, then resumes until it gets a good part of the sentences right."""
+
+    def train(kind: str) -> Trained:
+        def make(folder: Path) -> None:
+            arguments, epochs = KINDS[kind]
+            for name, stop in (("first", 3), ("resumed", epochs)):
+                printed = succeed("fairseq-train", *training(data, folder, *arguments, "--max-epoch", stop))
+                (folder / f"{name}.log").write_text(printed)
+
+        folder = once(common_folder / kind, make)
+        return Trained(folder / "checkpoint_last.pt", *((folder / f"{name}.log").read_text() for name in ("first", "resumed")))
+
+    return train

@@ -1,0 +1,98 @@
+"""The life of a model through fairseq's commands: train, resume, validate, generate, interactive."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from cli_commands import KINDS, evaluation, metrics, run, succeed, translations
+from fairseq import checkpoint_utils
+
+import fairseq_sg  # noqa: F401
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+SIZES = {"valid": 101, "gen": 45}
+
+
+@pytest.fixture(scope="module")
+def greedy(trained, data):
+    """What ``fairseq-generate --beam 1 --scoring exact_match`` prints on ``valid``."""
+    printed = {}
+
+    def generate(kind: str) -> str:
+        if kind not in printed:
+            more = ["--gen-subset", "valid", "--beam", "1", "--scoring", "exact_match", "--batch-size", "64"]
+            printed[kind] = succeed("fairseq-generate", *evaluation(data, trained(kind).checkpoint, *more))
+        return printed[kind]
+
+    return generate
+
+
+def right_when_teacher_forced(checkpoint, subset: str) -> set[int]:
+    """The sentences whose every argmax, given the target's prefix, is the target's next token."""
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
+    task.load_dataset(subset)
+    right = set()
+    with torch.no_grad():
+        for sample in task.get_batch_iterator(task.dataset(subset), max_sentences=16).next_epoch_itr(shuffle=False):
+            guess = models[0].eval()(**sample["net_input"])[0].argmax(-1)
+            same = guess.eq(sample["target"]) | sample["target"].eq(task.target_dictionary.pad())
+            right |= set(sample["id"][same.all(-1)].tolist())
+    return right
+
+
+@kinds
+def test_training_learns_and_resumes(kind, trained):
+    model = trained(kind)
+    before, after = (metrics(log, "valid") for log in (model.first, model.resumed))
+    assert [m["epoch"] for m in before + after] == list(range(1, KINDS[kind][1] + 1))
+    assert after[-1]["loss"] < before[-1]["loss"] < before[0]["loss"]
+    assert "Loaded checkpoint" in model.resumed
+    assert ("orthogonality_encoder" in after[-1]) == (kind == "linear")
+    assert len(metrics(model.resumed, "gen")) == len(after)
+
+
+@kinds
+def test_accuracy_is_the_exact_match_of_greedy_decoding(kind, trained, greedy, data):
+    checkpoint = trained(kind).checkpoint
+    validated = metrics(
+        succeed(
+            "fairseq-validate",
+            *evaluation(data, checkpoint, "--valid-subset", "valid,gen", "--batch-size", "64", "--log-format", "json"),
+        ),
+        "valid",
+    )
+    sentences = translations(greedy(kind))
+    decoded = {i for i, sentence in sentences.items() if sentence.hypothesis == sentence.target}
+    assert set(sentences) == set(range(SIZES["valid"]))
+    assert 0.1 < len(decoded) / len(sentences) < 0.97
+    assert decoded == right_when_teacher_forced(checkpoint, "valid")
+    percent = 100 * len(decoded) / len(sentences)
+    assert f"exact_match = {percent:.4f} ({len(decoded)} of {len(sentences)})" in greedy(kind)
+    assert validated[0]["accuracy"] == pytest.approx(percent, abs=1e-4)
+    assert metrics(trained(kind).resumed, "valid")[-1]["accuracy"] == pytest.approx(percent, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kind,scoring,score", [("linear", "sacrebleu", r"BLEU"), ("relative", "bleu", r"BLEU4"), ("softmax", "exact_match", r"exact_match")]
+)
+def test_beam_search_scores_every_sentence(kind, scoring, score, trained, data):
+    more = ["--gen-subset", "gen", "--beam", "5", "--scoring", scoring, "--batch-size", "16"]
+    printed = succeed("fairseq-generate", *evaluation(data, trained(kind).checkpoint, *more))
+    assert len(translations(printed)) == SIZES["gen"]
+    assert re.search(rf"^Generate gen with beam=5: {score} = \d+\.\d+", printed, re.MULTILINE)
+
+
+@kinds
+def test_interactive_gives_what_generate_gives(kind, trained, greedy, data):
+    sources = (data / "raw" / "valid.src").read_text().splitlines()[:7]
+    more = ["--beam", "1", "--buffer-size", "7", "--batch-size", "4"]
+    printed = run("fairseq-interactive", *evaluation(data, trained(kind).checkpoint, *more), text="\n".join(sources) + "\n")
+    assert printed.code == 0, printed.err
+    generated = translations(greedy(kind))
+    interactive = translations(printed.out)
+    assert set(interactive) == set(range(7))
+    for i, sentence in interactive.items():
+        assert sentence.hypothesis == generated[i].hypothesis
+        assert sentence.score == pytest.approx(generated[i].score, abs=1e-4)

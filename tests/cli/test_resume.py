@@ -1,0 +1,93 @@
+"""A training that was stopped and resumed equals one that was not, bit for bit; checkpoints hold plain data only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cli_commands import LINEAR, metrics, succeed, training
+
+import fairseq_sg  # noqa: F401
+
+#: case -> its arguments; each chooses the best checkpoint by another measure
+CASES = {
+    "torch_adam-accuracy": [
+        *LINEAR, "--orthogonality-weight", "1e-4", "--patience", "5",
+        "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric", "--keep-best-checkpoints", "1",
+    ],
+    "adam-bleu": [
+        "--encoder-attention", "relative", "--decoder-attention", "relative",
+        "--optimizer", "adam", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "10", "--eval-bleu",
+        "--eval-bleu-args", '{"beam": 2}', "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric",
+    ],
+}  # fmt: skip
+
+
+def tensors(state, path: str = "") -> dict[str, torch.Tensor]:
+    """All tensors in nested dicts and lists, by their place."""
+    if isinstance(state, torch.Tensor):
+        return {path: state}
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, (list, tuple)) else ()
+    return {name: tensor for key, value in items for name, tensor in tensors(value, f"{path}/{key}").items()}
+
+
+def assert_same_state(checkpoint: Path, other: Path) -> None:
+    """Same weights, optimizer state and number of updates, bit for bit."""
+    one, two = (torch.load(path, weights_only=True) for path in (checkpoint, other))
+    for part in ("model", "last_optimizer_state"):
+        left, right = tensors(one[part]), tensors(two[part])
+        assert left and left.keys() == right.keys()
+        different = [name for name in left if not torch.equal(left[name], right[name])]
+        assert not different, f"{part} differs in {different}"
+    assert one["optimizer_history"][-1]["num_updates"] == two["optimizer_history"][-1]["num_updates"]
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    """Case -> folders of an uninterrupted training, and of one stopped in the middle of an epoch and at the end of one."""
+    made = {}
+
+    def train(case: str) -> tuple[Path, Path]:
+        if case not in made:
+            whole, stopped = (tmp_path_factory.mktemp(case) / name for name in ("whole", "stopped"))
+            arguments = ["--dropout", "0.1", "--batch-size", "64", *CASES[case]]
+            succeed("fairseq-train", *training(data, whole, *arguments, "--max-epoch", "3"))
+            for stop in (["--max-update", "11"], ["--max-epoch", "2"], ["--max-epoch", "3"]):
+                printed = succeed("fairseq-train", *training(data, stopped, *arguments, *stop))
+            assert [m["epoch"] for m in metrics(printed, "valid")] == [3]
+            made[case] = whole, stopped
+        return made[case]
+
+    return train
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resumed_training_equals_an_uninterrupted_one(case, runs):
+    whole, stopped = runs(case)
+    assert_same_state(whole / "checkpoint_last.pt", stopped / "checkpoint_last.pt")
+
+
+@pytest.mark.parametrize("case,measure", [("torch_adam-accuracy", "accuracy"), ("adam-bleu", "bleu")])
+def test_the_best_checkpoint_is_kept_by_its_measure(case, measure, runs):
+    for folder in runs(case):
+        last, best = (torch.load(folder / f"checkpoint_{name}.pt", weights_only=True) for name in ("last", "best"))
+        assert last["extra_state"]["best"] == best["extra_state"]["val_loss"] >= last["extra_state"]["val_loss"] > 0
+    kept = list(runs(case)[0].glob(f"checkpoint.best_{measure}_*.pt"))
+    assert len(kept) == (case == "torch_adam-accuracy")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_checkpoints_hold_plain_data_only(case, runs):
+    """torch reads them with ``weights_only=True`` in a process without the plugin; counts of BLEU are numpy's, which it must be told of."""
+    path = runs(case)[0] / "checkpoint_last.pt"
+    found = set(succeed("python", "-c", f"import torch; print(*torch.serialization.get_unsafe_globals_in_checkpoint({str(path)!r}))").split())
+    numpys = {"numpy.dtype", "numpy.ndarray", "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar"}
+    assert found <= (numpys if "bleu" in case else set())
+
+
+def test_patience_ends_a_training_that_gets_no_better(data, tmp_path):
+    arguments = ["--lr", "1e-12", "--patience", "2", "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+    printed = succeed("fairseq-train", *training(data, tmp_path / "run", *arguments, "--batch-size", "250", "--max-epoch", "9"))
+    assert len(metrics(printed, "valid")) == 3
+    assert "early stop since valid performance hasn't improved for last 2 runs" in printed

@@ -1,0 +1,35 @@
+"""Beam search with decoding states against the same search over full forward passes of every prefix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cli_commands import KINDS
+from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import GenerationConfig
+
+import fairseq_sg  # noqa: F401
+
+
+def search(task, model, subset: str, with_states: bool) -> dict:
+    """Sentence -> its five hypotheses, best first, from fairseq's own generator."""
+    generator = task.build_generator([model], GenerationConfig(beam=5))
+    assert generator.model.has_incremental
+    generator.model.has_incremental = with_states
+    hypotheses = {}
+    for sample in task.get_batch_iterator(task.dataset(subset), max_sentences=16).next_epoch_itr(shuffle=False):
+        found = task.inference_step(generator, [model], sample)
+        hypotheses |= dict(zip(sample["id"].tolist(), found))
+    return hypotheses
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_beam_search_equals_search_over_full_passes(kind, trained):
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(trained(kind).checkpoint)])
+    task.load_dataset("gen")
+    by_states, by_full_passes = (search(task, models[0].eval(), "gen", states) for states in (True, False))
+    assert set(by_states) == set(by_full_passes) == set(range(45))
+    for i, hypotheses in by_states.items():
+        for found, expected in zip(hypotheses, by_full_passes[i], strict=True):
+            assert found["tokens"].tolist() == expected["tokens"].tolist()
+            torch.testing.assert_close(found["positional_scores"], expected["positional_scores"], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,249 @@
+"""How options of mechanisms become one configuration: joining, defaults from every source, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import List, Optional
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from fairseq import options
+from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
+
+import fairseq_sg  # noqa: F401
+from fairseq_sg.models.architectures import ARCHITECTURES, preset
+from fairseq_sg.models.config import as_dataclass, join_options, refuse_unused_options
+from fairseq_sg.models.sg_transformer import Config, resolve
+from fairseq_sg.registry import Registry
+
+
+def option(default, text="text"):
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class Own:
+    """A model's own options."""
+
+    width: int = option(8, "width of the model")
+    scale: Optional[float] = option(None)
+    dropout: float = option(0.1)
+
+
+@dataclass
+class Common:
+    bias: bool = option(False)
+
+
+@dataclass
+class Lever(Common):
+    length: float = option(1.5)
+
+
+@dataclass
+class Wheel(Common):
+    spokes: int = option(5)
+
+
+def registry(**classes) -> Registry:
+    gadgets = Registry("gadget", "--gadget")
+    for name, options_ in classes.items():
+        gadgets.register(name)(type(name, (), {"options": options_}))
+    return gadgets
+
+
+GADGETS = registry(lever=Lever, wheel=Wheel, plain=None)
+LEVER, WHEEL, PLAIN = (GADGETS.find(name) for name in ("lever", "wheel", "plain"))
+Joined = join_options(Own, [GADGETS], {"small": {"width": 2}})
+
+
+# Joining.
+
+
+def test_joined_class_has_every_option_once():
+    fields = {f.name: f for f in dataclasses.fields(Joined)}
+    assert [name for name in fields if name != "_name"] == ["width", "scale", "dropout", "bias", "length", "spokes"]
+    assert issubclass(Joined, FairseqDataclass) and Joined.__doc__ == Own.__doc__
+    assert fields["length"].default == 1.5 and fields["length"].type is float
+    assert fields["spokes"].metadata["help"] == "text"
+
+
+def test_what_an_architecture_sets_has_no_default_but_says_it():
+    fields = {f.name: f for f in dataclasses.fields(Joined)}
+    assert fields["width"].default is None and fields["width"].type == Optional[int]
+    assert fields["width"].metadata["help"] == "width of the model (default: the architecture's, or 8)"
+    assert as_dataclass(Joined, Namespace()).width == 8
+
+
+@dataclass
+class OtherDefault:
+    bias: bool = option(True)
+
+
+@dataclass
+class OtherType:
+    bias: int = option(0)
+
+
+@dataclass
+class OwnsDropout:
+    dropout: float = option(0.2)
+
+
+@pytest.mark.parametrize(
+    "other,message",
+    [
+        (OtherDefault, "option 'bias' of crank gadget differs from the one of lever gadget"),
+        (OtherType, "option 'bias' of crank gadget differs from the one of lever gadget"),
+        (OwnsDropout, "option 'dropout' of crank gadget differs from the one of Own"),
+    ],
+)
+def test_conflicting_options_are_refused(other, message):
+    with pytest.raises(TypeError, match=message):
+        join_options(Own, [registry(lever=Lever, crank=other)], {})
+
+
+def test_options_of_several_registries_are_joined():
+    joined = join_options(Own, [registry(lever=Lever), registry(wheel=Wheel)], {})
+    assert {"length", "spokes", "bias"} <= {f.name for f in dataclasses.fields(joined)}
+    with pytest.raises(TypeError, match="option 'bias' of crank gadget differs"):
+        join_options(Own, [registry(lever=Lever), registry(crank=OtherDefault)], {})
+
+
+# Values from wherever fairseq keeps them.
+
+
+def from_structured(**values):
+    return OmegaConf.merge(OmegaConf.structured(Joined), values)
+
+
+def from_partial(**values):
+    return OmegaConf.create(values | {"dropout": "???"})
+
+
+@pytest.mark.parametrize("source", [Namespace, SimpleNamespace, from_structured, from_partial, Joined, lambda **v: OmegaConf.create(v)])
+def test_missing_values_have_the_declared_defaults(source):
+    config = as_dataclass(Joined, source(length=2.5, spokes=7))
+    assert type(config) is Joined
+    values = {name: getattr(config, name) for name in ("width", "scale", "dropout", "bias", "length", "spokes")}
+    assert values == {"width": 8, "scale": None, "dropout": 0.1, "bias": False, "length": 2.5, "spokes": 7}
+    assert all(not OmegaConf.is_config(value) for value in vars(config).values())
+
+
+@pytest.mark.parametrize("source", [Namespace, from_structured, Joined])
+def test_given_values_win_also_the_false_ones(source):
+    config = as_dataclass(Joined, source(width=3, scale=0.0, dropout=0.0, bias=True))
+    assert (config.width, config.scale, config.dropout, config.bias) == (3, 0.0, 0.0, True)
+    again = as_dataclass(Joined, config)
+    assert again == config and again is not config
+
+
+def test_unknown_attributes_are_left_out():
+    config = as_dataclass(Joined, Namespace(arch="x", data="folder", width=4))
+    assert config.width == 4 and not hasattr(config, "data")
+
+
+def test_lists_become_plain_lists():
+    @dataclass
+    class Sizes:
+        sizes: Optional[List[int]] = option(None)
+
+    joined = join_options(Sizes, [], {})
+    config = as_dataclass(joined, OmegaConf.create({"sizes": [1, 2]}))
+    assert config.sizes == [1, 2] and type(config.sizes) is list
+
+
+# Options without effect.
+
+
+def configured(**values):
+    return as_dataclass(Joined, Namespace(**values))
+
+
+def test_option_that_no_chosen_mechanism_has_is_refused():
+    with pytest.raises(ValueError, match=r"--length 2.0 has no effect on the chosen mechanisms; it is an option of: lever gadget$"):
+        refuse_unused_options(configured(length=2.0), [GADGETS], {WHEEL})
+    with pytest.raises(ValueError, match=r"--bias True has no effect .* it is an option of: lever gadget, wheel gadget"):
+        refuse_unused_options(configured(bias=True), [GADGETS], {PLAIN})
+
+
+@pytest.mark.parametrize(
+    "values,used",
+    [
+        ({}, set()),
+        ({"length": 1.5, "spokes": 5, "bias": False}, {PLAIN}),
+        ({"length": 2.0}, {LEVER}),
+        ({"length": 2.0, "spokes": 6}, {LEVER, WHEEL}),
+        ({"bias": True}, {WHEEL, PLAIN}),
+        ({"width": 3, "scale": 2.0}, set()),
+    ],
+    ids=["nothing-set", "set-to-defaults", "taken", "taken-by-two", "shared", "own-options"],
+)
+def test_options_with_effect_pass(values, used):
+    refuse_unused_options(configured(**values), [GADGETS], used)
+
+
+# The real configuration.
+
+
+def parsed(*arguments):
+    """The model's configuration as fairseq-train makes it of a command line."""
+    command = ["data", "--task", "sg_translation", "--criterion", "cross_entropy_orthogonality", *arguments]
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command)).model
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_architecture_sets_its_sizes_and_leaves_the_rest(arch):
+    config = resolve(parsed("--arch", arch))
+    values = ARCHITECTURES[arch]
+    assert {name: getattr(config, name) for name in values} == values
+    plain = resolve(parsed("--arch", "sg_transformer"))
+    others = [f.name for f in dataclasses.fields(Config) if f.name not in values and f.name != "_name"]
+    assert {name: getattr(config, name) for name in others} == {name: getattr(plain, name) for name in others}
+
+
+def test_user_s_value_wins_over_the_architecture_s_also_where_it_is_the_default_of_the_model():
+    config = resolve(parsed("--arch", "sg_transformer_scan", "--encoder-embed-dim", "512", "--decoder-layers", "6"))
+    assert (config.encoder_embed_dim, config.decoder_embed_dim) == (512, 128)
+    assert (config.encoder_layers, config.decoder_layers) == (3, 6)
+    separate = resolve(parsed("--arch", "sg_transformer_cfq_universal", "--depth", "separate"))
+    assert separate.depth == "separate" and separate.encoder_layers == 6
+
+
+def test_options_of_mechanisms_arrive_with_their_types():
+    arguments = ["--feature-map", "elu", "--qk-norm", "rms", "--linear-attention-eps", "1e-3", "--attention-bias"]
+    config = resolve(parsed("--arch", "sg_transformer", "--encoder-attention", "linear", *arguments))
+    assert (config.qk_norm, config.linear_attention_eps, config.attention_bias) == ("rms", 1e-3, True)
+
+
+def test_sizes_of_vaswani_without_a_named_architecture():
+    config = resolve(SimpleNamespace())
+    sizes = (config.encoder_embed_dim, config.encoder_ffn_embed_dim, config.encoder_attention_heads, config.encoder_layers)
+    assert sizes == (512, 2048, 8, 6) and config.depth == "separate"
+
+
+@pytest.mark.parametrize(
+    "given,attention,activation",
+    [({}, 0.1, 0.1), ({"dropout": 0.4}, 0.4, 0.4), ({"dropout": 0.4, "attention_dropout": 0.0}, 0.0, 0.4), ({"activation_dropout": 0.2}, 0.1, 0.2)],
+)
+def test_dropout_reaches_where_none_of_its_own_is_set(given, attention, activation):
+    source = SimpleNamespace(**given)
+    config = resolve(source)
+    assert (config.attention_dropout, config.activation_dropout) == (attention, activation)
+    assert vars(source) == given  # what the checkpoint keeps is what the user set
+
+
+def test_preset_fills_only_what_is_not_set():
+    config = Namespace(width=1, height=None)
+    preset({"width": 5, "height": 6, "depth": 7})(config)
+    assert vars(config) == {"width": 1, "height": 6, "depth": 7}

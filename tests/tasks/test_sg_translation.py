@@ -1,0 +1,268 @@
+"""The task: sources with a begin symbol, batches that leave nothing out, windows of like lengths, and data that does not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fairseq")
+
+import torch
+from fairseq import options, tasks
+from fairseq.data import data_utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.trainer import Trainer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_folders import SOURCE_WORDS, TARGET_WORDS, random_pairs, write_folder
+
+import fairseq_sg  # noqa: F401
+from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask, WindowedPairDataset
+
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+BOS, PAD, EOS = 0, 1, 2
+
+
+def task(folder, subsets=("train", "valid", "gen"), **values) -> SGTranslationTask:
+    defaults = dict(train_subset="train", dataset_impl=None, required_seq_len_multiple=1)
+    built = SGTranslationTask.setup_task(SGTranslationConfig(data=str(folder), **(defaults | values)))
+    for subset in subsets:
+        built.load_dataset(subset)
+    return built
+
+
+def collated(dataset):
+    return dataset.collater([dataset[i] for i in range(len(dataset))])
+
+
+def ids(iterator) -> list:
+    """Sample numbers of an epoch, batch by batch."""
+    return [batch["id"].tolist() for batch in iterator.next_epoch_itr(shuffle=False) if batch]
+
+
+# Sources.
+
+
+@pytest.mark.parametrize("subset", ["train", "valid", "gen"])
+@pytest.mark.parametrize("no_source_bos", [False, True])
+def test_source_starts_with_the_begin_symbol_and_ends_with_the_end(folder, subset, no_source_bos):
+    seeds = {"train": (100, 1), "valid": (100, 2), "gen": (13, 3)}
+    built = task(folder, no_source_bos=no_source_bos)
+    dataset = built.dataset(subset)
+    start = [] if no_source_bos else [BOS]
+    for i, (source, target) in enumerate(random_pairs(*seeds[subset])):
+        expected = [4 + SOURCE_WORDS.index(word) for word in source.split()]
+        assert dataset[i]["source"].tolist() == [*start, *expected, EOS]
+        assert dataset[i]["target"].tolist() == [4 + TARGET_WORDS.index(word) for word in target.split()] + [EOS]
+        assert dataset.src_sizes[i] == dataset.sizes[i][0] == dataset.size(i)[0] == len(dataset[i]["source"])
+        assert dataset.num_tokens(i) == max(map(len, (dataset[i]["source"], dataset[i]["target"])))
+    assert built.source_dictionary.bos() == BOS
+
+
+@pytest.mark.parametrize("left_pad_source", [None, False, True])
+@pytest.mark.parametrize("left_pad_target", [False, True])
+def test_padding(folder, left_pad_source, left_pad_target):
+    values = {} if left_pad_source is None else {"left_pad_source": left_pad_source}
+    dataset = task(folder, left_pad_target=left_pad_target, **values).dataset("gen")
+    batch = collated(dataset)
+    sides = {
+        "source": (batch["net_input"]["src_tokens"], bool(left_pad_source)),
+        "target": (batch["target"], left_pad_target),
+        "input": (batch["net_input"]["prev_output_tokens"], left_pad_target),
+    }
+    for side, (tokens, left) in sides.items():
+        for row, number in zip(tokens, batch["id"].tolist()):
+            item = dataset[number]["source" if side == "source" else "target"]
+            if side == "input":
+                item = torch.cat([item[-1:], item[:-1]])
+            padding = torch.full((len(row) - len(item),), PAD)
+            assert torch.equal(row, torch.cat([padding, item] if left else [item, padding])), side
+
+
+@pytest.mark.parametrize("no_source_bos", [False, True])
+@pytest.mark.parametrize("left_pad_source", [False, True])
+def test_interactive_input_has_the_form_of_the_training_data(folder, no_source_bos, left_pad_source):
+    built = task(folder, no_source_bos=no_source_bos, left_pad_source=left_pad_source)
+    sources = [source for source, _ in random_pairs(13, 3)]
+    tokens = [built.source_dictionary.encode_line(line, add_if_not_exist=False) for line in sources]  # int32, as fairseq has them
+    dataset = built.build_dataset_for_inference(tokens, [len(t) for t in tokens])
+    prepared = built.dataset("gen")
+    assert all(torch.equal(dataset[i]["source"], prepared[i]["source"]) for i in range(13))
+    assert dataset.src_sizes.tolist() == prepared.src_sizes.tolist()
+    got, expected = collated(dataset), collated(prepared)
+    order = expected["id"].argsort()
+    assert torch.equal(got["net_input"]["src_tokens"][got["id"].argsort()], expected["net_input"]["src_tokens"][order])
+    iterator = built.get_batch_iterator(dataset=dataset, max_sentences=8, required_batch_size_multiple=8)
+    assert sorted(sum(ids(iterator), [])) == list(range(13))
+
+
+# Batches.
+
+
+@pytest.mark.parametrize("subset", ["train", "valid", "gen"])
+@pytest.mark.parametrize("max_sentences", [7, 64, 1000])
+def test_evaluation_drops_no_sample(folder, subset, max_sentences):
+    """As fairseq-validate and fairseq-generate ask for batches; fairseq's own task gives 96 of 100."""
+    built = task(folder)
+    dataset = built.dataset(subset)
+    asked = dict(dataset=dataset, max_sentences=max_sentences, required_batch_size_multiple=8)
+    batches = ids(built.get_batch_iterator(**asked))
+    assert sorted(sum(batches, [])) == list(range(len(dataset)))
+    assert max(map(len, batches)) == min(max_sentences, len(dataset))
+    dropped = ids(super(SGTranslationTask, built).get_batch_iterator(**asked, disable_iterator_cache=True))
+    assert len(sum(dropped, [])) < len(dataset)  # so the test is not vacuous
+
+
+def trainer(folder, *arguments) -> Trainer:
+    """fairseq's own trainer, as ``fairseq-train`` makes it."""
+    sizes = [x for side in ("encoder", "decoder") for x in (f"--{side}-layers", "1", f"--{side}-embed-dim", "8", f"--{side}-ffn-embed-dim", "8")]
+    command = [str(folder), "--task", "sg_translation", "--arch", "sg_transformer", *sizes, "--optimizer", "torch_adam", "--lr", "0.01"]
+    command += ["--criterion", "cross_entropy_orthogonality", "--batch-size", "16", "--cpu", "--num-workers", "0"]
+    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), [*command, *arguments]))
+    built = tasks.setup_task(config.task)
+    for subset in config.dataset.valid_subset.split(","):
+        built.load_dataset(subset, combine=False, epoch=1)
+    return Trainer(config, built, built.build_model(config.model), built.build_criterion(config.criterion))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("multiple,trained", [([], 96), (["--required-batch-size-multiple", "1"], 100)], ids=["default", "1"])
+def test_trainer_trains_on_the_user_s_multiple_and_validates_on_everything(folder, multiple, trained):
+    built = trainer(folder, "--valid-subset", "gen,valid,train", *multiple)
+    for epoch in (1, 2):
+        training = built.get_train_iterator(epoch=epoch, load_dataset=epoch == 1)
+        assert sum(len(batch["id"]) for batch in training.next_epoch_itr(shuffle=True)) == trained
+        for subset, size in (("gen", 13), ("valid", 100), ("train", 100)):
+            batches = ids(built.get_valid_iterator(subset))
+            assert sorted(sum(batches, [])) == list(range(size)), subset
+        assert training.epoch == epoch  # validation on the training subset has an iterator of its own
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 5, 1000])
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(lengths=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=40), seed=st.integers(0, 1000))
+def test_windows_are_a_permutation_sorted_inside(window, lengths, seed):
+    sources, targets = zip(*lengths)
+    dataset = pair_dataset(sources, targets, window)
+    with data_utils.numpy_seed(seed):
+        indices = dataset.ordered_indices()
+    assert indices.dtype == np.int64 and sorted(indices.tolist()) == list(range(len(lengths)))
+    if window == 0:  # fairseq's order, by source and then target
+        assert [lengths[i] for i in indices] == sorted(lengths)
+    by_length = [(targets[i], sources[i]) for i in indices]
+    for start in range(0, len(lengths), window) if window > 1 else ():
+        part = by_length[start : start + window]
+        assert part == sorted(part)
+    with data_utils.numpy_seed(seed):
+        assert np.array_equal(dataset.ordered_indices(), indices)
+
+
+def pair_dataset(sources, targets, window) -> WindowedPairDataset:
+    from fairseq.data import Dictionary
+
+    rows = [[torch.full((n,), 4) for n in lengths] for lengths in (sources, targets)]
+    dataset = WindowedPairDataset(rows[0], list(sources), Dictionary(), rows[1], list(targets), Dictionary())
+    dataset.length_window = window
+    return dataset
+
+
+def order(dataset, seed) -> list:
+    with data_utils.numpy_seed(seed):
+        return dataset.ordered_indices().tolist()
+
+
+@pytest.mark.parametrize("window", [1, 10])
+def test_order_changes_with_the_seed_and_not_with_the_lengths_alone(window):
+    dataset = pair_dataset(range(1, 61), range(1, 61), window)
+    orders = [order(dataset, seed) for seed in range(5)]
+    assert len({tuple(o) for o in orders}) == 5
+    # Which samples share a window is drawn anew, uniformly: every sample is in the first window about as often as it should be.
+    first = np.zeros(60)
+    for seed in range(600):
+        first[order(dataset, seed)[:10]] += 1
+    assert 60 < first.min() and first.max() < 145  # 100 expected, standard deviation 9
+
+
+def test_window_0_sorts_the_whole_epoch_and_1_nothing():
+    lengths = [5, 3, 9, 1, 7, 2, 8, 6, 4, 10]
+    assert order(pair_dataset(lengths, lengths, 0), 3) == sorted(range(10), key=lengths.__getitem__)
+    drawn = order(pair_dataset(lengths, lengths, 1), 3)
+    assert drawn != sorted(drawn, key=lengths.__getitem__)
+
+
+def test_only_the_training_subset_is_drawn_at_random(folder):
+    built = task(folder, length_window=20)
+    assert built.dataset("train").length_window == 20
+    assert type(built.dataset("valid")) is not WindowedPairDataset and type(built.dataset("gen")) is not WindowedPairDataset
+    other = task(folder, train_subset="valid", length_window=20)
+    assert type(other.dataset("valid")) is WindowedPairDataset and type(other.dataset("train")) is not WindowedPairDataset
+
+
+def test_training_batches_of_a_window_have_like_lengths(folder):
+    def spread(window):
+        built = task(folder, length_window=window)
+        dataset = built.dataset("train")
+        batches = ids(built.get_batch_iterator(dataset=dataset, max_sentences=10, seed=1))
+        return np.mean([np.ptp(dataset.tgt_sizes[batch]) for batch in batches])
+
+    assert spread(100) < 2 < spread(50) < 4 < 10 < spread(1)
+
+
+@pytest.mark.parametrize("window", [0, 1, 16])
+def test_batches_are_drawn_by_seed_and_anew_each_epoch(folder, window):
+    def epochs(seed, first=1):
+        built = task(folder, length_window=window)
+        iterator = built.get_batch_iterator(
+            dataset=built.dataset("train"), max_sentences=8, seed=seed, epoch=first, grouped_shuffling=False
+        )
+        return [[b["id"].tolist() for b in iterator.next_epoch_itr(shuffle=True)] for _ in range(first, 4)]
+
+    once, again, other = epochs(1), epochs(1), epochs(2)
+    assert once == again != other
+    batches = [{frozenset(batch) for batch in epoch} for epoch in once]
+    assert batches[0] != batches[1] != batches[2]  # other batches, not only another order of the same ones
+    assert epochs(1, first=3) == once[2:]  # what a resumed run sees
+
+
+def test_negative_window(folder):
+    with pytest.raises(ValueError, match="--length-window is -1: it is a number of samples, 1 for none, 0 for the whole epoch"):
+        task(folder, length_window=-1)
+
+
+# Folders that do not fit.
+
+
+def test_folder_without_manifest(tmp_path):
+    folder = write_folder(tmp_path / "bin", {"train": random_pairs(3, 0)}, manifest=False)
+    with pytest.raises(ValueError, match=rf"the data folder {folder} has no dataset.json: make it with `python -m data_prep`"):
+        task(folder)
+
+
+def test_missing_folder_also_as_one_of_several(folder, tmp_path):
+    with pytest.raises(ValueError, match=rf"the data folder {tmp_path}/none does not exist: make it with `python -m data_prep`"):
+        task(tmp_path / "none")
+    with pytest.raises(ValueError, match=rf"the data folder {tmp_path}/none does not exist"):
+        task(f"{folder}:{tmp_path}/none")
+
+
+@pytest.mark.parametrize("data", [None, ""])
+def test_no_folder(data):
+    with pytest.raises(ValueError, match=r"the data folder \(none was given\) does not exist"):
+        SGTranslationTask.setup_task(SGTranslationConfig(data=data))
+
+
+def test_missing_subset(folder):
+    with pytest.raises(FileNotFoundError, match="test"):
+        task(folder, subsets=("test",))
+
+
+@pytest.mark.parametrize("side,pair", [("source", ("s1 never s2", "T1")), ("target", ("s1 s2", "T1 NEVER"))])
+@pytest.mark.parametrize("position", [0, 17, 29])
+def test_unknown_word_is_refused_by_subset_and_sample(tmp_path, side, pair, position):
+    pairs = random_pairs(30, 5)
+    pairs[position] = pair
+    folder = write_folder(tmp_path / "bin", {"train": random_pairs(5, 0), "gen": pairs})
+    built = task(folder, subsets=("train",))
+    message = rf"sample {position} of subset 'gen' has an unknown word in its {side}: the dictionaries of {folder} do not belong"
+    with pytest.raises(ValueError, match=message):
+        built.load_dataset("gen")

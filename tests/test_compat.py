@@ -1,0 +1,198 @@
+"""What ``compat`` does to fairseq, torch and Python's warnings, and that it does no more than that."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.metadata
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fairseq_sg import compat
+from fairseq_sg.errors import UsageError
+
+needs_fairseq = pytest.mark.skipif(compat.fairseq_version() is None, reason="fairseq is not installed")
+
+#: As hydra, torch and numpy print them, with their line breaks.
+NOISE = [
+    (UserWarning, "\n'config' is validated against ConfigStore schema with the same name.\nThis behavior is deprecated in Hydra 1.1"),
+    (UserWarning, "\nThe version_base parameter is not specified.\nPlease specify a compatability version level, or None."),
+    (UserWarning, "In 'config': Usage of deprecated keyword in package header '# @package _group_'."),
+    (UserWarning, "\n        The strict flag in the compose API is deprecated.\n"),
+    (UserWarning, "hydra.experimental.compose() is no longer experimental. Use hydra.compose()"),
+    (UserWarning, "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used."),
+    (FutureWarning, "`torch.cuda.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('cuda', args...)` instead."),
+]
+
+
+@pytest.mark.parametrize("category,message", NOISE, ids=[m.split()[1] for _, m in NOISE])
+def test_noise_is_silent(category, message):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        compat.silence_warnings()
+        warnings.warn(message, category)
+    assert not seen
+
+
+def test_other_warnings_are_heard():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        compat.silence_warnings()
+        warnings.warn("the learning rate is negative", UserWarning)
+        warnings.warn("torch.foo is deprecated", FutureWarning)
+    assert len(seen) == 2
+
+
+# Which fairseq is there.
+
+
+def installed(monkeypatch, **versions: str) -> None:
+    """Makes only these distributions appear installed; dashes are underscores here."""
+
+    def version(name: str) -> str:
+        if name.replace("-", "_") not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name.replace("-", "_")]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if versions else None)
+
+
+def test_no_fairseq_is_no_error(monkeypatch):
+    installed(monkeypatch)
+    assert compat.fairseq_version() is None
+
+
+def test_fairseq_fixed_is_accepted(monkeypatch):
+    installed(monkeypatch, fairseq_fixed="0.12.3.1")
+    assert compat.fairseq_version() == "0.12.3.1"
+
+
+@pytest.mark.parametrize("versions,found", [({"fairseq": "0.12.2"}, "fairseq 0.12.2"), ({"other": "1"}, "of unknown origin")])
+def test_another_fairseq_is_refused_with_the_mend(versions, found, monkeypatch):
+    installed(monkeypatch, **versions)
+    with pytest.raises(ImportError, match=rf"the installed fairseq is {found}; .*fairseq-fixed==.*Mend: pip uninstall fairseq"):
+        compat.fairseq_version()
+
+
+# What torch reads from a checkpoint.
+
+
+def test_plain_data_of_checkpoints_are_read(tmp_path):
+    compat.allow_checkpoint_globals()
+    arrays = [np.arange(4), np.float64(0.5), np.int64(3)]
+    state = {"args": argparse.Namespace(lr=[0.1]), "extra": arrays, "state": collections.defaultdict(dict)}
+    torch.save(state, tmp_path / "plain.pt")
+    found = torch.load(tmp_path / "plain.pt", weights_only=True)
+    assert found["args"].lr == [0.1] and found["state"] == {}
+    assert found["extra"][0].tolist() == [0, 1, 2, 3] and found["extra"][1:] == [0.5, 3]
+
+
+class Harmful:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_code_in_checkpoints_is_not_run(tmp_path):
+    compat.allow_checkpoint_globals()
+    torch.save({"args": Harmful(tmp_path / "harmed")}, tmp_path / "harmful.pt")
+    with pytest.raises(Exception, match="Weights only load failed"):
+        torch.load(tmp_path / "harmful.pt", weights_only=True)
+    assert not (tmp_path / "harmed").exists()
+
+
+# How commands end.
+
+
+def raised_in(package: str, error: Exception):
+    """The error with a traceback through a module of ``package``."""
+    code = compile("def command(error):\n    raise error", "command.py", "exec")
+    module = {"__package__": package}
+    exec(code, module)
+    try:
+        module["command"](error)
+    except Exception as caught:
+        return type(caught), caught, caught.__traceback__
+
+
+def report(package: str, error: Exception) -> list:
+    """What went to the hook that was there before."""
+    passed_on = []
+    compat._report(lambda *args: passed_on.append(args), *raised_in(package, error))
+    return passed_on
+
+
+def test_usage_errors_end_a_command_in_one_line(capsys):
+    assert report("fairseq_cli", UsageError("--depth is 'deep'")) == []
+    assert capsys.readouterr().err == "error: --depth is 'deep'\n"
+
+
+@pytest.mark.parametrize("package,error", [("fairseq_cli", ValueError("a bug")), ("users.script", UsageError("--depth"))], ids=str)
+def test_other_errors_keep_their_traceback(package, error, capsys):
+    assert len(report(package, error)) == 1
+    assert capsys.readouterr().err == ""
+
+
+# What is replaced in fairseq.
+
+
+class Tied(nn.Module):
+    """One weight under two names, and two layers without a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.two.weight = self.one.weight
+
+
+@needs_fairseq
+def test_absent_parameters_are_not_shared():
+    from fairseq import trainer
+
+    compat.leave_out_absent_parameters()
+    assert trainer._catalog_shared_params(Tied()) == [["one.weight", "two.weight"]]
+    assert trainer._catalog_shared_params(nn.Linear(2, 2)) == []
+
+
+@needs_fairseq
+def test_broken_checkpoints_are_named(tmp_path):
+    from fairseq import checkpoint_utils
+
+    compat.name_broken_checkpoints()
+    torch.save({"model": torch.zeros(1000)}, tmp_path / "whole.pt")
+    for size in (0, 1, 300, 2000):
+        broken = tmp_path / "broken.pt"
+        broken.write_bytes((tmp_path / "whole.pt").read_bytes()[:size])
+        with pytest.raises(UsageError, match=r"the checkpoint .*broken\.pt is not a whole file of torch's"):
+            checkpoint_utils.load_checkpoint_to_cpu(str(broken))
+    with pytest.raises(FileNotFoundError):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "missing.pt"))
+
+
+@needs_fairseq
+def test_whole_files_that_torch_refuses_keep_its_message(tmp_path):
+    from fairseq import checkpoint_utils
+
+    compat.name_broken_checkpoints()
+    torch.save({"args": Harmful(tmp_path / "harmed")}, tmp_path / "harmful.pt")
+    with pytest.raises(Exception, match="Weights only load failed"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "harmful.pt"))
+
+
+def test_preparing_again_changes_nothing():
+    compat.prepare()
+    hook, filters = sys.excepthook, len(warnings.filters)
+    compat.prepare()
+    assert sys.excepthook is hook and len(warnings.filters) == filters

@@ -1,0 +1,119 @@
+"""``python -m fairseq_sg.doctor`` where all is well, and where something is missing, old or wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_sg import compat, doctor
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+#: Runs before everything in a Python process: makes modules look absent.
+ABSENT = "import sys; sys.modules.update(dict.fromkeys({names!r}))"
+#: Makes upstream's fairseq look installed in place of fairseq-fixed.
+UPSTREAM = """
+import importlib.metadata as metadata
+version = metadata.version
+def pretend(name):
+    if name == "fairseq-fixed":
+        raise metadata.PackageNotFoundError(name)
+    return "0.12.2" if name == "fairseq" else version(name)
+metadata.version = pretend
+"""
+
+
+def examine(folder: Path, customization: str = "", cwd: Path = REPOSITORY) -> tuple[int, str]:
+    """Exit code and output of the doctor in a Python that runs ``customization`` first."""
+    (folder / "sitecustomize.py").write_text(customization)
+    env = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "fairseq_sg.doctor"]
+    result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    assert result.stderr == ""
+    return result.returncode, result.stdout
+
+
+@pytest.mark.skipif(compat.fairseq_version() is None, reason="fairseq is not installed")
+def test_a_working_installation(tmp_path):
+    code, out = examine(tmp_path)
+    assert code == 0
+    assert "WRONG" not in out and out.endswith("everything that training needs is there\n")
+    assert f"--user-dir fairseq_sg finds {REPOSITORY / 'fairseq_sg'}" in out
+    for name in ("sg_translation", "cross_entropy_orthogonality", "exact_match", "torch_adam", "sg_transformer_scan", "elu", "shared"):
+        assert name in out
+    for attention in ("linear", "relative", "softmax"):
+        assert f"ok     {attention} attention trains on cpu (loss " in out
+
+
+@pytest.mark.parametrize(
+    "names,problems",
+    [
+        pytest.param(["torch"], ["torch is missing", "mend: pip install 'torch>=2.6'"], id="torch"),
+        pytest.param(["fairseq"], ["fairseq-fixed is missing", f"{compat.FAIRSEQ}, or bash scripts/setup.sh"], id="fairseq"),
+        pytest.param(
+            ["hydra", "sacrebleu"],
+            ["hydra-core is missing", "sacrebleu is missing", "pip install 'sacrebleu>=2.0'"],
+            id="libraries",
+        ),
+    ],
+)
+def test_missing_parts_are_named_with_the_mend(names, problems, tmp_path):
+    code, out = examine(tmp_path, ABSENT.format(names=names))
+    assert code == 1
+    for problem in problems:
+        assert problem in out
+    assert "attention trains" not in out and out.endswith("to mend before training\n")
+
+
+def test_upstreams_fairseq_is_refused(tmp_path):
+    code, out = examine(tmp_path, UPSTREAM)
+    assert code == 1
+    assert "WRONG  the installed fairseq is fairseq 0.12.2" in out and "mend: pip uninstall fairseq" in out
+
+
+@pytest.mark.parametrize("version,status", [((3, 10, 14), "WRONG"), ((3, 11, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 0), "WRONG")])
+def test_python(version, status):
+    finding = doctor.check_python(version)
+    assert finding.status == status and f"Python 3.{version[1]}" in finding.what
+    assert ("PYTHON=" in finding.mend) == (status == "WRONG")
+
+
+@pytest.mark.parametrize("version,status", [("2.5.1+cu121", "WRONG"), ("2.6.0", "ok"), ("2.13.0+cpu", "ok"), ("3.0.0a0", "ok")])
+def test_torch_versions(version, status, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", version)
+    finding = doctor.check_library("torch", "torch", "2.6")
+    assert finding.status == status and version in finding.what
+
+
+def test_a_library_that_cannot_be_imported(tmp_path, monkeypatch):
+    (tmp_path / "broken_library.py").write_text("raise RuntimeError('built for another numpy')")
+    monkeypatch.syspath_prepend(tmp_path)
+    finding = doctor.check_library("broken", "broken_library", "1.0")
+    assert finding.status == "WRONG" and finding.what == "broken cannot be imported: RuntimeError: built for another numpy"
+
+
+@pytest.mark.skipif(compat.fairseq_version() is None, reason="fairseq is not installed")
+@pytest.mark.parametrize("other", [False, True], ids=["nothing", "another-folder"])
+def test_user_dir_from_elsewhere(other, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if other:
+        (tmp_path / "fairseq_sg").mkdir()
+    finding = doctor.check_user_dir()
+    assert finding.status == "note" and f"--user-dir {REPOSITORY / 'fairseq_sg'}" in finding.mend
+    assert ("another folder" if other else "nothing from here") in finding.what
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="fairseq-fixed is compiled on Python 3.11 alone")
+def test_the_compiler_is_named_when_there_is_none(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    (finding,) = doctor.check_compiler()
+    assert finding.status == "WRONG" and "no C++ compiler (no-such-compiler)" in finding.what
+    monkeypatch.setenv("CXX", sys.executable)
+    (finding,) = doctor.check_compiler()
+    assert finding.status == "ok"

@@ -1,0 +1,131 @@
+"""The project as a whole: one version, imports that go one way, no path of anybody's machine, no unsafe loading."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fairseq_sg
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGE = REPOSITORY / "fairseq_sg"
+#: What setting up, testing and training leave behind; none of it is part of the project.
+LEFT_BEHIND = {"build", "dist", "data-bin", "checkpoints", "runs", "outputs", "__pycache__"}
+
+#: folder -> what of fairseq and fairseq_sg its files may import
+LAYERS = {
+    "ops": ("fairseq_sg.ops",),
+    "modules": ("fairseq_sg.ops", "fairseq_sg.modules", "fairseq_sg.registry", "fairseq_sg.errors"),
+    "models": ("fairseq", "fairseq_sg.ops", "fairseq_sg.modules", "fairseq_sg.models", "fairseq_sg.registry", "fairseq_sg.errors"),
+    "optim": ("fairseq", "fairseq_sg.optim", "fairseq_sg.errors"),
+    "scoring": ("fairseq", "fairseq_sg.scoring", "fairseq_sg.errors"),
+}
+
+
+def project_files() -> Iterator[Path]:
+    """All files of the project, also those that are not committed yet."""
+
+    def walk(folder: Path) -> Iterator[Path]:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                if path.name not in LEFT_BEHIND and (not path.name.startswith(".") or path.name in (".ci", ".github")):
+                    yield from walk(path)
+            elif path.suffix not in (".png", ".pyc"):
+                yield path
+
+    return walk(REPOSITORY)
+
+
+def python_files(folder: Path) -> list[Path]:
+    return [path for path in project_files() if path.suffix == ".py" and path.is_relative_to(folder)]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules that a file imports, wherever in it, by their full names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            # In `from fairseq_sg import modules` it is the name that is the module.
+            yield from ([f"{node.module}.{alias.name}" for alias in node.names] if node.module == "fairseq_sg" else [node.module])
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def test_one_version():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
+    assert project["version"] == fairseq_sg.__version__
+    assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1] == fairseq_sg.__version__
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_go_one_way(layer):
+    files = python_files(PACKAGE / layer)
+    assert files
+    for path in files:
+        ours = [m for m in imports(path) if within(m, "fairseq") or within(m, "fairseq_sg") or within(m, "data_prep")]
+        wrong = [m for m in ours if not any(within(m, allowed) for allowed in LAYERS[layer])]
+        assert not wrong, f"{path.relative_to(REPOSITORY)} imports {', '.join(wrong)}"
+
+
+def test_data_preparation_needs_no_model():
+    for path in python_files(REPOSITORY / "data_prep"):
+        assert not [module for module in imports(path) if within(module, "fairseq_sg") or within(module, "torch")], path
+
+
+def test_nothing_that_is_used_imports_the_tests_or_scripts():
+    for folder in (PACKAGE, REPOSITORY / "data_prep"):
+        for path in python_files(folder):
+            assert not [m for m in imports(path) if m.split(".")[0] in ("tests", "scripts", "pytest", "hypothesis")], path
+
+
+def test_operators_and_modules_work_without_fairseq():
+    code = (
+        "import sys; sys.modules['fairseq'] = None\n"
+        "import torch, fairseq_sg.ops, fairseq_sg.modules\n"
+        "from fairseq_sg.modules.attention import ATTENTION_REGISTRY\n"
+        "x = torch.randn(5, 2, 16)\n"
+        "for name, kind in ATTENTION_REGISTRY.items():\n"
+        "    out, _ = kind(16, 2, role='encoder')(x)\n"
+        "    assert out.shape == x.shape, name\n"
+        "assert not [m for m in sys.modules if m.startswith('fairseq.')]\n"
+        "print(len(ATTENTION_REGISTRY))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) >= 3
+
+
+def test_no_path_of_a_machine():
+    """Paths of somebody's home, or of the place where this was made, mean nothing to others (/home/someone is an example)."""
+    pattern = re.compile(r"(?<![\w.~*>}/-])/(?:" + "|".join(("work", "root", "home", "Users", "opt/pypi")) + r")/(?!someone\b)\w+")
+    found = []
+    for path in project_files():
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            found += [f"{path.relative_to(REPOSITORY)}:{number}: {match}" for match in pattern.findall(line)]
+    assert not found
+
+
+def test_checkpoints_are_loaded_as_plain_data():
+    """Every ``torch.load`` says ``weights_only=True``: a checkpoint from elsewhere must not run code."""
+    for path in python_files(REPOSITORY):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "torch.serialization.load"):
+                safe = [k for k in node.keywords if k.arg == "weights_only" and ast.unparse(k.value) == "True"]
+                assert safe, f"{path.relative_to(REPOSITORY)}:{node.lineno}: torch.load without weights_only=True"
+
+
+@pytest.mark.parametrize("name", ["CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"])
+def test_documents_are_there(name):
+    assert (REPOSITORY / name).read_text(encoding="utf-8").strip()
