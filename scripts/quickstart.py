@@ -10,8 +10,8 @@ What is done is skipped, what was stopped continues. Every command is printed in
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import platform
 import shlex
 import statistics
 import subprocess
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from runs import REPOSITORY, Run, curve, environment, position, run_all, write_json  # noqa: E402
+from runs import REPOSITORY, Run, curve, environment, partial_result, position, result_of, run_all, saved, write_json  # noqa: E402
 
 LINEAR = ["--encoder-attention", "linear", "--decoder-attention", "linear", "--cross-attention", "linear"]
 
@@ -48,13 +48,16 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="absolute,relative,linear", help=f"comma separated, of {', '.join(MODELS)}; or all")
     parser.add_argument("--seeds", default="1", help="comma separated (default 1)")
-    parser.add_argument("--steps", type=int, help="training steps (default: 4,500 on a CPU, 20,000 on a GPU)")
+    parser.add_argument("--steps", type=int, help="training steps (default: 4,000 on a CPU, 20,000 on a GPU)")
     parser.add_argument("--batch-size", type=int, help="sentences a step (default: 64 on a CPU, 256 on a GPU)")
     parser.add_argument(
         "--length-window", type=int, default=1024, help="see fairseq-train's --length-window; 1 draws batches as the papers do"
     )
     parser.add_argument("--validate-every", type=int, help="steps between evaluations (default: a tenth of the steps)")
     parser.add_argument("--paper", action="store_true", help="Park & Kim's linear + L2 + orthogonality, 50,000 steps of 256")
+    parser.add_argument(
+        "--report", action="store_true", help="train nothing; report what is in --out, at the last step that all trainings have reached"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--jobs", type=int, help="trainings at a time (default: all, but no more than 3 or the number of cores)")
     parser.add_argument("--data", type=Path, default=Path("data-bin/scan26"), help="the data folder; generated when missing")
@@ -72,7 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     except ValueError:
         parser.error(f"--seeds is {args.seeds!r}: it must be numbers, comma separated")
     args.device = args.device if args.device != "auto" else ("cuda" if _has_gpu() else "cpu")
-    args.steps = args.steps or (20_000 if args.device == "cuda" else 4_500)
+    args.steps = args.steps or (20_000 if args.device == "cuda" else 4_000)
     args.batch_size = args.batch_size or (256 if args.device == "cuda" else 64)
     args.validate_every = args.validate_every or max(1, args.steps // 10)
     args.out = args.out or Path("runs/scan26-paper" if args.paper else "runs/scan26")
@@ -160,40 +163,35 @@ class Watcher:
             self.bars.stop()
 
 
+def report(runs: List[Run]) -> List[Dict[str, Any]]:
+    """The records of the runs as they are: finished, or cut at the last evaluated step that all of them have reached."""
+    if all(result_of(run) for run in runs):
+        return [saved(run) for run in runs]
+    reached = [{point["step"] for point in curve(run) if set(run.subsets) <= set(point)} for run in runs]
+    common = set.intersection(*reached)
+    if not common:
+        raise ValueError("nothing to report yet: there is no step at which all trainings have been evaluated")
+    return [
+        saved(run)
+        | {"name": run.name, "seed": run.seed, "folder": str(run.folder), "commands": [shlex.join(run.train_command())]}
+        | partial_result(run, max(common))
+        for run in runs
+    ]
+
+
 def summarize(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[str, Any]:
     return {
         "what": "SCAN, length cutoff 26; universal transformers (one shared encoder and decoder layer, 3 steps), Csordás 2023 Table C.1",
         "command": shlex.join(["python", "scripts/quickstart.py", *sys.argv[1:]]),
-        "commit": _commit(),
-        "machine": _machine(args.device),
-        "steps": args.steps,
+        "commits": sorted({r["commit"] for r in records if r}),
+        "machines": [json.loads(m) for m in sorted({json.dumps(r["machine"]) for r in records if r})],
+        "steps": max((r["result"]["steps"] for r in records if "result" in r), default=0),
         "batch_size": args.batch_size,
         "length_window": args.length_window,
         "seeds": args.seeds,
         "published": {model: dict(zip(("IID", "OOD", "source"), PUBLISHED[model])) for model in args.models},
         "runs": records,
     }
-
-
-def _commit() -> str:
-    if "SG_COMMIT" in os.environ:
-        return os.environ["SG_COMMIT"]
-    out = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=REPOSITORY, capture_output=True, text=True)
-    return out.stdout.strip() or "unknown"
-
-
-def _machine(device: str) -> Dict[str, Any]:
-    import torch
-
-    cpu = platform.processor() or platform.machine()
-    try:
-        cpu = next(line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    machine = {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
-    if device == "cuda":
-        machine["gpu"] = torch.cuda.get_device_name()
-    return machine
 
 
 def _spread(values: List[float], digits: int = 1) -> str:
@@ -218,7 +216,7 @@ def table(summary: Dict[str, Any]) -> List[List[str]]:
                 f"{results[0]['steps']}{failed}",
                 _spread([r["accuracy"]["valid"] for r in results]),
                 _spread([r["accuracy"]["gen"] for r in results]),
-                _spread([r["generated"]["gen"]["bleu"] for r in results]),
+                _spread([r["generated"]["gen"]["bleu"] for r in results]) if all(r["generated"] for r in results) else "–",
                 _spread([r["minutes"] for r in done]),
             ]
         rows.append([model, *cells, f"{published['IID']} / {published['OOD']}", folder])
@@ -235,7 +233,7 @@ def as_markdown(summary: Dict[str, Any]) -> str:
     rows = [row[:-1] for row in table(summary)]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(rows[0]))
-    machine = ", ".join(f"{k} {v}" for k, v in summary["machine"].items())
+    machine = "; ".join(", ".join(f"{k} {v}" for k, v in m.items()) for m in summary["machines"])
     sources = "; ".join(sorted({p["source"] for p in summary["published"].values()}))
     return "\n".join(
         [
@@ -243,15 +241,15 @@ def as_markdown(summary: Dict[str, Any]) -> str:
             "",
             f"`{summary['command']}`",
             "",
-            f"Commit {summary['commit']}; {machine}; batch {summary['batch_size']}, length window {summary['length_window']}, "
-            f"seeds {', '.join(map(str, summary['seeds']))}. IID: {SUBSETS}. Exact match in percent, the last step's checkpoint"
-            + (", mean ± sample standard deviation over seeds" if len(summary["seeds"]) > 1 else "")
+            f"Commit {', '.join(summary['commits'])}; {machine}; batch {summary['batch_size']}, length window {summary['length_window']}, "
+            f"seeds {', '.join(map(str, summary['seeds']))}. IID is the subset `valid`, OOD `gen`; exact match in percent at the last "
+            "step" + (", mean ± sample standard deviation over the seeds" if len(summary["seeds"]) > 1 else "")
             + f". The published numbers are the papers' ({sources}), after 50,000 steps of 256, five seeds, as fractions.",
             "",
             *lines,
             "",
         ]
-    ).replace(f"IID: {SUBSETS}. ", "IID is the subset `valid`, OOD `gen`. ")
+    )
 
 
 def plot(summary: Dict[str, Any], path: Path) -> None:
@@ -261,7 +259,7 @@ def plot(summary: Dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.5))
+    figure, axes = plt.subplots(figsize=(9, 4.2))
     models = list(dict.fromkeys(r["name"] for r in summary["runs"] if r and "result" in r))
     for number, model in enumerate(models):
         curves = [r["result"]["curve"] for r in summary["runs"] if r and r["name"] == model and "result" in r]
@@ -274,7 +272,7 @@ def plot(summary: Dict[str, Any], path: Path) -> None:
                 axes.fill_between(steps, [min(v) for v in values], [max(v) for v in values], color=f"C{number}", alpha=0.15, lw=0)
     axes.set(xlabel="training step", ylabel="exact match, %", ylim=(-2, 102), title="SCAN, length cutoff 26")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncol=2)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -284,19 +282,19 @@ def main() -> int:
     args = parse_arguments()
     os.chdir(REPOSITORY)
     started = time.time()
-    prepare_data(args.data)
     runs = make_runs(args)
-    print(f"{len(runs)} trainings of {args.steps} steps of {args.batch_size} sentences on {args.device}, {args.jobs} at a time:")
-    for run in runs:
-        print(f"  {shlex.join(run.train_command())}")
     try:
-        records = run_all(runs, args.jobs, Watcher(runs))
+        if args.report:
+            records = report(runs)
+        else:
+            prepare_data(args.data)
+            print(f"{len(runs)} trainings of {args.steps} steps of {args.batch_size} sentences on {args.device}, {args.jobs} at a time:")
+            for run in runs:
+                print(f"  {shlex.join(run.train_command())}")
+            records = run_all(runs, args.jobs, Watcher(runs))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for run, record in zip(runs, records):
-        if "result" in record:
-            record["result"]["curve"] = curve(run)
     summary = summarize(args, records)
     args.results.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.results.with_suffix(".json"), summary)

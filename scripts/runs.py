@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import re
 import shlex
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
@@ -114,13 +116,31 @@ def curve(run: Run) -> List[Dict[str, float]]:
     return [points[step] for step in sorted(points)]
 
 
+def partial_result(run: Run, step: int) -> Optional[Dict[str, Any]]:
+    """The result at ``step`` of a training that has not finished, from its log alone: accuracies, curve up to there, minutes."""
+    points = [point for point in curve(run) if point["step"] <= step]
+    if not points or points[-1]["step"] != step or not set(run.subsets) <= set(points[-1]):
+        return None
+    stamps = re.findall(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ", _log_until(run, step), re.MULTILINE)
+    first, last = (datetime.fromisoformat(stamp) for stamp in (stamps[0], stamps[-1]))
+    return {
+        "minutes": (last - first).total_seconds() / 60,
+        "result": {"steps": step, "accuracy": {s: points[-1][s] for s in run.subsets}, "generated": {}, "curve": points},
+    }
+
+
+def _log_until(run: Run, step: int) -> str:
+    """The log up to the last line that tells of ``step``."""
+    text = run.log.read_text(errors="replace")
+    return text[: text.rindex(f'_num_updates": "{step}"')]
+
+
 def position(run: Run) -> Dict[str, Any]:
-    """Where a training is: its last step, loss and accuracies, for the eye."""
+    """Where a training is: its last step and accuracies, for the eye."""
     state: Dict[str, Any] = {"step": 0}
     for event in events(run.log):
         if event["kind"] == "train_inner":
-            state.update(step=int(event["train_num_updates"]) if "train_num_updates" in event else int(event["num_updates"]))
-            state["loss"] = event.get("train_loss", event.get("loss"))
+            state["step"] = int(event["num_updates"])
         elif event["kind"] in run.subsets:
             state[event["kind"]] = event[f"{event['kind']}_accuracy"]
             state["step"] = int(event[f"{event['kind']}_num_updates"])
@@ -202,7 +222,8 @@ def run_all(runs: List[Run], jobs: int, watch: Callable[[List[Run], Dict[str, st
 
 def _start(run: Run) -> Dict[str, Any]:
     run.folder.mkdir(parents=True, exist_ok=True)
-    write_json(run.folder / "run.json", {"settings": _settings(run), "minutes": saved(run).get("minutes", 0.0)})
+    record = {"settings": _settings(run), "minutes": saved(run).get("minutes", 0.0), "commit": commit(), "machine": machine(run)}
+    write_json(run.folder / "run.json", record)
     with open(run.log, "a") as log:
         log.write(f"$ {shlex.join(run.train_command())}\n")
         log.flush()
@@ -210,6 +231,30 @@ def _start(run: Run) -> Dict[str, Any]:
             executable(run.train_command()), cwd=REPOSITORY, env=environment(), stdout=log, stderr=subprocess.STDOUT
         )
     return {"run": run, "process": process, "stage": "training", "since": time.time()}
+
+
+def commit() -> str:
+    """The commit that runs, "-dirty" where files differ from it; ``SG_COMMIT`` says it where there is no git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        found = ""
+    return os.environ.get("SG_COMMIT") or found or "unknown"
+
+
+def machine(run: Run) -> Dict[str, Any]:
+    """What a run runs on, for its record."""
+    import torch
+
+    cpu = platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        cpu = names[0] if names else cpu
+    found = {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+    if "--cpu" not in run.arguments and torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
 
 
 def _finish_training(job: Dict[str, Any]) -> None:
@@ -229,7 +274,7 @@ def _finish_evaluation(job: Dict[str, Any]) -> None:
     accuracy = {}
     for event in events(run.folder / "validate.log"):
         if event["kind"] in run.subsets:
-            accuracy[event["kind"]] = event.get("accuracy", event.get(f"{event['kind']}_accuracy"))
+            accuracy[event["kind"]] = event[f"{event['kind']}_accuracy"]
     generated = {subset: _generated(run.folder / f"generate-{subset}.log") for subset in run.subsets}
     result = {
         "steps": run.steps,

@@ -6,7 +6,6 @@ differently (``queries`` and ``keys``); most maps treat them alike.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from fairseq_sg.registry import Registry
@@ -42,8 +41,9 @@ class FeatureMap(nn.Module):
 class EluFeatureMap(FeatureMap):
     """φ(x) = elu(x) + 1, F = D (Katharopoulos et al. 2020, eq. 7); "Linear Transformer" in Park & Kim 2024.
 
-    Below zero it is computed as exp(x): elu(x) + 1 = (exp(x) − 1) + 1 cancels in half precision, to 0 at x = −8 in bfloat16.
+    Computed as exp(min(x, 0)) + max(x, 0), which is the same. As elu(x) + 1 = (exp(x) − 1) + 1 it cancels in half precision, to 0 at
+    x = −8 in bfloat16.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.where(x >= 0, x + 1, x.clamp(max=0).exp())
+        return x.clamp(max=0).exp() + x.relu()
