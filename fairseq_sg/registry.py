@@ -6,7 +6,7 @@ the same way: a decorator registers, a duplicate is refused, an unknown name is 
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, Type, TypeVar
+from typing import Callable, Dict, Type, TypeVar
 
 from fairseq_sg.errors import UsageError
 
@@ -47,6 +47,3 @@ class Registry(Dict[str, type]):
         if name not in self:
             raise UnknownName(f"unknown {self.kind} {name!r} ({self.option}): choose from {', '.join(sorted(self))}")
         return self[name]
-
-    def classes(self) -> Iterator[type]:
-        return iter(self.values())

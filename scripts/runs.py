@@ -234,13 +234,14 @@ def _start(run: Run) -> Dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that runs, "-dirty" where files differ from it; ``SG_COMMIT`` says it where there is no git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    """The commit that runs, "-dirty" where code differs from it; ``SG_COMMIT`` says it where there is no git."""
+    code = ["fairseq_sg", "data_prep", "scripts"]
     try:
-        found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+        found = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+        dirty = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *code], cwd=REPOSITORY, capture_output=True).returncode == 1
     except OSError:
-        found = ""
-    return os.environ.get("SG_COMMIT") or found or "unknown"
+        found, dirty = "", False
+    return os.environ.get("SG_COMMIT") or (found + "-dirty" * dirty) or "unknown"
 
 
 def machine(run: Run) -> Dict[str, Any]:
