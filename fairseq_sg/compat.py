@@ -7,6 +7,7 @@
   classes are added to torch's list: no function of theirs runs code from the file;
 - it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run, and its report
   of "shared parameters" that are the absent biases of ``nn.Linear(bias=False)``;
+- it mends ``--amp``, whose gradients fairseq divides by the loss scale twice;
 - it makes fairseq's commands end with the message alone where the user can mend the error (:class:`UsageError`), and with the
   name of the file where a checkpoint is not whole.
 """
@@ -64,6 +65,7 @@ def prepare() -> None:
     if installed:
         name_broken_checkpoints()
         leave_out_absent_parameters()
+        unscale_gradients_once()
 
 
 _NOISE = (
@@ -177,3 +179,18 @@ def _shared_parameters(catalog, module, memo=None, prefix=""):
 
     groups = catalog(module, memo, prefix)
     return groups and [paths for paths in groups if _get_module_by_path(module, paths[0]) is not None]
+
+
+def unscale_gradients_once() -> None:
+    from fairseq.optim.amp_optimizer import AMPOptimizer
+
+    AMPOptimizer.step = _amp_step
+
+
+def _amp_step(self, closure=None, scale=1.0, groups=None) -> None:
+    """fairseq's ``AMPOptimizer.step``, with the optimizer that ``clip_grad_norm`` has unscaled handed to the scaler.
+
+    fairseq hands it the wrapper around it, which the scaler does not know, and whose gradients it therefore unscales once more.
+    """
+    self.scaler.step(self.optimizer)
+    self.scaler.update()

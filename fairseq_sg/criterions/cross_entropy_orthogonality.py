@@ -101,7 +101,7 @@ class CrossEntropyOrthogonality(FairseqCriterion):
     def forward(self, model, sample, reduce=True):
         """Loss (summed over tokens, so that fairseq's division by the sample size gives the mean), sample size, logs."""
         inputs = sample["net_input"]
-        logits, extra = model(**inputs, value_losses=self.value_losses) if self.value_losses else model(**inputs)
+        logits, extra = self._outputs(model, inputs)
         target = sample["target"]
         loss, nll = self._cross_entropy(logits, target)
         sample_size = target.size(0) if self.sentence_avg else sample["ntokens"]
@@ -117,6 +117,19 @@ class CrossEntropyOrthogonality(FairseqCriterion):
             logs[f"aux_{name}"] = value.detach() * sample_size
         logs["loss"] = loss.detach()
         return loss, sample_size, logs
+
+    def _outputs(self, model, inputs):
+        if not self.value_losses:
+            return model(**inputs)
+        try:
+            return model(**inputs, value_losses=self.value_losses)
+        except TypeError as error:
+            if "value_losses" not in str(error):
+                raise
+            raise UsageError(
+                "--orthogonality-weight needs a model that shows its attentions' Values, such as --arch sg_transformer; with another model "
+                "leave it out"
+            ) from error
 
     def _cross_entropy(self, logits: Tensor, target: Tensor):
         """Smoothed and plain cross entropy, both summed over the tokens that are not padding, in nats."""

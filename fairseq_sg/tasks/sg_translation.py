@@ -69,7 +69,7 @@ class SGTranslationTask(TranslationTask):
 
     @classmethod
     def setup_task(cls, cfg: SGTranslationConfig, **kwargs) -> "SGTranslationTask":
-        """Raises ValueError when the data folder was not made by ``data_prep``."""
+        """Raises UsageError when the data folder was not made by ``data_prep``, or for an inherited option that does harm."""
         for path in utils.split_paths(cfg.data or ""):
             if not os.path.isfile(os.path.join(path, "dataset.json")):
                 what = "has no dataset.json" if os.path.isdir(path) else "does not exist"
@@ -79,6 +79,10 @@ class SGTranslationTask(TranslationTask):
                 )
         if cfg.length_window < 0:
             raise UsageError(f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch")
+        if cfg.truncate_source:
+            raise UsageError("--truncate-source would cut sources that the task has sizes of already; leave it out, or raise --max-source-positions")
+        if cfg.num_batch_buckets > 0:
+            raise UsageError("--num-batch-buckets is for TPUs and does not run with today's numpy; --length-window is what saves padding here")
         return super().setup_task(cfg, **kwargs)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:

@@ -31,7 +31,9 @@ def dictionary(words: int) -> Dictionary:
     return d
 
 
-TASK = SimpleNamespace(source_dictionary=dictionary(13), target_dictionary=dictionary(6), cfg=SimpleNamespace(left_pad_target=False))
+TASK = SimpleNamespace(
+    source_dictionary=dictionary(13), target_dictionary=dictionary(6), cfg=SimpleNamespace(left_pad_target=False)
+)
 
 
 def model(attention="linear", depth="separate", **options) -> SGTransformer:
@@ -73,7 +75,9 @@ def values_of(net, batch):
         hook.remove()
     source, target = (batch["net_input"][name].eq(PAD) for name in ("src_tokens", "prev_output_tokens"))
     padding = {"encoder": source, "decoder": target, "cross": source}
-    return {role: [(v.unflatten(-1, (2, -1)).permute(1, 2, 0, 3), padding[role]) for v in vs] for role, vs in caught.items()}
+    return {
+        role: [(v.unflatten(-1, (2, -1)).permute(1, 2, 0, 3), padding[role]) for v in vs] for role, vs in caught.items()
+    }
 
 
 def orthogonality(values, padding, heads="separate", head_reduction="mean", batch_reduction="mean", include=False):
@@ -114,7 +118,11 @@ LOSS_OPTIONS = [
 CASES = [
     (roles, reduction, depth, options)
     for (roles, reduction, depth), options in itertools.product(
-        [("encoder", "sum", "separate"), ("decoder,cross", "mean", "shared"), ("encoder, decoder, cross", "last", "shared")],
+        [
+            ("encoder", "sum", "separate"),
+            ("decoder,cross", "mean", "shared"),
+            ("encoder, decoder, cross", "last", "shared"),
+        ],
         LOSS_OPTIONS,
     )
 ]
@@ -123,7 +131,10 @@ CASES = [
 @pytest.mark.parametrize(
     "roles,reduction,depth,options",
     CASES,
-    ids=["-".join([r.replace(", ", "+").replace(",", "+"), red, depth, *map(str, o.values())]) for r, red, depth, o in CASES],
+    ids=[
+        "-".join([r.replace(", ", "+").replace(",", "+"), red, depth, *map(str, o.values())])
+        for r, red, depth, o in CASES
+    ],
 )
 def test_total_is_task_plus_weighted_orthogonality(roles, reduction, depth, options):
     net, batch, weight = model(depth=depth), sample(), 0.03
@@ -135,7 +146,9 @@ def test_total_is_task_plus_weighted_orthogonality(roles, reduction, depth, opti
     loss, sample_size, logs = built(net, batch)
     caught = values_of(net, batch)
     names = [role.strip() for role in roles.split(",")]
-    parts = {role: reduce_layers([orthogonality(v, p, **options) for v, p in caught[role]], reduction) for role in names}
+    parts = {
+        role: reduce_layers([orthogonality(v, p, **options) for v, p in caught[role]], reduction) for role in names
+    }
     assert all(len(caught[role]) == 2 for role in names)
     for role, value in parts.items():
         assert logs[f"aux_orthogonality_{role}"].item() / sample_size == pytest.approx(value, rel=1e-4)
@@ -296,13 +309,17 @@ def copying(sentences: int, seed: int):
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 5, (sentences,), generator=generator).tolist()
     rows = [torch.randint(4, 10, (n,), generator=generator).tolist() + [EOS] for n in lengths]
-    inputs = {"src_tokens": pad(rows), "src_lengths": torch.tensor(lengths) + 1, "prev_output_tokens": pad([[EOS] + r[:-1] for r in rows])}
+    inputs = {
+        "src_tokens": pad(rows),
+        "src_lengths": torch.tensor(lengths) + 1,
+        "prev_output_tokens": pad([[EOS] + r[:-1] for r in rows]),
+    }
     return {"net_input": inputs, "target": pad(rows), "ntokens": sum(map(len, rows))}, rows
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
 def test_accuracy_is_the_exact_match_of_greedy_decoding(attention):
-    """For a half-trained model whose largest logit is often made to be padding's, which fairseq's generator never picks."""
+    """For a half-trained model whose largest logit is often padding's: fairseq's generator never picks it."""
     net, built = model(attention).train(), criterion()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     for step in range(120):
@@ -338,7 +355,9 @@ def test_other_losses_are_summed_over_layers_and_weighted_by_name():
     plain = criterion()(lambda: (net()[0], {}), batch)[0].item()
     loss, size, logs = criterion(aux_loss_weights='{"balance": 0.01}')(net, batch)
     assert loss.item() == pytest.approx(plain + size * (0.01 * 7 + 1 * 0.5), rel=1e-6)
-    assert logs["aux_balance"].item() == pytest.approx(size * 7) and logs["aux_entropy"].item() == pytest.approx(size * 0.5)
+    assert logs["aux_balance"].item() == pytest.approx(size * 7) and logs["aux_entropy"].item() == pytest.approx(
+        size * 0.5
+    )
 
 
 @pytest.mark.parametrize("reduction,value", [("sum", 6.0), ("mean", 2.0), ("last", 4.0)])
@@ -356,7 +375,11 @@ def test_layer_reduction_is_for_orthogonality_alone(reduction, value):
     [
         ('{"ballance": 1}', {"balance": [1]}, r"--aux-loss-weights names ballance, which is none of .* \(balance\)"),
         ('{"balance": 1}', {}, r"--aux-loss-weights names balance, which is none of .* \(it emits none\)"),
-        ('{"orthogonality_encoder": 1}', {"orthogonality_encoder": [1]}, r"names orthogonality_encoder.* has --orthogonality-weight"),
+        (
+            '{"orthogonality_encoder": 1}',
+            {"orthogonality_encoder": [1]},
+            r"names orthogonality_encoder.* has --orthogonality-weight",
+        ),
     ],
 )
 def test_weight_of_a_loss_that_is_not_there(weights, emitted, message):
@@ -368,13 +391,22 @@ def test_weight_of_a_loss_that_is_not_there(weights, emitted, message):
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"aux_loss_weights": "balance=1"}, r"--aux-loss-weights is 'balance=1': it must be JSON like '\{\"name\": 0.01\}'"),
+        (
+            {"aux_loss_weights": "balance=1"},
+            r"--aux-loss-weights is 'balance=1': it must be JSON like '\{\"name\": 0.01\}'",
+        ),
         ({"aux_loss_weights": "[1]"}, r"--aux-loss-weights is '\[1\]': it must be JSON"),
         ({"aux_loss_weights": '{"a": "much"}'}, "--aux-loss-weights is .* must be JSON"),
         ({"aux_loss_weights": '{"a": null}'}, "--aux-loss-weights is .* must be JSON"),
-        ({"orthogonality_roles": "encoder,decoders"}, "--orthogonality-roles has 'decoders': choose from encoder, decoder, cross"),
+        (
+            {"orthogonality_roles": "encoder,decoders"},
+            "--orthogonality-roles has 'decoders': choose from encoder, decoder, cross",
+        ),
         ({"orthogonality_roles": ""}, "--orthogonality-roles has ''"),
-        ({"orthogonality_layer_reduction": "max"}, "--orthogonality-layer-reduction is 'max': choose from sum, mean, last"),
+        (
+            {"orthogonality_layer_reduction": "max"},
+            "--orthogonality-layer-reduction is 'max': choose from sum, mean, last",
+        ),
         ({"orthogonality_heads": "both"}, "--orthogonality-heads is 'both': choose from separate, concat"),
         ({"orthogonality_head_reduction": "max"}, "--orthogonality-head-reduction is 'max': choose from mean, sum"),
         ({"orthogonality_batch_reduction": "max"}, "--orthogonality-batch-reduction is 'max': choose from mean, sum"),
@@ -391,8 +423,17 @@ def test_json_weights_pass_the_command_line():
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-    arguments = ["--criterion", "cross_entropy_orthogonality", "--aux-loss-weights", '{"a_b": 0.01, "c": 2}', "--arch", "sg_transformer"]
-    parsed = options.parse_args_and_arch(options.get_training_parser(), ["data", *arguments, "--orthogonality-roles", "encoder,cross"])
+    arguments = [
+        "--criterion",
+        "cross_entropy_orthogonality",
+        "--aux-loss-weights",
+        '{"a_b": 0.01, "c": 2}',
+        "--arch",
+        "sg_transformer",
+    ]
+    parsed = options.parse_args_and_arch(
+        options.get_training_parser(), ["data", *arguments, "--orthogonality-roles", "encoder,cross"]
+    )
     config = convert_namespace_to_omegaconf(parsed).criterion
     assert CrossEntropyOrthogonality.build_criterion(config, TASK).aux_loss_weights == {"a_b": 0.01, "c": 2.0}
     assert config.orthogonality_roles == "encoder,cross"
@@ -406,7 +447,11 @@ def reduced(*calls) -> dict:
     with metrics.aggregate() as aggregator:
         for logs in calls:
             CrossEntropyOrthogonality.reduce_metrics(logs)
-    return {name: aggregator[name].avg for name in ("loss", "nll_loss", "accuracy", "orthogonality_encoder") if name in aggregator}
+    return {
+        name: aggregator[name].avg
+        for name in ("loss", "nll_loss", "accuracy", "orthogonality_encoder")
+        if name in aggregator
+    }
 
 
 def logs_of(sentence_avg=False):
@@ -436,7 +481,9 @@ def test_logs_may_be_summed_before_reducing():
     logs = logs_of()
     summed = {key: sum(log[key] for log in logs) for key in logs[0]}
     assert reduced([summed]) == pytest.approx(reduced(logs), rel=1e-6)
-    assert reduced([logs[0], {key: 0 for key in logs[0]}, *logs[1:]]) == pytest.approx(reduced(logs), rel=1e-6)  # an idle worker
+    assert reduced([logs[0], {key: 0 for key in logs[0]}, *logs[1:]]) == pytest.approx(
+        reduced(logs), rel=1e-6
+    )  # an idle worker
 
 
 def test_nothing_is_logged_of_nothing():

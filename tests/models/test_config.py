@@ -128,7 +128,9 @@ def from_partial(**values):
     return OmegaConf.create(values | {"dropout": "???"})
 
 
-@pytest.mark.parametrize("source", [Namespace, SimpleNamespace, from_structured, from_partial, Joined, lambda **v: OmegaConf.create(v)])
+@pytest.mark.parametrize(
+    "source", [Namespace, SimpleNamespace, from_structured, from_partial, Joined, lambda **v: OmegaConf.create(v)]
+)
 def test_missing_values_have_the_declared_defaults(source):
     config = as_dataclass(Joined, source(length=2.5, spokes=7))
     assert type(config) is Joined
@@ -168,9 +170,13 @@ def configured(**values):
 
 
 def test_option_that_no_chosen_mechanism_has_is_refused():
-    with pytest.raises(ValueError, match=r"--length 2.0 has no effect on the chosen mechanisms; it is an option of: lever gadget$"):
+    with pytest.raises(
+        ValueError, match=r"--length 2.0 has no effect on the chosen mechanisms; it is an option of: lever gadget$"
+    ):
         refuse_unused_options(configured(length=2.0), [GADGETS], {WHEEL})
-    with pytest.raises(ValueError, match=r"--bias True has no effect .* it is an option of: lever gadget, wheel gadget"):
+    with pytest.raises(
+        ValueError, match=r"--bias True has no effect .* it is an option of: lever gadget, wheel gadget"
+    ):
         refuse_unused_options(configured(bias=True), [GADGETS], {PLAIN})
 
 
@@ -228,13 +234,23 @@ def test_options_of_mechanisms_arrive_with_their_types():
 
 def test_sizes_of_vaswani_without_a_named_architecture():
     config = resolve(SimpleNamespace())
-    sizes = (config.encoder_embed_dim, config.encoder_ffn_embed_dim, config.encoder_attention_heads, config.encoder_layers)
+    sizes = (
+        config.encoder_embed_dim,
+        config.encoder_ffn_embed_dim,
+        config.encoder_attention_heads,
+        config.encoder_layers,
+    )
     assert sizes == (512, 2048, 8, 6) and config.depth == "separate"
 
 
 @pytest.mark.parametrize(
     "given,attention,activation",
-    [({}, 0.1, 0.1), ({"dropout": 0.4}, 0.4, 0.4), ({"dropout": 0.4, "attention_dropout": 0.0}, 0.0, 0.4), ({"activation_dropout": 0.2}, 0.1, 0.2)],
+    [
+        ({}, 0.1, 0.1),
+        ({"dropout": 0.4}, 0.4, 0.4),
+        ({"dropout": 0.4, "attention_dropout": 0.0}, 0.0, 0.4),
+        ({"activation_dropout": 0.2}, 0.1, 0.2),
+    ],
 )
 def test_dropout_reaches_where_none_of_its_own_is_set(given, attention, activation):
     source = SimpleNamespace(**given)

@@ -334,6 +334,13 @@ def test_value_loss_sees_values_and_padding(case):
     assert torch.equal(out, module(query, key, key, key_padding_mask=mask, need_weights=True)[0])
 
 
+@decoding_cases
+def test_value_loss_while_decoding_is_refused(case):
+    module, (query, key) = case.build(), case.inputs()
+    with pytest.raises(ValueError, match="a loss on the Values is for training"):
+        module(query[:1], key, incremental_state={}, value_loss=lambda values, mask: values.sum())
+
+
 @pytest.mark.parametrize("name", ["softmax", "relative"])
 def test_attention_dropout_is_on_the_weights_in_training_only(name):
     case = Case(name, "encoder")

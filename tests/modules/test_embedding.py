@@ -162,7 +162,9 @@ def test_auto_is_position_down_with_positions_and_unscaled_without():
 
 
 def test_wrong_scaling():
-    with pytest.raises(ValueError, match="--embedding-scaling is 'up': choose from auto, token_up, none, position_down"):
+    with pytest.raises(
+        ValueError, match="--embedding-scaling is 'up': choose from auto, token_up, none, position_down"
+    ):
         embedding(scaling="up")
     assert set(SCALINGS) == {"token_up", "none", "position_down"}
 

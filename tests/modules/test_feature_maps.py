@@ -73,7 +73,9 @@ def test_elu_gradient_and_its_corner():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_elu_has_no_nan_at_the_ends(dtype):
-    x = torch.tensor([-1e4, 1e4, -math.inf, torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype, requires_grad=True)
+    x = torch.tensor(
+        [-1e4, 1e4, -math.inf, torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype, requires_grad=True
+    )
     out = elu()(x)
     out.sum().backward()
     assert out.isfinite().all() and (out >= 0).all()

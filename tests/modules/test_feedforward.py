@@ -48,7 +48,9 @@ def test_built_with_the_sizes_and_options_of_its_side(side, dim, ffn_dim):
 
 def test_names():
     assert set(FEEDFORWARD_REGISTRY) == {"dense"} and DenseFeedForward.registered_name == "dense"
-    with pytest.raises(ValueError, match=r"unknown feedforward layer 'moe' \(--encoder-ffn, --decoder-ffn\): choose from dense"):
+    with pytest.raises(
+        ValueError, match=r"unknown feedforward layer 'moe' \(--encoder-ffn, --decoder-ffn\): choose from dense"
+    ):
         build_feedforward("moe", config(), "encoder")
 
 
@@ -90,7 +92,9 @@ def test_dropout_is_after_the_activation():
     x = torch.randn(50, 4)
     assert (module.eval()(x) == 2000.25).all()
     kept = (module.train()(x)[:, 0] - 0.25) / 2  # each hidden unit gives 2 or 0
-    assert kept.mean().item() == pytest.approx(1000, rel=0.03) and kept.std().item() == pytest.approx(math.sqrt(500), rel=0.4)
+    assert kept.mean().item() == pytest.approx(1000, rel=0.03) and kept.std().item() == pytest.approx(
+        math.sqrt(500), rel=0.4
+    )
     with torch.no_grad():
         module.dropout.p = 1.0
         assert (module(x) == 0.25).all()

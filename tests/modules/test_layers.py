@@ -1,4 +1,4 @@
-"""Encoder and decoder layers against their equations, with the norm before and after, dropout where it is documented, losses."""
+"""Encoder and decoder layers against their equations: norm before and after, dropout where it is documented, losses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ attentions = pytest.mark.parametrize("attention", ["softmax", "linear", "relativ
 
 
 def config(**options):
-    sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in (("embed_dim", DIM), ("ffn_embed_dim", FFN), ("attention_heads", 2))}
+    sizes = {
+        f"{side}_{k}": v
+        for side in ("encoder", "decoder")
+        for k, v in (("embed_dim", DIM), ("ffn_embed_dim", FFN), ("attention_heads", 2))
+    }
     mechanisms = dict(
-        attention_init="reference", attention_bias=False, attention_output_dropout=0.0, attention_dropout=0.0, attention_scale="head_dim",
-        feature_map="elu", qk_norm="l2", linear_attention_eps=1e-6, ffn_init="reference", activation_dropout=0.0,
+        attention_init="reference", attention_bias=False, attention_output_dropout=0.0, attention_dropout=0.0,
+        attention_scale="head_dim", feature_map="elu", qk_norm="l2", linear_attention_eps=1e-6,
+        ffn_init="reference", activation_dropout=0.0,
     )  # fmt: skip
     return SimpleNamespace(**(sizes | mechanisms | dict(dropout=0.0, pre_norm=False) | options))
 
@@ -68,7 +73,9 @@ def test_encoder_layer(attention, pre_norm):
     layer = encoder_layer(attention, pre_norm=pre_norm)
     x, _, padding, _ = inputs()
     got, weights, losses = layer(x, padding_mask=padding)
-    expected = sublayer(x, lambda x: layer.self_attn(x, x, x, key_padding_mask=padding)[0], layer.self_attn_residual.norm, pre_norm)
+    expected = sublayer(
+        x, lambda x: layer.self_attn(x, x, x, key_padding_mask=padding)[0], layer.self_attn_residual.norm, pre_norm
+    )
     expected = sublayer(expected, layer.ffn, layer.ffn_residual.norm, pre_norm)
     torch.testing.assert_close(got, expected)
     assert weights is None and losses == {}
@@ -81,7 +88,9 @@ def test_decoder_layer(attention, pre_norm):
     layer = decoder_layer(attention, cross, pre_norm=pre_norm)
     x, memory, padding, memory_padding = inputs()
     got, weights, losses = layer(x, memory, memory_padding, padding_mask=padding, self_padding_mask=padding)
-    expected = sublayer(x, lambda x: layer.self_attn(x, x, x, key_padding_mask=padding)[0], layer.self_attn_residual.norm, pre_norm)
+    expected = sublayer(
+        x, lambda x: layer.self_attn(x, x, x, key_padding_mask=padding)[0], layer.self_attn_residual.norm, pre_norm
+    )
     expected = sublayer(
         expected,
         lambda x: layer.cross_attn(x, memory, memory, key_padding_mask=memory_padding)[0],
@@ -233,7 +242,7 @@ def test_dropout_reaches_all_three_sublayers_of_the_decoder():
 
 @pytest.mark.parametrize("attention", ["softmax", "relative"])
 def test_attention_dropout_is_on_the_weights_after_the_softmax(attention):
-    """With Values of ones, an output is the sum of the kept weights over 1 − p: its mean is 1 and single keys go missing."""
+    """With Values of ones, an output is the sum of the kept weights over 1 − p: mean 1, single keys missing."""
     layer = encoder_layer(attention, attention_dropout=0.5).train()
     with torch.no_grad():
         layer.self_attn.v_proj.weight.zero_()

@@ -1,4 +1,4 @@
-"""The orthogonality loss and its options against the paper's formula written as loops; how losses are collected and merged."""
+"""The orthogonality loss and its options against the paper's formula as loops; collecting and merging losses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def frobenius(rows: list, eps: float) -> float:
     return total
 
 
-def expected(values, mask, eps, heads="separate", head_reduction="mean", batch_reduction="mean", padding="exclude") -> float:
+def expected(
+    values, mask, eps, heads="separate", head_reduction="mean", batch_reduction="mean", padding="exclude"
+) -> float:
     batch, n_heads, length, _ = values.shape
     sentences = []
     for b in range(batch):
@@ -94,7 +96,9 @@ def test_wrong_option(option):
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(data=st.data(), shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(1, 5)))
 def test_order_of_positions_and_heads_and_scale_of_values_do_not_matter(data, shape):
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 999))), dtype=torch.float64)
+    values = torch.randn(
+        shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 999))), dtype=torch.float64
+    )
     heads, positions = (data.draw(st.permutations(range(n))) for n in shape[1:3])
     loss = OrthogonalityLoss(eps=0.0)
     got = loss(7.5 * values[:, heads][:, :, positions], None)

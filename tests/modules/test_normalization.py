@@ -1,4 +1,4 @@
-"""``--qk-norm`` against its formulas (Park & Kim 2024, section 4.1), in all precisions, and what it does to linear attention."""
+"""``--qk-norm`` against its formulas (Park & Kim 2024, section 4.1), in all precisions, and in linear attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from fairseq_sg.ops import linear_attention
 
 NORMS = ("l1", "l2", "rms")
 norms = pytest.mark.parametrize("name", NORMS)
-half = pytest.mark.parametrize("dtype,tolerance", [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)], ids=["fp16", "bf16"])
+half = pytest.mark.parametrize(
+    "dtype,tolerance", [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)], ids=["fp16", "bf16"]
+)
 
 
 def formula(name: str, x: list, eps: float, gamma: list) -> list:
@@ -45,7 +47,9 @@ def test_formula_per_head(name, eps, dim):
     x[0, 1, 2] = 0.0
     module = built(name, dim, eps)
     gamma = torch.linspace(-1.5, 2.0, dim, dtype=torch.float64).tolist()
-    expected = torch.tensor([formula(name, row, eps, gamma) for row in x.reshape(-1, dim).tolist()], dtype=torch.float64)
+    expected = torch.tensor(
+        [formula(name, row, eps, gamma) for row in x.reshape(-1, dim).tolist()], dtype=torch.float64
+    )
     torch.testing.assert_close(module(x), expected.view_as(x), rtol=1e-6, atol=1e-9)
 
 
@@ -57,7 +61,9 @@ def test_none_is_the_identity():
 def test_names_and_default_epsilon():
     assert set(QK_NORM_REGISTRY) == {"none", *NORMS}
     assert all(build_qk_norm(name, 4).eps == 1e-6 for name in QK_NORM_REGISTRY)
-    with pytest.raises(ValueError, match=r"unknown query/key normalization 'l3' \(--qk-norm\): choose from l1, l2, none, rms"):
+    with pytest.raises(
+        ValueError, match=r"unknown query/key normalization 'l3' \(--qk-norm\): choose from l1, l2, none, rms"
+    ):
         build_qk_norm("l3", 4)
 
 
@@ -72,7 +78,9 @@ def test_gamma_is_learned_starts_at_one_and_is_shared_over_heads():
     out = module(x)
     assert torch.equal(out[:, 0], out[:, 1]) and torch.equal(out[:, 0], out[:, 2])
     out.sum().backward()
-    torch.testing.assert_close(module.weight.grad, (x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-6)).sum((0, 1, 2)))
+    torch.testing.assert_close(
+        module.weight.grad, (x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-6)).sum((0, 1, 2))
+    )
 
 
 def test_queries_and_keys_have_a_module_each_as_wide_as_a_head():
@@ -87,7 +95,7 @@ def test_queries_and_keys_have_a_module_each_as_wide_as_a_head():
 @half
 @pytest.mark.parametrize("value", [300.0, 1e-3, -300.0])
 def test_half_precision_accumulates_in_float32(name, dtype, tolerance, value):
-    """In float16, 4096 · 300 and 300² are infinite and (10⁻³)² is nearly nothing; a bfloat16 sum of ones stalls at 256."""
+    """In float16, 4096 · 300 and 300² are infinite and (10⁻³)² nearly nothing; a bfloat16 sum of ones stalls at 256."""
     x = torch.full((2, 3, 4096), value, dtype=dtype)
     module = built(name, 4096, dtype=dtype)
     out = module(x)
@@ -108,7 +116,9 @@ def test_gradients_in_half_precision(name, dtype, tolerance):
     (built(name, 64, dtype=dtype)(x) * weights * 100).sum().backward()
     module = built(name, 64)
     (module(exact) * weights.double() * 100).sum().backward()
-    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=10 * tolerance, atol=tolerance * exact.grad.abs().max().item())
+    torch.testing.assert_close(
+        x.grad.double(), exact.grad, rtol=10 * tolerance, atol=tolerance * exact.grad.abs().max().item()
+    )
 
 
 @norms
@@ -177,8 +187,9 @@ def test_every_role_normalizes(role):
     from types import SimpleNamespace
 
     config = SimpleNamespace(
-        encoder_embed_dim=8, decoder_embed_dim=8, encoder_attention_heads=2, decoder_attention_heads=2, feature_map="elu",
-        linear_attention_eps=1e-6, attention_init="reference", attention_bias=False, attention_output_dropout=0.0, qk_norm="l2",
+        encoder_embed_dim=8, decoder_embed_dim=8, encoder_attention_heads=2, decoder_attention_heads=2,
+        feature_map="elu", qk_norm="l2", linear_attention_eps=1e-6,
+        attention_init="reference", attention_bias=False, attention_output_dropout=0.0,
     )  # fmt: skip
     normalized = build_attention("linear", config, role)
     config.qk_norm = "none"

@@ -1,4 +1,4 @@
-"""``--optimizer torch_adam``: its update, clipping, checkpoints, and its way through fairseq's schedulers and ``--fp16``."""
+"""``--optimizer torch_adam``: its update, clipping, checkpoints; fairseq's schedulers and ``--fp16`` with it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ import torch
 from fairseq import optim, utils
 from fairseq.optim.adam import FairseqAdam
 from fairseq.optim.fp16_optimizer import FP16Optimizer
-from fairseq.optim.lr_scheduler.fixed_schedule import FixedLRScheduleConfig, FixedLRSchedule
-from fairseq.optim.lr_scheduler.inverse_square_root_schedule import InverseSquareRootLRScheduleConfig, InverseSquareRootSchedule
+from fairseq.optim.lr_scheduler.fixed_schedule import FixedLRSchedule, FixedLRScheduleConfig
+from fairseq.optim.lr_scheduler.inverse_square_root_schedule import (
+    InverseSquareRootLRScheduleConfig,
+    InverseSquareRootSchedule,
+)
 from omegaconf import OmegaConf
 
 import fairseq_sg  # noqa: F401
@@ -39,7 +42,9 @@ def torch_adam(params, lr=0.01, **options) -> TorchAdam:
 
 
 def fairseq_adam(params, lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0) -> FairseqAdam:
-    config = dict(adam_betas=f"({beta1}, {beta2})", adam_eps=eps, weight_decay=weight_decay, lr=[lr], use_old_adam=True, tpu=False)
+    config = dict(
+        adam_betas=f"({beta1}, {beta2})", adam_eps=eps, weight_decay=weight_decay, lr=[lr], use_old_adam=True, tpu=False
+    )
     return FairseqAdam(OmegaConf.create(config | {"fp16_adam_stats": False}), params)
 
 
@@ -163,7 +168,9 @@ def test_set_lr_scales_the_next_step():
 
 def test_fairseq_s_schedulers_change_the_lr():
     optimizer = torch_adam(parameters(), lr=0.1)
-    warmup = InverseSquareRootSchedule(InverseSquareRootLRScheduleConfig(warmup_updates=100, warmup_init_lr=0.0, lr=[0.1]), optimizer)
+    warmup = InverseSquareRootSchedule(
+        InverseSquareRootLRScheduleConfig(warmup_updates=100, warmup_init_lr=0.0, lr=[0.1]), optimizer
+    )
     rates = []
     for update in (0, 50, 100, 400):
         warmup.step_update(update)
@@ -195,16 +202,24 @@ def test_built_by_fairseq_from_its_command_line_names():
 
 @pytest.mark.parametrize("flat", [True, False], ids=["flat", "not-flat"])
 def test_fp16_training_equals_fairseq_s_adam(flat, monkeypatch):
-    """``--fp16``, which hands over all parameters as one in float32; half-precision numbers themselves also work on a CPU."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # fairseq keeps flat parameters by device index; a CPU's is None
+    """``--fp16`` hands over all parameters as one, in float32."""
+    # fairseq keeps the flat parameters by device index, which is None on a CPU; half-precision numbers work there, too.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
 
     def trained(optimizer_config):
         params = parameters(dtype=torch.float16)
         config = OmegaConf.create(
             {
                 "optimizer": optimizer_config | {"adam_eps": 1e-8, "weight_decay": 0.0, "lr": [0.01]},
-                "common": dict(fp16_no_flatten_grads=not flat, bf16=False, fp16_init_scale=4, fp16_scale_window=64, min_loss_scale=1e-4)
-                | dict(fp16_scale_tolerance=0.0, threshold_loss_scale=None),
+                "common": dict(
+                    fp16_no_flatten_grads=not flat,
+                    bf16=False,
+                    fp16_init_scale=4,
+                    fp16_scale_window=64,
+                    fp16_scale_tolerance=0.0,
+                    min_loss_scale=1e-4,
+                    threshold_loss_scale=None,
+                ),
                 "optimization": {"update_freq": [1]},
                 "distributed_training": {"distributed_world_size": 1},
             }

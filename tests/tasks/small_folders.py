@@ -16,7 +16,10 @@ def random_pairs(count: int, seed: int) -> Pairs:
     """Sentences of 1 to 12 source and 1 to 15 target words."""
     draw = random.Random(seed)
     return [
-        (" ".join(draw.choices(SOURCE_WORDS, k=draw.randint(1, 12))), " ".join(draw.choices(TARGET_WORDS, k=draw.randint(1, 15))))
+        (
+            " ".join(draw.choices(SOURCE_WORDS, k=draw.randint(1, 12))),
+            " ".join(draw.choices(TARGET_WORDS, k=draw.randint(1, 15))),
+        )
         for _ in range(count)
     ]
 

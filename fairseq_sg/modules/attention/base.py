@@ -174,13 +174,15 @@ class Attention(nn.Module):
             attn_mask: (N, M), bool (True is hidden) or float (added to the logits). A causal attention needs none.
             before_softmax: not supported (ValueError).
             need_head_weights: return the weights per head, (H, B, N, M).
-            value_loss: a loss on the projected Values; its value is returned as a third element.
+            value_loss: a loss on the projected Values; its value is returned as a third element. Not in decoding (ValueError).
 
         Returns:
             output (N, B, C) and weights or None; with ``value_loss``, also its scalar.
         """
         if before_softmax:
             raise ValueError(f"{self.registered_name} attention: before_softmax is not supported")
+        if value_loss is not None and incremental_state is not None:
+            raise ValueError(f"{self.registered_name} attention: a loss on the Values is for training, not for decoding step by step")
         key = query if key is None else key
         value = key if value is None else value
         q = self._heads(self.q_proj(query))
