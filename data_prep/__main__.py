@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import data_prep
-from data_prep import scan
+from data_prep import cfq, cogs, pcfg, scan
 from data_prep.common import DataError, Dataset, UsageError
 from data_prep.prepare import prepare, verify
 
-DATASETS: tuple[Dataset, ...] = (scan.DATASET,)
+DATASETS: tuple[Dataset, ...] = (scan.DATASET, cogs.DATASET, pcfg.DATASET, cfq.DATASET)
 
 
 class Parser(argparse.ArgumentParser):

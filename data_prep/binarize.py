@@ -24,27 +24,29 @@ def require_fairseq() -> None:
         ) from None
 
 
-def binarize(folder: Path, subsets: Iterable[str]) -> None:
+def binarize(folder: Path, subsets: Iterable[str], joined: bool = False) -> None:
     """Makes `dict.{src,tgt}.txt` and `SUBSET.src-tgt.{src,tgt}.{bin,idx}` of `raw/SUBSET.{src,tgt}`, all in `folder`.
 
     The dictionaries hold the words of all subsets, most frequent first and ties in alphabetical order, and no filling
     up to a multiple of 8: a word seen in testing alone has an embedding rather than being unknown, and the sizes are
-    those of the papers plus fairseq's four specials.
+    those of the papers plus fairseq's four specials. If `joined`, both dictionaries are the same one, with the words of
+    both languages, as `fairseq-preprocess --joined-dictionary` makes it: embeddings can then be shared.
 
     Raises DataError for a word that is one of fairseq's specials, or unknown.
     """
     from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
 
-    for language in LANGUAGES:
-        texts = {subset: folder / "raw" / f"{subset}.{language}" for subset in subsets}
-        dictionary = make_dictionary(texts.values())
+    languages = {name: [folder / "raw" / f"{subset}.{name}" for subset in subsets] for name in LANGUAGES}
+    common = make_dictionary(text for texts in languages.values() for text in texts) if joined else None
+    for language, texts in languages.items():
+        dictionary = common or make_dictionary(texts)
         dictionary.save(str(folder / f"dict.{language}.txt"))
-        for subset, text in texts.items():
+        for text in texts:
             summary = FileBinarizer.multiprocess_dataset(
                 str(text),
                 "mmap",
                 VocabularyDatasetBinarizer(dictionary, append_eos=True),
-                str(folder / f"{subset}.{'-'.join(LANGUAGES)}.{language}"),
+                str(folder / f"{text.stem}.{'-'.join(LANGUAGES)}.{language}"),
                 vocab_size=len(dictionary),
             )
             if summary.num_replaced:

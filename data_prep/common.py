@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from numpy.random import RandomState
@@ -38,6 +38,14 @@ class Pair(NamedTuple):
     target: str
 
 
+class Counts(NamedTuple):
+    """How many words there are in the sources, in the targets, and in both together."""
+
+    source: int
+    target: int
+    together: int
+
+
 @dataclass(frozen=True)
 class Corpus:
     """What a dataset module makes of a request.
@@ -47,7 +55,10 @@ class Corpus:
     rule        how the subsets were made, in words.
     membership  whether the subsets hold the very examples of the published ones, in words.
     origin      what the pairs were made from: the generator, or the files with their sizes and hashes.
-    vocabulary  how many words the sources and the targets of all subsets together must have.
+    vocabulary  how many words the sources and the targets of all subsets together must have, where that is known.
+    joined      whether sources and targets share one dictionary, as in the papers.
+    together    how many words that dictionary must have, where that is known.
+    types       name -> the type of every example, for the subsets whose examples have types.
     """
 
     subsets: dict[str, list[Pair]]
@@ -55,7 +66,10 @@ class Corpus:
     rule: str
     membership: str
     origin: Json
-    vocabulary: tuple[int, int]
+    vocabulary: tuple[int, int] | None
+    joined: bool = False
+    together: int | None = None
+    types: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Dataset(ABC):
@@ -89,6 +103,14 @@ def vocabulary(lines: Iterable[str]) -> set[str]:
     return {word for line in lines for word in line.split(" ")}
 
 
+def count_words(subsets: Mapping[str, list[Pair]]) -> Counts:
+    """The sizes of the vocabularies of all subsets."""
+    sources, targets = (
+        vocabulary(getattr(pair, side) for pairs in subsets.values() for pair in pairs) for side in Pair._fields
+    )
+    return Counts(len(sources), len(targets), len(sources | targets))
+
+
 def check_sizes(subsets: Mapping[str, list[Pair]], published: Mapping[str, int]) -> None:
     """Raises DataError where a subset has not its published size."""
     for name, size in published.items():
@@ -98,7 +120,7 @@ def check_sizes(subsets: Mapping[str, list[Pair]], published: Mapping[str, int])
 
 def check_corpus(corpus: Corpus) -> None:
     """Raises DataError for a subset that fairseq would mistake or that is empty, for a training example in another
-    subset, and for a vocabulary of another size than it should have."""
+    subset, for a vocabulary of another size than it should have, and for types that do not match their examples."""
     if next(iter(corpus.subsets)) != "train":
         raise DataError(f"the first subset is {next(iter(corpus.subsets))}, not train")
     trained = {pair.source for pair in corpus.subsets["train"]}
@@ -111,10 +133,20 @@ def check_corpus(corpus: Corpus) -> None:
         shared = next((pair.source for pair in pairs if name != "train" and pair.source in trained), None)
         if shared is not None:
             raise DataError(f"train and {name} overlap: both hold {shared!r}")
-    for side, expected in zip(Pair._fields, corpus.vocabulary, strict=True):
-        words = vocabulary(getattr(pair, side) for pairs in corpus.subsets.values() for pair in pairs)
-        if len(words) != expected:
-            raise DataError(f"the {side} vocabulary has {len(words)} words instead of {expected}")
+    for name, types in corpus.types.items():
+        if len(types) != len(corpus.subsets[name]):
+            raise DataError(f"subset {name} has {len(corpus.subsets[name]):,} examples and {len(types):,} types")
+    check_vocabulary(corpus)
+
+
+def check_vocabulary(corpus: Corpus) -> None:
+    """Raises DataError for a vocabulary of another size than it should have."""
+    found = count_words(corpus.subsets)
+    for side, expected in zip(Pair._fields, corpus.vocabulary or (None, None), strict=True):
+        if expected is not None and getattr(found, side) != expected:
+            raise DataError(f"the {side} vocabulary has {getattr(found, side)} words instead of {expected}")
+    if corpus.together is not None and found.together != corpus.together:
+        raise DataError(f"the common vocabulary has {found.together} words instead of {corpus.together}")
 
 
 def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:

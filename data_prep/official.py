@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from data_prep.common import DataError, Json, UsageError
 from data_prep.folder import lock_file, sync
-from data_prep.text import read_bytes, sha256
+from data_prep.text import read_bytes
 
 ATTEMPTS = 4
 PAUSE = 1.0  # seconds before the second attempt; doubled before each further one
@@ -28,30 +28,54 @@ TIMEOUT = 30.0  # seconds without a sign of life from the server
 class OfficialFile:
     """A published file: its path below the base URL, its size in bytes and its sha256, both uncompressed.
 
-    `where` says how to come by a file that cannot be downloaded from the base URL.
+    `where` says how to come by a file that cannot be downloaded from the base URL. Where neither size nor sha256 are
+    known, `git_blob` is: the id under which git keeps the file, as `git hash-object FILE` prints it.
     """
 
     path: str
-    size: int
-    sha256: str
+    size: int | None
+    sha256: str | None
     where: str | None = None
+    git_blob: str | None = None
 
     @property
     def name(self) -> str:
         return PurePosixPath(self.path).name
 
+    @property
+    def digest(self) -> str:
+        """What its bytes are recognized by, in words."""
+        return f"git blob {self.git_blob}" if self.sha256 is None else f"sha256 {self.sha256}"
+
+    def digest_of(self, data: bytes) -> str:
+        """What `digest` would be if the file were `data`."""
+        if self.sha256 is None:
+            blob = b"blob %d\0" % len(data) + data
+            return f"git blob {hashlib.sha1(blob, usedforsecurity=False).hexdigest()}"
+        return f"sha256 {hashlib.sha256(data).hexdigest()}"
+
+    def matches(self, data: bytes) -> bool:
+        """Whether `data` are this file."""
+        return self.digest_of(data) == self.digest
+
+    def is_at(self, path: Path) -> bool:
+        """Whether `path` is this file, uncompressed."""
+        return path.is_file() and self.matches(path.read_bytes())
+
     def check(self, path: Path, data: bytes) -> None:
         """Raises DataError if `data`, read from `path`, are not this file."""
-        found = hashlib.sha256(data).hexdigest()
-        if found != self.sha256:
+        if not self.matches(data):
+            size = "" if self.size is None else f"{self.size:,} bytes with "
             raise DataError(
-                f"not the official {self.name}: {len(data):,} bytes with sha256 {found}, expected {self.size:,} bytes"
-                f" with sha256 {self.sha256}",
+                f"not the official {self.name}: {len(data):,} bytes with {self.digest_of(data)},"
+                f" expected {size}{self.digest}",
                 path,
             )
 
     def describe(self) -> Json:
         """The entry of this file in `dataset.json`."""
+        if self.sha256 is None:
+            return {"name": self.name, "git_blob": self.git_blob}
         return {"name": self.name, "bytes": self.size, "sha256": self.sha256}
 
 
@@ -93,7 +117,7 @@ class OfficialFiles:
             return download(file, f"{self.base_url}/{file.path}", self.cache / file.path)
         way = file.where or f"--download gets {self.base_url}/{file.path}"
         missing = "is not in this folder" if self.raw_dir else "is needed; name its folder with --raw-dir"
-        raise DataError(f"the official {file.name} (sha256 {file.sha256}) {missing}. {way}", self.raw_dir)
+        raise DataError(f"the official {file.name} ({file.digest}) {missing}. {way}", self.raw_dir)
 
     def read(self, file: OfficialFile) -> tuple[Path, bytes]:
         """The path and the uncompressed content of a file. A file that is cut off is refused here, and only that:
@@ -148,13 +172,14 @@ def download(file: OfficialFile, url: str, target: Path) -> Path:
     part = target.with_name(target.name + ".part")
     stream = None
     while stream is None:
-        if target.is_file() and sha256(target) == file.sha256:
+        if file.is_at(target):
             return target
         stream = lock_file(part, wait=True)
     with stream:
         try:
-            if not (target.is_file() and sha256(target) == file.sha256):  # made while this run waited
-                print(f"downloading {url} ({file.size:,} bytes)", file=sys.stderr)
+            if not file.is_at(target):  # made while this run waited
+                size = "" if file.size is None else f" ({file.size:,} bytes)"
+                print(f"downloading {url}{size}", file=sys.stderr)
                 retry(file, url, stream)
                 os.replace(part, target)
                 sync(target.parent)
@@ -187,19 +212,28 @@ def retry(file: OfficialFile, url: str, stream: BinaryIO) -> None:
 def transfer(file: OfficialFile, url: str, stream: BinaryIO) -> None:
     """One attempt to complete `stream`, which holds the first bytes of the file, or none."""
     have = stream.seek(0, os.SEEK_END)
-    if have >= file.size:
+    if file.size is None or have >= file.size:
         have = clear(stream)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
         resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if not resumed:
             clear(stream)
-        while stream.tell() <= file.size and (block := response.read(1 << 16)):
+        size = promised_size(url, response) if file.size is None else file.size
+        while stream.tell() <= size and (block := response.read(1 << 16)):
             stream.write(block)
     stream.flush()
-    if stream.tell() < file.size:
-        raise Unfinished(f"the connection ended after {stream.tell():,} of {file.size:,} bytes")
+    if stream.tell() < size:
+        raise Unfinished(f"the connection ended after {stream.tell():,} of {size:,} bytes")
     check_transfer(file, url, stream, resumed)
+
+
+def promised_size(url: str, response: http.client.HTTPResponse) -> int:
+    """The size that a server says the file has. Raises DataError if it says none."""
+    size = response.headers.get("Content-Length", "")
+    if not size.isdecimal():
+        raise DataError("the server does not say how long the file is; get it another way and use --raw-dir", url)
+    return int(size)
 
 
 def clear(stream: BinaryIO) -> int:

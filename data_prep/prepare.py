@@ -8,10 +8,11 @@ import json
 import os
 import shlex
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 from data_prep.binarize import LANGUAGES, binarize, require_fairseq
-from data_prep.common import Corpus, DataError, Dataset, Json, Pair, check_corpus, vocabulary
+from data_prep.common import Corpus, DataError, Dataset, Json, Pair, check_corpus, count_words
 from data_prep.folder import discard_dead, publish, workspace
 from data_prep.text import sha256, write_lines
 
@@ -56,17 +57,16 @@ def write(folder: Path, corpus: Corpus, request: Json) -> None:
     for name, pairs in corpus.subsets.items():
         for language, side in zip(LANGUAGES, Pair._fields, strict=True):
             write_lines(folder / "raw" / f"{name}.{language}", (getattr(pair, side) for pair in pairs))
+    for name, types in corpus.types.items():
+        write_lines(folder / "raw" / f"{name}.type", types)
     if not request["raw_only"]:
-        binarize(folder, corpus.subsets)
+        binarize(folder, corpus.subsets, joined=corpus.joined)
     text = json.dumps(manifest(folder, corpus, request), indent=2)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def manifest(folder: Path, corpus: Corpus, request: Json) -> Json:
     """The content of `dataset.json`: no date and no path of this machine, so that equal data have equal bytes."""
-    sources, targets = (
-        vocabulary(getattr(pair, side) for pairs in corpus.subsets.values() for pair in pairs) for side in Pair._fields
-    )
     return {
         "format": FORMAT,
         "fairseq_sg": version(),
@@ -75,10 +75,10 @@ def manifest(folder: Path, corpus: Corpus, request: Json) -> Json:
         "rule": corpus.rule,
         "membership": corpus.membership,
         "subsets": {
-            name: {"published_size": corpus.published.get(name), **measure(pairs)}
+            name: {"published_size": corpus.published.get(name), **measure(pairs), **count_types(corpus, name)}
             for name, pairs in corpus.subsets.items()
         },
-        "vocabulary": {"source": len(sources), "target": len(targets), "together": len(sources | targets)},
+        "vocabulary": count_words(corpus.subsets)._asdict() | ({"joined": True} if corpus.joined else {}),
         "files": {name: sha256(folder / name) for name in files_in(folder)},
     }
 
@@ -90,6 +90,11 @@ def measure(pairs: list[Pair]) -> Json:
         "longest_source": max(len(pair.source.split()) for pair in pairs),
         "longest_target": max(len(pair.target.split()) for pair in pairs),
     }
+
+
+def count_types(corpus: Corpus, name: str) -> Json:
+    """The entry `types` of a subset: type -> number of examples, in alphabetical order; none if it has no types."""
+    return {"types": dict(sorted(Counter(corpus.types[name]).items()))} if name in corpus.types else {}
 
 
 def files_in(folder: Path) -> list[str]:
@@ -171,7 +176,9 @@ def print_summary(dataset: Dataset, corpus: Corpus, request: Json, out: Path) ->
         size, source, target = measure(pairs).values()
         published = corpus.published.get(name)
         print(f"{name:10}{size:>10,}{'-' if published is None else format(published, ','):>12}{source:>17}{target:>17}")
-    print("vocabulary: {} source and {} target words".format(*corpus.vocabulary))
+    words = count_words(corpus.subsets)
+    together = f", {words.together} together, in one dictionary" if corpus.joined else ""
+    print(f"vocabulary: {words.source} source and {words.target} target words{together}")
     print(f"written to {out}")
     if not request["raw_only"]:
         print(f"next: {training_command(dataset, corpus, out)}")

@@ -1,7 +1,7 @@
 """fairseq_sg: systematic and length generalization for fairseq (``--user-dir fairseq_sg``).
 
-With fairseq installed, importing this package registers everything. Without it, ``fairseq_sg.ops`` and ``fairseq_sg.modules``
-work by themselves.
+With fairseq installed, importing this package registers everything. Without it, ``fairseq_sg.ops`` and
+``fairseq_sg.modules`` work by themselves.
 """
 
 import sys
@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 
 def register() -> None:
-    """Registers everything with fairseq, where there is one. Raises ImportError for a fairseq or torch that does not serve."""
+    """Registers everything with fairseq, where there is one. Raises ImportError for a fairseq that does not serve."""
     compat.prepare()
     if compat.fairseq_version() is not None:
         from fairseq_sg import criterions, models, optim, scoring, tasks  # noqa: F401

@@ -3,13 +3,13 @@
 ``prepare()`` runs when the plugin is imported, before fairseq reads a checkpoint:
 
 - it refuses fairseq releases that do not run on today's Python and torch, and says which one does;
-- it lets ``torch.load(weights_only=True)``, torch's default, read what fairseq puts into its checkpoints. Only plain data
-  classes are added to torch's list: no function of theirs runs code from the file;
-- it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run, and its report
-  of "shared parameters" that are the absent biases of ``nn.Linear(bias=False)``;
+- it lets ``torch.load(weights_only=True)``, torch's default, read what fairseq puts into its checkpoints. Only plain
+  data classes are added to torch's list: no function of theirs runs code from the file;
+- it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run, and
+  its report of "shared parameters" that are the absent biases of ``nn.Linear(bias=False)``;
 - it mends ``--amp``, whose gradients fairseq divides by the loss scale twice;
-- it makes fairseq's commands end with the message alone where the user can mend the error (:class:`UsageError`), and with the
-  name of the file where a checkpoint is not whole.
+- it makes fairseq's commands end with the message alone where the user can mend the error (:class:`UsageError`), and
+  with the name of the file where a checkpoint is not whole.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def fairseq_version() -> str | None:
     except importlib.metadata.PackageNotFoundError:
         found = _version("fairseq")
     raise ImportError(
-        f"the installed fairseq is {f'fairseq {found}' if found else 'of unknown origin'}; fairseq_sg runs on {FAIRSEQ}, because "
-        "upstream's 0.12.2 fails on Python 3.11 and newer and on torch 2.6 and newer. Mend: pip uninstall fairseq, then see "
-        "scripts/setup.sh for how to install fairseq-fixed"
+        f"the installed fairseq is {f'fairseq {found}' if found else 'of unknown origin'}; fairseq_sg runs on "
+        f"{FAIRSEQ}, because upstream's 0.12.2 fails on Python 3.11 and newer and on torch 2.6 and newer. "
+        "Mend: pip uninstall fairseq, then see scripts/setup.sh for how to install fairseq-fixed"
     )
 
 
@@ -91,8 +91,8 @@ def silence_warnings() -> None:
 def allow_checkpoint_globals() -> None:
     """Adds to torch's safe globals the data classes found in fairseq's checkpoints.
 
-    Namespaces of models configured by argparse, OmegaConf containers of rank 0's broadcast on a multi-process resume, numpy
-    scalars and arrays of best metrics and of BLEU's counts.
+    Namespaces of models configured by argparse, OmegaConf containers of rank 0's broadcast on a multi-process resume,
+    numpy scalars and arrays of best metrics and of BLEU's counts.
     """
     import numpy as np
     import torch
@@ -127,7 +127,7 @@ def allow_checkpoint_globals() -> None:
 
 
 def _wrap(owner: typing.Any, name: str, wrapper: typing.Callable) -> None:
-    """Replaces the function ``owner.name`` by ``wrapper``, which gets it as its first argument; a second call changes nothing."""
+    """Replaces the function ``owner.name`` by ``wrapper``, which gets it as its first argument; twice is as once."""
     original = getattr(owner, name)
     if getattr(original, "func", None) is not wrapper:
         setattr(owner, name, functools.partial(wrapper, original))
@@ -162,8 +162,8 @@ def _load_checkpoint(load, path, *args, **kwargs):
         if zipfile.is_zipfile(path):
             raise
         raise UsageError(
-            f"the checkpoint {path} is not a whole file of torch's: it was cut off, or is something else. Delete it, or name another "
-            "one with --path or --restore-file"
+            f"the checkpoint {path} is not a whole file of torch's: it was cut off, or is something else. Delete it, "
+            "or name another one with --path or --restore-file"
         ) from error
 
 
@@ -174,7 +174,7 @@ def leave_out_absent_parameters() -> None:
 
 
 def _shared_parameters(catalog, module, memo=None, prefix=""):
-    """fairseq's ``_catalog_shared_params`` without the group of all parameters that are None; None in its recursive calls."""
+    """fairseq's ``_catalog_shared_params`` without the group of parameters that are None (None when it recurses)."""
     from fairseq.trainer import _get_module_by_path
 
     groups = catalog(module, memo, prefix)
@@ -190,7 +190,8 @@ def unscale_gradients_once() -> None:
 def _amp_step(self, closure=None, scale=1.0, groups=None) -> None:
     """fairseq's ``AMPOptimizer.step``, with the optimizer that ``clip_grad_norm`` has unscaled handed to the scaler.
 
-    fairseq hands it the wrapper around it, which the scaler does not know, and whose gradients it therefore unscales once more.
+    fairseq hands it the wrapper around it, which the scaler does not know, and whose gradients it therefore unscales
+    once more.
     """
     self.scaler.step(self.optimizer)
     self.scaler.update()

@@ -1,6 +1,7 @@
 """``python -m fairseq_sg.doctor``: what is installed, what is missing or wrong, and the mend.
 
-The exit code is 0 if everything that training needs is there, and 1 otherwise. It runs where fairseq or torch is absent, too.
+The exit code is 0 if everything that training needs is there, and 1 otherwise. It runs where fairseq or torch is
+absent, too.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def check_compiler() -> Iterator[Finding]:
     if sys.version_info[:2] == (3, 12):
         return
     if shutil.which(compiler) is None:
-        yield wrong(f"no C++ compiler ({compiler}) to build fairseq-fixed with", "apt-get install g++, or use Python 3.12")
+        what = f"no C++ compiler ({compiler}) to build fairseq-fixed with"
+        yield wrong(what, "apt-get install g++, or use Python 3.12")
     else:
         yield ok(f"C++ compiler {shutil.which(compiler)}")
 
@@ -150,11 +152,12 @@ def check_devices() -> Iterator[Finding]:
         if shutil.which("nvidia-smi") is None:
             yield Finding("note", "no GPU: give fairseq's commands --cpu")
         else:
-            yield Finding("note", f"there is an nvidia-smi, but torch {torch.__version__} uses no GPU", "install a torch with CUDA")
+            what = f"there is an nvidia-smi, but torch {torch.__version__} uses no GPU"
+            yield Finding("note", what, "install a torch with CUDA")
 
 
 def check_user_dir() -> Finding:
-    """Which folder ``--user-dir fairseq_sg`` names from here: fairseq looks in the current folder, then beside itself."""
+    """Which folder ``--user-dir fairseq_sg`` names here: fairseq looks in the current folder, then beside itself."""
     fairseq = Path(importlib.util.find_spec("fairseq").submodule_search_locations[0])
     places = (Path.cwd() / "fairseq_sg", fairseq / "fairseq_sg", fairseq / ".." / "fairseq_sg")
     found = next((place.resolve() for place in places if place.exists()), None)
@@ -190,7 +193,8 @@ def check_registration() -> Iterator[Finding]:
     }
     for kind, registry in theirs.items():
         names = sorted(name for name, cls in registry.items() if cls.__module__.startswith("fairseq_sg."))
-        yield ok(f"{kind}: {', '.join(names)}") if names else wrong(f"no {kind} are registered", f"reinstall fairseq_sg; {SETUP}")
+        missing = wrong(f"no {kind} are registered", f"reinstall fairseq_sg; {SETUP}")
+        yield ok(f"{kind}: {', '.join(names)}") if names else missing
     for registry in (*MECHANISMS, FEATURE_MAP_REGISTRY, QK_NORM_REGISTRY, POSITION_REGISTRY, DEPTH_REGISTRY):
         yield ok(f"{registry.option}: {', '.join(sorted(registry))}")
 
@@ -213,7 +217,7 @@ def check_training() -> Iterator[Finding]:
 
 
 def tiny_step(attention: str, device: str) -> float:
-    """Loss in nats per token of a random tiny model with ``attention`` in every role it can serve, after a backward pass.
+    """Loss in nats per token of a tiny model with ``attention`` in every role it can serve, after a backward pass.
 
     Raises RuntimeError where the loss or a gradient is not finite.
     """
@@ -222,7 +226,7 @@ def tiny_step(attention: str, device: str) -> float:
     import torch
     from fairseq.data import Dictionary
 
-    from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality, CrossEntropyOrthogonalityConfig
+    from fairseq_sg.criterions import cross_entropy_orthogonality as criteria
     from fairseq_sg.models.sg_transformer import SGTransformer
     from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 
@@ -235,9 +239,11 @@ def tiny_step(attention: str, device: str) -> float:
     config = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
     config |= {f"{role}_attention": attention for role in ATTENTION_REGISTRY.find(attention).roles}
     model = SGTransformer.build_model(SimpleNamespace(**config), task).to(device).train()
-    criterion = CrossEntropyOrthogonality(CrossEntropyOrthogonalityConfig(orthogonality_weight=1e-3, sentence_avg=False), task)
+    options = criteria.CrossEntropyOrthogonalityConfig(orthogonality_weight=1e-3, sentence_avg=False)
+    criterion = criteria.CrossEntropyOrthogonality(options, task)
     tokens = torch.randint(4, len(words), (3, 7), device=device)
-    inputs = {"src_tokens": tokens, "src_lengths": torch.full((3,), 7, device=device), "prev_output_tokens": tokens.roll(1, 1)}
+    lengths = torch.full((3,), 7, device=device)
+    inputs = {"src_tokens": tokens, "src_lengths": lengths, "prev_output_tokens": tokens.roll(1, 1)}
     loss, tokens_in_all, _ = criterion(model, {"net_input": inputs, "target": tokens, "ntokens": tokens.numel()})
     loss.backward()
     numbers = [loss, *(p.grad for p in model.parameters() if p.grad is not None)]

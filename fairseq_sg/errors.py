@@ -2,4 +2,4 @@
 
 
 class UsageError(ValueError):
-    """One message that names the option or the file, and the mend. fairseq's commands end with it, without a traceback."""
+    """One message that names the option or the file, and the mend; fairseq's commands end with it and no traceback."""

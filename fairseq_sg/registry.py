@@ -36,7 +36,9 @@ class Registry(Dict[str, type]):
         def decorate(cls: T) -> T:
             known = self.setdefault(name, cls)
             if known is not cls:
-                raise ValueError(f"{self.kind} {name!r} is already registered, as {known.__module__}.{known.__qualname__}")
+                raise ValueError(
+                    f"{self.kind} {name!r} is already registered, as {known.__module__}.{known.__qualname__}"
+                )
             cls.registered_name = name
             return cls
 

@@ -46,23 +46,38 @@ SUBSETS = {"valid": "IID", "gen": "OOD"}
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="absolute,relative,linear", help=f"comma separated, of {', '.join(MODELS)}; or all")
+    parser.add_argument(
+        "--models", default="absolute,relative,linear", help=f"comma separated, of {', '.join(MODELS)}; or all"
+    )
     parser.add_argument("--seeds", default="1", help="comma separated (default 1)")
     parser.add_argument("--steps", type=int, help="training steps (default: 4,000 on a CPU, 20,000 on a GPU)")
     parser.add_argument("--batch-size", type=int, help="sentences a step (default: 64 on a CPU, 256 on a GPU)")
     parser.add_argument(
-        "--length-window", type=int, default=1024, help="see fairseq-train's --length-window; 1 draws batches as the papers do"
+        "--length-window",
+        type=int,
+        default=1024,
+        help="see fairseq-train's --length-window; 1 draws batches as the papers do",
     )
-    parser.add_argument("--validate-every", type=int, help="steps between evaluations (default: a tenth of the steps)")
-    parser.add_argument("--paper", action="store_true", help="Park & Kim's linear + L2 + orthogonality, 50,000 steps of 256")
+    parser.add_argument("--validate-every", type=int, help="steps between evaluations (default: an eighth of the steps)")
     parser.add_argument(
-        "--report", action="store_true", help="train nothing; report what is in --out, at the last step that all trainings have reached"
+        "--paper", action="store_true", help="Park & Kim's linear + L2 + orthogonality, 50,000 steps of 256"
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="train nothing; report what is in --out, at the last step that all trainings have reached",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--jobs", type=int, help="trainings at a time (default: all, but no more than 3 or the number of cores)")
-    parser.add_argument("--data", type=Path, default=Path("data-bin/scan26"), help="the data folder; generated when missing")
+    parser.add_argument(
+        "--jobs", type=int, help="trainings at a time (default: all, but no more than 3 or the number of cores)"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("data-bin/scan26"), help="the data folder; generated when missing"
+    )
     parser.add_argument("--out", type=Path, help="where runs go (default: runs/scan26, or runs/scan26-paper)")
-    parser.add_argument("--results", help="also write PREFIX.json, PREFIX.md and PREFIX.png (default: summary.* in --out)")
+    parser.add_argument(
+        "--results", help="also write PREFIX.json, PREFIX.md and PREFIX.png (default: summary.* in --out)"
+    )
     args = parser.parse_args()
     if args.paper:
         args.models, args.steps, args.batch_size, args.length_window = "linear-l2-orthogonality", 50_000, 256, 1
@@ -77,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
     args.device = args.device if args.device != "auto" else ("cuda" if _has_gpu() else "cpu")
     args.steps = args.steps or (20_000 if args.device == "cuda" else 4_000)
     args.batch_size = args.batch_size or (256 if args.device == "cuda" else 64)
-    args.validate_every = args.validate_every or max(1, args.steps // 10)
+    args.validate_every = args.validate_every or max(1, args.steps // 8)
     args.out = args.out or Path("runs/scan26-paper" if args.paper else "runs/scan26")
     args.jobs = args.jobs or min(len(args.models) * len(args.seeds), max(3, os.cpu_count() or 1))
     args.results = Path(args.results or args.out / "summary")
@@ -140,7 +155,9 @@ class Watcher:
                 TextColumn("{task.description:<36}"), BarColumn(), TextColumn("{task.completed:>6.0f}/{task.total:.0f}"),
                 TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
             )  # fmt: skip
-            self.ids = {str(r.folder): self.bars.add_task(f"{r.name} (seed {r.seed})", total=r.steps, note="") for r in runs}
+            self.ids = {
+                str(r.folder): self.bars.add_task(f"{r.name} (seed {r.seed})", total=r.steps, note="") for r in runs
+            }
             self.bars.start()
 
     def __call__(self, runs: List[Run], state: Dict[str, str]) -> None:
@@ -158,7 +175,10 @@ class Watcher:
                 self.bars.update(self.ids[key], completed=step, note=note)
             elif self.seen.get(key) != note:
                 self.seen[key] = note
-                print(f"{time.strftime('%H:%M:%S')}  {run.name} (seed {run.seed})  step {step}/{run.steps}  {note}", flush=True)
+                print(
+                    f"{time.strftime('%H:%M:%S')}  {run.name} (seed {run.seed})  step {step}/{run.steps}  {note}",
+                    flush=True,
+                )
         if finished and self.bars:
             self.bars.stop()
 
@@ -216,7 +236,9 @@ def table(summary: Dict[str, Any]) -> List[List[str]]:
                 f"{results[0]['steps']}{failed}",
                 _spread([r["accuracy"]["valid"] for r in results]),
                 _spread([r["accuracy"]["gen"] for r in results]),
-                _spread([r["generated"]["gen"]["bleu"] for r in results]) if all(r["generated"] for r in results) else "–",
+                _spread([r["generated"]["gen"]["bleu"] for r in results])
+                if all(r["generated"] for r in results)
+                else "–",
                 _spread([r["minutes"] for r in done]),
             ]
         rows.append([model, *cells, f"{published['IID']} / {published['OOD']}", folder])
@@ -243,7 +265,8 @@ def as_markdown(summary: Dict[str, Any]) -> str:
             "",
             f"Commit {', '.join(summary['commits'])}; {machine}; batch {summary['batch_size']}, length window {summary['length_window']}, "
             f"seeds {', '.join(map(str, summary['seeds']))}. IID is the subset `valid`, OOD `gen`; exact match in percent at the last "
-            "step" + (", mean ± sample standard deviation over the seeds" if len(summary["seeds"]) > 1 else "")
+            "step"
+            + (", mean ± sample standard deviation over the seeds" if len(summary["seeds"]) > 1 else "")
             + f". The published numbers are the papers' ({sources}), after 50,000 steps of 256, five seeds, as fractions.",
             "",
             *lines,
@@ -269,7 +292,9 @@ def plot(summary: Dict[str, Any], path: Path) -> None:
             label = f"{model} ({SUBSETS[subset]})"
             axes.plot(steps, [statistics.mean(v) for v in values], style, color=f"C{number}", label=label)
             if len(curves) > 1:
-                axes.fill_between(steps, [min(v) for v in values], [max(v) for v in values], color=f"C{number}", alpha=0.15, lw=0)
+                axes.fill_between(
+                    steps, [min(v) for v in values], [max(v) for v in values], color=f"C{number}", alpha=0.15, lw=0
+                )
     axes.set(xlabel="training step", ylabel="exact match, %", ylim=(-2, 102), title="SCAN, length cutoff 26")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
@@ -288,7 +313,9 @@ def main() -> int:
             records = report(runs)
         else:
             prepare_data(args.data)
-            print(f"{len(runs)} trainings of {args.steps} steps of {args.batch_size} sentences on {args.device}, {args.jobs} at a time:")
+            print(
+                f"{len(runs)} trainings of {args.steps} steps of {args.batch_size} sentences on {args.device}, {args.jobs} at a time:"
+            )
             for run in runs:
                 print(f"  {shlex.join(run.train_command())}")
             records = run_all(runs, args.jobs, Watcher(runs))

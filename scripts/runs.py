@@ -63,7 +63,16 @@ class Run:
     def validate_command(self) -> List[str]:
         subsets = ",".join(self.subsets)
         common = ["--user-dir", "fairseq_sg", "--task", "sg_translation", "--path", str(self.checkpoint)]
-        return ["fairseq-validate", str(self.data), *common, "--valid-subset", subsets, "--log-format", "json", *self.evaluation]
+        return [
+            "fairseq-validate",
+            str(self.data),
+            *common,
+            "--valid-subset",
+            subsets,
+            "--log-format",
+            "json",
+            *self.evaluation,
+        ]
 
     def generate_command(self, subset: str) -> List[str]:
         common = ["--user-dir", "fairseq_sg", "--task", "sg_translation", "--path", str(self.checkpoint)]
@@ -125,7 +134,12 @@ def partial_result(run: Run, step: int) -> Optional[Dict[str, Any]]:
     first, last = (datetime.fromisoformat(stamp) for stamp in (stamps[0], stamps[-1]))
     return {
         "minutes": (last - first).total_seconds() / 60,
-        "result": {"steps": step, "accuracy": {s: points[-1][s] for s in run.subsets}, "generated": {}, "curve": points},
+        "result": {
+            "steps": step,
+            "accuracy": {s: points[-1][s] for s in run.subsets},
+            "generated": {},
+            "curve": points,
+        },
     }
 
 
@@ -222,7 +236,12 @@ def run_all(runs: List[Run], jobs: int, watch: Callable[[List[Run], Dict[str, st
 
 def _start(run: Run) -> Dict[str, Any]:
     run.folder.mkdir(parents=True, exist_ok=True)
-    record = {"settings": _settings(run), "minutes": saved(run).get("minutes", 0.0), "commit": commit(), "machine": machine(run)}
+    record = {
+        "settings": _settings(run),
+        "minutes": saved(run).get("minutes", 0.0),
+        "commit": commit(),
+        "machine": machine(run),
+    }
     write_json(run.folder / "run.json", record)
     with open(run.log, "a") as log:
         log.write(f"$ {shlex.join(run.train_command())}\n")
@@ -237,8 +256,15 @@ def commit() -> str:
     """The commit that runs, "-dirty" where code differs from it; ``SG_COMMIT`` says it where there is no git."""
     code = ["fairseq_sg", "data_prep", "scripts"]
     try:
-        found = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
-        dirty = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *code], cwd=REPOSITORY, capture_output=True).returncode == 1
+        found = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True
+        ).stdout.strip()
+        dirty = (
+            subprocess.run(
+                ["git", "diff", "--quiet", "HEAD", "--", *code], cwd=REPOSITORY, capture_output=True
+            ).returncode
+            == 1
+        )
     except OSError:
         found, dirty = "", False
     return os.environ.get("SG_COMMIT") or (found + "-dirty" * dirty) or "unknown"
@@ -291,7 +317,10 @@ def _record(run: Run, **more: Any) -> None:
         "name": run.name,
         "seed": run.seed,
         "folder": str(run.folder),
-        "commands": [shlex.join(c) for c in (run.train_command(), run.validate_command(), *(run.generate_command(s) for s in run.subsets))],
+        "commands": [
+            shlex.join(c)
+            for c in (run.train_command(), run.validate_command(), *(run.generate_command(s) for s in run.subsets))
+        ],
     }
     write_json(run.folder / "run.json", record | more)
 

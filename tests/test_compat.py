@@ -22,13 +22,25 @@ needs_fairseq = pytest.mark.skipif(compat.fairseq_version() is None, reason="fai
 
 #: As hydra, torch and numpy print them, with their line breaks.
 NOISE = [
-    (UserWarning, "\n'config' is validated against ConfigStore schema with the same name.\nThis behavior is deprecated in Hydra 1.1"),
-    (UserWarning, "\nThe version_base parameter is not specified.\nPlease specify a compatability version level, or None."),
+    (
+        UserWarning,
+        "\n'config' is validated against ConfigStore schema with the same name.\nThis behavior is deprecated",
+    ),
+    (
+        UserWarning,
+        "\nThe version_base parameter is not specified.\nPlease specify a compatability version level, or None.",
+    ),
     (UserWarning, "In 'config': Usage of deprecated keyword in package header '# @package _group_'."),
     (UserWarning, "\n        The strict flag in the compose API is deprecated.\n"),
     (UserWarning, "hydra.experimental.compose() is no longer experimental. Use hydra.compose()"),
-    (UserWarning, "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used."),
-    (FutureWarning, "`torch.cuda.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('cuda', args...)` instead."),
+    (
+        UserWarning,
+        "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
+    ),
+    (
+        FutureWarning,
+        "`torch.cuda.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('cuda', args...)` instead.",
+    ),
 ]
 
 
@@ -75,10 +87,14 @@ def test_fairseq_fixed_is_accepted(monkeypatch):
     assert compat.fairseq_version() == "0.12.3.1"
 
 
-@pytest.mark.parametrize("versions,found", [({"fairseq": "0.12.2"}, "fairseq 0.12.2"), ({"other": "1"}, "of unknown origin")])
+@pytest.mark.parametrize(
+    "versions,found", [({"fairseq": "0.12.2"}, "fairseq 0.12.2"), ({"other": "1"}, "of unknown origin")]
+)
 def test_another_fairseq_is_refused_with_the_mend(versions, found, monkeypatch):
     installed(monkeypatch, **versions)
-    with pytest.raises(ImportError, match=rf"the installed fairseq is {found}; .*fairseq-fixed==.*Mend: pip uninstall fairseq"):
+    with pytest.raises(
+        ImportError, match=rf"the installed fairseq is {found}; .*fairseq-fixed==.*Mend: pip uninstall fairseq"
+    ):
         compat.fairseq_version()
 
 
@@ -139,7 +155,9 @@ def test_usage_errors_end_a_command_in_one_line(capsys):
     assert capsys.readouterr().err == "error: --depth is 'deep'\n"
 
 
-@pytest.mark.parametrize("package,error", [("fairseq_cli", ValueError("a bug")), ("users.script", UsageError("--depth"))], ids=str)
+@pytest.mark.parametrize(
+    "package,error", [("fairseq_cli", ValueError("a bug")), ("users.script", UsageError("--depth"))], ids=str
+)
 def test_other_errors_keep_their_traceback(package, error, capsys):
     assert len(report(package, error)) == 1
     assert capsys.readouterr().err == ""

@@ -43,7 +43,15 @@ def test_a_working_installation(tmp_path):
     assert code == 0
     assert "WRONG" not in out and out.endswith("everything that training needs is there\n")
     assert f"--user-dir fairseq_sg finds {REPOSITORY / 'fairseq_sg'}" in out
-    for name in ("sg_translation", "cross_entropy_orthogonality", "exact_match", "torch_adam", "sg_transformer_scan", "elu", "shared"):
+    for name in (
+        "sg_translation",
+        "cross_entropy_orthogonality",
+        "exact_match",
+        "torch_adam",
+        "sg_transformer_scan",
+        "elu",
+        "shared",
+    ):
         assert name in out
     for attention in ("linear", "relative", "softmax"):
         assert f"ok     {attention} attention trains on cpu (loss " in out
@@ -53,7 +61,9 @@ def test_a_working_installation(tmp_path):
     "names,problems",
     [
         pytest.param(["torch"], ["torch is missing", "mend: pip install 'torch>=2.6'"], id="torch"),
-        pytest.param(["fairseq"], ["fairseq-fixed is missing", f"{compat.FAIRSEQ}, or bash scripts/setup.sh"], id="fairseq"),
+        pytest.param(
+            ["fairseq"], ["fairseq-fixed is missing", f"{compat.FAIRSEQ}, or bash scripts/setup.sh"], id="fairseq"
+        ),
         pytest.param(
             ["hydra", "sacrebleu"],
             ["hydra-core is missing", "sacrebleu is missing", "pip install 'sacrebleu>=2.0'"],
@@ -75,14 +85,18 @@ def test_upstreams_fairseq_is_refused(tmp_path):
     assert "WRONG  the installed fairseq is fairseq 0.12.2" in out and "mend: pip uninstall fairseq" in out
 
 
-@pytest.mark.parametrize("version,status", [((3, 10, 14), "WRONG"), ((3, 11, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 0), "WRONG")])
+@pytest.mark.parametrize(
+    "version,status", [((3, 10, 14), "WRONG"), ((3, 11, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 0), "WRONG")]
+)
 def test_python(version, status):
     finding = doctor.check_python(version)
     assert finding.status == status and f"Python 3.{version[1]}" in finding.what
     assert ("PYTHON=" in finding.mend) == (status == "WRONG")
 
 
-@pytest.mark.parametrize("version,status", [("2.5.1+cu121", "WRONG"), ("2.6.0", "ok"), ("2.13.0+cpu", "ok"), ("3.0.0a0", "ok")])
+@pytest.mark.parametrize(
+    "version,status", [("2.5.1+cu121", "WRONG"), ("2.6.0", "ok"), ("2.13.0+cpu", "ok"), ("3.0.0a0", "ok")]
+)
 def test_torch_versions(version, status, monkeypatch):
     import torch
 
@@ -95,7 +109,9 @@ def test_a_library_that_cannot_be_imported(tmp_path, monkeypatch):
     (tmp_path / "broken_library.py").write_text("raise RuntimeError('built for another numpy')")
     monkeypatch.syspath_prepend(tmp_path)
     finding = doctor.check_library("broken", "broken_library", "1.0")
-    assert finding.status == "WRONG" and finding.what == "broken cannot be imported: RuntimeError: built for another numpy"
+    assert (
+        finding.status == "WRONG" and finding.what == "broken cannot be imported: RuntimeError: built for another numpy"
+    )
 
 
 @pytest.mark.skipif(compat.fairseq_version() is None, reason="fairseq is not installed")

@@ -23,7 +23,14 @@ LEFT_BEHIND = {"build", "dist", "data-bin", "checkpoints", "runs", "outputs", "_
 LAYERS = {
     "ops": ("fairseq_sg.ops",),
     "modules": ("fairseq_sg.ops", "fairseq_sg.modules", "fairseq_sg.registry", "fairseq_sg.errors"),
-    "models": ("fairseq", "fairseq_sg.ops", "fairseq_sg.modules", "fairseq_sg.models", "fairseq_sg.registry", "fairseq_sg.errors"),
+    "models": (
+        "fairseq",
+        "fairseq_sg.ops",
+        "fairseq_sg.modules",
+        "fairseq_sg.models",
+        "fairseq_sg.registry",
+        "fairseq_sg.errors",
+    ),
     "optim": ("fairseq", "fairseq_sg.optim", "fairseq_sg.errors"),
     "scoring": ("fairseq", "fairseq_sg.scoring", "fairseq_sg.errors"),
 }
@@ -35,7 +42,11 @@ def project_files() -> Iterator[Path]:
     def walk(folder: Path) -> Iterator[Path]:
         for path in sorted(folder.iterdir()):
             if path.is_dir():
-                if path.name not in LEFT_BEHIND and path.suffix != ".egg-info" and (not path.name.startswith(".") or path.name in (".ci", ".github")):
+                if (
+                    path.name not in LEFT_BEHIND
+                    and path.suffix != ".egg-info"
+                    and (not path.name.startswith(".") or path.name in (".ci", ".github"))
+                ):
                     yield from walk(path)
             elif path.suffix not in (".png", ".pyc"):
                 yield path
@@ -55,7 +66,11 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             # In `from fairseq_sg import modules` it is the name that is the module.
-            yield from ([f"{node.module}.{alias.name}" for alias in node.names] if node.module == "fairseq_sg" else [node.module])
+            yield from (
+                [f"{node.module}.{alias.name}" for alias in node.names]
+                if node.module == "fairseq_sg"
+                else [node.module]
+            )
 
 
 def within(module: str, package: str) -> bool:
@@ -87,7 +102,9 @@ def test_data_preparation_needs_no_model():
 def test_nothing_that_is_used_imports_the_tests_or_scripts():
     for folder in (PACKAGE, REPOSITORY / "data_prep"):
         for path in python_files(folder):
-            assert not [m for m in imports(path) if m.split(".")[0] in ("tests", "scripts", "pytest", "hypothesis")], path
+            assert not [m for m in imports(path) if m.split(".")[0] in ("tests", "scripts", "pytest", "hypothesis")], (
+                path
+            )
 
 
 def test_operators_and_modules_work_without_fairseq():
@@ -108,8 +125,10 @@ def test_operators_and_modules_work_without_fairseq():
 
 
 def test_no_path_of_a_machine():
-    """Paths of somebody's home, or of the place where this was made, mean nothing to others (/home/someone is an example)."""
-    pattern = re.compile(r"(?<![\w.~*>}/-])/(?:" + "|".join(("work", "root", "home", "Users", "opt/pypi")) + r")/(?!someone\b)\w+")
+    """Paths of a home, or of the place where this was made, mean nothing to others (/home/someone is an example)."""
+    pattern = re.compile(
+        r"(?<![\w.~*>}/-])/(?:" + "|".join(("work", "root", "home", "Users", "opt/pypi")) + r")/(?!someone\b)\w+"
+    )
     found = []
     for path in project_files():
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):

@@ -42,19 +42,27 @@ LAYER_REDUCTIONS = {
 class CrossEntropyOrthogonalityConfig(FairseqDataclass):
     label_smoothing: float = field(default=0.0, metadata={"help": "epsilon of label smoothing"})
     orthogonality_weight: float = field(
-        default=0.0, metadata={"help": "λ of the orthogonality loss on attention Values; 0 neither computes nor logs it"}
+        default=0.0,
+        metadata={"help": "λ of the orthogonality loss on attention Values; 0 neither computes nor logs it"},
     )
     orthogonality_roles: str = field(
-        default="encoder", metadata={"help": "attentions whose Values the loss is on: encoder, decoder, cross, comma separated"}
+        default="encoder",
+        metadata={"help": "attentions whose Values the loss is on: encoder, decoder, cross, comma separated"},
     )
-    orthogonality_heads: str = field(default="separate", metadata={"help": "'separate' heads, or heads 'concat' to the model's width"})
+    orthogonality_heads: str = field(
+        default="separate", metadata={"help": "'separate' heads, or heads 'concat' to the model's width"}
+    )
     orthogonality_head_reduction: str = field(default="mean", metadata={"help": "over heads: mean or sum"})
     orthogonality_batch_reduction: str = field(default="mean", metadata={"help": "over sentences: mean or sum"})
-    orthogonality_layer_reduction: str = field(default="sum", metadata={"help": "over applications of layers: sum, mean or last"})
+    orthogonality_layer_reduction: str = field(
+        default="sum", metadata={"help": "over applications of layers: sum, mean or last"}
+    )
     orthogonality_padding: str = field(default="exclude", metadata={"help": "positions of padding: exclude or include"})
     aux_loss_weights: str = field(
         default="{}",
-        metadata={"help": "weights of other losses the model emits, by name, as JSON ('{\"name\": 0.01}'); 1 where not named"},
+        metadata={
+            "help": "weights of other losses the model emits, by name, as JSON ('{\"name\": 0.01}'); 1 where not named"
+        },
     )
     sentence_avg: bool = II("optimization.sentence_avg")
 
@@ -135,7 +143,9 @@ class CrossEntropyOrthogonality(FairseqCriterion):
         """Smoothed and plain cross entropy, both summed over the tokens that are not padding, in nats."""
         if self.label_smoothing > 0:
             log_probabilities = F.log_softmax(logits, dim=-1, dtype=torch.float32).flatten(0, 1)
-            return label_smoothed_nll_loss(log_probabilities, target.flatten(), self.label_smoothing, ignore_index=self.padding_idx)
+            return label_smoothed_nll_loss(
+                log_probabilities, target.flatten(), self.label_smoothing, ignore_index=self.padding_idx
+            )
         nll = F.cross_entropy(
             logits.flatten(0, 1).float(), target.flatten(), ignore_index=self.padding_idx, reduction="sum"
         )

@@ -92,4 +92,6 @@ def refuse_unused_options(config: Any, registries: Iterable[Registry], used: Set
         value = getattr(config, name)
         if name not in taken and value != defaults[name]:
             flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} {value} has no effect on the chosen mechanisms; it is an option of: {', '.join(mechanisms)}")
+            raise UsageError(
+                f"{flag} {value} has no effect on the chosen mechanisms; it is an option of: {', '.join(mechanisms)}"
+            )

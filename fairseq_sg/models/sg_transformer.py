@@ -38,19 +38,35 @@ class SGTransformerConfig:
     """Sizes and mechanisms of ``sg_transformer``; the options of the mechanisms themselves are joined to these."""
 
     encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
-    encoder_ffn_embed_dim: int = field(default=2048, metadata={"help": "hidden width of the encoder's feedforward layers"})
+    encoder_ffn_embed_dim: int = field(
+        default=2048, metadata={"help": "hidden width of the encoder's feedforward layers"}
+    )
     encoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the encoder"})
-    encoder_layers: int = field(default=6, metadata={"help": "layers of the encoder; with --depth shared, applications of its layer"})
+    encoder_layers: int = field(
+        default=6, metadata={"help": "layers of the encoder; with --depth shared, applications of its layer"}
+    )
     decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder"})
-    decoder_ffn_embed_dim: int = field(default=2048, metadata={"help": "hidden width of the decoder's feedforward layers"})
+    decoder_ffn_embed_dim: int = field(
+        default=2048, metadata={"help": "hidden width of the decoder's feedforward layers"}
+    )
     decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the decoder"})
-    decoder_layers: int = field(default=6, metadata={"help": "layers of the decoder; with --depth shared, applications of its layer"})
-    encoder_attention: str = field(default="softmax", metadata={"help": "self-attention of the encoder: softmax, linear, relative"})
-    decoder_attention: str = field(default="softmax", metadata={"help": "self-attention of the decoder: softmax, linear, relative"})
-    cross_attention: str = field(default="softmax", metadata={"help": "attention of the decoder to the encoder: softmax, linear"})
+    decoder_layers: int = field(
+        default=6, metadata={"help": "layers of the decoder; with --depth shared, applications of its layer"}
+    )
+    encoder_attention: str = field(
+        default="softmax", metadata={"help": "self-attention of the encoder: softmax, linear, relative"}
+    )
+    decoder_attention: str = field(
+        default="softmax", metadata={"help": "self-attention of the decoder: softmax, linear, relative"}
+    )
+    cross_attention: str = field(
+        default="softmax", metadata={"help": "attention of the decoder to the encoder: softmax, linear"}
+    )
     encoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the encoder: dense"})
     decoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the decoder: dense"})
-    depth: str = field(default="separate", metadata={"help": "'separate' layers, or one 'shared' layer (universal transformer)"})
+    depth: str = field(
+        default="separate", metadata={"help": "'separate' layers, or one 'shared' layer (universal transformer)"}
+    )
     position: Optional[str] = field(
         default=None,
         metadata={
@@ -65,12 +81,17 @@ class SGTransformerConfig:
             "position_down, and the reference's unscaled Glorot start on a side without absolute positions"
         },
     )
-    dropout: float = field(default=0.1, metadata={"help": "dropout after each sublayer and wherever no dropout of its own is set"})
+    dropout: float = field(
+        default=0.1, metadata={"help": "dropout after each sublayer and wherever no dropout of its own is set"}
+    )
     embedding_dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout on the embeddings (default: --dropout; 0 on a side without absolute positions)"}
+        default=None,
+        metadata={"help": "dropout on the embeddings (default: --dropout; 0 on a side without absolute positions)"},
     )
     pre_norm: bool = field(default=False, metadata={"help": "layer norm before each sublayer instead of after it"})
-    no_output_bias: bool = field(default=False, metadata={"help": "no bias in the output layer (the reference has a free one)"})
+    no_output_bias: bool = field(
+        default=False, metadata={"help": "no bias in the output layer (the reference has a free one)"}
+    )
     untied_output: bool = field(
         default=False, metadata={"help": "an output matrix of its own, instead of the decoder's embedding table"}
     )
@@ -86,7 +107,10 @@ def resolve(cfg) -> "Config":
         ValueError: unknown mechanism, an option without effect, a combination that is not defined; the message names the option.
     """
     config = as_dataclass(Config, cfg)
-    chosen = {ATTENTION_REGISTRY.find(getattr(config, name)) for name in ("encoder_attention", "decoder_attention", "cross_attention")}
+    chosen = {
+        ATTENTION_REGISTRY.find(getattr(config, name))
+        for name in ("encoder_attention", "decoder_attention", "cross_attention")
+    }
     chosen |= {FEEDFORWARD_REGISTRY.find(getattr(config, name)) for name in ("encoder_ffn", "decoder_ffn")}
     refuse_unused_options(config, MECHANISMS, chosen)
     sides = (config.encoder_attention, config.decoder_attention)
@@ -186,7 +210,9 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         super().__init__(dictionary)
         self.left_pad_target = left_pad_target
         self.embedding = side_embedding(config, "decoder", dictionary)
-        build_layer = partial(DecoderLayer, config, config.decoder_attention, config.cross_attention, config.decoder_ffn)
+        build_layer = partial(
+            DecoderLayer, config, config.decoder_attention, config.cross_attention, config.decoder_ffn
+        )
         self.stack = build_stack(config.depth, build_layer, config.decoder_layers)
         self.final_norm = nn.LayerNorm(config.decoder_embed_dim) if config.pre_norm else nn.Identity()
         self.output_weight = None

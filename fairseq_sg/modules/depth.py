@@ -46,11 +46,15 @@ class Stack(nn.Module):
             raise UsageError(f"a stack needs at least one layer, not {steps} (--encoder-layers, --decoder-layers)")
         self.steps = steps
 
-    def at(self, step: int, incremental_state: Optional[IncrementalState]) -> Tuple[nn.Module, Optional[IncrementalState]]:
+    def at(
+        self, step: int, incremental_state: Optional[IncrementalState]
+    ) -> Tuple[nn.Module, Optional[IncrementalState]]:
         """The layer of a step and the incremental state to hand it."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, *, incremental_state=None, need_weights: bool = False, keep_hidden: bool = False, **kwargs) -> StackOutput:
+    def forward(
+        self, x: Tensor, *, incremental_state=None, need_weights: bool = False, keep_hidden: bool = False, **kwargs
+    ) -> StackOutput:
         """x (N, B, C); further arguments go to every layer."""
         hidden_states, losses, weights = [], {}, None
         for step in range(self.steps):

@@ -1,7 +1,7 @@
 """Encoder and decoder layers, built from an attention and a feedforward layer.
 
-    post-norm (default, as the references):  x ← LN(x + Drop(Sublayer(x)))
-    pre-norm (--pre-norm):                   x ← x + Drop(Sublayer(LN(x)))
+post-norm (default, as the references):  x ← LN(x + Drop(Sublayer(x)))
+pre-norm (--pre-norm):                   x ← x + Drop(Sublayer(LN(x)))
 """
 
 from __future__ import annotations

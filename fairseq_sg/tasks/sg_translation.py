@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 class SGTranslationConfig(TranslationConfig):
     left_pad_source: bool = field(default=False, metadata={"help": "pad the source on the left"})
     no_source_bos: bool = field(
-        default=False, metadata={"help": "no begin symbol at the source's start (the references have one, the papers do not say)"}
+        default=False,
+        metadata={"help": "no begin symbol at the source's start (the references have one, the papers do not say)"},
     )
     length_window: int = field(
         default=1,
@@ -40,7 +41,8 @@ class SGTranslationConfig(TranslationConfig):
         },
     )
     rebuild_batches: bool = field(
-        default=True, metadata={"help": "new batches each epoch; what makes a resumed run equal to an uninterrupted one"}
+        default=True,
+        metadata={"help": "new batches each epoch; what makes a resumed run equal to an uninterrupted one"},
     )
 
 
@@ -78,11 +80,17 @@ class SGTranslationTask(TranslationTask):
                     "(for instance: python -m data_prep scan --split length --cutoff 26 --out data-bin/scan26)"
                 )
         if cfg.length_window < 0:
-            raise UsageError(f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch")
+            raise UsageError(
+                f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch"
+            )
         if cfg.truncate_source:
-            raise UsageError("--truncate-source would cut sources that the task has sizes of already; leave it out, or raise --max-source-positions")
+            raise UsageError(
+                "--truncate-source would cut sources that the task has sizes of already; leave it out, or raise --max-source-positions"
+            )
         if cfg.num_batch_buckets > 0:
-            raise UsageError("--num-batch-buckets is for TPUs and does not run with today's numpy; --length-window is what saves padding here")
+            raise UsageError(
+                "--num-batch-buckets is for TPUs and does not run with today's numpy; --length-window is what saves padding here"
+            )
         return super().setup_task(cfg, **kwargs)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
@@ -93,7 +101,9 @@ class SGTranslationTask(TranslationTask):
         if not self.cfg.no_source_bos:
             dataset.src = PrependTokenDataset(dataset.src, self.source_dictionary.bos())
             dataset.src_sizes = np.array(dataset.src.sizes)
-            dataset.sizes = dataset.src_sizes if dataset.tgt is None else np.vstack((dataset.src_sizes, dataset.tgt_sizes)).T
+            dataset.sizes = (
+                dataset.src_sizes if dataset.tgt is None else np.vstack((dataset.src_sizes, dataset.tgt_sizes)).T
+            )
         if split == self.cfg.train_subset:
             dataset.__class__ = WindowedPairDataset
             dataset.length_window = self.cfg.length_window

@@ -8,22 +8,24 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: The installed commands lie beside the interpreter that runs the tests.
 COMMANDS = Path(sys.executable).parent
 
-LINEAR = ["--encoder-attention", "linear", "--decoder-attention", "linear", "--cross-attention", "linear", "--qk-norm", "l2"]
+LINEAR = "--encoder-attention linear --decoder-attention linear --cross-attention linear --qk-norm l2".split()
+RELATIVE = "--encoder-attention relative --decoder-attention relative".split()
 #: kind of model -> its arguments, and the epochs after which it gets some sentences right and some wrong
 KINDS: Dict[str, Tuple[List[str], int]] = {
     "linear": ([*LINEAR, "--depth", "shared", "--orthogonality-weight", "1e-4"], 10),
-    "relative": (["--encoder-attention", "relative", "--decoder-attention", "relative"], 6),
+    "relative": (RELATIVE, 6),
     "softmax": ([], 12),
 }
 SIZES = [
-    *(f"--{side}-{name}={size}" for side in ("encoder", "decoder") for name, size in (("embed-dim", 32), ("ffn-embed-dim", 64))),
-    *(f"--{side}-{name}={size}" for side in ("encoder", "decoder") for name, size in (("attention-heads", 4), ("layers", 2))),
+    f"--{side}-{name}"
+    for side in ("encoder", "decoder")
+    for name in ("embed-dim=32", "ffn-embed-dim=64", "attention-heads=4", "layers=2")
 ]
 
 
@@ -71,34 +73,37 @@ def succeed(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITOR
 def check(result: Result) -> str:
     printed = result.out + result.err
     assert result.code == 0, printed[-5000:]
-    noise = [line for line in printed.splitlines() if re.search("warning|detected shared parameter", line, re.IGNORECASE)]
-    assert not noise
+    noise = re.compile("warning|detected shared parameter", re.IGNORECASE)
+    assert not [line for line in printed.splitlines() if noise.search(line)]
     return printed
 
 
-def training(data: Path, folder: Path, *more: object, arch: str = "sg_transformer", sizes: Sequence[str] = SIZES) -> List[str]:
+def training(data: Path, folder: Path, *more: object) -> List[str]:
     """Arguments of ``fairseq-train``; ``more`` comes last and so overrides what stands here."""
-    arguments = [data, "--user-dir", "fairseq_sg", "--task", "sg_translation", "--arch", arch, *sizes]
-    arguments += ["--criterion", "cross_entropy_orthogonality", "--optimizer", "torch_adam", "--lr", "5e-3", "--clip-norm", "5"]
-    arguments += ["--dropout", "0", "--batch-size", "32", "--batch-size-valid", "64", "--valid-subset", "valid,gen"]
-    arguments += ["--save-dir", folder, "--no-epoch-checkpoints", "--cpu", "--log-format", "json", *more]
+    fixed = (
+        "--user-dir fairseq_sg --task sg_translation --arch sg_transformer --criterion cross_entropy_orthogonality "
+        "--optimizer torch_adam --lr 5e-3 --clip-norm 5 --dropout 0 --batch-size 32 --batch-size-valid 64 "
+        "--valid-subset valid,gen --no-epoch-checkpoints --cpu --log-format json"
+    )
+    arguments = [data, *fixed.split(), *SIZES, "--save-dir", folder, *more]
     return [str(argument) for argument in arguments]
 
 
 def evaluation(data: Path, checkpoint: Path, *more: object) -> List[str]:
     """Arguments that ``fairseq-validate``, ``fairseq-generate`` and ``fairseq-interactive`` share."""
-    arguments = [data, "--user-dir", "fairseq_sg", "--task", "sg_translation", "--path", checkpoint, "--cpu", *more]
+    fixed = "--user-dir fairseq_sg --task sg_translation --cpu".split()
+    arguments = [data, *fixed, "--path", checkpoint, *more]
     return [str(argument) for argument in arguments]
 
 
 def metrics(printed: str, subset: str) -> List[Dict[str, float]]:
-    """What training or validation with ``--log-format json`` reported of a subset (``train`` too), one dict each time."""
+    """What training or validation with ``--log-format json`` reported of a subset (``train`` too), a dict each time."""
     records = re.findall(rf"\| {subset} \| (\{{.*\}})$", printed, re.MULTILINE)
     return [{name.removeprefix(f"{subset}_"): float(value) for name, value in json.loads(r).items()} for r in records]
 
 
 class Translation(NamedTuple):
-    """One sentence of ``fairseq-generate`` or ``fairseq-interactive``: the reference (None without one), the best hypothesis."""
+    """One sentence of ``fairseq-generate`` or ``fairseq-interactive``; the target is None where there is none."""
 
     target: str | None
     hypothesis: str

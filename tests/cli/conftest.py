@@ -1,4 +1,4 @@
-"""The dataset and the trained models that the tests of whole commands share; made once, also when tests run in several processes."""
+"""The dataset and the trained models that the tests of whole commands share, made once for all processes of pytest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 @pytest.fixture(scope="session")
 def data(common_folder) -> Path:
-    """Short SCAN commands in the form of ``data_prep``; ``gen`` (45) is longer than ``train`` (1,000) and ``valid`` (101).
+    """Short SCAN commands in the form of ``data_prep``; ``gen`` has longer ones than ``train`` and ``valid``.
 
     The sizes of ``valid`` and ``gen`` are no multiples of 8, the last of which fairseq would leave out.
     """
@@ -89,6 +89,7 @@ def trained(common_folder, data) -> Callable[[str], Trained]:
                 (folder / f"{name}.log").write_text(printed)
 
         folder = once(common_folder / kind, make)
-        return Trained(folder / "checkpoint_last.pt", *((folder / f"{name}.log").read_text() for name in ("first", "resumed")))
+        first, resumed = ((folder / f"{name}.log").read_text() for name in ("first", "resumed"))
+        return Trained(folder / "checkpoint_last.pt", first, resumed)
 
     return train

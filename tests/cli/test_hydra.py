@@ -24,7 +24,12 @@ def folder(data, tmp_path_factory):
     """A folder in which the shipped configuration was trained, with paths relative to it."""
     folder = tmp_path_factory.mktemp("hydra")
     (folder / "data").symlink_to(data)
-    more = [f"common.user_dir={REPOSITORY / 'fairseq_sg'}", "task.data=data", "checkpoint.save_dir=run", "+model.decoder_layers=2"]
+    more = [
+        f"common.user_dir={REPOSITORY / 'fairseq_sg'}",
+        "task.data=data",
+        "checkpoint.save_dir=run",
+        "+model.decoder_layers=2",
+    ]
     result = hydra(*more, cwd=folder)
     assert result.code == 0, result.out + result.err
     assert re.search(r"valid on 'gen' subset \| loss .* accuracy", result.out)
@@ -33,7 +38,13 @@ def folder(data, tmp_path_factory):
 
 def test_architecture_options_and_overrides_arrive(folder):
     model = torch.load(folder / "run" / "checkpoint_last.pt", weights_only=True)["cfg"]["model"]
-    chosen = {"encoder_attention": "linear", "cross_attention": "linear", "qk_norm": "l2", "depth": "shared", "dropout": 0.1}
+    chosen = {
+        "encoder_attention": "linear",
+        "cross_attention": "linear",
+        "qk_norm": "l2",
+        "depth": "shared",
+        "dropout": 0.1,
+    }
     assert {name: model[name] for name in chosen} == chosen
     sizes = ARCHITECTURES["sg_transformer_scan"] | {"decoder_layers": 2}
     assert {name: model[name] for name in sizes} == sizes

@@ -56,13 +56,8 @@ def test_training_learns_and_resumes(kind, trained):
 @kinds
 def test_accuracy_is_the_exact_match_of_greedy_decoding(kind, trained, greedy, data):
     checkpoint = trained(kind).checkpoint
-    validated = metrics(
-        succeed(
-            "fairseq-validate",
-            *evaluation(data, checkpoint, "--valid-subset", "valid,gen", "--batch-size", "64", "--log-format", "json"),
-        ),
-        "valid",
-    )
+    more = ["--valid-subset", "valid,gen", "--batch-size", "64", "--log-format", "json"]
+    validated = metrics(succeed("fairseq-validate", *evaluation(data, checkpoint, *more)), "valid")
     sentences = translations(greedy(kind))
     decoded = {i for i, sentence in sentences.items() if sentence.hypothesis == sentence.target}
     assert set(sentences) == set(range(SIZES["valid"]))
@@ -75,7 +70,8 @@ def test_accuracy_is_the_exact_match_of_greedy_decoding(kind, trained, greedy, d
 
 
 @pytest.mark.parametrize(
-    "kind,scoring,score", [("linear", "sacrebleu", r"BLEU"), ("relative", "bleu", r"BLEU4"), ("softmax", "exact_match", r"exact_match")]
+    "kind,scoring,score",
+    [("linear", "sacrebleu", "BLEU"), ("relative", "bleu", "BLEU4"), ("softmax", "exact_match", "exact_match")],
 )
 def test_beam_search_scores_every_sentence(kind, scoring, score, trained, data):
     more = ["--gen-subset", "gen", "--beam", "5", "--scoring", scoring, "--batch-size", "16"]
@@ -88,7 +84,9 @@ def test_beam_search_scores_every_sentence(kind, scoring, score, trained, data):
 def test_interactive_gives_what_generate_gives(kind, trained, greedy, data):
     sources = (data / "raw" / "valid.src").read_text().splitlines()[:7]
     more = ["--beam", "1", "--buffer-size", "7", "--batch-size", "4"]
-    printed = run("fairseq-interactive", *evaluation(data, trained(kind).checkpoint, *more), text="\n".join(sources) + "\n")
+    printed = run(
+        "fairseq-interactive", *evaluation(data, trained(kind).checkpoint, *more), text="\n".join(sources) + "\n"
+    )
     assert printed.code == 0, printed.err
     generated = translations(greedy(kind))
     interactive = translations(printed.out)

@@ -6,22 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_commands import LINEAR, metrics, succeed, training
+from cli_commands import LINEAR, RELATIVE, metrics, succeed, training
 
 import fairseq_sg  # noqa: F401
 
 #: case -> its arguments; each chooses the best checkpoint by another measure
 CASES = {
     "torch_adam-accuracy": [
-        *LINEAR, "--orthogonality-weight", "1e-4", "--patience", "5",
-        "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric", "--keep-best-checkpoints", "1",
+        *LINEAR,
+        *"--orthogonality-weight 1e-4 --patience 5 --keep-best-checkpoints 1".split(),
+        *"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split(),
     ],
     "adam-bleu": [
-        "--encoder-attention", "relative", "--decoder-attention", "relative",
-        "--optimizer", "adam", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "10", "--eval-bleu",
-        "--eval-bleu-args", '{"beam": 2}', "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric",
+        *RELATIVE,
+        *"--optimizer adam --lr-scheduler inverse_sqrt --warmup-updates 10".split(),
+        *["--eval-bleu", "--eval-bleu-args", '{"beam": 2}'],
+        *"--best-checkpoint-metric bleu --maximize-best-checkpoint-metric".split(),
     ],
-}  # fmt: skip
+}
 
 
 def tensors(state, path: str = "") -> dict[str, torch.Tensor]:
@@ -45,7 +47,7 @@ def assert_same_state(checkpoint: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
-    """Case -> folders of an uninterrupted training, and of one stopped in the middle of an epoch and at the end of one."""
+    """Case -> folders of an uninterrupted training, and of one stopped within an epoch and at the end of one."""
     made = {}
 
     def train(case: str) -> tuple[Path, Path]:
@@ -79,15 +81,17 @@ def test_the_best_checkpoint_is_kept_by_its_measure(case, measure, runs):
 
 @pytest.mark.parametrize("case", CASES)
 def test_checkpoints_hold_plain_data_only(case, runs):
-    """torch reads them with ``weights_only=True`` in a process without the plugin; counts of BLEU are numpy's, which it must be told of."""
+    """torch reads them with ``weights_only=True`` where it knows nothing of the plugin; counts of BLEU are numpy's."""
     path = runs(case)[0] / "checkpoint_last.pt"
-    found = set(succeed("python", "-c", f"import torch; print(*torch.serialization.get_unsafe_globals_in_checkpoint({str(path)!r}))").split())
+    code = "import sys, torch; print(*torch.serialization.get_unsafe_globals_in_checkpoint(sys.argv[1]))"
+    found = set(succeed("python", "-c", code, path).split())
     numpys = {"numpy.dtype", "numpy.ndarray", "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar"}
     assert found <= (numpys if "bleu" in case else set())
 
 
 def test_patience_ends_a_training_that_gets_no_better(data, tmp_path):
-    arguments = ["--lr", "1e-12", "--patience", "2", "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
-    printed = succeed("fairseq-train", *training(data, tmp_path / "run", *arguments, "--batch-size", "250", "--max-epoch", "9"))
+    arguments = "--lr 1e-12 --patience 2 --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split()
+    arguments += ["--batch-size", "250", "--max-epoch", "9"]
+    printed = succeed("fairseq-train", *training(data, tmp_path / "run", *arguments))
     assert len(metrics(printed, "valid")) == 3
     assert "early stop since valid performance hasn't improved for last 2 runs" in printed

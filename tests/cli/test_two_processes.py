@@ -11,8 +11,10 @@ from cli_commands import KINDS, check, finish, metrics, start, succeed, training
 from test_resume import assert_same_state
 
 #: What fairseq needs to train in several processes without a GPU.
-GLOO = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn", "--device-id", "0"]
-GLOO += ["--ddp-backend", "legacy_ddp"]
+GLOO = (
+    "--distributed-world-size 2 --distributed-backend gloo --distributed-no-spawn --device-id 0 "
+    "--ddp-backend legacy_ddp"
+).split()
 MODEL = [*KINDS["linear"][0], "--batch-size", "16"]
 
 
@@ -47,7 +49,10 @@ def test_two_processes_equal_one_that_accumulates(two, data, tmp_path):
         assert len(here) == len(there) == 2
         for name in ["loss", "nll_loss", "accuracy", "orthogonality_encoder", "num_updates", *gradients]:
             last_digit = 1e-3 if name == "gnorm" else 1e-4
-            assert [m[name] for m in there] == pytest.approx([m[name] for m in here], abs=1.5 * last_digit), (subset, name)
+            assert [m[name] for m in there] == pytest.approx([m[name] for m in here], abs=1.5 * last_digit), (
+                subset,
+                name,
+            )
     assert here[-1]["num_updates"] == 64
 
 

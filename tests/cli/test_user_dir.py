@@ -1,4 +1,4 @@
-"""``--user-dir``: from the clone's root (all other tests), from elsewhere by its path, and by name where it is installed."""
+"""``--user-dir``: from the clone (all other tests), from elsewhere by its path, by name where it is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ SHORT = ["--max-update", "2", "--valid-subset", "valid"]
 
 
 def test_from_another_folder_by_its_path(data, tmp_path):
-    printed = succeed("fairseq-train", *training(data, "run", *SHORT, "--user-dir", REPOSITORY / "fairseq_sg"), cwd=tmp_path)
+    printed = succeed(
+        "fairseq-train", *training(data, "run", *SHORT, "--user-dir", REPOSITORY / "fairseq_sg"), cwd=tmp_path
+    )
     assert len(metrics(printed, "valid")) == 1 and (tmp_path / "run" / "checkpoint_last.pt").is_file()
 
 

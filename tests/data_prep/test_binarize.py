@@ -131,6 +131,21 @@ def test_word_of_the_test_set_alone_is_known(tmp_path: Path) -> None:
     assert data_utils.load_indexed_dataset(str(tmp_path / "gen.src-tgt.tgt"))[0].tolist() == [4, 6, 2]
 
 
+def test_joined_dictionary_is_that_of_fairseq_preprocess(tmp_path: Path) -> None:
+    texts = {"src": "a b b\nc a\n", "tgt": "x a\nb y y\n"}
+    (tmp_path / "raw").mkdir()
+    for language, text in texts.items():
+        (tmp_path / "raw" / f"train.{language}").write_text(text, "utf-8")
+    binarize(tmp_path, ["train"], joined=True)
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--source-lang", "src", "--target-lang", "tgt"]
+    command += ["--trainpref", str(tmp_path / "raw" / "train"), "--destdir", str(tmp_path / "bin")]
+    subprocess.run([*command, "--joined-dictionary", "--padding-factor", "1"], check=True, capture_output=True)
+    ours = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
+    assert len(ours) == 6 and (tmp_path / "dict.src.txt").read_text("utf-8") == "a 3\nb 3\ny 2\nc 1\nx 1\n"
+    for name in ours:
+        assert (tmp_path / name).read_bytes() == (tmp_path / "bin" / name).read_bytes()
+
+
 @pytest.mark.parametrize("special", ["<s>", "<pad>", "</s>", "<unk>"])
 def test_symbol_of_fairseq_is_no_word(special: str, tmp_path: Path) -> None:
     write_raw(tmp_path, train="a b\n", gen=f"a\nb {special}\n")

@@ -27,6 +27,22 @@ def test_corpus_checks(subsets: dict[str, list[Pair]], message: str) -> None:
         check_corpus(Corpus(subsets, {}, "", "", {}, (2, 2)))
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"together": 5}, "the common vocabulary has 4 words instead of 5"),
+        ({"types": {"gen": ["x", "y"]}}, "subset gen has 1 examples and 2 types"),
+        ({"vocabulary": (2, 1)}, "the target vocabulary has 2 words instead of 1"),
+    ],
+    ids=["common-vocabulary", "types", "vocabulary"],
+)
+def test_checks_of_what_only_some_datasets_have(fields: dict, message: str) -> None:
+    subsets = {"train": [A], "gen": [B]}
+    check_corpus(Corpus(subsets, {}, "", "", {}, None, joined=True, together=4, types={"gen": ["x"]}))
+    with pytest.raises(DataError, match=message):
+        check_corpus(Corpus(subsets, {}, "", "", {}, **{"vocabulary": None} | fields))
+
+
 def test_published_size() -> None:
     check_sizes({"train": [A, B]}, {"train": 2})
     with pytest.raises(DataError, match="subset train has 2 examples, and 1,000 are published"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.common import DataError
-from data_prep.official import OfficialFile, OfficialFiles, default_cache, download
+from data_prep.official import OfficialFile, OfficialFiles, default_cache, download, promised_size
 from data_prep.scan import render
 
 DATA = bytes(range(256)) * 1024
@@ -160,6 +160,47 @@ def test_default_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     assert default_cache() == Path("/home/someone/.cache/fairseq_sg")
+
+
+@pytest.fixture
+def blob(monkeypatch: pytest.MonkeyPatch) -> OfficialFile:
+    """The file with nothing known of it but its id in git (as `git hash-object` prints it)."""
+    file = OfficialFile("folder/data.bin", None, None, git_blob="f1df504fe79ce8baa483c6dcf0599d88778bde0a")
+    monkeypatch.setitem(globals(), "FILE", file)
+    return file
+
+
+def test_git_blob_of_known_content() -> None:
+    # The ids of the empty file and of "hello world\n" that every git repository has.
+    for data, known in {
+        b"": "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391",
+        b"hello world\n": "3b18e512dba79e4c8300dd08aeb37f8e728b8dad",
+    }.items():
+        file = OfficialFile("x", None, None, git_blob=known)
+        file.check(Path("x"), data)
+        with pytest.raises(DataError, match=f"not the official x: .* bytes with git blob .*, expected .* {known}"):
+            file.check(Path("x"), data + b"x")
+
+
+@pytest.mark.parametrize("faults", [[], ["cut"], [503, "cut"]], ids=["plain", "cut", "error-and-cut"])
+def test_download_by_git_blob(faults: list, blob: OfficialFile, get, server, tmp_path: Path) -> None:
+    server.faults = list(faults)
+    assert get().read_bytes() == DATA and get().read_bytes() == DATA
+    assert left(tmp_path) == ["data.bin"]
+    assert set(server.ranges) == {None}  # without its size known, it is never asked for in parts
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Length": "many"}], ids=["none", "no-number"])
+def test_server_that_does_not_say_how_long_the_file_is(headers: dict[str, str]) -> None:
+    with pytest.raises(DataError, match="http://x: the server does not say how long the file is"):
+        promised_size("http://x", Namespace(headers=headers))
+
+
+def test_other_file_than_the_git_blob(blob: OfficialFile, get, server, tmp_path: Path) -> None:
+    server.files["/folder/data.bin"] = DATA + b"x"
+    with pytest.raises(DataError, match=f"not the official data.bin: .* expected git blob {blob.git_blob}"):
+        get()
+    assert left(tmp_path) == []
 
 
 # ---- through the command line

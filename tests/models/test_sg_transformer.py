@@ -37,7 +37,11 @@ def task(source=13, target=6, left_pad_target=False):
 
 
 def tiny(left_pad_target=False, **options) -> SGTransformer:
-    sizes = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in (("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", 2), ("layers", 2))}
+    sizes = {
+        f"{side}_{k}": v
+        for side in ("encoder", "decoder")
+        for k, v in (("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", 2), ("layers", 2))
+    }
     torch.manual_seed(0)
     return SGTransformer.build_model(SimpleNamespace(**(sizes | options)), task(left_pad_target=left_pad_target)).eval()
 
@@ -148,7 +152,9 @@ def test_shared_layer_takes_more_steps_with_the_same_checkpoint(kind):
     deeper.load_state_dict(model.state_dict())
     _, _, src, tgt = batch()
     assert not torch.allclose(model(src, None, tgt)[0], deeper(src, None, tgt)[0])
-    two = tiny(depth="separate", **KINDS[kind])  # unrolled: two layers with the shared layer's weights are the same function
+    two = tiny(
+        depth="separate", **KINDS[kind]
+    )  # unrolled: two layers with the shared layer's weights are the same function
     for side in ("encoder", "decoder"):
         for layer in getattr(two, side).stack.layers:
             layer.load_state_dict(getattr(model, side).stack.layer.state_dict())
@@ -206,7 +212,9 @@ def test_cross_attention_weights_on_request():
     ],
 )
 def test_embedding_scaling(scaling, std, token, position):
-    model = SGTransformer.build_model(SimpleNamespace(embedding_scaling=scaling, encoder_layers=1, decoder_layers=1), task()).eval()
+    model = SGTransformer.build_model(
+        SimpleNamespace(embedding_scaling=scaling, encoder_layers=1, decoder_layers=1), task()
+    ).eval()
     embedding = model.decoder.embedding
     weight = embedding.tokens.weight
     rows = torch.arange(10) != 1
@@ -222,7 +230,9 @@ def test_embedding_scaling(scaling, std, token, position):
 
 
 def test_relative_side_has_no_positions_no_scale_no_dropout_glorot():
-    model = SGTransformer.build_model(SimpleNamespace(**(KINDS["mixed"] | {"encoder_layers": 1, "decoder_layers": 1})), task()).train()
+    model = SGTransformer.build_model(
+        SimpleNamespace(**(KINDS["mixed"] | {"encoder_layers": 1, "decoder_layers": 1})), task()
+    ).train()
     encoder, decoder = model.encoder.embedding, model.decoder.embedding
     tokens = torch.tensor([[4, 4, 5]])
     assert torch.equal(encoder(tokens), encoder.tokens(tokens))

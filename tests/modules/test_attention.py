@@ -48,7 +48,11 @@ class Case:
 CASES = [
     *(Case("softmax", role, {"attention_bias": bias}) for role in ROLES for bias in (False, True)),
     Case("softmax", "encoder", {"attention_scale": "model_dim"}),
-    *(Case("linear", role, {"feature_map": "elu", "qk_norm": norm}) for role in ROLES for norm in ("none", "l1", "l2", "rms")),
+    *(
+        Case("linear", role, {"feature_map": "elu", "qk_norm": norm})
+        for role in ROLES
+        for norm in ("none", "l1", "l2", "rms")
+    ),
     *(Case("relative", role) for role in ("encoder", "decoder")),
     Case("relative", "encoder", {"attention_bias": True, "attention_scale": "model_dim"}),
 ]
@@ -237,7 +241,9 @@ def test_step_by_step_equals_full_pass(case, length):
     full = module(query, key, key, key_padding_mask=padding, need_weights=False)[0]
     state: Dict[str, Any] = {}
     steps = [
-        module(query[n : n + 1], key if case.role == "cross" else None, key_padding_mask=padding, incremental_state=state)[0]
+        module(
+            query[n : n + 1], key if case.role == "cross" else None, key_padding_mask=padding, incremental_state=state
+        )[0]
         for n in range(length)
     ]
     torch.testing.assert_close(torch.cat(steps), full, rtol=1e-6, atol=1e-7)
@@ -250,7 +256,8 @@ def test_several_positions_a_step_and_left_padding(case):
     full = module(x, key_padding_mask=padding, need_weights=False)[0]
     state: Dict[str, Any] = {}
     parts = [
-        module(x[a:b], key_padding_mask=padding[:, a:b], incremental_state=state)[0] for a, b in ((0, 3), (3, 4), (4, 8))
+        module(x[a:b], key_padding_mask=padding[:, a:b], incremental_state=state)[0]
+        for a, b in ((0, 3), (3, 4), (4, 8))
     ]
     torch.testing.assert_close(torch.cat(parts), full, rtol=1e-6, atol=1e-7)
 

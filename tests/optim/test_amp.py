@@ -14,7 +14,13 @@ from omegaconf import OmegaConf
 import fairseq_sg  # noqa: F401
 
 CONFIGS = {
-    "adam": {"fp16_adam_stats": False, "adam_betas": "(0.9, 0.999)", "adam_eps": 1e-8, "weight_decay": 0.0, "lr": [0.1]},
+    "adam": {
+        "fp16_adam_stats": False,
+        "adam_betas": "(0.9, 0.999)",
+        "adam_eps": 1e-8,
+        "weight_decay": 0.0,
+        "lr": [0.1],
+    },
     "torch_adam": {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0, "lr": [0.1]},
 }
 

@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 
 import quickstart  # noqa: E402
+
 import runs  # noqa: E402
 
 LOG = """\
@@ -52,7 +53,9 @@ def test_partial_result_is_cut_at_the_step(run):
 
 
 def test_a_folder_with_other_settings_is_refused(run):
-    runs.write_json(run.folder / "run.json", {"settings": runs._settings(run), "minutes": 1.0, "result": {"steps": 400}})
+    runs.write_json(
+        run.folder / "run.json", {"settings": runs._settings(run), "minutes": 1.0, "result": {"steps": 400}}
+    )
     assert runs.result_of(run) == {"steps": 400}
     run.steps = 500
     assert runs.result_of(run) is None  # goes on
@@ -93,13 +96,18 @@ def test_table_and_plot_with_a_failure_and_several_seeds(tmp_path):
 
 def command(*arguments: object, **kwargs) -> subprocess.CompletedProcess:
     line = [sys.executable, "scripts/quickstart.py", *map(str, arguments)]
-    return subprocess.run(line, cwd=REPOSITORY, env=runs.environment(), capture_output=True, text=True, timeout=600, **kwargs)
+    return subprocess.run(
+        line, cwd=REPOSITORY, env=runs.environment(), capture_output=True, text=True, timeout=600, **kwargs
+    )
 
 
 def test_wrong_arguments():
     wrong = command("--models", "absolute,quadratic")
     assert wrong.returncode == 2
-    assert "unknown model 'quadratic': choose from absolute, relative, linear, linear-l2, linear-l2-orthogonality, or all" in wrong.stderr
+    assert (
+        "unknown model 'quadratic': choose from absolute, relative, linear, linear-l2, linear-l2-orthogonality, or all"
+        in wrong.stderr
+    )
 
 
 @pytest.fixture(scope="module")

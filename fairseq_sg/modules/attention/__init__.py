@@ -6,8 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
-from fairseq_sg.modules.attention.registry import ATTENTION_REGISTRY, register_attention
 from fairseq_sg.modules.attention.linear import LinearAttention
+from fairseq_sg.modules.attention.registry import ATTENTION_REGISTRY, register_attention
 from fairseq_sg.modules.attention.relative import RelativeAttention
 from fairseq_sg.modules.attention.softmax import SoftmaxAttention
 

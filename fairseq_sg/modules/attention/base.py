@@ -40,10 +40,12 @@ class AttentionOptions:
         },
     )
     attention_bias: bool = field(
-        default=False, metadata={"help": "biases in the query, key, value and output projections (the references have none)"}
+        default=False,
+        metadata={"help": "biases in the query, key, value and output projections (the references have none)"},
     )
     attention_output_dropout: float = field(
-        default=0.0, metadata={"help": "dropout on the heads' outputs, before the output projection (the references have none)"}
+        default=0.0,
+        metadata={"help": "dropout on the heads' outputs, before the output projection (the references have none)"},
     )
 
 
@@ -128,7 +130,13 @@ class Attention(nn.Module):
     # The mechanism, written by each kind.
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], need_weights: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Optional[Tensor],
+        attn_mask: Optional[Tensor],
+        need_weights: bool,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Outputs (B, H, N, E) and, where asked for, the attention matrix (B, H, N, M) they are the product of."""
         raise NotImplementedError
@@ -182,7 +190,9 @@ class Attention(nn.Module):
         if before_softmax:
             raise ValueError(f"{self.registered_name} attention: before_softmax is not supported")
         if value_loss is not None and incremental_state is not None:
-            raise ValueError(f"{self.registered_name} attention: a loss on the Values is for training, not for decoding step by step")
+            raise ValueError(
+                f"{self.registered_name} attention: a loss on the Values is for training, not for decoding step by step"
+            )
         key = query if key is None else key
         value = key if value is None else value
         q = self._heads(self.q_proj(query))
@@ -234,7 +244,9 @@ class SoftmaxOptions(AttentionOptions):
     )
     attention_scale: str = field(
         default="head_dim",
-        metadata={"help": "softmax logits are divided by the root of 'head_dim' (as released code does) or 'model_dim' (thesis, C.3)"},
+        metadata={
+            "help": "softmax logits are divided by the root of 'head_dim' (as released code does) or 'model_dim' (thesis, C.3)"
+        },
     )
 
 

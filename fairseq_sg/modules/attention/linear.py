@@ -24,7 +24,8 @@ from fairseq_sg.ops import linear_attention, linear_attention_read, linear_atten
 class LinearOptions(AttentionOptions):
     feature_map: str = field(default="elu", metadata={"help": "feature map φ of linear attention: elu (elu + 1)"})
     qk_norm: str = field(
-        default="none", metadata={"help": "normalization of φ(Q) and φ(K) in linear attention: none, l1, l2, rms (Park & Kim 2024)"}
+        default="none",
+        metadata={"help": "normalization of φ(Q) and φ(K) in linear attention: none, l1, l2, rms (Park & Kim 2024)"},
     )
     linear_attention_eps: float = field(default=1e-6, metadata={"help": "ε added to linear attention's denominator"})
 

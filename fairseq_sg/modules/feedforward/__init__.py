@@ -6,8 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from fairseq_sg.modules.feedforward.base import FeedForward, FeedForwardOptions
-from fairseq_sg.modules.feedforward.registry import FEEDFORWARD_REGISTRY, register_feedforward
 from fairseq_sg.modules.feedforward.dense import DenseFeedForward
+from fairseq_sg.modules.feedforward.registry import FEEDFORWARD_REGISTRY, register_feedforward
 
 
 def build_feedforward(name: str, config: Any, side: str) -> FeedForward:

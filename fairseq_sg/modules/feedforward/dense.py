@@ -36,7 +36,9 @@ class DenseFeedForward(FeedForward):
 
     options = DenseOptions
 
-    def __init__(self, dim: int, ffn_dim: int, *, activation_dropout: Optional[float] = 0.0, ffn_init: str = "reference"):
+    def __init__(
+        self, dim: int, ffn_dim: int, *, activation_dropout: Optional[float] = 0.0, ffn_init: str = "reference"
+    ):
         super().__init__(dim, ffn_dim)
         self.fc1 = nn.Linear(dim, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, dim)

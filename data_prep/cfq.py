@@ -1,0 +1,145 @@
+"""CFQ: questions about films and the SPARQL queries that answer them (Keysers et al. 2020).
+
+    Did M0 direct M1             ->  SELECT count ( * ) WHERE { M0 film.director.film M1 }
+    Was M0 a female film editor  ->  SELECT count ( * ) WHERE { M0 a film.editor . M0 people.person.gender m_02zsn }
+    Did M0 's star influence M1  ->  SELECT count ( * ) WHERE { ?x0 film.actor.film/ns:film.performance.film M0 .
+                                     ?x0 influence.influence_node.influenced M1 }
+
+Of every record only questionPatternModEntities and sparqlPatternModEntities are used, and put into words as the
+reference does (transformer_generalization, Csordás et al. 2021). Questions: every punctuation mark of ASCII is a word,
+so that M0's is M0 ' s. Queries: words are between white space, `count(*)` is four of them; of each word, one `ns:` at
+its beginning goes, and `m.` at what is then its beginning becomes `m_`. Source and target share one dictionary.
+
+Splits, by the official index files:
+
+    mcd1, mcd2, mcd3            maximum compound divergence: 95,743 to train, 11,968 `dev`, 11,968 `gen`
+    query_complexity_split      training queries are short, those of `dev` and `gen` long ("output length")
+    question_complexity_split, question_pattern_split, query_pattern_split
+                                likewise by the complexity or the pattern of question or query
+    random_split                `train`, `valid` and `test` are drawn alike
+
+But for random_split, `dev` has the distribution of `gen`, not of training; the authors advise to tune on a part of the
+training set: `--holdout` takes it, as `valid`.
+
+Source: cfq1.1.tar.gz of github.com/google-research/google-research/tree/master/cfq, CC BY 4.0: `--archive FILE`, or
+`--raw-dir FOLDER` for the unpacked folder `cfq`. Neither its size nor its hash is known here: the hashes of what was
+read are recorded, and the sizes of the subsets are checked. This has been run on small invented files of the same form,
+never on the archive itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import string
+from pathlib import Path
+
+from data_prep.cfq_files import PARTS, find_dataset, read_archive, read_folder
+from data_prep.common import (
+    Corpus,
+    DataError,
+    Dataset,
+    Json,
+    UsageError,
+    check_sizes,
+    count_words,
+    hold_out,
+    seed_number,
+    share,
+)
+
+# Published sizes of trainIdxs, devIdxs and testIdxs.
+SIZES = {
+    "mcd1": (95_743, 11_968, 11_968),
+    "mcd2": (95_743, 11_968, 11_968),
+    "mcd3": (95_743, 11_968, 11_968),
+    "query_complexity_split": (100_654, 9_512, 9_512),
+    "query_pattern_split": (94_600, 12_489, 12_589),
+    "question_complexity_split": (98_999, 10_339, 10_340),
+    "question_pattern_split": (95_654, 12_115, 11_909),
+    "random_split": (95_744, 11_967, 11_967),
+}
+TOGETHER = 181  # words, published
+DEFAULT_HOLDOUT, DEFAULT_SEED = 0.1, 1
+PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
+
+
+class Cfq(Dataset):
+    """`python -m data_prep cfq`."""
+
+    name = "cfq"
+    title = "CFQ"
+    source = "cfq1.1.tar.gz of google-research"
+    licence = "CC BY 4.0"
+    arch = "sg_transformer_cfq"
+    splits = tuple(SIZES)
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--split", required=True, choices=self.splits, metavar="SPLIT", help=", ".join(self.splits))
+        source = parser.add_mutually_exclusive_group(required=True)
+        source.add_argument("--archive", type=Path, metavar="FILE", help="the official cfq1.1.tar.gz")
+        source.add_argument("--raw-dir", type=Path, metavar="FOLDER", help="the folder cfq that was unpacked from it")
+        parser.add_argument(
+            "--holdout",
+            type=share,
+            metavar="F",
+            help="share of the training questions that becomes valid; 0 keeps the published training set whole, and "
+            f"makes no valid (default: {DEFAULT_HOLDOUT}; not with random_split, which has its own)",
+        )
+        parser.add_argument("--seed", type=seed_number, metavar="N", help=f"of --holdout (default: {DEFAULT_SEED})")
+
+    def request(self, args: argparse.Namespace) -> Json:
+        holdout = DEFAULT_HOLDOUT if args.holdout is None else args.holdout
+        if args.split == "random_split":
+            if args.holdout is not None:
+                raise UsageError("--holdout does not go with random_split, which has its own validation set")
+            holdout = None
+        if args.seed is not None and not holdout:
+            raise UsageError("--seed changes nothing: nothing is held out")
+        seed = DEFAULT_SEED if args.seed is None else args.seed
+        return {
+            "split": args.split,
+            "holdout": holdout,
+            "seed": seed if holdout else None,
+            "source_bytes": source_file(args).stat().st_size,
+        }
+
+    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
+        read, source = (read_folder, args.raw_dir) if args.archive is None else (read_archive, args.archive)
+        pairs, indices, files = read(source, args.split, (question_words, query_words))
+        names = ("train", "valid", "test") if args.split == "random_split" else ("train", "dev", "gen")
+        subsets = {name: [pairs[i] for i in indices[part]] for name, part in zip(names, PARTS, strict=True)}
+        published = dict(zip(names, SIZES[args.split], strict=True))
+        check_sizes(subsets, published)
+        rule, membership = f"by the positions listed in {args.split}.json", "the published ones"
+        words = count_words(subsets).together
+        if words != TOGETHER:
+            membership += f", but their common vocabulary has {words} words, and {TOGETHER} are published"
+        if request["holdout"]:
+            train, valid = hold_out(subsets["train"], request["holdout"], request["seed"])
+            subsets = {"train": train, "valid": valid, "dev": subsets["dev"], "gen": subsets["gen"]}
+            rule += f"; then {request['holdout']:g} of the questions of train became valid"
+        return Corpus(subsets, published, rule, membership, {"files": files}, None, joined=True)
+
+
+def source_file(args: argparse.Namespace) -> Path:
+    """The archive, or the dataset.json of the folder. Raises DataError if it is not there."""
+    if args.archive is None:
+        return find_dataset(args.raw_dir)
+    if not args.archive.is_file():
+        raise DataError("--archive is not a file", args.archive)
+    return args.archive
+
+
+def question_words(question: str) -> str:
+    """A question as words between single spaces."""
+    return " ".join(PUNCTUATION.sub(r" \1 ", question).split())
+
+
+def query_words(query: str) -> str:
+    """A query as words between single spaces."""
+    words = (word.removeprefix("ns:") for word in query.replace("count(*)", "count ( * )").split())
+    return " ".join("m_" + word.removeprefix("m.") if word.startswith("m.") else word for word in words)
+
+
+DATASET = Cfq()

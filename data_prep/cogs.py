@@ -1,0 +1,197 @@
+"""COGS: English sentences and their logical forms (Kim & Linzen 2020).
+
+    A rose was helped by a dog .  ->  rose ( x _ 1 ) AND help . theme ( x _ 3 , x _ 1 )
+                                      AND help . agent ( x _ 3 , x _ 6 ) AND dog ( x _ 6 )
+    The captain ate .             ->  * captain ( x _ 1 ) ; eat . agent ( x _ 2 , x _ 1 )
+    shark                         ->  LAMBDA a . shark ( a )
+
+The four subsets are four official files of three columns, sentence, logical form and type, all split into words:
+
+    train   24,155: 24,000 sentences, 143 single words (primitives) and 12 sentences that show one word in one role each
+    valid   3,000 sentences like those of training (dev.tsv)
+    test    3,000 more of them (test.tsv)
+    gen     21,000 in 21 types of generalization, 1,000 each: 18 lexical (known words in new roles), 3 structural
+            (deeper recursion of clauses, or of prepositional phrases, and such phrases at the subject)
+
+No sentence is in two subsets. Sources and targets share one dictionary, 871 words. The type of line N of raw/SUBSET.src
+is line N of raw/SUBSET.type, for accuracy by type.
+
+On 2022-09-13 the authors corrected 51 logical forms of gen.tsv, all of type obj_pp_to_subj_pp (theme instead of agent
+for subjects of unaccusative verbs). Papers of 2021 and before used the old file: `--gen-2021` takes that one instead.
+
+Source: github.com/najoungkim/COGS, MIT licence.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from data_prep.common import Corpus, DataError, Dataset, Json, Pair, check_sizes
+from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
+from data_prep.text import shorten, split_lines
+
+REPOSITORY = "https://raw.githubusercontent.com/najoungkim/COGS"
+BASE_URL = f"{REPOSITORY}/165a7b669eade971fa47bf568a2e51925360fed8/data"
+BASE_URL_2021 = f"{REPOSITORY}/86c9be5929c3b86b510afdfe56a4df9d5d341ab9/data"
+FILES = {
+    "train": OfficialFile(
+        "train.tsv", 4_146_574, "220b3804b562c0156ee986eff1bdd15c27e52142549362a64f57baf86e304c78"
+    ),
+    "valid": OfficialFile("dev.tsv", 522_121, "ab66388a309c7ac1ad210c781a6a0ce12281a9ef24619a12422a752cef61bc21"),
+    "test": OfficialFile("test.tsv", 521_111, "68f8e51e9f6d9cd22d64efe68dd21d7ea5ba327e9a2359481030161aea757035"),
+    "gen": OfficialFile("gen.tsv", 5_532_102, "d013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361"),
+}
+GEN_2021 = OfficialFile("gen.tsv", 5_532_102, "410369d993e7cf3af9bb75835a77b1a332b56e60985a8bf1e7d75c30e91d4828")
+SIZES = {"train": 24_155, "valid": 3_000, "test": 3_000, "gen": 21_000}
+VOCABULARY, TOGETHER = (745, 723), 871
+
+LEXICAL = (
+    "active_to_passive",
+    "do_dative_to_pp_dative",
+    "obj_omitted_transitive_to_transitive",
+    "obj_to_subj_common",
+    "obj_to_subj_proper",
+    "only_seen_as_transitive_subj_as_unacc_subj",
+    "only_seen_as_unacc_subj_as_obj_omitted_transitive_subj",
+    "only_seen_as_unacc_subj_as_unerg_subj",
+    "passive_to_active",
+    "pp_dative_to_do_dative",
+    "prim_to_inf_arg",
+    "prim_to_obj_common",
+    "prim_to_obj_proper",
+    "prim_to_subj_common",
+    "prim_to_subj_proper",
+    "subj_to_obj_common",
+    "subj_to_obj_proper",
+    "unacc_to_transitive",
+)
+STRUCTURAL = ("cp_recursion", "obj_pp_to_subj_pp", "pp_recursion")
+EXPOSURES = (
+    *("active", "do_dative", "obj_common", "obj_omitted_transitive", "obj_proper", "passive", "pp_dative"),
+    *("subj_common", "subj_proper", "transitive_subj", "unacc", "unacc_subj"),
+)
+IN_DISTRIBUTION = {"in_distribution": 3_000}
+# Subset -> type -> number of examples.
+TYPES = {
+    "train": {"in_distribution": 24_000, "primitive": 143} | {f"exposure_example_{name}": 1 for name in EXPOSURES},
+    "valid": IN_DISTRIBUTION,
+    "test": IN_DISTRIBUTION,
+    "gen": dict.fromkeys((*LEXICAL, *STRUCTURAL), 1_000),
+}
+
+
+class Cogs(Dataset):
+    """`python -m data_prep cogs`."""
+
+    name = "cogs"
+    title = "COGS"
+    source = "github.com/najoungkim/COGS"
+    licence = "MIT"
+    arch = "sg_transformer_cogs"
+    splits = ("gen",)
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--gen-2021",
+            action="store_true",
+            help="take gen.tsv as it was before the correction of 51 logical forms in September 2022",
+        )
+        add_source_arguments(parser, BASE_URL)
+
+    def request(self, args: argparse.Namespace) -> Json:
+        files_of(args)
+        return {"gen": "2021" if args.gen_2021 else "2022"}
+
+    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
+        source, files = files_of(args), official_files(args.gen_2021)
+        subsets: dict[str, list[Pair]] = {}
+        types: dict[str, list[str]] = {}
+        for subset, file in files.items():
+            subsets[subset], types[subset] = load(file, source, subset)
+        check_sizes(subsets, SIZES)
+        check_types(types)
+        rule = "train.tsv, dev.tsv as valid, test.tsv and gen.tsv"
+        membership = "the published ones"
+        if args.gen_2021:
+            membership += ", gen as it was until September 2022 (51 logical forms were corrected then)"
+        origin = {"files": [file.describe() for file in files.values()]}
+        return Corpus(subsets, SIZES, rule, membership, origin, VOCABULARY, True, TOGETHER, types)
+
+
+def files_of(args: argparse.Namespace) -> OfficialFiles:
+    """Where the official files come from."""
+    return OfficialFiles(args, Cogs.name, BASE_URL_2021 if args.gen_2021 else BASE_URL)
+
+
+def official_files(gen_2021: bool) -> dict[str, OfficialFile]:
+    """The file of every subset."""
+    return FILES | ({"gen": GEN_2021} if gen_2021 else {})
+
+
+def load(file: OfficialFile, source: OfficialFiles, subset: str) -> tuple[list[Pair], list[str]]:
+    """The pairs and the types of an official file. Raises DataError."""
+    path, data = source.read(file)
+    pairs, types = parse(path, data, TYPES[subset])
+    other = {FILES["gen"]: GEN_2021, GEN_2021: FILES["gen"]}.get(file)
+    if other is not None and other.matches(data):
+        advice = "--gen-2021 takes it" if other is GEN_2021 else "leave --gen-2021 out, or get the old one"
+        age = "of 2021, before 51 logical forms were corrected" if other is GEN_2021 else "of September 2022"
+        raise DataError(f"this is the gen.tsv {age}: {advice}", path)
+    file.check(path, data)
+    return pairs, types
+
+
+def parse(path: Path, data: bytes, known: dict[str, int]) -> tuple[list[Pair], list[str]]:
+    """The pairs and the types of lines such as `shark<tab>LAMBDA a . shark ( a )<tab>primitive`.
+
+    Raises DataError with the line for anything else: see `text.split_lines` and `parse_line`; for a type that is not
+    one of `known`; and for a sentence that is there twice.
+    """
+    seen: dict[str, int] = {}
+    pairs, types = [], []
+    for number, line in enumerate(split_lines(path, data), start=1):
+        try:
+            pair, kind = parse_line(line)
+        except ValueError as error:
+            raise DataError(str(error), path, number) from None
+        if kind not in known:
+            raise DataError(f"unknown type {shorten(kind)}", path, number)
+        first = seen.setdefault(pair.source, number)
+        if first != number:
+            raise DataError(f"the sentence {shorten(pair.source)} is already on line {first}", path, number)
+        pairs.append(pair)
+        types.append(kind)
+    return pairs, types
+
+
+def parse_line(line: str) -> tuple[Pair, str]:
+    """One line: the pair and its type. Raises ValueError if it is not three columns of words between single spaces."""
+    columns = line.split("\t")
+    if len(columns) != 3:
+        raise ValueError(f"{len(columns)} columns between tabs instead of sentence, logical form and type")
+    for name, column in zip(("sentence", "logical form", "type"), columns):
+        if not column:
+            raise ValueError(f"the {name} is empty")
+        if " ".join(column.split()) != column:
+            raise ValueError(f"the {name} is not words between single spaces: {shorten(column)}")
+    sentence, form, kind = columns
+    return Pair(sentence, form), kind
+
+
+def render(pair: Pair, kind: str) -> str:
+    """The line of an official file for a pair: the inverse of `parse_line`."""
+    return f"{pair.source}\t{pair.target}\t{kind}"
+
+
+def check_types(types: dict[str, list[str]]) -> None:
+    """Raises DataError for a type that has not its published number of examples."""
+    for subset, expected in TYPES.items():
+        found = Counter(types[subset])
+        for kind, size in expected.items():
+            if found[kind] != size:
+                raise DataError(f"subset {subset} has {found[kind]:,} examples of type {kind}, not {size:,}")
+
+
+DATASET = Cogs()

@@ -1,0 +1,27 @@
+"""The command line, for all datasets alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_prep.__main__ import DATASETS
+from fairseq_sg.models.architectures import ARCHITECTURES
+
+NAMES = [dataset.name for dataset in DATASETS]
+
+
+def test_names() -> None:
+    assert NAMES == ["scan", "cogs", "pcfg", "cfq"]
+
+
+@pytest.mark.parametrize("dataset", DATASETS, ids=NAMES)
+def test_help_and_list(dataset, run) -> None:
+    result = run(dataset.name, "--help")
+    assert result.code == 0 and "->" in result.out and "Source: " in result.out and "--raw-dir" in result.out
+    row = next(line for line in run("list").out.splitlines() if line.startswith(f"{dataset.name} "))
+    assert dataset.licence in row and dataset.source in row and row.endswith(" ".join(dataset.splits))
+
+
+@pytest.mark.parametrize("dataset", DATASETS, ids=NAMES)
+def test_architecture_that_is_recommended_exists(dataset) -> None:
+    assert dataset.arch in ARCHITECTURES
