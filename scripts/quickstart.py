@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -58,7 +59,9 @@ def parse_arguments() -> argparse.Namespace:
         default=1024,
         help="see fairseq-train's --length-window; 1 draws batches as the papers do",
     )
-    parser.add_argument("--validate-every", type=int, help="steps between evaluations (default: an eighth of the steps)")
+    parser.add_argument(
+        "--validate-every", type=int, help="steps between evaluations (default: an eighth of the steps)"
+    )
     parser.add_argument(
         "--paper", action="store_true", help="Park & Kim's linear + L2 + orthogonality, 50,000 steps of 256"
     )
@@ -306,6 +309,7 @@ def plot(summary: Dict[str, Any], path: Path) -> None:
 def main() -> int:
     args = parse_arguments()
     os.chdir(REPOSITORY)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a kill, too, ends the trainings with it
     started = time.time()
     runs = make_runs(args)
     try:
@@ -322,6 +326,9 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the last checkpoints", file=sys.stderr)
+        return 130
     summary = summarize(args, records)
     args.results.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.results.with_suffix(".json"), summary)

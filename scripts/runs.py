@@ -5,19 +5,22 @@ A run lives in a folder of its own: ``train.log``, the checkpoints, ``run.json``
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import IO, Any, Callable, Dict, List, Optional
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
@@ -229,13 +232,17 @@ def run_all(runs: List[Run], jobs: int, watch: Callable[[List[Run], Dict[str, st
             time.sleep(1)
     finally:
         for job in active.values():
-            job["process"].terminate()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(
+                    job["process"].pid, signal.SIGTERM
+                )  # its data loaders, or the commands of its evaluation, too
     watch(runs, state)
     return [saved(run) for run in runs]
 
 
 def _start(run: Run) -> Dict[str, Any]:
     run.folder.mkdir(parents=True, exist_ok=True)
+    lock = _lock(run.folder)
     record = {
         "settings": _settings(run),
         "minutes": saved(run).get("minutes", 0.0),
@@ -246,10 +253,26 @@ def _start(run: Run) -> Dict[str, Any]:
     with open(run.log, "a") as log:
         log.write(f"$ {shlex.join(run.train_command())}\n")
         log.flush()
-        process = subprocess.Popen(
-            executable(run.train_command()), cwd=REPOSITORY, env=environment(), stdout=log, stderr=subprocess.STDOUT
-        )
-    return {"run": run, "process": process, "stage": "training", "since": time.time()}
+        process = _launch(executable(run.train_command()), lock, stdout=log, stderr=subprocess.STDOUT)
+    return {"run": run, "lock": lock, "process": process, "stage": "training", "since": time.time()}
+
+
+def _lock(folder: Path) -> IO[str]:
+    """A lock on the folder that its training inherits: it lasts as long as either lives, however this process ends."""
+    lock = open(folder / "lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ValueError(f"{folder}: another process trains there already; wait for it, or stop it") from None
+    return lock
+
+
+def _launch(command: List[str], lock: IO[str], **kwargs: Any) -> subprocess.Popen:
+    """Starts a command in a process group of its own, with the lock in its hands."""
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment(), start_new_session=True, pass_fds=(lock.fileno(),), **kwargs
+    )
 
 
 def commit() -> str:
@@ -293,7 +316,7 @@ def _finish_training(job: Dict[str, Any]) -> None:
     commands = [run.validate_command(), *(run.generate_command(subset) for subset in run.subsets)]
     outputs = [run.folder / "validate.log", *(run.folder / f"generate-{subset}.log" for subset in run.subsets)]
     script = " && ".join(f"{shlex.join(executable(c))} > {shlex.quote(str(o))} 2>&1" for c, o in zip(commands, outputs))
-    job.update(process=subprocess.Popen(["bash", "-c", script], cwd=REPOSITORY, env=environment()), stage="evaluation")
+    job.update(process=_launch(["bash", "-c", script], job["lock"]), stage="evaluation")
 
 
 def _finish_evaluation(job: Dict[str, Any]) -> None:

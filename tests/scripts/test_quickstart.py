@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,25 @@ def test_trains_evaluates_skips_and_continues(tiny, tmp_path):
 
     other = command("--steps", 6, *arguments, "--batch-size", 8)
     assert other.returncode == 1 and "holds a training with other settings" in other.stderr
+
+
+def test_a_folder_in_use_is_refused_and_a_stopped_training_goes_on(tiny, tmp_path):
+    arguments = [
+        "--models", "linear", "--batch-size", 16, "--validate-every", 2, "--device", "cpu", "--data", tiny, "--out", tmp_path / "out",
+    ]  # fmt: skip
+    line = [sys.executable, "scripts/quickstart.py", "--steps", "100000", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    first = subprocess.Popen(line, cwd=REPOSITORY, env=runs.environment(), stdout=pipe, stderr=pipe, text=True)
+    log = tmp_path / "out" / "linear-seed1" / "train.log"
+    while '"gen_num_updates"' not in (log.read_text() if log.exists() else ""):
+        assert first.poll() is None, first.stderr.read()
+        time.sleep(0.2)
+    second = command("--steps", 100000, *arguments)
+    assert second.returncode == 1 and "another process trains there already" in second.stderr
+    first.terminate()
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 130 and "stopped; the same command goes on from the last checkpoints" in errors
+    reached = runs.curve(runs.Run("", 1, log.parent, tiny, 0, [], quickstart.SUBSETS))[-1]["step"]
+    rest = command("--steps", reached + 4, *arguments)
+    assert rest.returncode == 0, rest.stderr
+    assert "Loaded checkpoint" in log.read_text()
