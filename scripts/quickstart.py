@@ -10,6 +10,7 @@ What is done is skipped, what was stopped continues. Every command is printed in
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -182,7 +183,10 @@ class Watcher:
                     f"{time.strftime('%H:%M:%S')}  {run.name} (seed {run.seed})  step {step}/{run.steps}  {note}",
                     flush=True,
                 )
-        if finished and self.bars:
+
+    def close(self) -> None:
+        """Gives the terminal back; a live display hides its cursor."""
+        if self.bars:
             self.bars.stop()
 
 
@@ -322,7 +326,8 @@ def main() -> int:
             )
             for run in runs:
                 print(f"  {shlex.join(run.train_command())}")
-            records = run_all(runs, args.jobs, Watcher(runs))
+            with contextlib.closing(Watcher(runs)) as watcher:
+                records = run_all(runs, args.jobs, watcher)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

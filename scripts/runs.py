@@ -232,10 +232,9 @@ def run_all(runs: List[Run], jobs: int, watch: Callable[[List[Run], Dict[str, st
             time.sleep(1)
     finally:
         for job in active.values():
+            # The group: its data loaders, or the commands of its evaluation, end with it.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(
-                    job["process"].pid, signal.SIGTERM
-                )  # its data loaders, or the commands of its evaluation, too
+                os.killpg(job["process"].pid, signal.SIGTERM)
     watch(runs, state)
     return [saved(run) for run in runs]
 
@@ -277,17 +276,13 @@ def _launch(command: List[str], lock: IO[str], **kwargs: Any) -> subprocess.Pope
 
 def commit() -> str:
     """The commit that runs, "-dirty" where code differs from it; ``SG_COMMIT`` says it where there is no git."""
-    code = ["fairseq_sg", "data_prep", "scripts"]
+
+    def git(*arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
+
     try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True
-        ).stdout.strip()
-        dirty = (
-            subprocess.run(
-                ["git", "diff", "--quiet", "HEAD", "--", *code], cwd=REPOSITORY, capture_output=True
-            ).returncode
-            == 1
-        )
+        found = git("rev-parse", "--short=12", "HEAD").stdout.strip()
+        dirty = git("diff", "--quiet", "HEAD", "--", "fairseq_sg", "data_prep", "scripts").returncode == 1
     except OSError:
         found, dirty = "", False
     return os.environ.get("SG_COMMIT") or (found + "-dirty" * dirty) or "unknown"

@@ -63,3 +63,19 @@ class Operations(TorchDispatchMode):
             made = out if isinstance(out, (tuple, list)) else [out]
             self.largest = max([self.largest, *(x.numel() for x in made if isinstance(x, Tensor))])
         return out
+
+
+def make_mask(padding: str, batch: int, length: int, device) -> Tensor | None:
+    """Row b has b + 1 positions of padding (as many as leave one real), or row 0 nothing but padding."""
+    if padding == "none":
+        return None
+    mask = torch.zeros(batch, length, dtype=torch.bool, device=device)
+    for row in range(batch):
+        count = min(row + 1, length - 1)
+        if padding == "left":
+            mask[row, :count] = True
+        elif padding == "right":
+            mask[row, length - count :] = True
+    if padding == "one-row-full":
+        mask[0] = True
+    return mask

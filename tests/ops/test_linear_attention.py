@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ops_comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
+from ops_comparison import Operations, assert_all_close, assert_as_exact_as, make_mask, with_gradients
 from torch import Tensor
 
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
@@ -29,22 +29,6 @@ def make(batch, heads, queries, keys, features, width, device, dtype=torch.float
 def make_state(batch, heads, features, width, device) -> dict[str, Tensor]:
     s, z = linear_attention_state(*list(make(batch, heads, 1, 3, features, width, device).values())[1:])
     return {"S": s, "z": z}
-
-
-def make_mask(padding: str, batch: int, keys: int, device) -> Tensor | None:
-    """Row b has b + 1 keys of padding (as many as leave one real), or row 0 nothing but padding."""
-    if padding == "none":
-        return None
-    mask = torch.zeros(batch, keys, dtype=torch.bool, device=device)
-    for row in range(batch):
-        count = min(row + 1, keys - 1)
-        if padding == "left":
-            mask[row, :count] = True
-        elif padding == "right":
-            mask[row, keys - count :] = True
-    if padding == "one-row-full":
-        mask[0] = True
-    return mask
 
 
 def run(implementation: str, **options):

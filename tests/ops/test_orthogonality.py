@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ops_comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
+from ops_comparison import Operations, assert_all_close, assert_as_exact_as, make_mask, with_gradients
 from torch import Tensor
 
 from fairseq_sg.ops import orthogonality_loss
@@ -30,22 +30,6 @@ properties = settings(max_examples=30, deadline=None, suppress_health_check=[Hea
 
 def make(shape: tuple[int, ...], device, dtype=torch.float64) -> Tensor:
     return torch.randn(shape, dtype=torch.float64).to(device, dtype)
-
-
-def make_mask(padding: str, batch: int, length: int, device) -> Tensor | None:
-    """Row b has b + 1 positions of padding (as many as leave one real), or row 0 nothing but padding."""
-    if padding == "none":
-        return None
-    mask = torch.zeros(batch, length, dtype=torch.bool, device=device)
-    for row in range(batch):
-        count = min(row + 1, length - 1)
-        if padding == "left":
-            mask[row, :count] = True
-        elif padding == "right":
-            mask[row, length - count :] = True
-    if padding == "one-row-full":
-        mask[0] = True
-    return mask
 
 
 def run(implementation: str, **options):
