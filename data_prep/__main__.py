@@ -29,7 +29,7 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for dataset in DATASETS:
         add_dataset(commands.add_parser(dataset.name, help=dataset.title, allow_abbrev=False), dataset)
-    listing = commands.add_parser("list", help="the datasets, their sources, licences and splits")
+    listing = commands.add_parser("list", help="the datasets, their sources, sizes, licences and splits")
     listing.set_defaults(run=lambda args: print_list())
     verifying = commands.add_parser("verify", help="check the files of a prepared folder against its dataset.json")
     verifying.add_argument("folder", type=Path)
@@ -50,8 +50,8 @@ def add_dataset(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
 
 def print_list() -> None:
     """A table of the datasets."""
-    rows = [("dataset", "licence", "source", "splits")]
-    rows += [(dataset.name, dataset.licence, dataset.source, " ".join(dataset.splits)) for dataset in DATASETS]
+    rows = [("dataset", "licence", "source", "size", "splits")]
+    rows += [(d.name, d.licence, d.source, d.size, " ".join(d.splits)) for d in DATASETS]
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

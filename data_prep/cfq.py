@@ -36,17 +36,16 @@ from pathlib import Path
 
 from data_prep.cfq_files import PARTS, find_dataset, read_archive, read_folder
 from data_prep.common import (
-    Corpus,
     DataError,
     Dataset,
     Json,
     UsageError,
     check_sizes,
-    count_words,
     hold_out,
     seed_number,
     share,
 )
+from data_prep.corpus import Corpus, count_words
 
 # Published sizes of trainIdxs, devIdxs and testIdxs.
 SIZES = {
@@ -71,6 +70,7 @@ class Cfq(Dataset):
     title = "CFQ"
     source = "cfq1.1.tar.gz of google-research"
     licence = "CC BY 4.0"
+    size = "267 MB"
     arch = "sg_transformer_cfq"
     splits = tuple(SIZES)
 

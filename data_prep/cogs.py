@@ -14,7 +14,8 @@ The four subsets are four official files of three columns, sentence, logical for
             (deeper recursion of clauses, or of prepositional phrases, and such phrases at the subject)
 
 No sentence is in two subsets. Sources and targets share one dictionary, 871 words. The type of line N of raw/SUBSET.src
-is line N of raw/SUBSET.type, for accuracy by type.
+is line N of raw/SUBSET.type: evaluation logs the accuracy of the lexical and of the structural types, and of each
+of them with `--accuracy-by types`.
 
 On 2022-09-13 the authors corrected 51 logical forms of gen.tsv, all of type obj_pp_to_subj_pp (theme instead of agent
 for subjects of unaccusative verbs). Papers of 2021 and before used the old file: `--gen-2021` takes that one instead.
@@ -28,7 +29,8 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from data_prep.common import Corpus, DataError, Dataset, Json, Pair, check_sizes
+from data_prep.common import DataError, Dataset, Json, Pair, check_sizes
+from data_prep.corpus import Corpus
 from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
 from data_prep.text import shorten, split_lines
 
@@ -36,9 +38,7 @@ REPOSITORY = "https://raw.githubusercontent.com/najoungkim/COGS"
 BASE_URL = f"{REPOSITORY}/165a7b669eade971fa47bf568a2e51925360fed8/data"
 BASE_URL_2021 = f"{REPOSITORY}/86c9be5929c3b86b510afdfe56a4df9d5d341ab9/data"
 FILES = {
-    "train": OfficialFile(
-        "train.tsv", 4_146_574, "220b3804b562c0156ee986eff1bdd15c27e52142549362a64f57baf86e304c78"
-    ),
+    "train": OfficialFile("train.tsv", 4_146_574, "220b3804b562c0156ee986eff1bdd15c27e52142549362a64f57baf86e304c78"),
     "valid": OfficialFile("dev.tsv", 522_121, "ab66388a309c7ac1ad210c781a6a0ce12281a9ef24619a12422a752cef61bc21"),
     "test": OfficialFile("test.tsv", 521_111, "68f8e51e9f6d9cd22d64efe68dd21d7ea5ba327e9a2359481030161aea757035"),
     "gen": OfficialFile("gen.tsv", 5_532_102, "d013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361"),
@@ -68,6 +68,7 @@ LEXICAL = (
     "unacc_to_transitive",
 )
 STRUCTURAL = ("cp_recursion", "obj_pp_to_subj_pp", "pp_recursion")
+GROUPS = {"lexical": LEXICAL, "structural": STRUCTURAL}
 EXPOSURES = (
     *("active", "do_dative", "obj_common", "obj_omitted_transitive", "obj_proper", "passive", "pp_dative"),
     *("subj_common", "subj_proper", "transitive_subj", "unacc", "unacc_subj"),
@@ -89,6 +90,7 @@ class Cogs(Dataset):
     title = "COGS"
     source = "github.com/najoungkim/COGS"
     licence = "MIT"
+    size = "11 MB"
     arch = "sg_transformer_cogs"
     splits = ("gen",)
 
@@ -117,7 +119,7 @@ class Cogs(Dataset):
         if args.gen_2021:
             membership += ", gen as it was until September 2022 (51 logical forms were corrected then)"
         origin = {"files": [file.describe() for file in files.values()]}
-        return Corpus(subsets, SIZES, rule, membership, origin, VOCABULARY, True, TOGETHER, types)
+        return Corpus(subsets, SIZES, rule, membership, origin, VOCABULARY, True, TOGETHER, types, GROUPS)
 
 
 def files_of(args: argparse.Namespace) -> OfficialFiles:

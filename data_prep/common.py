@@ -1,4 +1,4 @@
-"""What the datasets share: sentence pairs, the errors, the description of a dataset, and the checks on its subsets."""
+"""What the datasets share: pairs of sentences, the errors, the contract of a dataset, and hold-outs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from numpy.random import RandomState
@@ -38,38 +38,37 @@ class Pair(NamedTuple):
     target: str
 
 
-class Counts(NamedTuple):
-    """How many words there are in the sources, in the targets, and in both together."""
+class Material(ABC):
+    """What a dataset makes of a request, ready to be written.
 
-    source: int
-    target: int
-    together: int
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """What a dataset module makes of a request.
-
-    subsets     name -> pairs, `train` first; the name is the one fairseq will know, so never `valid1`.
-    published   name -> size in the paper or the official files, before anything was held out; may lack subsets.
     rule        how the subsets were made, in words.
     membership  whether the subsets hold the very examples of the published ones, in words.
-    origin      what the pairs were made from: the generator, or the files with their sizes and hashes.
-    vocabulary  how many words the sources and the targets of all subsets together must have, where that is known.
-    joined      whether sources and targets share one dictionary, as in the papers.
-    together    how many words that dictionary must have, where that is known.
-    types       name -> the type of every example, for the subsets whose examples have types.
+    origin      what it was made from: the generator, or the files with their sizes and hashes.
     """
 
-    subsets: dict[str, list[Pair]]
-    published: dict[str, int]
     rule: str
     membership: str
     origin: Json
-    vocabulary: tuple[int, int] | None
-    joined: bool = False
-    together: int | None = None
-    types: dict[str, list[str]] = field(default_factory=dict)
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises DataError for what must not be written."""
+
+    @abstractmethod
+    def write(self, folder: Path, raw_only: bool) -> None:
+        """Writes everything but `dataset.json` into `folder`, an empty one; without binaries if `raw_only`."""
+
+    @abstractmethod
+    def describe(self) -> Json:
+        """The entries `subsets` and `vocabulary` of `dataset.json`, and others of its own."""
+
+    @abstractmethod
+    def summary(self, description: Json) -> list[str]:
+        """The lines that tell the user what was made, from what `describe` returned."""
+
+    @abstractmethod
+    def training_command(self, arch: str, out: Path) -> str:
+        """A `fairseq-train` command for the folder `out`, with the architecture meant for the dataset."""
 
 
 class Dataset(ABC):
@@ -79,6 +78,7 @@ class Dataset(ABC):
     title: str
     source: str
     licence: str
+    size: str  # what there is to download, or that it is generated
     arch: str  # the architecture of fairseq_sg whose sizes are meant for this dataset
     splits: tuple[str, ...]
 
@@ -94,59 +94,15 @@ class Dataset(ABC):
         """
 
     @abstractmethod
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        """Makes the corpus in memory, touching no file but the cache of downloads. Raises DataError."""
+    def build(self, args: argparse.Namespace, request: Json) -> Material:
+        """Makes the data in memory, touching no file but the cache of downloads. Raises DataError."""
 
 
-def vocabulary(lines: Iterable[str]) -> set[str]:
-    """The words of all lines."""
-    return {word for line in lines for word in line.split(" ")}
-
-
-def count_words(subsets: Mapping[str, list[Pair]]) -> Counts:
-    """The sizes of the vocabularies of all subsets."""
-    sources, targets = (
-        vocabulary(getattr(pair, side) for pairs in subsets.values() for pair in pairs) for side in Pair._fields
-    )
-    return Counts(len(sources), len(targets), len(sources | targets))
-
-
-def check_sizes(subsets: Mapping[str, list[Pair]], published: Mapping[str, int]) -> None:
+def check_sizes(subsets: Mapping[str, Sequence[Pair]], published: Mapping[str, int]) -> None:
     """Raises DataError where a subset has not its published size."""
     for name, size in published.items():
         if len(subsets[name]) != size:
             raise DataError(f"subset {name} has {len(subsets[name]):,} examples, and {size:,} are published")
-
-
-def check_corpus(corpus: Corpus) -> None:
-    """Raises DataError for a subset that fairseq would mistake or that is empty, for a training example in another
-    subset, for a vocabulary of another size than it should have, and for types that do not match their examples."""
-    if next(iter(corpus.subsets)) != "train":
-        raise DataError(f"the first subset is {next(iter(corpus.subsets))}, not train")
-    trained = {pair.source for pair in corpus.subsets["train"]}
-    for name, pairs in corpus.subsets.items():
-        # fairseq joins valid, valid1, valid2, ... into one validation set.
-        if not re.fullmatch(r"[a-z][a-z_]*", name):
-            raise DataError(f"a subset may not be named {name!r}: small letters and underscores only")
-        if not pairs:
-            raise DataError(f"subset {name} is empty")
-        shared = next((pair.source for pair in pairs if name != "train" and pair.source in trained), None)
-        if shared is not None:
-            raise DataError(f"train and {name} overlap: both hold {shared!r}")
-    for name, types in corpus.types.items():
-        if len(types) != len(corpus.subsets[name]):
-            raise DataError(f"subset {name} has {len(corpus.subsets[name]):,} examples and {len(types):,} types")
-    check_vocabulary(corpus)
-
-
-def check_vocabulary(corpus: Corpus) -> None:
-    """Raises DataError for a vocabulary of another size than it should have."""
-    found = count_words(corpus.subsets)
-    for side, expected in zip(Pair._fields, corpus.vocabulary or (None, None), strict=True):
-        if expected is not None and getattr(found, side) != expected:
-            raise DataError(f"the {side} vocabulary has {getattr(found, side)} words instead of {expected}")
-    if corpus.together is not None and found.together != corpus.together:
-        raise DataError(f"the common vocabulary has {found.together} words instead of {corpus.together}")
 
 
 def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:

@@ -5,25 +5,41 @@
     remove_second K3 F20 M4 , reverse echo E19 Y4                  ->  K3 F20 M4
 
 Ten functions of strings of 520 letters, in prefix notation, a comma between two arguments; `pcfg_functions` has them
-with their meaning, and every target is checked against it. Sources and targets share one dictionary, 531 words (535 in
-papers that count the four synonyms of the substitutivity test, which is not made here).
+with their meaning, and every target is checked against it. Sources and targets share one dictionary, 531 words, and 535
+with the four synonyms of substitutivity, which papers count everywhere.
 
-`--condition` says what is tested. 97,203 examples were drawn; 4,860 of them are `dev`.
+`--condition` says what is tested. 97,203 examples were drawn; 4,860 of them are `dev`, whatever is tested.
 
     iid             82,622 to train; `test` has 9,721 others of the same kind
     systematicity   `gen` has the 10,175 expressions in which one of four functions stands directly before one of its
                     partners: swap_first_last repeat | append remove_second | repeat remove_second | append
                     swap_first_last. `train` has the 82,168 without such a pair.
     productivity    `gen` has the 11,333 expressions with 9 to 35 functions, `train` the 81,010 with at most 8
+    substitutivity_primitive, substitutivity_equally_distributed
+                    four functions have synonyms such as append_twin. Line N of `gen` is line N of `test` with one
+                    function renamed. In `train` synonyms are in 332 lines of their own, with no other function, or
+                    stand for about half of the functions. The score is how often both lines get the same answer.
+    localism        trained and tested as iid; `gen` has 10,070 strings of up to 20 letters for a single function (in
+                    training strings have 2 to 5); raw/unrolled.tsv takes 9,567 expressions of `test` apart into steps.
+                    The score is how often the steps, each on the answers before, lead to the answer for the whole.
+    overgeneralisation --ratio R
+                    `train` has 9, 59, 125 or 554 exceptions, in which two adjacent functions mean something else.
+                    `exception` has them again, `original` with their targets by the rule: answers of both kinds are
+                    counted after every epoch. No other line of `train` has such a pair of functions.
 
-`valid` is the part of the official dev set that is like `train`: all 4,860, or the 4,339 without such a pair, or the
-4,249 with at most 8 functions. (Csordás et al. 2021 validate systematicity and productivity on `gen` itself.)
+`valid` is what of the official dev set is like `train`: all 4,860, or the 4,339 without a pair of systematicity, the
+4,249 with at most 8 functions, the 4,333 without a pair of overgeneralisation; for equally distributed synonyms, all
+with half of the functions renamed by a draw of our own. (Csordás et al. 2021 validate systematicity and productivity on
+`gen` itself.)
 
-`--generate N` draws N expressions by a sampler of our own (`pcfg_sample`) and splits them by the same rules: generated,
-not the official data, so the results are not those of the papers.
+Types, for accuracy by type: functions_01, functions_02, … by their number; of `test` and `gen` of substitutivity the
+function that is renamed; of `gen` of localism letters_02 … letters_20, the longest string; of exceptions their pair.
 
-Source: github.com/i-machine-think/am-i-compositional, data/pcfgset, MIT licence. Its substitutivity, localism and
-overgeneralisation tests are not made here.
+`--generate N` draws N expressions by a sampler of our own (`pcfg_sample`) and splits them by the rules of iid,
+systematicity and productivity: generated, not the official data, so the results are not those of the papers.
+
+Source: github.com/i-machine-think/am-i-compositional, data/pcfgset, MIT licence. localism/unrolled_train.tsv there, and
+test sets of one function each, are not made here.
 """
 
 from __future__ import annotations
@@ -31,54 +47,38 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
-from pathlib import Path
 
-from data_prep.common import Corpus, DataError, Dataset, Json, Pair, UsageError, check_sizes, seed_number
-from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
-from data_prep.pcfg_functions import count_functions, interpret
+from data_prep.common import DataError, Dataset, Json, Pair, UsageError, check_sizes, seed_number
+from data_prep.corpus import Corpus
+from data_prep.official import OfficialFiles, add_source_arguments
+from data_prep.pcfg_exceptions import EXCEPTION_SIZES, exceptions_corpus
+from data_prep.pcfg_files import (
+    BASE_URL,
+    DEV,
+    TOGETHER,
+    VOCABULARY,
+    Subsets,
+    describe,
+    function_counts,
+    load,
+    pair_files,
+)
+from data_prep.pcfg_functions import count_functions, mentions
 from data_prep.pcfg_sample import sample
-from data_prep.text import shorten, split_lines
+from data_prep.pcfg_synonyms import synonyms_corpus
+from data_prep.pcfg_unrolled import localism_corpus
+from data_prep.text import shorten
 
-BASE_URL = (
-    "https://raw.githubusercontent.com/i-machine-think/am-i-compositional/"
-    "4f75bdd78889150dd78e90bbb7ddec840204c159/data/pcfgset"
-)
-OFFICIAL = (
-    OfficialFile("pcfgset/train.src", None, None, git_blob="2d5deb5423bbc442dec018b8149f906d7b4d8023"),
-    OfficialFile(
-        "pcfgset/train.tgt", 2_742_789, "3fa13c7ca2f3fb8dce126612d77f6666fb49f541c0936aa55c88cd033693475a"
-    ),
-    OfficialFile("pcfgset/dev.src", 438_284, "67bd466f77b7acb9863ddbbbacb4784848bdfb9094c40e2f94955aff7cb75d0a"),
-    OfficialFile("pcfgset/dev.tgt", 164_248, "95648e697cb86a8724d71d6e841f37eea27d15951091b134538906bfbf0d14d1"),
-    OfficialFile("pcfgset/test.src", 863_344, "65af9357dc169a22629456be7cf43e97e275e076db10d72202d5389be7d8c0b2"),
-    OfficialFile("pcfgset/test.tgt", 321_669, "7d23524995eb28a4726b3f1ffc11daec8f13692f7f804f4be20ca1a25c941517"),
-    OfficialFile("systematicity/train.src", None, None, git_blob="77f60c1bb8b583cfef6144f1de04d3d62b6b57f4"),
-    OfficialFile(
-        "systematicity/train.tgt", 2_589_979, "5b8911aac24433e1a32e769e4ae237ace7e599352f8c4783334f9cae4de53b98"
-    ),
-    OfficialFile(
-        "systematicity/test.src", 1_235_202, "9c47ccf869899e65c2c2cf530403c8fefdcb5de57787c9ff029dc7d9b8018941"
-    ),
-    OfficialFile(
-        "systematicity/test.tgt", 474_479, "2896474cdeb151929bd85ed10aeeca37866e11dafa00f62e1660804f0dfc5a8a"
-    ),
-    OfficialFile("productivity/train.src", None, None, git_blob="299b8b8b6cbaf9381ee5a8b5bb58ade3dfbaa5d1"),
-    OfficialFile(
-        "productivity/train.tgt", 2_444_044, "604b73127083b9dc6f6331be6722423d2344eac36278e48d658618f0e78a8da9"
-    ),
-    OfficialFile(
-        "productivity/test.src", 1_930_144, "ba03bc5c468e955d537c06ca02c900c431a16f37b8b3f02e5eaa8a93434a3f73"
-    ),
-    OfficialFile(
-        "productivity/test.tgt", 620_414, "55704b1e887ffeffb104fc1ba4bc44dd6b0e95e34a355bd07d86881fd226a254"
-    ),
-)
-FILES = {file.path: file for file in OFFICIAL}
 FOLDERS = {"iid": "pcfgset", "systematicity": "systematicity", "productivity": "productivity"}
+SUBSTITUTIVITY = "substitutivity_"
+CONDITIONS = (
+    *FOLDERS,
+    *(f"{SUBSTITUTIVITY}primitive", f"{SUBSTITUTIVITY}equally_distributed"),
+    *("localism", "overgeneralisation"),
+)
 # Published sizes of the training and the test set, and the size of the part of the dev set that is like training.
 SIZES = {"iid": (82_622, 9_721), "systematicity": (82_168, 10_175), "productivity": (81_010, 11_333)}
 VALID_SIZES = {"iid": 4_860, "systematicity": 4_339, "productivity": 4_249}
-VOCABULARY, TOGETHER = (531, 520), 531
 
 HELD_OUT_PAIRS = (
     *("swap_first_last repeat", "append remove_second"),
@@ -87,7 +87,7 @@ HELD_OUT_PAIRS = (
 MOST_FUNCTIONS = 8
 # Condition -> whether an expression belongs to its test; iid has no such rule.
 TESTED: dict[str, Callable[[str], bool]] = {
-    "systematicity": lambda source: any(f" {pair} " in f" {source} " for pair in HELD_OUT_PAIRS),
+    "systematicity": lambda source: any(mentions(source, pair) for pair in HELD_OUT_PAIRS),
     "productivity": lambda source: count_functions(source) > MOST_FUNCTIONS,
 }
 RULES = {
@@ -95,10 +95,8 @@ RULES = {
     "systematicity": f"gen has the expressions with {' | '.join(HELD_OUT_PAIRS)}, train and valid have others",
     "productivity": f"gen has the expressions with more than {MOST_FUNCTIONS} functions, train and valid have others",
 }
-ENDS = ("src", "tgt")
 LEAST, MOST = 1_000, 1_000_000  # expressions to generate
 DEFAULT_SEED = 1
-Subsets = dict[str, list[Pair]]
 
 
 class Pcfg(Dataset):
@@ -108,12 +106,19 @@ class Pcfg(Dataset):
     title = "PCFG SET"
     source = "github.com/i-machine-think/am-i-compositional"
     licence = "MIT"
+    size = "12 to 17 MB, or generated"
     arch = "sg_transformer_pcfg"
-    splits = tuple(FOLDERS)
+    splits = CONDITIONS
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--condition", required=True, choices=self.splits, metavar="CONDITION", help=", ".join(self.splits)
+        )
+        parser.add_argument(
+            "--ratio",
+            choices=EXCEPTION_SIZES,
+            metavar="R",
+            help="of exceptions, with --condition overgeneralisation: " + ", ".join(EXCEPTION_SIZES),
         )
         parser.add_argument(
             "--generate",
@@ -121,13 +126,15 @@ class Pcfg(Dataset):
             metavar="N",
             help="instead of the official files, draw N expressions of our own: not the official data",
         )
-        parser.add_argument(
-            "--seed", type=seed_number, metavar="N", help=f"of --generate (default: {DEFAULT_SEED})"
-        )
+        parser.add_argument("--seed", type=seed_number, metavar="N", help=f"of --generate (default: {DEFAULT_SEED})")
         add_source_arguments(parser, BASE_URL)
 
     def request(self, args: argparse.Namespace) -> Json:
         files = OfficialFiles(args, self.name, BASE_URL)
+        if (args.ratio is not None) != (args.condition == "overgeneralisation"):
+            raise UsageError("--condition overgeneralisation needs --ratio, and no other condition has it")
+        if args.generate is not None and args.condition not in FOLDERS:
+            raise UsageError(f"--generate makes {', '.join(FOLDERS)}; {args.condition} is made of official files alone")
         if args.generate is None and args.seed is not None:
             raise UsageError("--seed belongs to --generate; the official files are as they are")
         if args.generate is not None and files.asked_for:
@@ -135,6 +142,7 @@ class Pcfg(Dataset):
         seed = DEFAULT_SEED if args.seed is None else args.seed
         return {
             "condition": args.condition,
+            "ratio": args.ratio,
             "generate": args.generate,
             "seed": None if args.generate is None else seed,
         }
@@ -142,7 +150,14 @@ class Pcfg(Dataset):
     def build(self, args: argparse.Namespace, request: Json) -> Corpus:
         if request["generate"] is not None:
             return generated_corpus(args.condition, args.generate, request["seed"])
-        return official_corpus(args.condition, OfficialFiles(args, self.name, BASE_URL))
+        source = OfficialFiles(args, self.name, BASE_URL)
+        if args.condition in FOLDERS:
+            return official_corpus(args.condition, source)
+        if args.condition == "localism":
+            return localism_corpus(source)
+        if args.condition == "overgeneralisation":
+            return exceptions_corpus(args.ratio, source)
+        return synonyms_corpus(args.condition.removeprefix(SUBSTITUTIVITY), source)
 
 
 def number_to_generate(text: str) -> int:
@@ -164,7 +179,7 @@ def like_training(condition: str, pairs: list[Pair]) -> list[Pair]:
 
 def official_corpus(condition: str, source: OfficialFiles) -> Corpus:
     """The official training and test set of a condition, and of the dev set what is like training. Raises DataError."""
-    names = {"train": f"{FOLDERS[condition]}/train", "valid": "pcfgset/dev"}
+    names = {"train": f"{FOLDERS[condition]}/train", "valid": DEV}
     names[tested_subset(condition)] = f"{FOLDERS[condition]}/test"
     subsets = {subset: load(name, source) for subset, name in names.items()}
     subsets["valid"] = like_training(condition, subsets["valid"])
@@ -173,12 +188,12 @@ def official_corpus(condition: str, source: OfficialFiles) -> Corpus:
     check_sizes(subsets, published | {"valid": VALID_SIZES[condition]})
     if condition == "iid":
         published["valid"] = VALID_SIZES["iid"]
-    paths = [f"{name}.{end}" for name in names.values() for end in ENDS]
-    origin = {"files": [{**FILES[path].describe(), "name": path} for path in paths]}
+    origin = describe(pair_files(names.values()))
     membership = "the published ones"
     if condition in TESTED:
         membership += "; valid has those of the official dev set that are like train"
-    return Corpus(subsets, published, RULES[condition], membership, origin, VOCABULARY, True, TOGETHER)
+    types = {subset: function_counts(pairs) for subset, pairs in subsets.items()}
+    return Corpus(subsets, published, RULES[condition], membership, origin, VOCABULARY, True, TOGETHER, types)
 
 
 def generated_corpus(condition: str, number: int, seed: int) -> Corpus:
@@ -193,47 +208,8 @@ def generated_corpus(condition: str, number: int, seed: int) -> Corpus:
     subsets = {"train": train, "valid": like_training(condition, dev), tested_subset(condition): tested}
     origin = {"generator": "data_prep.pcfg_sample", "generated": "generated, not the official data"}
     membership = "generated, not the official data"
-    return Corpus(subsets, {}, RULES[condition], membership, origin, None, joined=True)
-
-
-def load(name: str, source: OfficialFiles) -> list[Pair]:
-    """The pairs of two official files, NAME.src and NAME.tgt. Raises DataError."""
-    files = [FILES[f"{name}.{end}"] for end in ENDS]
-    contents = [source.read(file) for file in files]
-    pairs = parse(*(part for content in contents for part in content))
-    for file, (path, data) in zip(files, contents, strict=True):
-        file.check(path, data)
-    return pairs
-
-
-def parse(source_path: Path, source_data: bytes, target_path: Path, target_data: bytes) -> list[Pair]:
-    """The pairs of two files with one expression, or what it means, on a line.
-
-    Raises DataError with file and line for a line that is not an expression, for a target that is not what the
-    expression on the same line of the other file means (see `pcfg_functions`), and if the files have not equally many
-    lines; see also `text.split_lines`.
-    """
-    sources, targets = split_lines(source_path, source_data), split_lines(target_path, target_data)
-    pairs = []
-    for number, pair in enumerate(map(Pair, sources, targets), start=1):
-        try:
-            meant = interpret(pair.source)
-        except ValueError as error:
-            raise DataError(str(error), source_path, number) from None
-        if meant != pair.target:
-            raise DataError(difference(pair.target, meant), target_path, number)
-        pairs.append(pair)
-    if len(sources) != len(targets):
-        raise DataError(f"{len(targets):,} lines, and {source_path.name} has {len(sources):,}", target_path)
-    return pairs
-
-
-def difference(target: str, meant: str) -> str:
-    """Where a target departs from what its expression means."""
-    found, expected = ([*text.split(" "), "the end"] for text in (target, meant))
-    position = next(i for i, (one, other) in enumerate(zip(found, expected)) if one != other)
-    word = shorten(found[position])
-    return f"wrong target: word {position + 1} is {word}, and the expression means {expected[position]}"
+    types = {subset: function_counts(pairs) for subset, pairs in subsets.items()}
+    return Corpus(subsets, {}, RULES[condition], membership, origin, None, joined=True, types=types)
 
 
 def check_rule(condition: str, subsets: Subsets) -> None:

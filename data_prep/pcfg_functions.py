@@ -8,6 +8,19 @@ A string of letters ends at the next comma or at the end, so that no brackets ar
     copy x -> x              reverse x -> x backwards              append x , y -> x y      remove_first x , y -> y
     repeat x -> x x          shift x -> x, its first letter last   prepend x , y -> y x     remove_second x , y -> x
     echo x -> x, its last letter twice                             swap_first_last x -> x, its ends exchanged
+
+Two tests change the language by rewriting: an expression then means what its rewritten form means.
+
+Synonyms (substitutivity, section 7.4 there): FUNCTION_twin means what FUNCTION means, for four functions.
+
+Exceptions (overgeneralisation, section 7.6): two functions mean others where one stands directly before the
+other:
+
+    reverse echo        ->  echo copy                   prepend remove_first  ->  remove_second append
+    echo remove_first   ->  copy append                 prepend reverse       ->  remove_second echo
+
+An expression has one exception: the first pair of this list, in this order, that is in it, where it is first. This is
+found from the official files, in which it gives every exceptional target; no official line has a pair twice.
 """
 
 from __future__ import annotations
@@ -36,6 +49,14 @@ BINARY: dict[str, Callable[[Letters, Letters], Letters]] = {
 FUNCTIONS = (*UNARY, *BINARY)
 LETTERS = tuple(f"{letter}{number}" for letter in ascii_uppercase for number in range(1, 21))
 WORDS = {*FUNCTIONS, *LETTERS, ","}
+TWIN = "_twin"
+TWINS = tuple(name + TWIN for name in ("append", "swap_first_last", "repeat", "remove_second"))
+EXCEPTIONS = {
+    "reverse echo": "echo copy",
+    "prepend remove_first": "remove_second append",
+    "echo remove_first": "copy append",
+    "prepend reverse": "remove_second echo",
+}
 LIMIT = 10_000  # letters; the official targets have at most 736
 
 
@@ -100,5 +121,26 @@ def cut(part: list[str]) -> tuple[list[str], Letters]:
 
 
 def count_functions(expression: str) -> int:
-    """How many functions are applied in an expression."""
-    return sum(word in FUNCTIONS for word in expression.split(" "))
+    """How many functions are applied in an expression, synonyms included."""
+    return sum(word in FUNCTIONS or word in TWINS for word in expression.split(" "))
+
+
+def mentions(expression: str, words: str) -> bool:
+    """Whether these words stand next to each other in an expression."""
+    return f" {words} " in f" {expression} "
+
+
+def without_twins(expression: str) -> str:
+    """The expression with functions in place of their synonyms."""
+    return " ".join(word.removesuffix(TWIN) if word in TWINS else word for word in expression.split(" "))
+
+
+def exception_in(expression: str) -> str | None:
+    """The pair of functions that is an exception in an expression, or None."""
+    return next((pair for pair in EXCEPTIONS if mentions(expression, pair)), None)
+
+
+def with_exception(expression: str) -> str:
+    """The expression with the exceptional meaning of its pair written out; itself, if it has no such pair."""
+    pair = exception_in(expression)
+    return expression if pair is None else f" {expression} ".replace(f" {pair} ", f" {EXCEPTIONS[pair]} ", 1)[1:-1]

@@ -1,4 +1,4 @@
-"""From a request to a folder: makes the corpus, writes, binarizes and describes it, and knows what is already done."""
+"""From a request to a folder: makes the data, has them written, describes them, and knows what is already done."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import argparse
 import importlib.metadata
 import json
 import os
-import shlex
 import tomllib
-from collections import Counter
 from pathlib import Path
 
-from data_prep.binarize import LANGUAGES, binarize, require_fairseq
-from data_prep.common import Corpus, DataError, Dataset, Json, Pair, check_corpus, count_words
+from data_prep.binarize import require_fairseq
+from data_prep.common import DataError, Dataset, Json, Material
 from data_prep.folder import discard_dead, publish, workspace
-from data_prep.text import sha256, write_lines
+from data_prep.text import sha256
 
 FORMAT = 1  # of dataset.json and of the folder around it; raised by a change that makes older folders unusable
 MANIFEST = "dataset.json"
@@ -37,13 +35,15 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         return
     if not args.raw_only:
         require_fairseq()
-    corpus = dataset.build(args, request)
-    check_corpus(corpus)
+    material = dataset.build(args, request)
+    material.check()
     with workspace(out) as room:
         made = room / "made"
-        write(made, corpus, request)
+        description = write(made, material, request)
         publish(made, out, room, replace=replace)
-    print_summary(dataset, corpus, request, args.out)
+    print(f"{dataset.title}: {material.rule}", *material.summary(description), f"written to {args.out}", sep="\n")
+    if not args.raw_only:
+        print(f"next: {material.training_command(dataset.arch, args.out)}")
 
 
 def is_occupied(out: Path) -> bool:
@@ -51,50 +51,27 @@ def is_occupied(out: Path) -> bool:
     return out.exists() and not (out.is_dir() and not any(out.iterdir()))
 
 
-def write(folder: Path, corpus: Corpus, request: Json) -> None:
-    """Writes the raw text, the binaries unless only the text is asked for, and `dataset.json`."""
-    (folder / "raw").mkdir(parents=True)
-    for name, pairs in corpus.subsets.items():
-        for language, side in zip(LANGUAGES, Pair._fields, strict=True):
-            write_lines(folder / "raw" / f"{name}.{language}", (getattr(pair, side) for pair in pairs))
-    for name, types in corpus.types.items():
-        write_lines(folder / "raw" / f"{name}.type", types)
-    if not request["raw_only"]:
-        binarize(folder, corpus.subsets, joined=corpus.joined)
-    text = json.dumps(manifest(folder, corpus, request), indent=2)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+def write(folder: Path, material: Material, request: Json) -> Json:
+    """Makes `folder` with the data and `dataset.json`, whose content it returns."""
+    folder.mkdir(parents=True)
+    material.write(folder, request["raw_only"])
+    content = manifest(folder, material, request)
+    (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return content
 
 
-def manifest(folder: Path, corpus: Corpus, request: Json) -> Json:
+def manifest(folder: Path, material: Material, request: Json) -> Json:
     """The content of `dataset.json`: no date and no path of this machine, so that equal data have equal bytes."""
     return {
         "format": FORMAT,
         "fairseq_sg": version(),
         "request": request,
-        "origin": corpus.origin,
-        "rule": corpus.rule,
-        "membership": corpus.membership,
-        "subsets": {
-            name: {"published_size": corpus.published.get(name), **measure(pairs), **count_types(corpus, name)}
-            for name, pairs in corpus.subsets.items()
-        },
-        "vocabulary": count_words(corpus.subsets)._asdict() | ({"joined": True} if corpus.joined else {}),
+        "origin": material.origin,
+        "rule": material.rule,
+        "membership": material.membership,
+        **material.describe(),
         "files": {name: sha256(folder / name) for name in files_in(folder)},
     }
-
-
-def measure(pairs: list[Pair]) -> Json:
-    """The size of a subset and the greatest lengths in it, in words, the end symbol not counted."""
-    return {
-        "size": len(pairs),
-        "longest_source": max(len(pair.source.split()) for pair in pairs),
-        "longest_target": max(len(pair.target.split()) for pair in pairs),
-    }
-
-
-def count_types(corpus: Corpus, name: str) -> Json:
-    """The entry `types` of a subset: type -> number of examples, in alphabetical order; none if it has no types."""
-    return {"types": dict(sorted(Counter(corpus.types[name]).items()))} if name in corpus.types else {}
 
 
 def files_in(folder: Path) -> list[str]:
@@ -165,30 +142,3 @@ def check_replaceable(out: Path) -> None:
     foreign = next((name for name in files_in(out) if name not in found["files"]), None)
     if foreign is not None:
         raise DataError(f"--overwrite would delete {foreign}, which is not part of this dataset: move it away", out)
-
-
-def print_summary(dataset: Dataset, corpus: Corpus, request: Json, out: Path) -> None:
-    """Tells what was made, from what, and how to go on."""
-    print(f"{dataset.title}: {corpus.rule}")
-    print(f"examples: {corpus.membership}")
-    print(f"{'subset':10}{'size':>10}{'published':>12}{'longest source':>17}{'longest target':>17}")
-    for name, pairs in corpus.subsets.items():
-        size, source, target = measure(pairs).values()
-        published = corpus.published.get(name)
-        print(f"{name:10}{size:>10,}{'-' if published is None else format(published, ','):>12}{source:>17}{target:>17}")
-    words = count_words(corpus.subsets)
-    together = f", {words.together} together, in one dictionary" if corpus.joined else ""
-    print(f"vocabulary: {words.source} source and {words.target} target words{together}")
-    print(f"written to {out}")
-    if not request["raw_only"]:
-        print(f"next: {training_command(dataset, corpus, out)}")
-
-
-def training_command(dataset: Dataset, corpus: Corpus, out: Path) -> str:
-    """A `fairseq-train` command for the folder. The first subset named for validation picks the best checkpoint."""
-    validation = ",".join(sorted((name for name in corpus.subsets if name != "train"), key=lambda n: n != "valid"))
-    return (
-        f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_translation --arch {dataset.arch}"
-        f" --criterion cross_entropy_orthogonality --valid-subset {validation}"
-        " --optimizer adam --lr 0.001 --batch-size 64 --max-update 10000"
-    )

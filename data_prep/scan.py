@@ -45,7 +45,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.common import (
-    Corpus,
     DataError,
     Dataset,
     Json,
@@ -56,6 +55,7 @@ from data_prep.common import (
     seed_number,
     share,
 )
+from data_prep.corpus import Corpus
 from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
 from data_prep.scan_grammar import ACTIONS, generate, interpret
 from data_prep.scan_splits import (
@@ -119,6 +119,7 @@ class Scan(Dataset):
     title = "SCAN"
     source = "its grammar, or github.com/brendenlake/SCAN"
     licence = "BSD"
+    size = "4 MB, or generated"
     arch = "sg_transformer_scan"
     splits = ("length", "simple", *HELD_OUT, "mcd1", "mcd2", "mcd3")
 

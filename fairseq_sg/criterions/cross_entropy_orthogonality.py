@@ -10,7 +10,7 @@ Logged: ``loss`` (all of it) and ``nll_loss`` in bits per token as fairseq does,
 reduction, before λ), and ``accuracy``: the percentage of sentences whose every teacher-forced argmax is right, the end symbol
 included. That equals the exact match of greedy decoding: as long as all earlier argmaxes were right, the prefix that greedy
 decoding feeds itself is the target's. Padding is no output in either. (fairseq's generator also forbids an empty output, unless
-told ``--min-len 0``.)
+told ``--min-len 0``.) Where sentences have types, the accuracy of groups of them (``--accuracy-by`` of ``sg_translation``).
 """
 
 import json
@@ -30,6 +30,7 @@ from torch import Tensor
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ROLES
 from fairseq_sg.modules.losses import AuxLosses, OrthogonalityLoss
+from fairseq_sg.tasks.breakdown import log_breakdown
 
 LAYER_REDUCTIONS = {
     "sum": lambda values: torch.stack(values).sum(),
@@ -113,13 +114,16 @@ class CrossEntropyOrthogonality(FairseqCriterion):
         target = sample["target"]
         loss, nll = self._cross_entropy(logits, target)
         sample_size = target.size(0) if self.sentence_avg else sample["ntokens"]
+        exact = self._exact(logits, target)
         logs: Dict[str, Any] = {
             "nll_loss": nll.detach(),
             "ntokens": sample["ntokens"],
             "nsentences": target.size(0),
             "sample_size": sample_size,
-            "n_exact": self._exact(logits, target),
+            "n_exact": exact.sum(),
         }
+        if "type" in sample:
+            logs.update(self.task.breakdown.logs(sample["type"], exact))
         for name, (weight, value) in self._auxiliary(extra.get("aux_losses") or {}).items():
             loss = loss + weight * sample_size * value
             logs[f"aux_{name}"] = value.detach() * sample_size
@@ -153,7 +157,7 @@ class CrossEntropyOrthogonality(FairseqCriterion):
 
     def _exact(self, logits: Tensor, target: Tensor) -> Tensor:
         predicted = logits.detach().index_fill(-1, target.new_tensor([self.padding_idx]), -math.inf).argmax(-1)
-        return (predicted.eq(target) | target.eq(self.padding_idx)).all(-1).sum()
+        return (predicted.eq(target) | target.eq(self.padding_idx)).all(-1)
 
     def _auxiliary(self, emitted: AuxLosses):
         """name -> (weight, value over the applications). Raises ValueError for a weight of a loss that is not among the others."""
@@ -186,6 +190,7 @@ class CrossEntropyOrthogonality(FairseqCriterion):
         metrics.log_scalar("loss", total("loss") / sample_size / math.log(2), sample_size, round=4)
         metrics.log_scalar("nll_loss", total("nll_loss") / tokens / math.log(2), tokens, round=4)
         metrics.log_scalar("accuracy", 100.0 * total("n_exact") / sentences, sentences, round=4)
+        log_breakdown(logging_outputs)
         for key in sorted({key for log in logging_outputs for key in log if key.startswith("aux_")}):
             metrics.log_scalar(key[len("aux_") :], total(key) / sample_size, sample_size, round=4)
 

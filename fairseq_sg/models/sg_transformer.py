@@ -6,7 +6,6 @@ embeddings. What its released code does and the text omits is an option; ``docs/
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Dict, List, Mapping, Optional
 
 import torch
@@ -24,13 +23,23 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
 from fairseq_sg.models.config import as_dataclass, join_options, refuse_unused_options
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
-from fairseq_sg.modules.depth import build_stack
+from fairseq_sg.modules.depth import DEPTH_REGISTRY, build_stack
 from fairseq_sg.modules.embedding import TokenEmbedding
+from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
 from fairseq_sg.modules.losses import ValueLoss, merge
+from fairseq_sg.modules.position import (
+    POSITION_REGISTRY,
+    attention_position,
+    build_embedded_position,
+    build_indices,
+    gives_indices,
+)
 
-MECHANISMS = (ATTENTION_REGISTRY, FEEDFORWARD_REGISTRY)
+#: The registries whose mechanisms have options of their own.
+MECHANISMS = (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, FEEDFORWARD_REGISTRY)
+SIDES = ("encoder", "decoder")
 
 
 @dataclass
@@ -54,13 +63,17 @@ class SGTransformerConfig:
         default=6, metadata={"help": "layers of the decoder; with --depth shared, applications of its layer"}
     )
     encoder_attention: str = field(
-        default="softmax", metadata={"help": "self-attention of the encoder: softmax, linear, relative"}
+        default="softmax",
+        metadata={
+            "help": "self-attention of the encoder, by name (docs/attention.md has the list); with --depth separate also one name a "
+            "layer, comma separated"
+        },
     )
     decoder_attention: str = field(
-        default="softmax", metadata={"help": "self-attention of the decoder: softmax, linear, relative"}
+        default="softmax", metadata={"help": "self-attention of the decoder, by name or names like the encoder's"}
     )
     cross_attention: str = field(
-        default="softmax", metadata={"help": "attention of the decoder to the encoder: softmax, linear"}
+        default="softmax", metadata={"help": "attention of the decoder to the encoder, by name or names"}
     )
     encoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the encoder: dense"})
     decoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the decoder: dense"})
@@ -70,8 +83,8 @@ class SGTransformerConfig:
     position: Optional[str] = field(
         default=None,
         metadata={
-            "help": "absolute positions: sinusoidal or none (default: sinusoidal, on each side whose self-attention does not bring "
-            "positions of its own)"
+            "help": "positions, by name (docs/attention.md has the list), on each side where not every self-attention brings its own "
+            "(default: sinusoidal)"
         },
     )
     embedding_scaling: str = field(
@@ -100,6 +113,30 @@ class SGTransformerConfig:
 Config = join_options(SGTransformerConfig, MECHANISMS, ARCHITECTURES)
 
 
+def layer_names(config, option: str) -> List[str]:
+    """The mechanism of every layer that ``option``, such as ``encoder_attention``, names: one name a layer, or one for all.
+
+    Raises UsageError for a list whose length is not the number of layers, or with layers that are shared.
+    """
+    names = [name.strip() for name in getattr(config, option).split(",")]
+    side = "encoder" if option.startswith("encoder") else "decoder"
+    layers = getattr(config, f"{side}_layers")
+    if len(names) == 1:
+        return names * max(layers, 1)
+    flag = "--" + option.replace("_", "-")
+    if DEPTH_REGISTRY.find(config.depth).shares_layers:
+        raise UsageError(
+            f"{flag} names {len(names)} layers, and --depth {config.depth} has one for all steps: name one"
+        )
+    if len(names) != layers:
+        raise UsageError(f"{flag} names {len(names)} layers, and --{side}-layers is {layers}: name one, or one each")
+    return names
+
+
+ATTENTIONS = ("encoder_attention", "decoder_attention", "cross_attention")
+FFNS = ("encoder_ffn", "decoder_ffn")
+
+
 def resolve(cfg) -> "Config":
     """A checked configuration with every default filled in.
 
@@ -107,37 +144,53 @@ def resolve(cfg) -> "Config":
         ValueError: unknown mechanism, an option without effect, a combination that is not defined; the message names the option.
     """
     config = as_dataclass(Config, cfg)
-    chosen = {
-        ATTENTION_REGISTRY.find(getattr(config, name))
-        for name in ("encoder_attention", "decoder_attention", "cross_attention")
-    }
-    chosen |= {FEEDFORWARD_REGISTRY.find(getattr(config, name)) for name in ("encoder_ffn", "decoder_ffn")}
-    refuse_unused_options(config, MECHANISMS, chosen)
-    sides = (config.encoder_attention, config.decoder_attention)
-    if config.position not in (None, "none") and all(ATTENTION_REGISTRY.find(name).brings_position for name in sides):
-        raise UsageError(
-            f"--position {config.position} has no effect: {' and '.join(sorted(set(sides)))} attention brings its own positions; "
-            "leave the option out"
-        )
+    used = set()
+    for option in ATTENTIONS:
+        for name in layer_names(config, option):
+            used |= ATTENTION_REGISTRY.find(name).parts(config)
+    for option in FFNS:
+        used |= {FEEDFORWARD_REGISTRY.find(name) for name in layer_names(config, option)}
+    if config.position is not None:
+        used.add(POSITION_REGISTRY.find(config.position))
+    refuse_unused_options(config, MECHANISMS, used)
+    check_position(config)
     for name in ("activation_dropout", "attention_dropout"):
         if getattr(config, name) is None:
             setattr(config, name, config.dropout)
     return config
 
 
+def check_position(config) -> None:
+    """Raises UsageError for a ``--position`` that some self-attention is not defined for, or that none has a use for."""
+    if config.position is None:
+        return
+    used = config.position == "none"
+    kinds = [(side, ATTENTION_REGISTRY.find(n)) for side in SIDES for n in layer_names(config, f"{side}_attention")]
+    for side, kind in kinds:
+        attention_position(kind, config, side)
+        used |= not kind.brings_position or "indices" in kind.takes and gives_indices(config)
+    if not used:
+        names = " and ".join(sorted({kind.registered_name for _, kind in kinds}))
+        raise UsageError(
+            f"--position {config.position} has no effect: {names} attention brings its own positions; leave the option out"
+        )
+
+
 def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
-    """The embedding of the ``encoder`` or ``decoder``, without absolute positions where its attention brings its own."""
-    brings_position = ATTENTION_REGISTRY.find(getattr(config, f"{side}_attention")).brings_position
-    position = "none" if brings_position else (config.position or "sinusoidal")
+    """The embedding of the ``encoder`` or ``decoder``, without absolute positions where all its attentions bring their own."""
+    kinds = [ATTENTION_REGISTRY.find(name) for name in layer_names(config, f"{side}_attention")]
+    dim = getattr(config, f"{side}_embed_dim")
+    name = "none" if all(kind.brings_position for kind in kinds) else (config.position or "sinusoidal")
+    positions = build_embedded_position(name, dim, config)
     dropout = config.embedding_dropout
     if dropout is None:
-        dropout = 0.0 if position == "none" else config.dropout
+        dropout = 0.0 if positions.gives == "nothing" else config.dropout
     return TokenEmbedding(
         len(dictionary),
-        getattr(config, f"{side}_embed_dim"),
+        dim,
         dictionary.pad(),
         scaling=config.embedding_scaling,
-        position=position,
+        positions=positions,
         dropout=dropout,
     )
 
@@ -148,8 +201,9 @@ class SGTransformerEncoder(FairseqEncoder):
     def __init__(self, config, dictionary):
         super().__init__(dictionary)
         self.embedding = side_embedding(config, "encoder", dictionary)
-        build_layer = partial(EncoderLayer, config, config.encoder_attention, config.encoder_ffn)
-        self.stack = build_stack(config.depth, build_layer, config.encoder_layers)
+        self.indices = build_indices(config)
+        names = list(zip(layer_names(config, "encoder_attention"), layer_names(config, "encoder_ffn"), strict=True))
+        self.stack = build_stack(config.depth, lambda step: EncoderLayer(config, *names[step]), config.encoder_layers)
         self.final_norm = nn.LayerNorm(config.encoder_embed_dim) if config.pre_norm else nn.Identity()
 
     def forward(
@@ -167,7 +221,11 @@ class SGTransformerEncoder(FairseqEncoder):
         padding_mask = src_tokens.eq(self.dictionary.pad())
         embedded = self.embedding(src_tokens, token_embeddings)
         out = self.stack(
-            embedded.transpose(0, 1), padding_mask=padding_mask, value_loss=value_loss, keep_hidden=return_all_hiddens
+            embedded.transpose(0, 1),
+            padding_mask=padding_mask,
+            value_loss=value_loss,
+            keep_hidden=return_all_hiddens,
+            positions=None if self.indices is None else self.indices(src_tokens.size(1), src_tokens.device),
         )
         return {
             "encoder_out": [self.final_norm(out.x)],
@@ -210,10 +268,10 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         super().__init__(dictionary)
         self.left_pad_target = left_pad_target
         self.embedding = side_embedding(config, "decoder", dictionary)
-        build_layer = partial(
-            DecoderLayer, config, config.decoder_attention, config.cross_attention, config.decoder_ffn
-        )
-        self.stack = build_stack(config.depth, build_layer, config.decoder_layers)
+        self.indices = build_indices(config)
+        options = ("decoder_attention", "cross_attention", "decoder_ffn")
+        names = list(zip(*(layer_names(config, option) for option in options), strict=True))
+        self.stack = build_stack(config.depth, lambda step: DecoderLayer(config, *names[step]), config.decoder_layers)
         self.final_norm = nn.LayerNorm(config.decoder_embed_dim) if config.pre_norm else nn.Identity()
         self.output_weight = None
         if config.untied_output:
@@ -255,6 +313,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             keep_hidden=return_all_hiddens,
             value_loss=value_losses.get("decoder"),
             cross_value_loss=value_losses.get("cross"),
+            positions=None if self.indices is None else self.indices(prev_output_tokens.size(1), x.device),
         )
         features = self.final_norm(out.x).transpose(0, 1)
         extra = {"attn": [out.weights], "inner_states": out.hidden_states, "aux_losses": out.losses}

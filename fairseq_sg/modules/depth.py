@@ -34,13 +34,17 @@ class StackOutput(NamedTuple):
 class Stack(nn.Module):
     """Base class: a subclass says which layer works at each step and where that step keeps its decoding state.
 
+    ``shares_layers`` says whether one layer works at every step.
+
     Args:
-        build_layer: makes one layer, which takes ``(x, incremental_state=…, need_weights=…, **kwargs)`` and returns
+        build_layer: makes the layer of a step (numbered from 0), which takes ``(x, incremental_state=…, need_weights=…, **kwargs)`` and returns
             ``(x, attention weights or None, dict from name to scalar loss)``.
         steps: how many layers are applied.
     """
 
-    def __init__(self, build_layer: Callable[[], nn.Module], steps: int):
+    shares_layers = False
+
+    def __init__(self, build_layer: Callable[[int], nn.Module], steps: int):
         super().__init__()
         if steps < 1:
             raise UsageError(f"a stack needs at least one layer, not {steps} (--encoder-layers, --decoder-layers)")
@@ -73,7 +77,7 @@ class SeparateLayers(Stack):
 
     def __init__(self, build_layer, steps):
         super().__init__(build_layer, steps)
-        self.layers = nn.ModuleList(build_layer() for _ in range(steps))
+        self.layers = nn.ModuleList(build_layer(step) for step in range(steps))
 
     def at(self, step, incremental_state):
         return self.layers[step], incremental_state
@@ -83,9 +87,11 @@ class SeparateLayers(Stack):
 class SharedLayer(Stack):
     """One layer for all steps. Its attentions keep a decoding state per step, in a dict per step."""
 
+    shares_layers = True
+
     def __init__(self, build_layer, steps):
         super().__init__(build_layer, steps)
-        self.layer = build_layer()
+        self.layer = build_layer(0)
 
     def at(self, step, incremental_state):
         if incremental_state is None:
@@ -107,6 +113,6 @@ class SharedLayer(Stack):
         return f"shared_layer.step{step}"
 
 
-def build_stack(name: str, build_layer: Callable[[], nn.Module], steps: int) -> Stack:
+def build_stack(name: str, build_layer: Callable[[int], nn.Module], steps: int) -> Stack:
     """The stack ``name``; raises ValueError for an unknown name."""
     return DEPTH_REGISTRY.find(name)(build_layer, steps)

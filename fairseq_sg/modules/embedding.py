@@ -20,59 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.registry import Registry
-
-POSITION_REGISTRY = Registry("position", "--position")
-register_position = POSITION_REGISTRY.register
-
-
-def sinusoid(positions: Tensor, dim: int) -> Tensor:
-    """Sinusoids of (signed) positions, (…) -> (…, dim) float32: sin at even features, cos at odd, angle pos / 10000^(2⌊j/2⌋/dim).
-
-    Vaswani et al. 2017, section 3.5.
-    """
-    exponent = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim
-    angles = positions.unsqueeze(-1).to(torch.float32) * torch.pow(10000.0, -exponent)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :dim]
-
-
-def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
-    """Positions counted from 0 at the first real token, (B, N) -> (B, N) int64; padding on either side shifts nothing."""
-    real = tokens.ne(padding_idx)
-    return (real.long().cumsum(1) - 1).clamp(min=0)
-
-
-@register_position("sinusoidal")
-class SinusoidalPosition(nn.Module):
-    """Absolute sinusoidal positions; nothing learned, no longest length."""
-
-    def __init__(self, dim: int):
-        super().__init__()
-        self.dim = dim
-        self.register_buffer("table", sinusoid(torch.arange(128), dim), persistent=False)
-
-    def forward(self, positions: Tensor, length: int) -> Tensor:
-        """positions (B, N), all below ``length`` -> (B, N, dim) in the module's dtype."""
-        if length > self.table.size(0):
-            self.table = sinusoid(torch.arange(2 * length, device=self.table.device), self.dim).type_as(self.table)
-        return self.table[positions]
-
-
-@register_position("none")
-class NoPosition(nn.Module):
-    """No absolute positions: the attention brings its own, or there are none at all."""
-
-    def __init__(self, dim: int):
-        super().__init__()
-
-    def forward(self, positions: Tensor, length: int) -> None:
-        return None
-
-
-def build_position(name: str, dim: int) -> nn.Module:
-    """The absolute positions ``name``; raises ValueError for an unknown name."""
-    return POSITION_REGISTRY.find(name)(dim)
-
+from fairseq_sg.modules.position import EmbeddedPosition, token_positions
 
 #: scheme -> (initialization, a, b), as functions of the width d
 SCALINGS = {
@@ -94,15 +42,24 @@ class TokenEmbedding(nn.Module):
         num_embeddings: rows of E.
         dim: d, the model's width.
         padding_idx: the row of padding, zero.
-        scaling: ``token_up``, ``none`` or ``position_down``; ``auto`` is ``position_down``, or, where ``position`` is ``none``,
+        scaling: ``token_up``, ``none`` or ``position_down``; ``auto`` is ``position_down``, or, where no positions are added,
             the reference's choice for relative models (Glorot uniform, a = 1).
-        position: a name in ``POSITION_REGISTRY``.
+        positions: what is added.
         dropout: dropout on the sum.
     """
 
-    def __init__(self, num_embeddings: int, dim: int, padding_idx: int, *, scaling: str, position: str, dropout: float):
+    def __init__(
+        self,
+        num_embeddings: int,
+        dim: int,
+        padding_idx: int,
+        *,
+        scaling: str,
+        positions: EmbeddedPosition,
+        dropout: float,
+    ):
         super().__init__()
-        init, token_scale, position_scale = _scaling(scaling, position)
+        init, token_scale, position_scale = _scaling(scaling, positions.gives != "nothing")
         self.dim = dim
         self.padding_idx = padding_idx
         self.token_scale = token_scale(dim)
@@ -111,7 +68,7 @@ class TokenEmbedding(nn.Module):
         _INITS[init](self.tokens.weight)
         with torch.no_grad():
             self.tokens.weight[padding_idx] = 0.0
-        self.positions = build_position(position, dim)
+        self.positions = positions
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, token_embeddings: Optional[Tensor] = None, last: bool = False) -> Tensor:
@@ -132,9 +89,9 @@ class TokenEmbedding(nn.Module):
         return self.dropout(x)
 
 
-def _scaling(scaling: str, position: str):
+def _scaling(scaling: str, has_positions: bool):
     if scaling == "auto":
-        if position == "none":
+        if not has_positions:
             return "glorot", lambda d: 1.0, lambda d: 1.0
         scaling = "position_down"
     if scaling not in SCALINGS:

@@ -74,8 +74,12 @@ class EncoderLayer(TransformerLayer):
         incremental_state: None = None,
         need_weights: bool = False,
         value_loss: Optional[ValueLoss] = None,
+        positions: Optional[Tensor] = None,
     ) -> LayerOutput:
-        """x (N, B, C), padding_mask (B, N) -> x, self-attention weights (B, N, N) or None, losses by name."""
+        """x (N, B, C), padding_mask (B, N) -> x, self-attention weights (B, N, N) or None, losses by name.
+
+        ``positions`` (N,) int64 are the positions of x for attentions that take indices.
+        """
         losses: Dict[str, Tensor] = {}
         update, weights = self._attend(
             self.self_attn,
@@ -85,6 +89,7 @@ class EncoderLayer(TransformerLayer):
             losses,
             key_padding_mask=padding_mask,
             need_weights=need_weights,
+            positions=positions,
         )
         x = self.self_attn_residual.after(x, update)
         return self._feed_forward(x, padding_mask, losses), weights, losses
@@ -121,6 +126,7 @@ class DecoderLayer(TransformerLayer):
         need_weights: bool = False,
         value_loss: Optional[ValueLoss] = None,
         cross_value_loss: Optional[ValueLoss] = None,
+        positions: Optional[Tensor] = None,
     ) -> LayerOutput:
         """One layer of the decoder.
 
@@ -129,6 +135,7 @@ class DecoderLayer(TransformerLayer):
             padding_mask: (B, N), where x is padding, for the losses and the feedforward layer.
             self_padding_mask: (B, N), what self-attention must not see, None where causality hides all padding already.
             incremental_state: the decoding states of this step of the stack.
+            positions: int64, the positions of the whole prefix, for attentions that take indices.
 
         Returns:
             x, cross-attention weights (B, N, M) or None, losses by name.
@@ -143,6 +150,7 @@ class DecoderLayer(TransformerLayer):
             key_padding_mask=self_padding_mask,
             incremental_state=incremental_state,
             need_weights=False,
+            positions=positions,
         )
         x = self.self_attn_residual.after(x, update)
         weights = None

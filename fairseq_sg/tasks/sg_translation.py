@@ -1,13 +1,14 @@
 """``sg_translation``: fairseq's translation task on folders made by ``python -m data_prep``, every sample scored.
 
-It differs from ``translation`` in five points, each of which changes a published number:
+It differs from ``translation`` in these points, the first five of which change a published number:
 
 - evaluation drops no sample: fairseq 0.12 leaves out a last batch that is not a multiple of 8;
 - the source starts with a begin symbol, as in the reference implementations of the thesis (``--no-source-bos`` leaves it out);
 - batches are drawn anew each epoch, so that a resumed run is bit-equal to an uninterrupted one, and uniformly, as in the
   references, unless ``--length-window`` asks for batches of like lengths;
 - sources are padded on the right unless asked otherwise;
-- the folder must have been made by ``data_prep``, whose dictionaries cover all subsets: no ``<unk>`` in a test.
+- the folder must have been made by ``data_prep``, whose dictionaries cover all subsets: no ``<unk>`` in a test;
+- where examples have types, accuracy is also logged by type (``breakdown``).
 """
 
 import logging
@@ -22,6 +23,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.breakdown import Breakdown
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,25 @@ class SGTranslationConfig(TranslationConfig):
         default=True,
         metadata={"help": "new batches each epoch; what makes a resumed run equal to an uninterrupted one"},
     )
+    accuracy_by: str = field(
+        default="groups",
+        metadata={
+            "help": "also log the accuracy of groups of types of examples ('groups'), of these and every type ('types'), or 'none'; "
+            "for data that have types, such as COGS"
+        },
+    )
+
+
+class TypedPairDataset(LanguagePairDataset):
+    """An evaluation set whose batches tell the ``type`` of every sentence: int64 ``(B,)``."""
+
+    types: torch.Tensor
+
+    def collater(self, samples, pad_to_length=None):
+        batch = super().collater(samples, pad_to_length)
+        if batch:
+            batch["type"] = self.types[batch["id"]]
+        return batch
 
 
 class WindowedPairDataset(LanguagePairDataset):
@@ -91,7 +112,9 @@ class SGTranslationTask(TranslationTask):
             raise UsageError(
                 "--num-batch-buckets is for TPUs and does not run with today's numpy; --length-window is what saves padding here"
             )
-        return super().setup_task(cfg, **kwargs)
+        task = super().setup_task(cfg, **kwargs)
+        task.breakdown = Breakdown(cfg.data, cfg.accuracy_by)
+        return task
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
@@ -107,11 +130,16 @@ class SGTranslationTask(TranslationTask):
         if split == self.cfg.train_subset:
             dataset.__class__ = WindowedPairDataset
             dataset.length_window = self.cfg.length_window
+            return
+        types = self.breakdown.types_of(split, len(dataset), epoch)
+        if types is not None:
+            dataset.__class__ = TypedPairDataset
+            dataset.types = types
 
     def _refuse_unknown(self, split: str, dataset: LanguagePairDataset) -> None:
         pairs = ((dataset.src, self.source_dictionary, "source"), (dataset.tgt, self.target_dictionary, "target"))
         for data, dictionary, side in pairs:
-            for index in range(len(data)):
+            for index in range(len(data)) if _holds(data, dictionary.unk()) else ():
                 if dictionary.unk() in data[index]:
                     raise UsageError(
                         f"sample {index} of subset {split!r} has an unknown word in its {side}: the dictionaries of {self.cfg.data} do "
@@ -143,3 +171,9 @@ class SGTranslationTask(TranslationTask):
             if dataset is self.datasets.get(self.cfg.train_subset):
                 kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, *args, **kwargs)
+
+
+def _holds(data, symbol: int) -> bool:
+    """Whether a symbol may be in an indexed dataset: one comparison where the data are a block of the memory."""
+    block = getattr(data, "_bin_buffer_mmap", None)
+    return block is None or bool((block.view(data._index.dtype) == symbol).any())

@@ -15,7 +15,8 @@ pytest.importorskip("fairseq")
 from cli_commands import KINDS, succeed, training
 from numpy.random import RandomState
 
-from data_prep.common import Corpus, Pair
+from data_prep.common import Pair
+from data_prep.corpus import Corpus
 from data_prep.prepare import write
 from data_prep.scan_grammar import generate
 

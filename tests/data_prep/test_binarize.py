@@ -12,9 +12,9 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from data_prep.__main__ import main
-from data_prep.binarize import binarize, make_dictionary
-from data_prep.common import Corpus, DataError
-from data_prep.prepare import training_command
+from data_prep.binarize import binarize, link_labels, make_dictionary
+from data_prep.common import DataError
+from data_prep.corpus import Corpus
 from data_prep.scan import DATASET
 
 SUBSETS = ("train", "valid", "gen")
@@ -112,7 +112,7 @@ def test_fairseq_task_loads_every_subset(prepared: Path) -> None:
 )
 def test_training_command(names: list[str], validation: str) -> None:
     corpus = Corpus({name: [] for name in names}, {}, "", "", {}, (0, 0))
-    command = shlex.split(training_command(DATASET, corpus, Path("my data")))
+    command = shlex.split(corpus.training_command(DATASET.arch, Path("my data")))
     assert command[:2] == ["fairseq-train", "my data"]
     assert command[command.index("--valid-subset") + 1] == validation
 
@@ -146,6 +146,24 @@ def test_joined_dictionary_is_that_of_fairseq_preprocess(tmp_path: Path) -> None
         assert (tmp_path / name).read_bytes() == (tmp_path / "bin" / name).read_bytes()
 
 
+def test_labels_are_read_by_fairseqs_sentence_prediction(tmp_path: Path) -> None:
+    from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+
+    (tmp_path / "raw").mkdir()
+    for name, (source, target) in {"train": ("a b\nb\n", "yes\nno\n"), "gen": ("b b a\n", "no\n")}.items():
+        (tmp_path / "raw" / f"{name}.src").write_text(source, "utf-8")
+        (tmp_path / "raw" / f"{name}.tgt").write_text(target, "utf-8")
+    binarize(tmp_path, ["train", "gen"])
+    link_labels(tmp_path, ["train", "gen"])
+    task = SentencePredictionTask.setup_task(
+        SentencePredictionConfig(data=str(tmp_path), num_classes=2, seed=1, regression_target=False)
+    )
+    task.load_dataset("gen")
+    sample = task.datasets["gen"].collater([task.datasets["gen"][0]])
+    assert task.source_dictionary.string(sample["net_input"]["src_tokens"][0]) == "b b a"
+    assert task.label_dictionary.string(sample["target"] + task.label_dictionary.nspecial) == "no"
+
+
 @pytest.mark.parametrize("special", ["<s>", "<pad>", "</s>", "<unk>"])
 def test_symbol_of_fairseq_is_no_word(special: str, tmp_path: Path) -> None:
     write_raw(tmp_path, train="a b\n", gen=f"a\nb {special}\n")
@@ -156,12 +174,12 @@ def test_symbol_of_fairseq_is_no_word(special: str, tmp_path: Path) -> None:
 def test_unknown_word_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_raw(tmp_path, train="a b\n", gen="b c c\n")
     monkeypatch.setattr("data_prep.binarize.make_dictionary", lambda texts: make_dictionary([next(iter(texts))]))
-    with pytest.raises(DataError, match="gen.src: 2 words are not in the dictionary"):
+    with pytest.raises(DataError, match="gen.src:1: c is not in the dictionary"):
         binarize(tmp_path, ["train", "gen"])
 
 
 def test_missing_fairseq_is_said_before_anything_is_made(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fairseq.binarizer", None)
+    monkeypatch.setitem(sys.modules, "fairseq.data", None)
     result = run("scan", "--split", "length", "--out", tmp_path / "out")
     assert result.code == 1 and result.err.startswith("error: binarizing needs fairseq (")
     assert "--raw-only" in result.err and list(tmp_path.iterdir()) == []

@@ -203,6 +203,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
             monkeypatch.setitem(cogs.FILES, subset, file)
         types = {s: dict(Counter(line.split("\t")[-1] for line in lines)) for s, lines in subsets.items()}
         monkeypatch.setattr(cogs, "TYPES", types)
+        groups = {name: [kind for kind in kinds if kind in types["gen"]] for name, kinds in cogs.GROUPS.items()}
+        monkeypatch.setattr(cogs, "GROUPS", groups)
         monkeypatch.setattr(cogs, "SIZES", {subset: len(lines) for subset, lines in subsets.items()})
         words = [{w for ls in subsets.values() for line in ls for w in line.split("\t")[i].split()} for i in (0, 1)]
         monkeypatch.setattr(cogs, "VOCABULARY", tuple(map(len, words)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.common import Corpus, DataError, Pair, check_corpus, check_sizes, hold_out
+from data_prep.common import DataError, Pair, check_sizes, hold_out
+from data_prep.corpus import Corpus
 
 A, B, C = Pair("a", "x"), Pair("b", "y"), Pair("c", "x")
 
@@ -24,7 +25,7 @@ A, B, C = Pair("a", "x"), Pair("b", "y"), Pair("c", "x")
 )
 def test_corpus_checks(subsets: dict[str, list[Pair]], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        check_corpus(Corpus(subsets, {}, "", "", {}, (2, 2)))
+        Corpus(subsets, {}, "", "", {}, (2, 2)).check()
 
 
 @pytest.mark.parametrize(
@@ -33,14 +34,27 @@ def test_corpus_checks(subsets: dict[str, list[Pair]], message: str) -> None:
         ({"together": 5}, "the common vocabulary has 4 words instead of 5"),
         ({"types": {"gen": ["x", "y"]}}, "subset gen has 1 examples and 2 types"),
         ({"vocabulary": (2, 1)}, "the target vocabulary has 2 words instead of 1"),
+        ({"types": {"gen": ["x"]}, "groups": {"g": ("x", "y")}}, "group g names the type y, which no example has"),
+        ({"plain": {"train": []}}, "subset train has 1 examples and 0 plain pairs"),
     ],
-    ids=["common-vocabulary", "types", "vocabulary"],
+    ids=["common-vocabulary", "types", "vocabulary", "groups", "plain"],
 )
 def test_checks_of_what_only_some_datasets_have(fields: dict, message: str) -> None:
     subsets = {"train": [A], "gen": [B]}
-    check_corpus(Corpus(subsets, {}, "", "", {}, None, joined=True, together=4, types={"gen": ["x"]}))
+    Corpus(subsets, {}, "", "", {}, None, joined=True, together=4, types={"gen": ["x"]}, labels=True).check()
     with pytest.raises(DataError, match=message):
-        check_corpus(Corpus(subsets, {}, "", "", {}, **{"vocabulary": None} | fields))
+        Corpus(subsets, {}, "", "", {}, **{"vocabulary": None} | fields).check()
+
+
+def test_subset_that_is_meant_to_repeat_training() -> None:
+    Corpus({"train": [A], "original": [A], "gen": [B]}, {}, "", "", {}, None, repeated=("original",)).check()
+    with pytest.raises(DataError, match="train and gen overlap"):
+        Corpus({"train": [A], "original": [B], "gen": [A]}, {}, "", "", {}, None, repeated=("original",)).check()
+
+
+def test_labels_are_one_word() -> None:
+    with pytest.raises(DataError, match="gen has a target that is not one word: 'x y'"):
+        Corpus({"train": [A], "gen": [Pair("b", "x y")]}, {}, "", "", {}, None, labels=True).check()
 
 
 def test_published_size() -> None:

@@ -147,11 +147,11 @@ def test_verify(run, tmp_path: Path) -> None:
 PAUSING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background inherits that it is ignored
-import data_prep.prepare
+import data_prep.corpus, data_prep.prepare
 def pause(*arguments, **options):
     print("paused", flush=True)
     time.sleep(600)
-data_prep.prepare.{where} = pause
+data_prep.{where} = pause
 from data_prep.__main__ import main
 main(sys.argv[1:])
 """
@@ -165,7 +165,7 @@ def start_and_pause(where: str, arguments: list[str]) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("where", ["write_lines", "manifest", "publish"])
+@pytest.mark.parametrize("where", ["corpus.write_lines", "prepare.manifest", "prepare.publish"])
 def test_killed_run_leaves_nothing_that_counts_and_the_next_cleans_up(where: str, run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with start_and_pause(where, [*LENGTH, "--out", str(out)]) as process:
@@ -180,7 +180,7 @@ def test_killed_overwrite_keeps_what_was_there(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(*LENGTH, "--out", out).code == 0
     right = contents(out)
-    with start_and_pause("publish", [*LENGTH, "--overwrite", "--out", str(out)]) as process:
+    with start_and_pause("prepare.publish", [*LENGTH, "--overwrite", "--out", str(out)]) as process:
         process.send_signal(signal.SIGKILL)
     assert contents(out) == right
     assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
@@ -188,14 +188,14 @@ def test_killed_overwrite_keeps_what_was_there(run, tmp_path: Path) -> None:
 
 
 def test_interrupted_run_cleans_up_after_itself(tmp_path: Path) -> None:
-    with start_and_pause("publish", [*LENGTH, "--out", str(tmp_path / "out")]) as process:
+    with start_and_pause("prepare.publish", [*LENGTH, "--out", str(tmp_path / "out")]) as process:
         process.send_signal(signal.SIGINT)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_beside_another_leaves_its_work_alone(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with start_and_pause("publish", [*LENGTH, "--out", str(out)]) as process:
+    with start_and_pause("prepare.publish", [*LENGTH, "--out", str(out)]) as process:
         (other,) = tmp_path.iterdir()
         before = contents(other)
         assert run(*LENGTH, "--out", out).code == 0

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import pcfg
+from data_prep import pcfg, pcfg_files
 from data_prep.common import DataError, Pair
 from data_prep.official import OfficialFile, OfficialFiles
-from data_prep.pcfg import FILES, FOLDERS, HELD_OUT_PAIRS, SIZES, TESTED, VALID_SIZES, like_training, load, parse
+from data_prep.pcfg import FOLDERS, HELD_OUT_PAIRS, SIZES, TESTED, VALID_SIZES, like_training
+from data_prep.pcfg_files import FILES, load, parse
 from data_prep.pcfg_functions import count_functions
 from data_prep.pcfg_sample import sample
 
@@ -131,7 +132,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
                 blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
                 known = OfficialFile(path, len(data), hashlib.sha256(data).hexdigest())
                 unknown = OfficialFile(path, None, None, git_blob=blob)
-                monkeypatch.setitem(pcfg.FILES, path, unknown if path.endswith("train.src") else known)
+                monkeypatch.setitem(pcfg_files.FILES, path, unknown if path.endswith("train.src") else known)
         return folder
 
     return make
@@ -161,10 +162,12 @@ def test_small_files(condition: str, run, read_subset, small, server, tmp_path: 
     result = run(*options, "--raw-dir", folder, "--out", tmp_path / "out")
     assert result.code == 0, result.err
     assert {subset: read_subset(tmp_path / "out", subset) for subset in expected} == expected
+    types = (tmp_path / "out" / "raw" / f"{name}.type").read_text("ascii").splitlines()
+    assert types == [f"functions_{count_functions(pair.source):02}" for pair in tested]
     found = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
     assert found["request"] == {
         **{"dataset": "pcfg", "condition": condition},
-        **{"generate": None, "seed": None, "raw_only": False},
+        **{"ratio": None, "generate": None, "seed": None, "raw_only": False},
     }
     entry = found["origin"]["files"][0]
     assert entry == {"name": f"{FOLDERS[condition]}/train.src", "git_blob": FILES[entry["name"]].git_blob}
@@ -183,6 +186,16 @@ def prepare_small(run, small, tmp_path: Path, condition: str, train: list[Pair],
     assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
     assert list(tmp_path.iterdir()) == []
     return result.err
+
+
+def test_right_lines_of_another_file_are_refused(run, small, tmp_path: Path) -> None:
+    folder = small(pcfgset__train=PAIRS[60:], pcfgset__dev=PAIRS[:50], pcfgset__test=PAIRS[50:60])
+    for end, line in (("src", "copy A1 B2\n"), ("tgt", "A1 B2\n")):
+        (folder / "pcfgset" / f"dev.{end}").write_text(line, "ascii")
+    result = run("pcfg", "--condition", "iid", "--raw-dir", folder, "--raw-only", "--out", tmp_path / "out")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith(f"error: {folder}/pcfgset/dev.src: not the official dev.src: 11 bytes with sha256 ")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_example_in_the_wrong_subset(run, small, tmp_path: Path) -> None:
@@ -224,6 +237,8 @@ def test_generated(condition: str, run, read_subset, tmp_path: Path) -> None:
     assert found["origin"]["generated"] == found["membership"] == "generated, not the official data"
     name = "gen" if condition in TESTED else "test"
     subsets = {subset: read_subset(tmp_path / "out", subset) for subset in ("train", "valid", name)}
+    types = (tmp_path / "out" / "raw" / "train.type").read_text("ascii").splitlines()
+    assert types == [f"functions_{count_functions(pair.source):02}" for pair in subsets["train"]]
     drawn = sample(2_000, seed=9)
     assert subsets["valid"] == like_training(condition, drawn[:100])
     assert sorted(subsets["train"] + subsets[name]) == sorted(drawn[100:])
@@ -243,7 +258,7 @@ def test_generated(condition: str, run, read_subset, tmp_path: Path) -> None:
         ("--condition iid --generate 1000 --download", "--generate needs no official files"),
         ("--condition iid --generate 999", "argument --generate: must be a whole number from 1000 to 1000000, not"),
         ("--condition iid --generate 1e4", "argument --generate: must be a whole number"),
-        ("--condition localism", "argument --condition: invalid choice: 'localism'"),
+        ("--condition local", "argument --condition: invalid choice: 'local'"),
         ("--generate 1000", "the following arguments are required: --condition"),
     ],
 )

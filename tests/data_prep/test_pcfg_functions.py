@@ -11,7 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.pcfg_functions import BINARY, FUNCTIONS, LETTERS, UNARY, WORDS, count_functions, interpret
+from data_prep.pcfg_functions import (
+    BINARY,
+    EXCEPTIONS,
+    FUNCTIONS,
+    LETTERS,
+    TWINS,
+    UNARY,
+    WORDS,
+    count_functions,
+    exception_in,
+    interpret,
+    mentions,
+    with_exception,
+    without_twins,
+)
 from data_prep.pcfg_sample import FUNCTION_COUNTS, LONGEST_LINE, STRING_LENGTHS, Sampler, sample
 
 
@@ -137,6 +151,74 @@ def test_any_text(text: str) -> None:
         assert set(interpret(text).split(" ")) <= set(LETTERS)
     except ValueError as error:
         assert len(str(error)) < 200
+
+
+# ---- synonyms and exceptions
+
+
+@pytest.mark.parametrize(
+    ("expression", "pair", "meaning"),
+    [
+        # From the official files test_pcfg_ratio=*_exception, some with shorter strings.
+        ("reverse echo B12 W13", "reverse echo", "B12 W13 W13"),
+        ("prepend remove_first D2 B12 U1 , J20 W7 , I16 D11", "prepend remove_first", "D2 B12 U1 J20 W7"),
+        ("echo remove_first D1 F14 , S5 K19 Q1", "echo remove_first", "D1 F14 S5 K19 Q1"),
+        ("prepend reverse R1 J11 , K8 L16 Y18", "prepend reverse", "R1 J11 J11"),
+        ("shift reverse echo remove_second T8 K19 S14 T5 , shift E15 Q15 H3", "reverse echo", "K19 S14 T5 T5 T8"),
+        # Two pairs in one expression, overlapping or not: only the first one of the list is an exception.
+        ("shift reverse echo remove_first E16 Y18 , P15 W5", "reverse echo", "W5 W5 P15"),
+        ("prepend reverse echo B3 Y6 E7 , E14 W5 I11", "reverse echo", "E14 W5 I11 B3 Y6 E7 E7"),
+        (
+            "prepend remove_first Z3 W7 I14 , repeat O12 , shift append D11 U17 , reverse echo N3 J1",
+            "reverse echo",
+            "U17 N3 J1 J1 D11 O12 O12",
+        ),
+        (
+            "swap_first_last copy echo remove_first repeat reverse prepend reverse E16 S15 H17 , reverse shift I1 Z2"
+            " I16 , copy reverse reverse S5 C8 E2 X8",
+            "echo remove_first",
+            "X8 S15 H17 Z2 I16 I1 E16 S15 H17 Z2 I16 I1 S5 C8 E2 E16",
+        ),
+        # Not next to each other, or not as the first argument: by the rule.
+        ("reverse copy echo A1 B2", None, "B2 B2 A1"),
+        ("prepend A1 , reverse B2 C3", None, "C3 B2 A1"),
+        ("echo reverse A1 B2", None, "B2 A1 A1"),
+    ],
+)
+def test_exceptional_meaning(expression: str, pair: str | None, meaning: str) -> None:
+    assert exception_in(expression) == pair
+    assert interpret(with_exception(expression)) == meaning
+    assert pair is not None or with_exception(expression) == expression
+
+
+def test_only_the_first_occurrence_of_a_pair_is_an_exception() -> None:
+    assert with_exception("reverse echo copy reverse echo A1") == "echo copy copy reverse echo A1"
+
+
+def test_words_are_mentioned_whole() -> None:
+    assert mentions("copy append swap_first_last A1 , B2", "append swap_first_last")
+    assert not mentions("copy append swap_first_last_twin A1 , B2", "append swap_first_last")
+
+
+@given(TREES)
+def test_exception_keeps_an_expression_one(tree: tuple) -> None:
+    expression = write(tree)
+    changed = with_exception(expression)
+    assert changed.count(" ") == expression.count(" ") and set(interpret(changed).split(" ")) <= set(LETTERS)
+    assert (changed == expression) == (not any(f" {pair} " in f" {expression} " for pair in EXCEPTIONS))
+
+
+@given(TREES, st.randoms())
+def test_synonyms_mean_what_their_functions_mean(tree: tuple, random) -> None:
+    expression = write(tree)
+    words = expression.split(" ")
+    renamed = " ".join(f"{word}_twin" if f"{word}_twin" in TWINS and random.random() < 0.5 else word for word in words)
+    assert without_twins(renamed) == expression and count_functions(renamed) == count_functions(expression)
+
+
+def test_there_are_four_synonyms() -> None:
+    assert set(TWINS) == {"append_twin", "remove_second_twin", "repeat_twin", "swap_first_last_twin"}
+    assert without_twins("copy_twin A1_twin") == "copy_twin A1_twin"
 
 
 OFFICIAL = {"pcfgset/dev": 4_860, "pcfgset/test": 9_721, "systematicity/test": 10_175, "productivity/test": 11_333}

@@ -37,7 +37,7 @@ class Recorder(nn.Module):
 def stack(kind: str, steps: int):
     built = []
 
-    def build_layer():
+    def build_layer(step):
         built.append(Recorder(len(built)))
         return built[-1]
 

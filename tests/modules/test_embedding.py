@@ -10,14 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_sg.modules.embedding import (
-    POSITION_REGISTRY,
-    SCALINGS,
-    TokenEmbedding,
-    build_position,
-    sinusoid,
-    token_positions,
-)
+from fairseq_sg.modules.embedding import SCALINGS, TokenEmbedding
+from fairseq_sg.modules.position import build_embedded_position, sinusoid, token_positions
 
 PAD = 1
 sides = pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
@@ -30,7 +24,8 @@ def formula(position: int, j: int, dim: int) -> float:
 
 
 def embedding(rows=12, dim=6, scaling="none", position="sinusoidal", dropout=0.0) -> TokenEmbedding:
-    return TokenEmbedding(rows, dim, PAD, scaling=scaling, position=position, dropout=dropout)
+    positions = build_embedded_position(position, dim, None)
+    return TokenEmbedding(rows, dim, PAD, scaling=scaling, positions=positions, dropout=dropout)
 
 
 def padded(tokens: list, padding: int, left: bool) -> torch.Tensor:
@@ -71,15 +66,12 @@ def test_positions_of_a_batch_with_rows_of_padding_alone():
     assert token_positions(tokens, PAD).tolist() == [[0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
 
 
-def test_position_registry():
-    assert set(POSITION_REGISTRY) == {"sinusoidal", "none"}
-    assert build_position("none", 4)(torch.zeros(1, 2, dtype=torch.long), 2) is None
-    with pytest.raises(ValueError, match=r"unknown position 'learned' \(--position\): choose from none, sinusoidal"):
-        build_position("learned", 4)
+def test_no_positions():
+    assert build_embedded_position("none", 4, None)(torch.zeros(1, 2, dtype=torch.long), 2) is None
 
 
 def test_table_grows_and_keeps_its_beginning():
-    positions = build_position("sinusoidal", 6)
+    positions = build_embedded_position("sinusoidal", 6, None)
     short = positions(torch.arange(5)[None], 5)
     assert positions.table.size(0) == 128
     for length in (128, 129, 700):

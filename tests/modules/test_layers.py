@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from configs import config_of
 from torch import nn
 
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer, Residual
@@ -17,17 +16,8 @@ attentions = pytest.mark.parametrize("attention", ["softmax", "linear", "relativ
 
 
 def config(**options):
-    sizes = {
-        f"{side}_{k}": v
-        for side in ("encoder", "decoder")
-        for k, v in (("embed_dim", DIM), ("ffn_embed_dim", FFN), ("attention_heads", 2))
-    }
-    mechanisms = dict(
-        attention_init="reference", attention_bias=False, attention_output_dropout=0.0, attention_dropout=0.0,
-        attention_scale="head_dim", feature_map="elu", qk_norm="l2", linear_attention_eps=1e-6,
-        ffn_init="reference", activation_dropout=0.0,
-    )  # fmt: skip
-    return SimpleNamespace(**(sizes | mechanisms | dict(dropout=0.0, pre_norm=False) | options))
+    widths = dict(encoder_ffn_embed_dim=FFN, decoder_ffn_embed_dim=FFN, qk_norm="l2")
+    return config_of(DIM, 2, **(widths | options))
 
 
 def randomize(layer: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from configs import config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -184,13 +185,7 @@ def test_norm_of_keys_weighs_positions_and_gamma_of_queries_does_not_cancel(name
 
 @pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
 def test_every_role_normalizes(role):
-    from types import SimpleNamespace
-
-    config = SimpleNamespace(
-        encoder_embed_dim=8, decoder_embed_dim=8, encoder_attention_heads=2, decoder_attention_heads=2,
-        feature_map="elu", qk_norm="l2", linear_attention_eps=1e-6,
-        attention_init="reference", attention_bias=False, attention_output_dropout=0.0,
-    )  # fmt: skip
+    config = config_of(8, 2, qk_norm="l2")
     normalized = build_attention("linear", config, role)
     config.qk_norm = "none"
     plain = build_attention("linear", config, role)

@@ -65,12 +65,12 @@ def test_registering_the_same_class_again_does_no_harm():
 
 
 def test_mechanisms_of_one_kind_have_distinct_classes_and_carry_their_names():
-    from fairseq_sg.modules import attention, depth, embedding, feature_maps, feedforward, normalization
+    from fairseq_sg.modules import attention, depth, feature_maps, feedforward, normalization, position
 
     registries = (
         attention.ATTENTION_REGISTRY,
         depth.DEPTH_REGISTRY,
-        embedding.POSITION_REGISTRY,
+        position.POSITION_REGISTRY,
         feature_maps.FEATURE_MAP_REGISTRY,
         feedforward.FEEDFORWARD_REGISTRY,
         normalization.QK_NORM_REGISTRY,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
@@ -10,6 +9,7 @@ from fairseq_sg.modules.attention.linear import LinearAttention
 from fairseq_sg.modules.attention.registry import ATTENTION_REGISTRY, register_attention
 from fairseq_sg.modules.attention.relative import RelativeAttention
 from fairseq_sg.modules.attention.softmax import SoftmaxAttention
+from fairseq_sg.modules.position import attention_position
 
 
 def build_attention(name: str, config: Any, role: str) -> Attention:
@@ -29,14 +29,12 @@ def build_attention(name: str, config: Any, role: str) -> Attention:
     if role not in ROLES:
         raise ValueError(f"unknown attention role {role!r}: choose from {', '.join(ROLES)}")
     side = "encoder" if role == "encoder" else "decoder"
-    options = {f.name: getattr(config, f.name) for f in fields(cls.options or AttentionOptions)}
-    return cls(
-        getattr(config, f"{side}_embed_dim"),
-        getattr(config, f"{side}_attention_heads"),
-        role=role,
-        kv_dim=config.encoder_embed_dim if role == "cross" else None,
-        **options,
-    )
+    width, heads = getattr(config, f"{side}_embed_dim"), getattr(config, f"{side}_attention_heads")
+    settings = cls.settings(config)
+    position = attention_position(cls, config, role)
+    if position is not None:
+        settings["position"] = position
+    return cls(width, heads, role=role, kv_dim=config.encoder_embed_dim if role == "cross" else None, **settings)
 
 
 __all__ = [

@@ -6,7 +6,8 @@ A kind of attention subclasses :class:`Attention` and writes
 - ``extend``: a decoding step of self-attention, from the new q, k, v and the state of the prefix;
 - ``fold`` and ``read``: cross-attention in decoding, the source folded once and read at each step;
 
-and nothing else. Shapes inside: q ``(B, H, N, D)``, k ``(B, H, M, D)``, v ``(B, H, M, E)``; masks are bool, True at padding.
+and nothing else. A kind that needs more than q, k, v says so: ``sees_input`` hands ``attend`` and ``extend`` the layer's input as
+``x`` (N, B, C), and a kind that takes ``indices`` gets ``positions`` where positions are not 0, 1, 2, … Shapes inside: q ``(B, H, N, D)``, k ``(B, H, M, D)``, v ``(B, H, M, E)``; masks are bool, True at padding.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, FrozenSet, Optional, Tuple
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Dict, FrozenSet, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.losses import ValueLoss
+from fairseq_sg.modules.position import MakePosition
 
 ROLES = ("encoder", "decoder", "cross")
 State = Dict[str, Any]
@@ -60,6 +62,7 @@ class Attention(nn.Module):
         num_heads: H; must divide ``embed_dim``.
         role: ``encoder`` (self-attention over the whole sequence), ``decoder`` (causal self-attention) or ``cross``.
         kv_dim: width of keys and values; ``embed_dim`` unless cross-attention reads an encoder of another width.
+        qk_head_dim: D, the width of a head's queries and keys; that of its values unless given.
         attention_init, attention_bias, attention_output_dropout: see :class:`AttentionOptions`.
 
     Raises:
@@ -71,6 +74,10 @@ class Attention(nn.Module):
     roles: ClassVar[FrozenSet[str]] = frozenset(ROLES)
     #: Whether the kind knows positions by itself, so that none are added to the embeddings.
     brings_position: ClassVar[bool] = False
+    #: What it is defined for of what a ``--position`` may give: ``rotation``, ``bias``, ``indices`` (``modules.position.base``).
+    takes: ClassVar[FrozenSet[str]] = frozenset()
+    #: Whether ``attend`` and ``extend`` need the layer's input beside the projections.
+    sees_input: ClassVar[bool] = False
     #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
     options: ClassVar[Optional[type]] = None
     #: What ``--attention-init reference`` stands for.
@@ -83,6 +90,7 @@ class Attention(nn.Module):
         *,
         role: str,
         kv_dim: Optional[int] = None,
+        qk_head_dim: Optional[int] = None,
         attention_init: str = "reference",
         attention_bias: bool = False,
         attention_output_dropout: float = 0.0,
@@ -105,9 +113,10 @@ class Attention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.role = role
         self.causal = role == "decoder"
+        self.qk_head_dim = self.head_dim if qk_head_dim is None else qk_head_dim
         kv_dim = embed_dim if kv_dim is None else kv_dim
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=attention_bias)
-        self.k_proj = nn.Linear(kv_dim, embed_dim, bias=attention_bias)
+        self.q_proj = nn.Linear(embed_dim, num_heads * self.qk_head_dim, bias=attention_bias)
+        self.k_proj = nn.Linear(kv_dim, num_heads * self.qk_head_dim, bias=attention_bias)
         self.v_proj = nn.Linear(kv_dim, embed_dim, bias=attention_bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=attention_bias)
         self.output_dropout = nn.Dropout(attention_output_dropout)
@@ -126,6 +135,16 @@ class Attention(nn.Module):
                 projection.reset_parameters()
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
+
+    @classmethod
+    def settings(cls, config: Any) -> Dict[str, Any]:
+        """The keyword arguments that a model's configuration gives the class: its options, unless it overrides this."""
+        return {f.name: getattr(config, f.name) for f in fields(cls.options or AttentionOptions)}
+
+    @classmethod
+    def parts(cls, config: Any) -> Set[type]:
+        """The classes whose options are in use with this attention: itself, and mechanisms that its options choose."""
+        return {cls}
 
     # The mechanism, written by each kind.
 
@@ -170,6 +189,7 @@ class Attention(nn.Module):
         before_softmax: bool = False,
         need_head_weights: bool = False,
         value_loss: Optional[ValueLoss] = None,
+        positions: Optional[Tensor] = None,
     ):
         """Attention of ``query`` over ``key`` and ``value``.
 
@@ -183,6 +203,8 @@ class Attention(nn.Module):
             before_softmax: not supported (ValueError).
             need_head_weights: return the weights per head, (H, B, N, M).
             value_loss: a loss on the projected Values; its value is returned as a third element. Not in decoding (ValueError).
+            positions: int64, the positions of the keys where they are not 0, 1, 2, … (in decoding, of the prefix with the new
+                ones at its end); only for kinds that take ``indices`` (ValueError).
 
         Returns:
             output (N, B, C) and weights or None; with ``value_loss``, also its scalar.
@@ -193,6 +215,11 @@ class Attention(nn.Module):
             raise ValueError(
                 f"{self.registered_name} attention: a loss on the Values is for training, not for decoding step by step"
             )
+        if positions is not None and "indices" not in self.takes:
+            raise ValueError(f"{self.registered_name} attention takes no position numbers")
+        extra: Dict[str, Any] = {"x": query} if self.sees_input else {}
+        if positions is not None:
+            extra["positions"] = positions
         key = query if key is None else key
         value = key if value is None else value
         q = self._heads(self.q_proj(query))
@@ -204,11 +231,11 @@ class Attention(nn.Module):
             return self._join(self.read(q, state)), None
         k, v = self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
         if incremental_state is not None and self.role == "decoder":
-            out, state = self.extend(q, k, v, key_padding_mask, incremental_state.get(self._state_key))
+            out, state = self.extend(q, k, v, key_padding_mask, incremental_state.get(self._state_key), **extra)
             incremental_state[self._state_key] = state
             return self._join(out), None
         need_weights = need_weights or need_head_weights
-        out, weights = self.attend(q, k, v, key_padding_mask, attn_mask, need_weights)
+        out, weights = self.attend(q, k, v, key_padding_mask, attn_mask, need_weights, **extra)
         if weights is not None:
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         if value_loss is None:
@@ -248,19 +275,40 @@ class SoftmaxOptions(AttentionOptions):
             "help": "softmax logits are divided by the root of 'head_dim' (as released code does) or 'model_dim' (thesis, C.3)"
         },
     )
+    logit_scale: str = field(
+        default="sqrt_dim",
+        metadata={
+            "help": "'sqrt_dim': nothing but --attention-scale; 'log_length': softmax logits are also multiplied by the natural "
+            "logarithm of the number of visible keys (Chiang & Cholak 2022)"
+        },
+    )
+    log_length_of: str = field(
+        default="valid",
+        metadata={
+            "help": "what --logit-scale log_length counts: 'valid' keys of the sentence (in a decoder, of the visible prefix), or "
+            "'padded', the length of the batch, as the released code does"
+        },
+    )
 
 
 class SoftmaxAttentionBase(Attention):
     """What the softmax kinds share: weights from logits q·k·scale + bias, dropout on them, a cache of keys and values.
 
-    A kind changes the queries or adds a bias to the logits by overriding ``logits_of``.
+        A = softmax( s · (QKᵀ/√d + bias) + position bias ),   s = 1, or ln(number of visible keys) with ``log_length``
+
+    A kind changes the queries or adds a bias to the logits by overriding ``logits_of``. Of positions it takes a rotation of
+    queries and keys, and a bias.
 
     Args (besides those of :class:`Attention`):
         attention_dropout: dropout on the weights after the softmax, in training.
         attention_scale: ``head_dim`` or ``model_dim``: logits are multiplied by 1/√ of it.
+        logit_scale: ``sqrt_dim`` or ``log_length`` (Chiang & Cholak 2022, section 5.3).
+        log_length_of: ``valid`` or ``padded``; only with ``log_length``.
+        position: makes a module with ``rotate`` or ``bias``, for a width and a number of heads (``modules.position``).
     """
 
     options = SoftmaxOptions
+    takes = frozenset({"rotation", "bias"})
 
     def __init__(
         self,
@@ -269,31 +317,64 @@ class SoftmaxAttentionBase(Attention):
         *,
         attention_dropout: Optional[float] = 0.0,
         attention_scale: str = "head_dim",
+        logit_scale: str = "sqrt_dim",
+        log_length_of: str = "valid",
+        position: Optional[MakePosition] = None,
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, **kwargs)
-        widths = {"head_dim": self.head_dim, "model_dim": self.embed_dim}
-        if attention_scale not in widths:
-            raise UsageError(f"--attention-scale is {attention_scale!r}: choose from {', '.join(widths)}")
+        widths = {"head_dim": self.qk_head_dim, "model_dim": self.embed_dim}
+        for option, value, choices in (
+            ("--attention-scale", attention_scale, tuple(widths)),
+            ("--logit-scale", logit_scale, ("sqrt_dim", "log_length")),
+            ("--log-length-of", log_length_of, ("valid", "padded")),
+        ):
+            if value not in choices:
+                raise UsageError(f"{option} is {value!r}: choose from {', '.join(choices)}")
+        if log_length_of != "valid" and logit_scale != "log_length":
+            raise UsageError(f"--log-length-of {log_length_of} has no effect without --logit-scale log_length")
         self.scale = widths[attention_scale] ** -0.5
+        self.log_length = logit_scale == "log_length"
+        self.count_padding = log_length_of == "padded"
         self.attention_dropout = attention_dropout or 0.0
+        self.position = None if position is None else position(self.qk_head_dim, num_heads)
 
-    def logits_of(self, q: Tensor, keys: int, offset: int) -> Tuple[Tensor, Optional[Tensor]]:
+    def logits_of(
+        self, q: Tensor, keys: int, offset: int, key_padding_mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Optional[Tensor]]:
         """The queries to multiply with the keys, and the bias (…, N, M) to add to the scaled logits, or None.
 
-        ``offset`` is the position of the first query, counted from the first of the ``keys`` keys.
+        ``offset`` is the position of the first query, counted from the first of the ``keys`` keys. Kinds that see the input or
+        take indices get ``x`` and ``positions`` as further arguments.
         """
         return q, None
 
-    def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int = 0):
-        q, bias = self.logits_of(q, k.size(2), offset)
+    def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, **extra):
+        q, k = self._rotated(q, k, 0)
+        return self._attend(q, k, v, key_padding_mask, attn_mask, need_weights, 0, **extra)
+
+    def _rotated(self, q: Tensor, k: Tensor, offset: int) -> Tuple[Tensor, Tensor]:
+        if self.position is None or self.position.gives != "rotation":
+            return q, k
+        return self.position.rotate(q, offset), self.position.rotate(k, offset)
+
+    def _attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int, **extra):
+        queries, keys = q.size(2), k.size(2)
+        q, bias = self.logits_of(q, keys, offset, key_padding_mask=key_padding_mask, **extra)
+        if self.log_length:
+            dtype = torch.promote_types(q.dtype, torch.float32)
+            factor = self._visible_keys(queries, keys, key_padding_mask, offset).to(dtype).log().type_as(q)
+            q, bias = q * factor, None if bias is None else bias * factor
+        if self.position is not None and self.position.gives == "bias":
+            added = self.position.bias(queries, keys, offset).type_as(q)
+            bias = added if bias is None else bias + added
         dropout = self.attention_dropout if self.training else 0.0
         plain = bias is None and key_padding_mask is None and attn_mask is None and offset == 0
         if self.causal and plain and not need_weights:
             # The bare triangle: the operator knows it without a tensor.
             out = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=self.scale)
             return out, None
-        hidden = self._hidden(q.size(2), k.size(2), key_padding_mask, attn_mask, offset)
+        hidden = self._hidden(queries, keys, key_padding_mask, attn_mask, offset)
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             bias = attn_mask if bias is None else bias + attn_mask
         if need_weights:
@@ -304,6 +385,18 @@ class SoftmaxAttentionBase(Attention):
         else:
             mask = None if hidden is None else ~hidden
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale), None
+
+    def _visible_keys(self, queries: int, keys: int, key_padding_mask: Optional[Tensor], offset: int) -> Tensor:
+        """The number of keys each query sees, at least 1, broadcastable to (B, H, N, 1)."""
+        device = self.q_proj.weight.device
+        if key_padding_mask is None or self.count_padding:
+            if not self.causal:
+                return torch.full((1, 1, 1, 1), keys, device=device)
+            return torch.arange(offset + 1, offset + queries + 1, device=device)[None, None, :, None]
+        real = (~key_padding_mask).long()
+        seen = real.cumsum(1)[:, offset : offset + queries] if self.causal else real.sum(1, keepdim=True)
+        # A query that sees nothing has no weights, whatever the factor; ln 0 would make it NaN.
+        return seen.clamp(min=1)[:, None, :, None]
 
     def _weights(self, q: Tensor, k: Tensor, bias: Optional[Tensor], hidden: Optional[Tensor]) -> Tensor:
         logits = (q @ k.transpose(-1, -2)) * self.scale
@@ -327,11 +420,13 @@ class SoftmaxAttentionBase(Attention):
             parts.append(torch.ones(queries, keys, dtype=torch.bool, device=device).triu(offset + 1))
         return functools.reduce(torch.logical_or, parts) if parts else None
 
-    def extend(self, q, k, v, key_padding_mask, state):
+    def extend(self, q, k, v, key_padding_mask, state, **extra):
+        start = 0 if state is None else state["length"]
+        q, k = self._rotated(q, k, start)
         cache = _append(state, k, v, key_padding_mask)
         length = cache["length"]
         k, v = cache["k"][:, :, :length], cache["v"][:, :, :length]
-        out, _ = self.attend(q, k, v, cache["key_padding_mask"], None, need_weights=False, offset=length - q.size(2))
+        out, _ = self._attend(q, k, v, cache["key_padding_mask"], None, False, start, **extra)
         return out, cache
 
 

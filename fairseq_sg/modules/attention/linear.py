@@ -8,21 +8,35 @@ There are no attention probabilities and so no dropout on them (``--attention-ou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Dict, Optional, Set
 
 import torch
 from torch import Tensor
 
-from fairseq_sg.modules.attention.base import Attention, AttentionOptions
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention.base import Attention, AttentionOptions, State
 from fairseq_sg.modules.attention.registry import register_attention
-from fairseq_sg.modules.feature_maps import build_feature_map
+from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
 from fairseq_sg.modules.normalization import build_qk_norm
+from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 
 
 @dataclass
 class LinearOptions(AttentionOptions):
-    feature_map: str = field(default="elu", metadata={"help": "feature map φ of linear attention: elu (elu + 1)"})
+    feature_map: str = field(
+        default="elu",
+        metadata={"help": "feature map φ of linear attention; docs/attention.md has the list (elu: elu + 1)"},
+    )
+    feature_dim: str = field(
+        default="head",
+        metadata={
+            "help": "width of a head's Queries and Keys before φ: 'head' (that of its Values), 'sqrt' (the root of it, rounded down, so "
+            "that a quadratic φ has about as many features as a head), or a number"
+        },
+    )
     qk_norm: str = field(
         default="none",
         metadata={"help": "normalization of φ(Q) and φ(K) in linear attention: none, l1, l2, rms (Park & Kim 2024)"},
@@ -34,56 +48,135 @@ class LinearOptions(AttentionOptions):
 class LinearAttention(Attention):
     """Time O(N·F·E), decoding with a constant state per head: S (F, E) and z (F), both float32.
 
+    Of positions it takes a rotation, applied to Q̂ and K̂ in the numerator alone, so that the denominator stays positive (Su et
+    al. 2021, eq. 19): O_n = R_n Q̂_n Σ_i (R_i K̂_i)ᵀ V_i / (Q̂_n · Σ_i K̂_i + ε).
+
     Args (besides those of :class:`Attention`):
-        feature_map: name in ``FEATURE_MAP_REGISTRY``.
+        feature_map: name in ``FEATURE_MAP_REGISTRY``. feature_map_options: its keyword arguments.
+        feature_dim: ``head``, ``sqrt`` or a number, see :class:`LinearOptions`.
         qk_norm: name in ``QK_NORM_REGISTRY``; Queries and Keys have a module each, shared by the heads.
         linear_attention_eps: ε of the denominator.
+        position: makes a module with ``rotate``, for a width and a number of heads (``modules.position``).
     """
 
     options = LinearOptions
+    takes = frozenset({"rotation"})
 
-    def __init__(self, embed_dim, num_heads, *, feature_map="elu", qk_norm="none", linear_attention_eps=1e-6, **kwargs):
-        super().__init__(embed_dim, num_heads, **kwargs)
-        self.feature_map = build_feature_map(feature_map, self.head_dim)
-        self.q_norm = build_qk_norm(qk_norm, self.feature_map.features)
-        self.k_norm = build_qk_norm(qk_norm, self.feature_map.features)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        feature_map: str = "elu",
+        feature_map_options: Optional[Dict[str, Any]] = None,
+        feature_dim: str = "head",
+        qk_norm: str = "none",
+        linear_attention_eps: float = 1e-6,
+        position: Optional[MakePosition] = None,
+        **kwargs,
+    ):
+        head_dim = embed_dim // max(num_heads, 1)
+        super().__init__(embed_dim, num_heads, qk_head_dim=_width(feature_dim, head_dim), **kwargs)
+        self.feature_map = build_feature_map(feature_map, self.qk_head_dim, **(feature_map_options or {}))
+        features = self.feature_map.features
+        self.q_norm = build_qk_norm(qk_norm, features)
+        self.k_norm = build_qk_norm(qk_norm, features)
         self.eps = linear_attention_eps
+        self.position = None if position is None else position(features, num_heads)
 
-    def _queries(self, q: Tensor) -> Tensor:
-        return self.q_norm(self.feature_map.queries(q))
+    @classmethod
+    def settings(cls, config: Any) -> Dict[str, Any]:
+        map_options = FEATURE_MAP_REGISTRY.find(config.feature_map).options
+        own = {f.name: getattr(config, f.name) for f in fields(map_options)} if map_options else {}
+        return super().settings(config) | {"feature_map_options": own}
 
-    def _keys(self, k: Tensor) -> Tensor:
-        return self.k_norm(self.feature_map.keys(k))
+    @classmethod
+    def parts(cls, config: Any) -> Set[type]:
+        return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map)}
+
+    def _queries(self, q: Tensor, positions: Optional[Tensor]) -> Tensor:
+        return self.q_norm(self.feature_map.queries(q, positions))
+
+    def _keys(self, k: Tensor, positions: Optional[Tensor]) -> Tensor:
+        return self.k_norm(self.feature_map.keys(k, positions))
+
+    def _positions(self, x: Tensor, padding_mask: Optional[Tensor], start: Any = 0) -> Optional[Tensor]:
+        """Positions of x (B, H, N, D) for maps that need them; ``start``, a number or (B, 1, 1), is that of the first."""
+        if not self.feature_map.needs_positions:
+            return None
+        if padding_mask is None:
+            return start + torch.arange(x.size(2), device=x.device)
+        return start + real_positions(padding_mask)[:, None, :]
 
     def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights):
         self._check_mask(attn_mask)
-        q, k = self._queries(q), self._keys(k)
-        out = linear_attention(q, k, v, causal=self.causal, key_padding_mask=key_padding_mask, eps=self.eps)
+        at_keys = self._positions(k, key_padding_mask)
+        at_queries = self._positions(q, None) if self.role == "cross" else at_keys
+        q, k = self._queries(q, at_queries), self._keys(k, at_keys)
+        out = self._linear(q, k, v, key_padding_mask)
         return out, self._implied_weights(q, k, key_padding_mask) if need_weights else None
+
+    def _linear(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
+        visible = dict(causal=self.causal, key_padding_mask=key_padding_mask)
+        if self.position is None:
+            return linear_attention(q, k, v, eps=self.eps, **visible)
+        rotated = self.position.rotate(q, 0), self.position.rotate(k, 0)
+        numerator = linear_attention(*rotated, _accurate(v), normalize=False, **visible)
+        denominator = linear_attention(q, k, _ones(k), normalize=False, **visible)
+        return (numerator / (denominator + self.eps)).type_as(v)
 
     def _implied_weights(self, q: Tensor, k: Tensor, key_padding_mask) -> Tensor:
         """The matrix A with O = A V: A_ni = Q̂_n·K̂_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, M)."""
-        similarity = q @ k.transpose(-1, -2)
+        similarity = self._visible(q @ k.transpose(-1, -2), key_padding_mask)
+        denominator = similarity.sum(-1, keepdim=True) + self.eps
+        if self.position is not None:
+            rotated_q, rotated_k = self.position.rotate(q, 0), self.position.rotate(k, 0)
+            similarity = self._visible(rotated_q @ rotated_k.transpose(-1, -2), key_padding_mask)
+        return similarity / denominator
+
+    def _visible(self, similarity: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
         if self.causal:
             similarity = similarity.tril()
-        if key_padding_mask is not None:
-            similarity = similarity.masked_fill(key_padding_mask[:, None, None, :], 0.0)
-        return similarity / (similarity.sum(-1, keepdim=True) + self.eps)
+        if key_padding_mask is None:
+            return similarity
+        return similarity.masked_fill(key_padding_mask[:, None, None, :], 0.0)
 
     def extend(self, q, k, v, key_padding_mask, state):
+        # How many positions, and how many real tokens of each sentence, (B, 1, 1), there were.
+        length, real = (0, 0) if state is None else (state["length"], state["real"])
+        positions = self._positions(k, key_padding_mask, real)
+        q, k = self._queries(q, positions), self._keys(k, positions)
+        out, S, z = self._step(q, k, v, key_padding_mask, state, length)
+        if positions is not None:
+            new = k.new_full((k.size(0),), k.size(2)) if key_padding_mask is None else (~key_padding_mask).sum(1)
+            real = real + new.long()[:, None, None]
+        return out, {"S": S, "z": z, "length": length + k.size(2), "real": real}
+
+    def _step(self, q, k, v, key_padding_mask, state: Optional[State], length: int):
+        """Outputs, S and z. With a rotation, S is of the rotated and z of the plain keys."""
+        visible = dict(causal=True, key_padding_mask=key_padding_mask, return_state=True)
         before = None if state is None else (state["S"], state["z"])
-        out, (S, z) = linear_attention(
-            self._queries(q), self._keys(k), v,
-            causal=True, key_padding_mask=key_padding_mask, state=before, return_state=True, eps=self.eps,
-        )  # fmt: skip
-        return out, {"S": S, "z": z}
+        if self.position is None:
+            out, (S, z) = linear_attention(q, k, v, state=before, eps=self.eps, **visible)
+            return out, S, z
+        rotated = self.position.rotate(q, length), self.position.rotate(k, length)
+        numerator, (S, _) = linear_attention(*rotated, _accurate(v), state=before, normalize=False, **visible)
+        if before is not None:
+            before = before[1].unsqueeze(-1), before[1]
+        denominator, (_, z) = linear_attention(q, k, _ones(k), state=before, normalize=False, **visible)
+        return (numerator / (denominator + self.eps)).type_as(v), S, z
 
     def fold(self, k, v, key_padding_mask):
-        S, z = linear_attention_state(self._keys(k), v, key_padding_mask=key_padding_mask)
-        return {"S": S, "z": z}
+        S, z = linear_attention_state(
+            self._keys(k, self._positions(k, key_padding_mask)), v, key_padding_mask=key_padding_mask
+        )
+        return {"S": S, "z": z, "read": 0}
 
     def read(self, q, state):
-        return linear_attention_read(self._queries(q), (state["S"], state["z"]), eps=self.eps)
+        start = state["read"]
+        state["read"] = start + q.size(2)
+        q = self._queries(q, self._positions(q, None, start))
+        return linear_attention_read(q, (state["S"], state["z"]), eps=self.eps)
 
     def _check_mask(self, attn_mask) -> None:
         """fairseq's own decoder layers hand every self-attention the causal mask; any other one cannot be honoured."""
@@ -95,3 +188,22 @@ class LinearAttention(Attention):
                 "linear attention has no attn_mask: it is causal in the decoder role and sees all keys in the others; "
                 "pass attn_mask=None, and key_padding_mask for padding"
             )
+
+
+def _accurate(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _ones(k: Tensor) -> Tensor:
+    """Values whose sums over the keys are the denominator."""
+    return _accurate(k[..., :1]).new_ones(*k.shape[:-1], 1)
+
+
+def _width(feature_dim: str, head_dim: int) -> int:
+    if feature_dim == "head":
+        return head_dim
+    if feature_dim == "sqrt":
+        return math.isqrt(head_dim)
+    if not str(feature_dim).isdecimal() or int(feature_dim) < 1:
+        raise UsageError(f"--feature-dim is {feature_dim!r}: choose from head, sqrt, or a positive number")
+    return int(feature_dim)

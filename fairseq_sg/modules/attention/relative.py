@@ -10,12 +10,14 @@ has no positions in the references, so this kind does not serve there.
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 from torch import Tensor, nn
 
 from fairseq_sg.modules.attention.base import SoftmaxAttentionBase
 from fairseq_sg.modules.attention.registry import register_attention
-from fairseq_sg.modules.embedding import sinusoid
+from fairseq_sg.modules.position import angles, sinusoid
 from fairseq_sg.ops import relative_logits
 
 
@@ -28,6 +30,7 @@ class RelativeAttention(SoftmaxAttentionBase):
 
     roles = frozenset({"encoder", "decoder"})
     brings_position = True
+    takes = frozenset({"indices"})
     reference_init = "torch"
 
     def __init__(self, embed_dim: int, num_heads: int, **kwargs):
@@ -38,9 +41,25 @@ class RelativeAttention(SoftmaxAttentionBase):
         if self._init == "glorot":
             nn.init.xavier_uniform_(self.pos_proj.weight)
 
-    def logits_of(self, q: Tensor, keys: int, offset: int):
+    def logits_of(self, q: Tensor, keys: int, offset: int, key_padding_mask=None, positions: Optional[Tensor] = None):
+        scaled = (q + self.position_bias) * self.scale
+        if positions is not None:
+            return q + self.content_bias, self._between(scaled, positions[offset:], positions)
         distances = torch.arange(-(offset + q.size(2) - 1), keys - offset, device=q.device)
-        positions = self.pos_proj(sinusoid(distances, self.embed_dim).to(self.pos_proj.weight.dtype))
-        p = positions.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # (H, N + M − 1, D)
-        bias = relative_logits((q + self.position_bias) * self.scale, p.type_as(q))
-        return q + self.content_bias, bias
+        projected = self.pos_proj(sinusoid(distances, self.embed_dim).to(self.pos_proj.weight.dtype))
+        p = projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # (H, N + M − 1, D)
+        return q + self.content_bias, relative_logits(scaled, p.type_as(q))
+
+    def _between(self, q: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:
+        """q_iᵀ W_P p_{b_j − a_i} for queries at the positions a (N,) and keys at b (M,): (B, H, N, M).
+
+        With r_i = W_Pᵀ q_i, the sum over the frequencies ω of r_sin sin(ω(b − a)) + r_cos cos(ω(b − a)) is, by the addition
+        theorems, the product of r_i rotated by ω a_i with the sinusoid of b_j: no N×M×d tensor, whatever the positions.
+        """
+        r = q @ self.pos_proj.weight.unflatten(0, (self.num_heads, -1)).type_as(q)  # (B, H, N, d)
+        if r.size(-1) % 2:
+            r = nn.functional.pad(r, (0, 1))
+        at_queries, at_keys = (angles(p, self.embed_dim).type_as(q) for p in (of_queries, of_keys))
+        r_sin, r_cos, sin, cos = r[..., 0::2], r[..., 1::2], at_queries.sin(), at_queries.cos()
+        over_sin, over_cos = r_sin * cos + r_cos * sin, r_cos * cos - r_sin * sin
+        return over_sin @ at_keys.sin().T + over_cos @ at_keys.cos().T

@@ -1,0 +1,193 @@
+"""A corpus of sentence pairs in named subsets: its checks, its files, its description."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.binarize import LANGUAGES, binarize, link_labels
+from data_prep.common import DataError, Json, Material, Pair
+from data_prep.text import shorten, write_lines
+
+
+class Counts(NamedTuple):
+    """How many words there are in the sources, in the targets, and in both together."""
+
+    source: int
+    target: int
+    together: int
+
+
+@dataclass(frozen=True)
+class Corpus(Material):
+    """Pairs of sentences, or of a sentence and its class.
+
+    subsets     name -> pairs, `train` first; the name is the one fairseq will know, so never `valid1`.
+    published   name -> size in the paper or the official files, before anything was held out; may lack subsets.
+    rule, membership, origin: see `Material`.
+    vocabulary  how many words the sources and the targets of all subsets together must have, where that is known.
+    joined      whether sources and targets share one dictionary, as in the papers.
+    together    how many words that dictionary must have, where that is known.
+    types       name -> the type of every example, for the subsets whose examples have types.
+    groups      name of a group of types -> those types.
+    labels      whether every target is one word, a class: then written for classification too (`link_labels`).
+    plain       name -> the pairs as plain text, before they were split into words, for the subsets that keep it.
+    files       name -> content of further files, such as the model that splits text into words.
+    repeated    the subsets that may hold training examples, because the test is meant so; the others may not.
+    """
+
+    subsets: Mapping[str, Sequence[Pair]]
+    published: Mapping[str, int]
+    rule: str
+    membership: str
+    origin: Json
+    vocabulary: tuple[int, int] | None
+    joined: bool = False
+    together: int | None = None
+    types: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    labels: bool = False
+    plain: Mapping[str, Sequence[Pair]] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    repeated: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raises DataError for a subset that fairseq would mistake or that is empty, for a training example in another
+        subset, for a vocabulary of another size than it should have, and for types, groups, labels or plain text that
+        do not match the examples."""
+        if next(iter(self.subsets)) != "train":
+            raise DataError(f"the first subset is {next(iter(self.subsets))}, not train")
+        for name, pairs in self.subsets.items():
+            # fairseq joins valid, valid1, valid2, ... into one validation set.
+            if not re.fullmatch(r"[a-z][a-z_]*", name):
+                raise DataError(f"a subset may not be named {name!r}: small letters and underscores only")
+            if not len(pairs):
+                raise DataError(f"subset {name} is empty")
+        self._check_overlap()
+        self._check_companions()
+        self._check_vocabulary()
+
+    def _check_overlap(self) -> None:
+        # Hashes, because the sources of millions of examples need not all be in memory for a second time.
+        trained = {hash(pair.source) for pair in self.subsets["train"]}
+        for name, pairs in self.subsets.items():
+            if name in ("train", *self.repeated):
+                continue
+            suspects = {pair.source for pair in pairs if hash(pair.source) in trained}
+            for pair in self.subsets["train"] if suspects else ():
+                if pair.source in suspects:
+                    raise DataError(f"train and {name} overlap: both hold {pair.source!r}")
+
+    def _check_companions(self) -> None:
+        for what, companions in (("types", self.types), ("plain pairs", self.plain)):
+            for name, lines in companions.items():
+                if len(lines) != len(self.subsets[name]):
+                    raise DataError(f"subset {name} has {len(self.subsets[name]):,} examples and {len(lines):,} {what}")
+        known = {kind for kinds in self.types.values() for kind in kinds}
+        for group, kinds in self.groups.items():
+            missing = next((kind for kind in kinds if kind not in known), None)
+            if missing is not None:
+                raise DataError(f"group {group} names the type {missing}, which no example has")
+        for name, pairs in self.subsets.items() if self.labels else ():
+            wrong = next((pair for pair in pairs if not pair.target or " " in pair.target), None)
+            if wrong is not None:
+                raise DataError(f"{name} has a target that is not one word: {shorten(wrong.target)}")
+
+    def _check_vocabulary(self) -> None:
+        found = count_words(self.subsets)
+        for side, expected in zip(Pair._fields, self.vocabulary or (None, None), strict=True):
+            if expected is not None and getattr(found, side) != expected:
+                raise DataError(f"the {side} vocabulary has {getattr(found, side)} words instead of {expected}")
+        if self.together is not None and found.together != self.together:
+            raise DataError(f"the common vocabulary has {found.together} words instead of {self.together}")
+
+    def write(self, folder: Path, raw_only: bool) -> None:
+        """`raw/SUBSET.{src,tgt}` and, where there are such, `.type` and `.plain.{src,tgt}`; the binaries; the files."""
+        raw = folder / "raw"
+        raw.mkdir(parents=True)
+        for name, pairs in self.subsets.items():
+            for language, side in zip(LANGUAGES, Pair._fields, strict=True):
+                write_lines(raw / f"{name}.{language}", (getattr(pair, side) for pair in pairs))
+        for name, types in self.types.items():
+            write_lines(raw / f"{name}.type", types)
+        for name, pairs in self.plain.items():
+            for language, side in zip(LANGUAGES, Pair._fields, strict=True):
+                write_lines(raw / f"{name}.plain.{language}", (getattr(pair, side) for pair in pairs))
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+        if not raw_only:
+            binarize(folder, self.subsets, joined=self.joined)
+            if self.labels:
+                link_labels(folder, self.subsets)
+
+    def describe(self) -> Json:
+        """Sizes, greatest lengths and types of the subsets, and the vocabulary."""
+        entries: Json = {
+            "subsets": {
+                name: {"published_size": self.published.get(name), **measure(pairs), **self._count_types(name)}
+                for name, pairs in self.subsets.items()
+            },
+            "vocabulary": count_words(self.subsets)._asdict() | ({"joined": True} if self.joined else {}),
+        }
+        if self.groups:
+            entries["groups"] = {name: list(kinds) for name, kinds in self.groups.items()}
+        if self.labels:
+            entries["labels"] = sorted(vocabulary(p.target for pairs in self.subsets.values() for p in pairs))
+        return entries
+
+    def _count_types(self, name: str) -> Json:
+        return {"types": dict(sorted(Counter(self.types[name]).items()))} if name in self.types else {}
+
+    def summary(self, description: Json) -> list[str]:
+        subsets, words = description["subsets"], description["vocabulary"]
+        width = max(10, *(len(name) + 2 for name in subsets))
+        lines = [
+            f"examples: {self.membership}",
+            f"{'subset':{width}}{'size':>10}{'published':>12}{'longest source':>17}{'longest target':>17}",
+        ]
+        for name, entry in subsets.items():
+            published = "-" if entry["published_size"] is None else f"{entry['published_size']:,}"
+            lengths = f"{entry['longest_source']:>17}{entry['longest_target']:>17}"
+            lines.append(f"{name:{width}}{entry['size']:>10,}{published:>12}{lengths}")
+        together = f", {words['together']} together, in one dictionary" if self.joined else ""
+        classes = f"; {len(description['labels'])} classes" if self.labels else ""
+        return [*lines, f"vocabulary: {words['source']} source and {words['target']} target words{together}{classes}"]
+
+    def training_command(self, arch: str, out: Path) -> str:
+        """The first subset named for validation picks the best checkpoint."""
+        validation = ",".join(sorted((name for name in self.subsets if name != "train"), key=lambda n: n != "valid"))
+        return (
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_translation --arch {arch}"
+            f" --criterion cross_entropy_orthogonality --valid-subset {validation}"
+            " --optimizer adam --lr 0.001 --batch-size 64 --max-update 10000"
+        )
+
+
+def vocabulary(lines: Iterable[str]) -> set[str]:
+    """The words of all lines."""
+    words: set[str] = set()
+    for line in lines:
+        words.update(line.split(" "))
+    return words
+
+
+def count_words(subsets: Mapping[str, Sequence[Pair]]) -> Counts:
+    """The sizes of the vocabularies of all subsets."""
+    sources, targets = (
+        vocabulary(getattr(pair, side) for pairs in subsets.values() for pair in pairs) for side in Pair._fields
+    )
+    return Counts(len(sources), len(targets), len(sources | targets))
+
+
+def measure(pairs: Sequence[Pair]) -> Json:
+    """The size of a subset and the greatest lengths in it, in words, the end symbol not counted."""
+    return {
+        "size": len(pairs),
+        "longest_source": max(pair.source.count(" ") + 1 for pair in pairs),
+        "longest_target": max(pair.target.count(" ") + 1 for pair in pairs),
+    }

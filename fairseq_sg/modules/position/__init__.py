@@ -1,0 +1,113 @@
+"""Positions: one file each, chosen by ``--position``; see ``base`` for where they enter the model."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import partial
+from typing import Any, Callable, Dict, Optional
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.position.base import (
+    POSITION_REGISTRY,
+    AttentionPosition,
+    EmbeddedPosition,
+    Position,
+    angles,
+    real_positions,
+    register_position,
+    sinusoid,
+    token_positions,
+)
+from fairseq_sg.modules.position.none import NoPosition
+from fairseq_sg.modules.position.sinusoidal import SinusoidalPosition
+
+#: What a position may give inside an attention that brings none of its own.
+INSIDE = ("rotation", "bias")
+MakePosition = Callable[[int, int], AttentionPosition]
+
+
+def position_options(cls: type, config: Any) -> Dict[str, Any]:
+    """The values of a position's own options."""
+    return {f.name: getattr(config, f.name) for f in fields(cls.options)} if cls.options else {}
+
+
+def build_embedded_position(name: str, dim: int, config: Any) -> EmbeddedPosition:
+    """The positions ``name`` as they are added to embeddings of width ``dim``; none for one that enters elsewhere.
+
+    Raises ValueError for an unknown name or a wrong option.
+    """
+    cls = POSITION_REGISTRY.find(name)
+    return cls(dim, **position_options(cls, config)) if cls.gives_with(config) == "embedding" else NoPosition(dim)
+
+
+def attention_position(attention: type, config: Any, role: str) -> Optional[MakePosition]:
+    """What ``--position`` gives to one attention: what makes a module with ``rotate`` or ``bias``, or None.
+
+    Args:
+        attention: the class of the attention.
+        config: has ``position`` (a name or None) and the position's options.
+        role: positions inside attention are between a sequence and itself, so ``cross`` has none.
+
+    Returns:
+        A function of the width that is rotated and the number of heads.
+
+    Raises:
+        UsageError: the position is not defined for this attention.
+    """
+    name = getattr(config, "position", None)
+    if name is None or role == "cross":
+        return None
+    cls = POSITION_REGISTRY.find(name)
+    gives = cls.gives_with(config)
+    if gives not in (*INSIDE, "indices") or (gives in INSIDE and attention.brings_position):
+        return None
+    if gives not in attention.takes:
+        raise UsageError(
+            f"--position {name} is not defined for {attention.registered_name} attention (--{role}-attention); with it go: "
+            f"{', '.join(sorted(positions_for(attention, config))) or 'none, it brings its own'}"
+        )
+    return None if gives == "indices" else partial(cls, causal=role == "decoder", **position_options(cls, config))
+
+
+def build_indices(config: Any) -> Optional[Position]:
+    """The module that gives position numbers to the attentions of one side, where ``--position`` is such."""
+    if not gives_indices(config):
+        return None
+    cls = POSITION_REGISTRY.find(config.position)
+    return cls(**position_options(cls, config))
+
+
+def gives_indices(config: Any) -> bool:
+    """Whether ``--position`` gives position numbers to attentions that bring positions of their own."""
+    name = getattr(config, "position", None)
+    return name is not None and POSITION_REGISTRY.find(name).gives_with(config) == "indices"
+
+
+def positions_for(attention: type, config: Any) -> set:
+    """The names of the positions that go with an attention, options being as they are."""
+    if attention.brings_position:
+        return {name for name, cls in POSITION_REGISTRY.items() if cls.gives_with(config) in attention.takes}
+    usable = {"embedding", "nothing", *attention.takes} - {"indices"}
+    return {name for name, cls in POSITION_REGISTRY.items() if cls.gives_with(config) in usable}
+
+
+__all__ = [
+    "POSITION_REGISTRY",
+    "AttentionPosition",
+    "EmbeddedPosition",
+    "MakePosition",
+    "NoPosition",
+    "Position",
+    "SinusoidalPosition",
+    "angles",
+    "attention_position",
+    "build_embedded_position",
+    "build_indices",
+    "gives_indices",
+    "position_options",
+    "positions_for",
+    "real_positions",
+    "register_position",
+    "sinusoid",
+    "token_positions",
+]

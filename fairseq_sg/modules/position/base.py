@@ -1,0 +1,104 @@
+"""What all positions share: what they give, their options, and the indices they count with.
+
+A position says by ``gives`` where it enters the model:
+
+- ``embedding``  P_i is added to the token embeddings: the class is called with indices and returns ``(B, N, dim)``;
+- ``rotation``   Queries and Keys are rotated by their position: the class has ``rotate``;
+- ``bias``       a function of query and key position is added to the logits: the class has ``bias``;
+- ``indices``    other position numbers than 0, 1, 2, … for an attention that brings positions of its own: the class is made with
+                 its options, called with a length and returns the numbers, increasing; of a prefix, the same ones in evaluation;
+- ``nothing``    no positions.
+
+An attention says by ``takes`` which of rotation, bias and indices it is defined for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.registry import Registry
+
+POSITION_REGISTRY = Registry("position", "--position")
+register_position = POSITION_REGISTRY.register
+
+
+class Position(nn.Module):
+    """Base class of positions.
+
+    Attributes:
+        options: dataclass of the position's own options; its fields are command-line options and keyword arguments.
+    """
+
+    registered_name: ClassVar[str]
+    options: ClassVar[Optional[type]] = None
+    #: See the module's docstring.
+    gives: ClassVar[str] = "nothing"
+
+    @classmethod
+    def gives_with(cls, config: Any) -> str:
+        """What the position gives under a configuration; ``cls.gives`` unless its options decide."""
+        return cls.gives
+
+
+class EmbeddedPosition(Position):
+    """A position that is added to the token embeddings; made with the model's width and its own options."""
+
+    gives = "embedding"
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, positions: Tensor, length: int) -> Optional[Tensor]:
+        """positions (B, N) int64, all below ``length`` -> P (B, N, dim) in the module's dtype."""
+        raise NotImplementedError
+
+
+class AttentionPosition(Position):
+    """A position inside self-attention.
+
+    Args:
+        dim: D, the width of what ``rotate`` gets: a head's queries and keys, or their features in linear attention.
+        num_heads: H.
+        causal: whether the attention is causal.
+    """
+
+    def __init__(self, dim: int, num_heads: int, *, causal: bool):
+        super().__init__()
+        self.dim, self.num_heads, self.causal = dim, num_heads, causal
+
+    def rotate(self, x: Tensor, offset: int) -> Tensor:
+        """x (B, H, N, D), the first of which is at position ``offset`` -> the same, rotated by position."""
+        raise NotImplementedError
+
+    def bias(self, queries: int, keys: int, offset: int) -> Tensor:
+        """(H, N, M), added to the logits; query 0 is at position ``offset`` of the keys."""
+        raise NotImplementedError
+
+
+def angles(positions: Tensor, dim: int) -> Tensor:
+    """(…) -> (…, ⌈dim/2⌉) float32: pos / 10000^(2i/dim), the angles of ``sinusoid`` and of rotations."""
+    exponent = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim
+    return positions.unsqueeze(-1).to(torch.float32) * torch.pow(10000.0, -exponent)
+
+
+def sinusoid(positions: Tensor, dim: int) -> Tensor:
+    """Sinusoids of (signed) positions, (…) -> (…, dim) float32: sin at even features, cos at odd, angle pos / 10000^(2⌊j/2⌋/dim).
+
+    Vaswani et al. 2017, section 3.5.
+    """
+    phases = angles(positions, dim)
+    return torch.stack([phases.sin(), phases.cos()], dim=-1).flatten(-2)[..., :dim]
+
+
+def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
+    """Positions counted from 0 at the first real token, (B, N) -> (B, N) int64; padding on either side shifts nothing."""
+    return real_positions(tokens.eq(padding_idx))
+
+
+def real_positions(padding_mask: Tensor) -> Tensor:
+    """``token_positions`` from a mask (B, N), True at padding."""
+    return ((~padding_mask).long().cumsum(1) - 1).clamp(min=0)

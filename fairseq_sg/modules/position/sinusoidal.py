@@ -1,0 +1,22 @@
+"""Absolute sinusoidal positions (Vaswani et al. 2017, section 3.5), added to the embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fairseq_sg.modules.position.base import EmbeddedPosition, register_position, sinusoid
+
+
+@register_position("sinusoidal")
+class SinusoidalPosition(EmbeddedPosition):
+    """Nothing learned, no longest length."""
+
+    def __init__(self, dim: int):
+        super().__init__(dim)
+        self.register_buffer("table", sinusoid(torch.arange(128), dim), persistent=False)
+
+    def forward(self, positions: Tensor, length: int) -> Tensor:
+        if length > self.table.size(0):
+            self.table = sinusoid(torch.arange(2 * length, device=self.table.device), self.dim).type_as(self.table)
+        return self.table[positions]

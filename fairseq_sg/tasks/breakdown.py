@@ -1,0 +1,92 @@
+"""Accuracy by type of example: COGS has 21 types of generalization in two groups, CTL has numbers of functions.
+
+``data_prep`` writes the type of line N of ``raw/SUBSET.src`` as line N of ``raw/SUBSET.type``, and the groups of types into
+``dataset.json``. ``--accuracy-by groups`` (the default) logs ``accuracy_GROUP`` beside ``accuracy`` for every group, and
+``--accuracy-by types`` also ``accuracy_TYPE`` for every type, wherever a subset that has types is evaluated.
+"""
+
+import json
+import os
+from typing import Any, Dict, List, Optional, Sequence
+
+import torch
+from fairseq import utils
+from fairseq.logging import metrics
+from torch import Tensor
+
+from fairseq_sg.errors import UsageError
+
+CHOICES = ("none", "groups", "types")
+COUNT, EXACT = "n_of_", "exact_of_"
+
+
+class Breakdown:
+    """What is logged of the folders ``data`` (as fairseq takes them: one, or several with colons between).
+
+    ``reports`` maps what is logged to the numbers of the types that it is the accuracy of. It is the same on every worker,
+    whatever examples that worker has, because fairseq adds up workers' logs entry by entry.
+
+    Raises UsageError for an unknown choice, a ``dataset.json`` that cannot be read, and types that do not match their subset.
+    """
+
+    def __init__(self, data: str, accuracy_by: str = "groups"):
+        if accuracy_by not in CHOICES:
+            raise UsageError(f"--accuracy-by is {accuracy_by!r}: choose from {', '.join(CHOICES)}")
+        self.folders = utils.split_paths(data)
+        manifests = [_manifest(folder) for folder in self.folders] if accuracy_by != "none" else []
+        subsets = [
+            subset for manifest in manifests for name, subset in manifest.get("subsets", {}).items() if name != "train"
+        ]
+        self.types: List[str] = sorted({kind for subset in subsets for kind in subset.get("types", ())})
+        number = {kind: i for i, kind in enumerate(self.types)}
+        self.reports: Dict[str, List[int]] = {}
+        for manifest in manifests:
+            for group, kinds in manifest.get("groups", {}).items():
+                self.reports[group] = [number[kind] for kind in kinds if kind in number]
+        if accuracy_by == "types":
+            self.reports.update({kind: [i] for kind, i in number.items()})
+
+    def types_of(self, subset: str, size: int, epoch: int = 1) -> Optional[Tensor]:
+        """The number of the type of every example, int64 ``(size,)``; None for a subset without, or if nothing is logged."""
+        if not self.reports:
+            return None
+        path = os.path.join(self.folders[(epoch - 1) % len(self.folders)], "raw", f"{subset}.type")
+        if not os.path.isfile(path):
+            return None
+        with open(path, encoding="utf-8") as stream:
+            kinds = stream.read().splitlines()
+        unknown = next((kind for kind in kinds if kind not in self.types), None)
+        if len(kinds) != size or unknown is not None:
+            problem = f"{len(kinds)} types for {size} examples" if unknown is None else f"the unknown type {unknown!r}"
+            raise UsageError(f"{path} has {problem}: prepare the folder again with `python -m data_prep`")
+        number = {kind: i for i, kind in enumerate(self.types)}
+        return torch.tensor([number[kind] for kind in kinds])
+
+    def logs(self, types: Tensor, exact: Tensor) -> Dict[str, Tensor]:
+        """Counts for the criterion's logs: ``types`` int64 ``(B,)`` and ``exact`` bool ``(B,)``, one entry a sentence."""
+        logs = {}
+        for name, kinds in self.reports.items():
+            member = torch.isin(types, torch.tensor(kinds, device=types.device))
+            logs[COUNT + name], logs[EXACT + name] = member.sum(), (member & exact).sum()
+        return logs
+
+
+def log_breakdown(logging_outputs: Sequence[Dict[str, Any]]) -> None:
+    """Logs ``accuracy_NAME``, in %, of what was counted; for the criterion's ``reduce_metrics``."""
+    for key in sorted({key for log in logging_outputs for key in log if key.startswith(COUNT)}):
+        name = key[len(COUNT) :]
+        count = float(sum(float(log.get(key, 0)) for log in logging_outputs))
+        exact = float(sum(float(log.get(EXACT + name, 0)) for log in logging_outputs))
+        if count:
+            metrics.log_scalar(f"accuracy_{name}", 100.0 * exact / count, count, round=4)
+
+
+def _manifest(folder: str) -> Dict[str, Any]:
+    path = os.path.join(folder, "dataset.json")
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return dict(json.load(stream))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"{path} cannot be read ({error}): prepare the folder again with `python -m data_prep`"
+        ) from None

@@ -1,0 +1,25 @@
+"""Configurations for tests of modules: the defaults of every mechanism's options, and sizes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from types import SimpleNamespace
+
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
+from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.position import POSITION_REGISTRY
+
+
+def config_of(dim: int, heads: int, **options) -> SimpleNamespace:
+    """Encoder and decoder of width ``dim``, without dropout; ``options`` override."""
+    values = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sizes(dim, heads).items()}
+    for registry in (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, FEEDFORWARD_REGISTRY):
+        for cls in registry.values():
+            values.update({f.name: f.default for f in fields(cls.options)} if cls.options else {})
+    values.update(position=None, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, pre_norm=False)
+    return SimpleNamespace(**(values | options))
+
+
+def sizes(dim: int, heads: int) -> dict:
+    return {"embed_dim": dim, "ffn_embed_dim": dim, "attention_heads": heads, "layers": 2}
