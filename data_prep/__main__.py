@@ -9,11 +9,33 @@ from pathlib import Path
 from typing import NoReturn
 
 import data_prep
-from data_prep import cfq, cogs, pcfg, scan
+from data_prep import (
+    arithmetic,
+    cfq,
+    cogs,
+    ctl,
+    ctlpp,
+    first,
+    iwslt_en_vi,
+    listops,
+    mathematics,
+    parallel,
+    parity,
+    pcfg,
+    scan,
+    text_lm,
+)
 from data_prep.common import DataError, Dataset, UsageError
 from data_prep.prepare import prepare, verify
 
-DATASETS: tuple[Dataset, ...] = (scan.DATASET, cogs.DATASET, pcfg.DATASET, cfq.DATASET)
+DATASETS: tuple[Dataset, ...] = tuple(
+    module.DATASET
+    for module in (
+        *(scan, cogs, pcfg, cfq, mathematics),
+        *(ctl, ctlpp, arithmetic, listops, parity, first),
+        *(iwslt_en_vi, parallel, text_lm),
+    )
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -70,7 +70,7 @@ class Cfq(Dataset):
     title = "CFQ"
     source = "cfq1.1.tar.gz of google-research"
     licence = "CC BY 4.0"
-    size = "267 MB"
+    size = "some 260 MB"
     arch = "sg_transformer_cfq"
     splits = tuple(SIZES)
 

@@ -6,7 +6,7 @@ the same way: a decorator registers, a duplicate is refused, an unknown name is 
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Type, TypeVar
+from typing import Callable, Dict, List, Type, TypeVar
 
 from fairseq_sg.errors import UsageError
 
@@ -29,6 +29,8 @@ class Registry(Dict[str, type]):
         super().__init__()
         self.kind = kind
         self.option = option
+        #: Called after each registration: whoever shows the mechanisms' options hears of those that a user's module adds.
+        self.watchers: List[Callable[[], None]] = []
 
     def register(self, name: str) -> Callable[[T], T]:
         """Class decorator. Raises ValueError when ``name`` is taken by another class."""
@@ -40,6 +42,8 @@ class Registry(Dict[str, type]):
                     f"{self.kind} {name!r} is already registered, as {known.__module__}.{known.__qualname__}"
                 )
             cls.registered_name = name
+            for watcher in self.watchers:
+                watcher()
             return cls
 
         return decorate

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from fairseq_sg.errors import UsageError
@@ -54,6 +56,37 @@ def join_options(own: type, registries: Iterable[Registry], architectures: Mappi
     ]
     namespace = {"__doc__": own.__doc__, "declared": declared}
     return dataclasses.make_dataclass(own.__name__, fields, bases=(FairseqDataclass,), namespace=namespace)
+
+
+class Configuration:
+    """The configuration class of a model, kept up to date with the registries: a mechanism that a user's own module registers
+    has its options on the command line too, and in checkpoints.
+
+    Args: those of :func:`join_options`.
+    """
+
+    def __init__(self, own: type, registries: Sequence[Registry], architectures: Mapping[str, Mapping[str, Any]]):
+        self.own, self.registries, self.architectures = own, registries, architectures
+        self.dataclass = join_options(own, registries, architectures)
+
+    def follow(self, model: type, name: str) -> None:
+        """From now on, tells fairseq of every new option of the registered ``model``."""
+
+        def refresh() -> None:
+            self.dataclass = join_options(self.own, self.registries, self.architectures)
+            # The three places in which fairseq.models.register_model keeps the dataclass.
+            setattr(model, "__dataclass", self.dataclass)
+            MODEL_DATACLASS_REGISTRY[name] = self.dataclass
+            node = self.dataclass()
+            node._name = name
+            ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq")
+
+        for registry in self.registries:
+            registry.watchers.append(refresh)
+
+    def read(self, cfg: Any) -> Any:
+        """``as_dataclass`` of the current class."""
+        return as_dataclass(self.dataclass, cfg)
 
 
 def _named_default(f: dataclasses.Field) -> Dict[str, str]:

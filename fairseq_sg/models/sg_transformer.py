@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
-from fairseq_sg.models.config import as_dataclass, join_options, refuse_unused_options
+from fairseq_sg.models.config import Configuration, refuse_unused_options
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY, build_stack
 from fairseq_sg.modules.embedding import TokenEmbedding
@@ -110,7 +110,8 @@ class SGTransformerConfig:
     )
 
 
-Config = join_options(SGTransformerConfig, MECHANISMS, ARCHITECTURES)
+configuration = Configuration(SGTransformerConfig, MECHANISMS, ARCHITECTURES)
+Config = configuration.dataclass
 
 
 def layer_names(config, option: str) -> List[str]:
@@ -143,7 +144,7 @@ def resolve(cfg) -> "Config":
     Raises:
         ValueError: unknown mechanism, an option without effect, a combination that is not defined; the message names the option.
     """
-    config = as_dataclass(Config, cfg)
+    config = configuration.read(cfg)
     used = set()
     for option in ATTENTIONS:
         for name in layer_names(config, option):
@@ -381,5 +382,6 @@ class SGTransformer(FairseqEncoderDecoderModel):
         return logits, extra
 
 
+configuration.follow(SGTransformer, "sg_transformer")
 for _name, _values in ARCHITECTURES.items():
     register_model_architecture("sg_transformer", _name)(preset(_values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -63,3 +64,27 @@ def test_the_doctor_of_an_installation_names_it(installed, tmp_path):
     result = run_installed(installed, tmp_path, "fairseq_sg.doctor")
     assert result.code == 0, result.out
     assert f"--user-dir fairseq_sg finds {installed / 'fairseq_sg'}" in result.out
+
+
+def test_attention_of_a_users_own_directory(data, tmp_path):
+    """The example of docs/extending.md, with its option, in training and, from the checkpoint alone, in validation."""
+    code = re.search(r"```python\n(.*?)```", (REPOSITORY / "docs" / "extending.md").read_text(), re.DOTALL)[1]
+    mine = tmp_path / "my_attentions"
+    mine.mkdir()
+    (mine / "__init__.py").write_text(f"import fairseq_sg\n\n{code}")
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    options = ["--encoder-attention", "mean", "--mean-scale", "2", "--user-dir", mine]
+    succeed("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options), **environment)
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    program = (
+        "import fairseq_sg, my_attentions, sys\n"
+        "from fairseq.checkpoint_utils import load_model_ensemble\n"
+        "(model,), _ = load_model_ensemble([sys.argv[1]])\n"
+        "attention = model.encoder.stack.layers[1].self_attn\n"
+        "print(type(attention).__name__, attention.mean_scale)\n"
+    )
+    environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    printed = run("python", "-c", program, checkpoint, cwd=tmp_path, **environment)
+    assert printed.out.splitlines()[-1] == "MeanAttention 2.0", printed.err
+    wrong = run("fairseq-train", *training(data, "no", *SHORT, "--mean-scale", "2", "--user-dir", mine), **environment)
+    assert "--mean-scale 2.0 has no effect on the chosen mechanisms" in wrong.err.splitlines()[-1]

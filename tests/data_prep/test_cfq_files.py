@@ -219,10 +219,10 @@ def test_archive(prefix: str, split_first: bool, tmp_path: Path) -> None:
     [
         ({"cfq/splits/mcd1.json": SPLIT}, "has no cfq/dataset.json"),
         ({"cfq/dataset.json": DATASET}, "has no cfq/splits/mcd1.json"),
-        ({"cfq/dataset.json": None, "cfq/splits/mcd1.json": SPLIT}, "has no cfq/dataset.json"),
-        ({"cfq/dataset.json": DATASET, "cfq/splits/mcd1.json": None}, "has no cfq/splits/mcd1.json"),
-        ({"../cfq/dataset.json": DATASET, "cfq/splits/mcd1.json": SPLIT}, "has no cfq/dataset.json"),
-        ({"/cfq/dataset.json": DATASET, "cfq/splits/mcd1.json": SPLIT}, "has no cfq/dataset.json"),
+        ({"cfq/dataset.json": None, "cfq/splits/mcd1.json": SPLIT}, "refused: 'cfq/dataset.json' is a symbolic link"),
+        ({"cfq/dataset.json": DATASET, "cfq/splits/mcd1.json": None}, "is a symbolic link"),
+        ({"../cfq/dataset.json": DATASET, "cfq/splits/mcd1.json": SPLIT}, "leads out of the archive"),
+        ({"/cfq/dataset.json": DATASET, "cfq/splits/mcd1.json": SPLIT}, "leads out of the archive"),
         ({"cfq/dataset.json": b"[]", "cfq/splits/mcd1.json": SPLIT}, "cfq/dataset.json: record 0"),
         (
             {"cfq/dataset.json": json.dumps([record()] * 3).encode(), "cfq/splits/mcd1.json": SPLIT},
@@ -249,11 +249,10 @@ def test_wrong_archive(members: dict, message: str, tmp_path: Path) -> None:
         lambda data: data[:60] + b"\0" * 20 + data[80:],
         lambda data: b"",
         lambda data: b"no archive",
-        gzip.decompress,
         lambda data: gzip.compress(b"no archive" * 100),
         lambda data: gzip.compress(gzip.decompress(data)[:1_300]),
     ],
-    ids=["half", "end", "checksum", "damaged", "nothing", "other", "no-gzip", "no-tar", "cut-inside"],
+    ids=["half", "end", "checksum", "damaged", "nothing", "other", "no-tar", "cut-inside"],
 )
 def test_broken_archive(spoil, tmp_path: Path) -> None:
     path = pack(tmp_path / "cfq.tar.gz", {"cfq/dataset.json": DATASET, "cfq/splits/mcd1.json": SPLIT})

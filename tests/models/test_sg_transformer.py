@@ -257,6 +257,41 @@ def test_sequences_longer_than_the_position_table():
         assert model(long, None, long)[0].isfinite().all()
 
 
+# One mechanism a layer.
+
+
+HYBRID = dict(
+    encoder_attention="relative,linear,softmax",
+    decoder_attention="linear, relative,linear",
+    cross_attention="softmax,linear,softmax",
+    encoder_layers=3,
+    decoder_layers=3,
+)
+
+
+def test_every_layer_has_the_attention_that_is_named_for_it():
+    model = tiny(**HYBRID)
+    kinds = [layer.self_attn.registered_name for layer in model.encoder.stack.layers]
+    assert kinds == ["relative", "linear", "softmax"]
+    layers = model.decoder.stack.layers
+    assert [layer.self_attn.registered_name for layer in layers] == ["linear", "relative", "linear"]
+    assert [layer.cross_attn.registered_name for layer in layers] == ["softmax", "linear", "softmax"]
+    assert model.encoder.embedding.positions.registered_name == "sinusoidal"
+    same = tiny(**HYBRID | {"encoder_attention": "relative,relative,relative"})
+    assert same.encoder.embedding.positions.registered_name == "none"
+
+
+def test_hybrid_decodes_as_it_trains_and_learns():
+    model = tiny(**HYBRID)
+    _, _, src, tgt = batch()
+    full, state = model(src, None, tgt)[0], {}
+    encoder_out = model.encoder(src, None)
+    steps = [model.decoder(tgt[:, : n + 1], encoder_out, incremental_state=state)[0] for n in range(3)]
+    torch.testing.assert_close(torch.cat(steps, 1), full[:, :3], rtol=1e-4, atol=1e-5)
+    full.square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
 # Options: what has no effect or makes no sense is refused.
 
 
@@ -265,13 +300,18 @@ def test_sequences_longer_than_the_position_table():
     [
         ({"qk_norm": "l2"}, r"--qk-norm l2 has no effect on the chosen mechanisms; it is an option of: linear attention"),
         ({**KINDS["linear"], "attention_dropout": 0.3}, r"--attention-dropout 0.3 has no effect .* an option of: .*relative attention.*softmax attention"),
-        ({"encoder_attention": "lineer"}, r"unknown attention 'lineer' .*choose from linear, relative, softmax"),
+        ({"encoder_attention": "lineer"}, r"unknown attention 'lineer' .*choose from .*linear, relative, softmax"),
         ({"cross_attention": "relative"}, r"relative attention cannot serve as 'cross' attention: its roles are encoder, decoder"),
         ({"encoder_attention_heads": 5}, r"the width 16 is not divisible by the number of attention heads 5"),
         ({"depth": "deep"}, r"unknown depth 'deep' \(--depth\): choose from separate, shared"),
         ({"encoder_layers": 0}, r"a stack needs at least one layer, not 0"),
+        ({"encoder_attention": "linear,relative", "encoder_layers": 3}, r"--encoder-attention names 2 layers, and --encoder-layers is 3: name one"),
+        ({"cross_attention": "linear,softmax,linear"}, r"--cross-attention names 3 layers, and --decoder-layers is 2: name one"),
+        ({"encoder_attention": "linear,relative", "depth": "shared"}, r"--encoder-attention names 2 layers, and --depth shared has one for all steps"),
+        ({"encoder_attention": "linear,lineer"}, r"unknown attention 'lineer'"),
+        ({"decoder_ffn": "dense,dense,dense"}, r"--decoder-ffn names 3 layers, and --decoder-layers is 2"),
         ({"encoder_ffn": "moe"}, r"unknown feedforward layer 'moe' .*choose from dense"),
-        ({"position": "learnt"}, r"unknown position 'learnt' \(--position\): choose from none, sinusoidal"),
+        ({"position": "learnt"}, r"unknown position 'learnt' \(--position\): choose from .*none, .*sinusoidal"),
         ({**KINDS["relative"], "position": "sinusoidal"}, r"--position sinusoidal has no effect: relative attention brings its own"),
         ({"embedding_scaling": "up"}, r"--embedding-scaling is 'up': choose from auto, token_up, none, position_down"),
         ({"ffn_init": "zeros"}, r"--ffn-init is 'zeros': choose from reference, torch"),

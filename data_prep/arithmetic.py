@@ -1,0 +1,192 @@
+"""Simple arithmetic: nested sums and products modulo 10 (Csordás et al. 2022, "The Neural Data Router").
+
+    ( ( 4 * 7 ) + 2 )                     ->  0
+    ( 3 * ( 5 + ( 8 * 8 ) ) )             ->  7
+
+    expression  =  digit  |  "(" expression "+" expression ")"  |  "(" expression "*" expression ")"
+
+The target is one of ten classes. The depth of an expression is the greatest number of operations inside one another:
+the first example has depth 2. No expression has more than 50 tokens, and every set has equally many of each depth:
+
+    train   100,200: all 200 expressions of depth 1, and 100,000 of depths 2 to 5 (`--train`)
+    valid   1,000 more of depths 2 to 5
+    dev     1,000 of depth 6
+    gen     1,000 of depths 7 and 8
+
+Line N of raw/SUBSET.type is the depth of example N, for accuracy by depth. Expressions are drawn as the authors draw
+them: an operand is again an operation with probability 0.2 in train and valid, 0.3 in dev and gen; what is then too
+shallow becomes the right operand of a further operation, until it is deep enough. Their generator counts digits as
+depth 1, its depths are one more.
+
+Not as theirs: no example of valid is in train. Their in-distribution set has 1,200, of which 200, all of depth 1, are
+in their training set, and others by chance. The answers are not equally frequent: 0 is that of a quarter.
+
+Source: generated; Csordás 2023, section 5.2.2, and github.com/RobertCsordas/ndr, dataset/simple_arithmetic.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from data_prep.common import DataError, Dataset, Json, Pair
+from data_prep.corpus import Corpus
+from data_prep.depths import (
+    DEV_DEPTHS,
+    GEN_DEPTHS,
+    TRAIN_DEPTHS,
+    Balance,
+    add_size_arguments,
+    depth_type,
+    size_request,
+    uniform,
+)
+from data_prep.packed import PackedPairs
+from data_prep.text import shorten
+
+OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": lambda a, b: (a + b) % 10, "*": lambda a, b: a * b % 10}
+DIGITS = "0123456789"
+LONGEST = 50  # tokens
+BALANCED_DEPTHS = TRAIN_DEPTHS[1:]
+# Subset -> depths and the probability that an operand is an operation; train has depth 1 besides. In the order of the
+# draws: what is drawn for evaluation is kept out of training.
+RECIPES = {
+    "valid": (BALANCED_DEPTHS, 0.2),
+    "dev": (DEV_DEPTHS, 0.3),
+    "gen": (GEN_DEPTHS, 0.3),
+    "train": (BALANCED_DEPTHS, 0.2),
+}
+ORDER = ("train", "valid", "dev", "gen")
+DEFAULT_TRAIN = 100_000
+PUBLISHED = {"train": 100_200, "valid": 1_200, "dev": 1_000, "gen": 1_000}
+VOCABULARY = (14, 10)
+RULE = "depths 1 to 5 in train, 2 to 5 in valid, 6 in dev, 7 and 8 in gen, equally many of each but of depth 1"
+
+
+class Meaning(NamedTuple):
+    """What an expression evaluates to, 0 to 9, and its depth."""
+
+    value: int
+    depth: int
+
+
+def interpret(expression: str) -> Meaning:
+    """The value and the depth of an expression. Raises DataError if it is not one."""
+    # The operations whose brackets are open, with the left operand and the operator once these are known.
+    open_operations: list[tuple[Meaning, str] | None] = []
+    meaning: Meaning | None = None
+    for position, word in enumerate(expression.split(" "), start=1):
+        if meaning is None and word == "(":
+            open_operations.append(None)
+        elif meaning is None and len(word) == 1 and word in DIGITS:
+            meaning = Meaning(int(word), 0)
+        elif meaning is not None and word in OPERATIONS and open_operations and open_operations[-1] is None:
+            open_operations[-1] = (meaning, word)
+            meaning = None
+        elif meaning is not None and word == ")" and open_operations and open_operations[-1] is not None:
+            left, operator = open_operations[-1]
+            open_operations.pop()
+            meaning = Meaning(OPERATIONS[operator](left.value, meaning.value), 1 + max(left.depth, meaning.depth))
+        else:
+            raise DataError(f"not an expression: {shorten(word)} cannot be word {position}")
+    if meaning is None or open_operations:
+        raise DataError("not an expression: it ends too early")
+    return meaning
+
+
+class Drawn(NamedTuple):
+    """A drawn expression and its depth."""
+
+    text: str
+    depth: int
+
+
+class Sampler:
+    """Draws expressions of the depths from `least` to `most`."""
+
+    def __init__(self, seed: Sequence[int], depths: range, probability: float) -> None:
+        self.uniform = uniform(seed)
+        self.least, self.most = depths[0], depths[-1]
+        self.probability = probability
+
+    def operand(self, limit: int) -> Drawn:
+        """A digit, or an operation of at most this depth."""
+        if limit == 0 or self.uniform() >= self.probability:
+            return Drawn(DIGITS[int(10 * self.uniform())], 0)
+        left, right = self.operand(limit - 1), self.operand(limit - 1)
+        return self.operation(left, right)
+
+    def operation(self, left: Drawn, right: Drawn) -> Drawn:
+        """The sum or the product of two operands."""
+        operator = "+*"[int(2 * self.uniform())]
+        return Drawn(f"( {left.text} {operator} {right.text} )", 1 + max(left.depth, right.depth))
+
+    def expression(self) -> Drawn:
+        """An expression that is deep enough. It may be too long."""
+        drawn = self.operand(self.most)
+        while drawn.depth < self.least:
+            drawn = self.operation(self.operand(self.most - 1), drawn)
+        return drawn
+
+
+def sample(subset: str, size: int, seed: int, taken: set[str]) -> Balance:
+    """So many different expressions as a subset has them, none of which is `taken`; they are then."""
+    depths, probability = RECIPES[subset]
+    sampler = Sampler((seed, list(RECIPES).index(subset)), depths, probability)
+    balance = Balance(depths, size, taken)
+    while balance.least() is not None:
+        drawn = sampler.expression()
+        # Every token is one character, and one space stands between two.
+        if balance.wants(drawn.depth) and len(drawn.text) < 2 * LONGEST:
+            balance.offer(drawn.text, *interpret(drawn.text))
+    return balance
+
+
+def single_operations() -> list[str]:
+    """All expressions of depth 1."""
+    return [f"( {a} {operator} {b} )" for operator, a, b in itertools.product(OPERATIONS, DIGITS, DIGITS)]
+
+
+class Arithmetic(Dataset):
+    """`python -m data_prep arithmetic`."""
+
+    name = "arithmetic"
+    title = "Simple arithmetic"
+    source = "its rules (Csordás et al. 2022)"
+    licence = "none (generated)"
+    size = "generated"
+    arch = "sg_transformer_scan"
+    splits = ("depth",)
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_size_arguments(parser, DEFAULT_TRAIN, "training examples besides the 200 of depth 1")
+
+    def request(self, args: argparse.Namespace) -> Json:
+        return size_request(args)
+
+    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
+        simple = [Pair(expression, str(interpret(expression).value)) for expression in single_operations()]
+        taken: set[str] = set()
+        drawn = {
+            subset: sample(subset, args.train if subset == "train" else args.test, args.seed, taken)
+            for subset in RECIPES
+        }
+        pairs = {subset: drawn[subset].pairs() for subset in ORDER}
+        types = {subset: drawn[subset].types() for subset in ORDER}
+        pairs["train"] = PackedPairs(itertools.chain(simple, pairs["train"]))
+        types["train"] = [depth_type(1)] * len(simple) + types["train"]
+        return Corpus(
+            pairs,
+            PUBLISHED,
+            RULE,
+            "generated by the authors' procedure, with a seed of our own",
+            {"generator": "data_prep.arithmetic"},
+            VOCABULARY,
+            types=types,
+            labels=True,
+        )
+
+
+DATASET = Arithmetic()

@@ -1,0 +1,161 @@
+"""What PARITY and FIRST share: random strings of 0 and 1 of chosen lengths, a token CLS, and two classes.
+
+Both show whether a transformer generalizes from short strings to long ones (Chiang & Cholak 2022).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.random import RandomState
+
+from data_prep.common import Dataset, Json, Pair, UsageError, seed_number
+from data_prep.corpus import Corpus
+from data_prep.depths import number_between
+from data_prep.packed import PackedPairs
+from data_prep.text import shorten
+
+CLS = "CLS"
+LONGEST = 10_000  # symbols
+# Strings of a length: the default number, and the least and the most that can be asked for.
+TRAIN_SIZES, TEST_SIZES = (10_000, 100, 1_000_000), (1_000, 10, 100_000)
+DEFAULT_SEED = 1
+HELD_OUT = 10  # valid has at most one in so many of all strings of a length
+VOCABULARY = (3, 2)
+Strings = dict[int, list[str]]
+
+
+class BinaryStrings(Dataset):
+    """A language of strings of 0 and 1, and the examples made of them."""
+
+    source = "its rule (Chiang & Cholak 2022)"
+    licence = "none (generated)"
+    size = "generated"
+    arch = "sg_transformer_scan"
+    splits = ("length",)
+
+    @abstractmethod
+    def example(self, string: str) -> Pair:
+        """The symbols of a string, at least one, and CLS as tokens; and `1` if it is in the language, `0` if not."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        for name, what in (("train", "train and valid"), ("test", "gen")):
+            parser.add_argument(
+                f"--{name}-lengths",
+                type=lengths,
+                required=True,
+                metavar="LENGTHS",
+                help=f"the lengths of the strings in {what}, CLS not counted, such as 30 or 10,30 or 1-40",
+            )
+        for name, sizes, what in (("train", TRAIN_SIZES, "train"), ("test", TEST_SIZES, "valid and gen each")):
+            default, least, most = sizes
+            parser.add_argument(
+                f"--{name}",
+                type=number_between(least, most),
+                default=default,
+                metavar="N",
+                help=f"strings of every length in {what} (default: {default})",
+            )
+        parser.add_argument(
+            "--seed", type=seed_number, default=DEFAULT_SEED, metavar="N", help=f"of the draw (default: {DEFAULT_SEED})"
+        )
+
+    def request(self, args: argparse.Namespace) -> Json:
+        common = sorted(set(args.train_lengths) & set(args.test_lengths))
+        if common:
+            raise UsageError(
+                f"length {common[0]} is in --train-lengths and --test-lengths: valid is for training lengths, gen for"
+                " others"
+            )
+        if all(number_held_out(length, args.test) == 0 for length in args.train_lengths):
+            raise UsageError(
+                f"--train-lengths: {2 ** max(args.train_lengths)} strings are too few to keep some for valid;"
+                f" add a length of {shortest_held_out()} or more"
+            )
+        names = ("train_lengths", "test_lengths", "train", "test", "seed")
+        return {name: getattr(args, name) for name in names}
+
+    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
+        held_out = {n: different(n, number_held_out(n, args.test), (args.seed, 1, n)) for n in args.train_lengths}
+        gen = {n: different(n, min(args.test, 2**n), (args.seed, 2, n)) for n in args.test_lengths}
+        train = {n: others(n, args.train, (args.seed, 0, n), set(held_out[n])) for n in args.train_lengths}
+        subsets = {"train": train, "valid": held_out, "gen": gen}
+        return Corpus(
+            {name: PackedPairs(map(self.example, in_order(strings))) for name, strings in subsets.items()},
+            {},
+            f"train and valid have lengths {named(args.train_lengths)}, gen {named(args.test_lengths)}",
+            "generated; the authors draw new strings in every step",
+            {"generator": "data_prep.binary_strings"},
+            VOCABULARY,
+            types={
+                name: [f"length_{len(string)}" for string in in_order(strings)] for name, strings in subsets.items()
+            },
+            labels=True,
+        )
+
+
+def lengths(text: str) -> list[int]:
+    """The argument type of lengths: numbers and ranges between commas; returns them in ascending order, each once."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last <= LONGEST:
+            raise argparse.ArgumentTypeError(
+                f"must be lengths from 1 to {LONGEST} such as 30 or 10,30 or 1-40, not {shorten(text)}"
+            )
+        found.update(range(first, last + 1))
+    return sorted(found)
+
+
+def named(numbers: list[int]) -> str:
+    """Lengths as `lengths` takes them, runs as ranges."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def number_held_out(length: int, wanted: int) -> int:
+    """How many strings of a length valid has: those wanted, but at most a tenth of all there are."""
+    return min(wanted, (1 << length) // HELD_OUT)
+
+
+def shortest_held_out() -> int:
+    """The least length of which valid can have a string."""
+    return HELD_OUT.bit_length()
+
+
+def draws(length: int, seed: tuple[int, ...]) -> Iterator[str]:
+    """Strings of a length without end, each uniform among all, by numpy's frozen legacy generator."""
+    generator = RandomState(list(seed))
+    while True:
+        bits = (generator.random_sample(length) >= 0.5).astype(np.uint8)
+        yield (bits + ord("0")).tobytes().decode("ascii")
+
+
+def different(length: int, number: int, seed: tuple[int, ...]) -> list[str]:
+    """The first so many different strings of the draws; at most 2 ** length."""
+    found: dict[str, None] = {}
+    stream = draws(length, seed)
+    while len(found) < number:
+        found[next(stream)] = None
+    return list(found)
+
+
+def others(length: int, number: int, seed: tuple[int, ...], but: set[str]) -> list[str]:
+    """The first so many strings of the draws, repetitions included, that are not among `but`."""
+    stream = (string for string in draws(length, seed) if string not in but)
+    return [next(stream) for _ in range(number)]
+
+
+def in_order(strings: Strings) -> Iterator[str]:
+    """All strings, by length."""
+    return (string for of_a_length in strings.values() for string in of_a_length)

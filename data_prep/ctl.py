@@ -1,0 +1,117 @@
+"""CTL, compositional table lookup (Liška et al. 2018), as Csordás et al. 2022 (ICLR) test the Neural Data Router with.
+
+    --order forward     101 d a b   ->  110        the symbol, then the functions in the order of their application
+    --order backward    b a d 101   ->  110        as b(a(d(101))) is written: the functions, then the symbol
+
+Eight symbols, 000 to 111, each one word, and eleven random bijections of them, `a` to `k`. The target is the resulting
+symbol alone, one word: a class. Both orders are made of the same examples.
+
+    train               53,704: 53,136 distinct examples with 2 to 5 of the functions `a` to `i`, and the 88 with one
+                        of the eleven alone, those of `j` and `k` 31 times
+    valid, test         4,000 each of the same kind as the 53,136, and distinct from them
+    dev                 1,000 with 6 to 8 functions, to choose models by
+    gen                 1,000 with 9 and 10 functions: "longer" in the papers
+    new_composition     605, each of another composition of at most 5 functions (once of none) that is in no other
+                        subset, whatever the symbol
+    new_primitive_one, new_primitive_two
+                        1,000 each with 2 to 5 functions of which one at least is `j`, or `k`: in training these occur
+                        alone only
+
+The length of a training example is drawn uniformly, but what has been drawn before is dropped, and short ones are few:
+of the 53,136, with the default seed, 432 have 2 functions, 3,749 have 3, 20,859 have 4 and 28,096 have 5. The type of
+an example is its number of functions, `length_2`, for the accuracy by length.
+
+With the default seed, the tables and all examples are those of the reference code (github.com/RobertCsordas/ndr); which
+of them are valid, test and train, the reference leaves to an unseeded generator (`ctl_sample` has the details). Two
+departures, that nothing tested be in training: `test` is without the 88 functions alone that the reference's has, and
+`new_composition` without 3 of them.
+
+Source: generated, nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from data_prep.common import Dataset, Json, Pair, seed_number
+from data_prep.corpus import Corpus
+from data_prep.ctl_sample import FUNCTIONS, SYMBOLS, Example, Tables, sample
+
+REFERENCE_SEED = 0x12345678
+PUBLISHED = {
+    "train": 53_704,
+    "valid": 4_000,
+    "dev": 1_000,
+    "gen": 1_000,
+    "test": 4_000,
+    "new_composition": 608,
+    "new_primitive_one": 1_000,
+    "new_primitive_two": 1_000,
+}
+VOCABULARY = (len(SYMBOLS) + len(FUNCTIONS), len(SYMBOLS))
+RULE = "train, valid and test have at most 5 functions, dev 6 to 8, gen 9 and 10"
+
+
+class Ctl(Dataset):
+    """`python -m data_prep ctl`."""
+
+    name = "ctl"
+    title = "CTL"
+    source = "its rules (Csordás et al. 2022)"
+    licence = "none (generated)"
+    size = "generated"
+    arch = "sg_transformer_scan"
+    splits = ("forward", "backward")
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--order", required=True, choices=self.splits, metavar="ORDER", help=", ".join(self.splits))
+        parser.add_argument(
+            "--seed",
+            type=seed_number,
+            metavar="N",
+            default=REFERENCE_SEED,
+            help=f"of the tables and the examples (default: {REFERENCE_SEED}, the reference's)",
+        )
+
+    def request(self, args: argparse.Namespace) -> Json:
+        return {"order": args.order, "seed": args.seed}
+
+    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
+        drawn = sample(request["seed"])
+        membership = "drawn as by the reference, from another seed"
+        if request["seed"] == REFERENCE_SEED:
+            membership = (
+                "the reference's own; which of its training examples are held out for valid and test, and which of"
+                " its 3,000 candidates are new_primitive_two, it draws unseeded"
+            )
+        return Corpus(
+            {
+                name: [render(example, drawn.tables, request["order"]) for example in examples]
+                for name, examples in drawn.subsets.items()
+            },
+            PUBLISHED,
+            f"{RULE}; {request['order']}",
+            membership,
+            {"generator": "data_prep.ctl_sample", "tables": dict(zip(FUNCTIONS, named(drawn.tables), strict=True))},
+            VOCABULARY,
+            types={
+                name: [f"length_{len(example.functions)}" for example in examples]
+                for name, examples in drawn.subsets.items()
+                if name != "train"
+            },
+            labels=True,
+        )
+
+
+def render(example: Example, tables: Tables, order: str) -> Pair:
+    """The example as words. `order` is `forward` or `backward`."""
+    words = [*(FUNCTIONS[function] for function in example.functions), SYMBOLS[example.symbol]]
+    return Pair(" ".join(words if order == "backward" else words[::-1]), SYMBOLS[example.result(tables)])
+
+
+def named(tables: Tables) -> list[str]:
+    """For every function, what it makes of 000, 001 … 111."""
+    return [" ".join(SYMBOLS[result] for result in table) for table in tables]
+
+
+DATASET = Ctl()

@@ -1,0 +1,285 @@
+"""CTL++: compositions of known functions in orders never seen (Csordás et al. 2022, EMNLP).
+
+    c b a 3   ->  5        c(b(a(3))): the symbol last, the function applied first directly before it
+
+Eight symbols, `0` to `7`, and 32 random bijections of them, `a` to `z` and `A` to `F`. The target is the resulting
+symbol alone, one word: a class. The functions are in groups, and the variants say which group may follow which:
+
+    --variant A   alternating: functions of two groups of 16 take turns in training; in `gen` all are of one group
+    --variant R   repeating, the other way round: of one group in training; in `gen` they take turns
+    --variant S   staged: an example is of one to three pairs of functions. In training, a pair is of groups a1 and a2,
+                  or b1 and b2; in `gen`, of a1 and b2, or b1 and a2. In training, a pair may also end in a function of
+                  a fifth group, o, of --overlap functions; but each of them only after some symbols: after
+                  --shared-symbols K of the eight behind a1 and b1 alike, and after one half of the others behind a1,
+                  the other half behind b1. From function to function the K symbols go round all eight, in an order
+                  that is drawn anew when all have had their turn. The four groups share out the other functions.
+
+Subsets:
+
+    train   300,000 distinct examples with 2 to 6 functions (S: 2, 4, 6), equally many of each length as far as there
+            are: of no length more than half of all that the variant allows. Further every allowed example of two
+            functions (A and R: 4,096; they have been drawn partly, and are there twice then). Further, for A and R,
+            the 256 of a single function.
+    valid   1,000 more of the 301,000 that were drawn so, none of two functions
+    gen     1,000, of the same lengths, equally many of each as far as there are
+
+The type of an example is its number of functions, `length_2`, for the accuracy by length.
+
+On the 256 paper and code disagree: for A and R "single functions are always part of the training set", but the
+released code has none. They are made, and --without-singles leaves them out, as the code does. The code's `iid` set,
+here `valid`, also has examples of two functions (seven or so for A and R), all of them in training.
+
+The authors' examples depend on the number of processor cores of their machine, so these are others, drawn in the same
+way: the symbol uniformly, then each function uniformly from those that may follow. With the default seed the 32
+bijections are theirs, and the symbols of the first, second, third function of o, and so on; but which bijection has
+which letter, and so which are in one group, is decided there by the order of a Python set. For S their code takes
+163,840 (o of 16, 4 shared symbols) for the number of allowed examples of four functions, which is 131,312, and so uses
+more than half of these; here it is half.
+
+Source: generated, by the rules in the paper and in github.com/RobertCsordas/ctlpp; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import string
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from data_prep.common import DataError, Dataset, Json, Pair, UsageError, seed_number
+from data_prep.corpus import Corpus
+from data_prep.ctlpp_graph import (
+    FUNCTIONS,
+    SYMBOLS,
+    Graph,
+    Groups,
+    Rows,
+    allocate,
+    draw_tables,
+    make_graph,
+    results,
+)
+
+NAMES = string.ascii_letters[:FUNCTIONS]
+PUBLISHED = {"train": 300_000, "valid": 1_000, "gen": 1_000}
+LENGTHS = range(2, 7)
+DEFAULT_SEED = 0  # the reference's
+OVERLAPS, SHARED = (4, 8, 12, 16), (2, 3, 4, 5, 6)
+RULES = {
+    "A": "functions of two groups alternate in train and valid, all are of one group in gen",
+    "R": "all functions are of one group in train and valid, functions of two groups alternate in gen",
+    "S": "groups a1 a2 | b1 b2 | a1 o | b1 o in train and valid, a1 b2 | b1 a2 in gen",
+}
+# What may follow a group, by variant: in training, and in gen. The edges to o depend on the symbol.
+ALTERNATE = {"IN": "ab", "a": "b", "b": "a"}
+REPEAT = {"IN": "ab", "a": "a", "b": "b"}
+FIRST = ("a1", "b1")
+SAME = {"IN": FIRST, "a1": ["a2"], "b1": ["b2"], "a2": FIRST, "b2": FIRST, "o": FIRST}
+CROSSED = {"IN": FIRST, "a1": ["b2"], "b1": ["a2"], "a2": FIRST, "b2": FIRST}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """groups    name -> functions; disjoint, and together all 32.
+    train     what is allowed in training.
+    gen       what is allowed in `gen`.
+    symbols   group -> function of o -> the symbols of that group after which it may stand in training.
+    """
+
+    groups: Groups
+    train: Graph
+    gen: Graph
+    symbols: dict[str, dict[str, str]]
+
+
+class CtlPlusPlus(Dataset):
+    """`python -m data_prep ctlpp`."""
+
+    name = "ctlpp"
+    title = "CTL++"
+    source = "its rules (Csordás et al. 2022)"
+    licence = "none (generated)"
+    size = "generated"
+    arch = "sg_transformer_scan"
+    splits = tuple(RULES)
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--variant", required=True, choices=self.splits, metavar="VARIANT", help=", ".join(RULES))
+        parser.add_argument(
+            "--overlap",
+            type=int,
+            choices=OVERLAPS,
+            metavar="N",
+            help=f"S only: number of functions that both paths share in training: {', '.join(map(str, OVERLAPS))}",
+        )
+        parser.add_argument(
+            "--shared-symbols",
+            type=int,
+            choices=SHARED,
+            metavar="K",
+            help=f"S only: number of symbols for which both paths share them: {', '.join(map(str, SHARED))}",
+        )
+        parser.add_argument(
+            "--without-singles",
+            action="store_true",
+            help="A and R only: leave the examples of a single function out of train, as the authors' code does",
+        )
+        parser.add_argument(
+            "--seed",
+            type=seed_number,
+            metavar="N",
+            default=DEFAULT_SEED,
+            help=f"of the functions and the examples (default: {DEFAULT_SEED})",
+        )
+
+    def request(self, args: argparse.Namespace) -> Json:
+        is_staged = args.variant == "S"
+        for option in ("overlap", "shared_symbols"):
+            name = f"--{option.replace('_', '-')}"
+            if is_staged and getattr(args, option) is None:
+                raise UsageError(f"--variant S needs {name}")
+            if not is_staged and getattr(args, option) is not None:
+                raise UsageError(f"{name} belongs to --variant S, not to --variant {args.variant}")
+        if is_staged and args.without_singles:
+            raise UsageError("--without-singles belongs to --variant A and R: S has no examples of a single function")
+        return {
+            "variant": args.variant,
+            "overlap": args.overlap,
+            "shared_symbols": args.shared_symbols,
+            "singles": not is_staged and not args.without_singles,
+            "seed": args.seed,
+        }
+
+    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
+        random = RandomState(request["seed"])
+        tables = draw_tables(random)
+        if request["variant"] == "S":
+            variant = staged(tables, request["overlap"], request["shared_symbols"], random)
+        else:
+            variant = unstaged(tables, request["variant"])
+        subsets = draw_subsets(variant, request["singles"], random)
+        rule = RULES[request["variant"]]
+        if request["variant"] == "S":
+            rule += f"; o has {request['overlap']} functions, with {request['shared_symbols']} shared symbols each"
+        return Corpus(
+            {name: [pair for part in parts for pair in render(part, tables)] for name, parts in subsets.items()},
+            PUBLISHED,
+            rule,
+            "drawn by the authors' rules; their own cannot be drawn again",
+            describe(variant, tables),
+            (FUNCTIONS + SYMBOLS, SYMBOLS),
+            types={
+                name: [f"length_{part.shape[1] - 1}" for part in parts for _ in part]
+                for name, parts in subsets.items()
+                if name != "train"
+            },
+            labels=True,
+        )
+
+
+def unstaged(tables: Rows, name: str) -> Variant:
+    """Variant A or R."""
+    groups = {"a": range(FUNCTIONS // 2), "b": range(FUNCTIONS // 2, FUNCTIONS)}
+    alternate, repeat = (make_graph(tables, groups, edges, "ab") for edges in (ALTERNATE, REPEAT))
+    train, gen = (alternate, repeat) if name == "A" else (repeat, alternate)
+    return Variant(groups, train, gen, symbols={})
+
+
+def staged(tables: Rows, overlap: int, shared: int, random: RandomState) -> Variant:
+    """Variant S. `random` gives the symbols of o."""
+    size = (FUNCTIONS - overlap) // 4
+    groups = {"o": range(overlap)}
+    for place, name in enumerate(("a1", "a2", "b1", "b2")):
+        groups[name] = range(overlap + place * size, overlap + (place + 1) * size)
+    train = make_graph(tables, groups, SAME, ["a2", "b2", "o"])
+    symbols = draw_symbols(overlap, shared, random)
+    for group, allowed in symbols.items():
+        train.follows[groups[group].start : groups[group].stop, :, :overlap] = allowed.T
+    named = {group: dict(zip(NAMES[:overlap], map(digits, allowed), strict=True)) for group, allowed in symbols.items()}
+    return Variant(groups, train, make_graph(tables, groups, CROSSED, ["a2", "b2"]), named)
+
+
+def draw_symbols(overlap: int, shared: int, random: RandomState) -> dict[str, NDArray[np.bool_]]:
+    """After which symbols of a1, and of b1, each function of o may stand (overlap, 8).
+
+    Function j shares the symbols at the places j·shared to (j + 1)·shared − 1 of an order that goes round; it is the
+    natural order first, and drawn anew after every ⌈8 / shared⌉ functions. Of the other symbols the lower half belongs
+    to a1, the upper to b1; to a1 one more if they are odd.
+    """
+    allowed = {group: np.zeros((overlap, SYMBOLS), np.bool_) for group in FIRST}
+    order = list(range(SYMBOLS))
+    for function in range(overlap):
+        common = [order[place % SYMBOLS] for place in range(function * shared, (function + 1) * shared)]
+        others = [symbol for symbol in range(SYMBOLS) if symbol not in common]
+        middle = (len(others) + 1) // 2
+        for group, half in zip(FIRST, (others[:middle], others[middle:]), strict=True):
+            allowed[group][function, common + half] = True
+        if (function + 1) % -(-SYMBOLS // shared) == 0:
+            order = random.permutation(SYMBOLS).tolist()
+    return allowed
+
+
+def draw_subsets(variant: Variant, singles: bool, random: RandomState) -> dict[str, list[Rows]]:
+    """The examples of every subset, in parts of one length each. Raises DataError if the variant allows too few."""
+    drawn = draw(variant.train, 2, PUBLISHED["train"] + PUBLISHED["valid"], random)
+    gen = draw(variant.gen, 1, PUBLISHED["gen"], random)
+    train, valid = hold_out(drawn, random)
+    train.append(variant.train.every(2))
+    if singles:
+        train.append(variant.train.every(1))
+    return {"train": train, "valid": valid, "gen": gen}
+
+
+def draw(graph: Graph, divisor: int, size: int, random: RandomState) -> list[Rows]:
+    """So many distinct examples, in parts of one length each.
+
+    Of no length more than all there are, divided by `divisor`. Raises DataError if there are too few.
+    """
+    possible = {length: count for length in LENGTHS if (count := graph.count(length) // divisor)}
+    shares = allocate(possible, size)
+    if sum(shares.values()) < size:
+        raise DataError(f"the variant allows {sum(shares.values()):,} examples instead of {size:,}")
+    return [graph.sample(length, number, random) for length, number in shares.items()]
+
+
+def hold_out(parts: list[Rows], random: RandomState) -> tuple[list[Rows], list[Rows]]:
+    """`parts` without those drawn for `valid`, and these. Those of two functions, the first part, stay in training."""
+    ends = np.cumsum([len(part) for part in parts])
+    drawn = random.permutation(np.arange(ends[0], ends[-1]))[: PUBLISHED["valid"]]
+    held_out = np.zeros(ends[-1], np.bool_)
+    held_out[drawn] = True
+    masks = np.split(held_out, ends[:-1])
+    train = [part[~mask] for part, mask in zip(parts, masks, strict=True)]
+    return train, [part[mask] for part, mask in zip(parts[1:], masks[1:], strict=True)]
+
+
+def render(rows: Rows, tables: Rows) -> list[Pair]:
+    """The examples as words, in the order in which compositions are written."""
+    symbols = [str(symbol) for symbol in rows[:, 0]]
+    functions = [[NAMES[function] for function in row] for row in rows[:, :0:-1].tolist()]
+    targets = [str(symbol) for symbol in results(rows, tables)]
+    return [
+        Pair(" ".join([*names, symbol]), target)
+        for names, symbol, target in zip(functions, symbols, targets, strict=True)
+    ]
+
+
+def describe(variant: Variant, tables: Rows) -> Json:
+    """The entry of the functions in `dataset.json`: what each makes of 0, 1 … 7, and the groups."""
+    return {
+        "generator": "data_prep.ctlpp_graph",
+        "tables": {name: " ".join(map(str, table)) for name, table in zip(NAMES, tables, strict=True)},
+        "groups": {name: " ".join(NAMES[f] for f in functions) for name, functions in variant.groups.items()},
+        "symbols": variant.symbols,
+    }
+
+
+def digits(allowed: NDArray[np.bool_]) -> str:
+    """The symbols that are allowed."""
+    return " ".join(map(str, np.flatnonzero(allowed)))
+
+
+DATASET = CtlPlusPlus()

@@ -1,0 +1,220 @@
+"""Text for language modelling: streamed from files into the indexed datasets that fairseq's `language_modeling` reads.
+
+The text becomes one long row of tokens per subset, which fairseq cuts into blocks of `--tokens-per-sample`. Nothing is
+ever in memory but one line, or one block, at a time.
+"""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from data_prep.binarize import write_indexed
+from data_prep.common import DataError, Json, Material
+from data_prep.subwords import Subwords
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
+BLOCK = 1 << 20  # bytes read at a time
+# Tokens in an entry of the indexed dataset where the text has no lines: fairseq reads an entry as a whole.
+ENTRY = 1 << 12
+
+
+class Span(NamedTuple):
+    """The bytes of a file from `start` to before `end`."""
+
+    path: Path
+    start: int
+    end: int
+
+
+class Unit(ABC):
+    """What a token is. `symbols` are all of them; token N of the model is `symbols[N]`, after fairseq's specials.
+
+    context, batch  tokens in a training example and examples in a batch, of the models in Table F.2 of Csordás 2023.
+    eos             whether every entry ends with fairseq's end symbol.
+    """
+
+    symbols: Sequence[str]
+    context: int
+    batch: int
+    eos: bool
+    files: Mapping[str, bytes]
+
+    @abstractmethod
+    def entries(self, text: Path) -> Iterator[list[int]]:
+        """The text as lists of numbers of symbols."""
+
+
+class Bytes(Unit):
+    """A token is a byte. All 256 are in the dictionary, in their order, as `<0x00>` to `<0xFF>`; no end symbols."""
+
+    symbols = tuple(f"<0x{byte:02X}>" for byte in range(256))
+    context, batch, eos = 512, 32, False
+    files = MappingProxyType({})
+
+    def entries(self, text: Path) -> Iterator[list[int]]:
+        with text.open("rb") as stream:
+            while block := stream.read(ENTRY):
+                yield list(block)
+
+
+class Pieces(Unit):
+    """A token is a subword; every line ends with fairseq's end symbol, which stands for the newline."""
+
+    context, batch, eos = 256, 64, True
+
+    def __init__(self, subwords: Subwords) -> None:
+        """`subwords` learnt `by_bytes`, so that no letter is unknown, and `exact`, so that all spaces are kept."""
+        self.subwords = subwords
+        self.symbols = subwords.pieces[1:]  # fairseq has an <unk> of its own
+        self.files = {"spm.model": subwords.content}
+
+    def entries(self, text: Path) -> Iterator[list[int]]:
+        with text.open(encoding="utf-8", newline="\n") as stream:
+            for line in stream:
+                yield [number - 1 for number in self.subwords.numbers(line.removesuffix("\n"))]
+
+
+@dataclass(frozen=True)
+class TextCorpus(Material):
+    """Text in named subsets, and what its tokens are.
+
+    spans  subset -> the parts of files it is made of, in order; `train` first.
+    rule, membership, origin: see `Material`.
+    """
+
+    spans: Mapping[str, Sequence[Span]]
+    unit: Unit
+    rule: str
+    membership: str
+    origin: Json
+    _measured: dict[str, Json] = field(default_factory=dict, init=False, repr=False)
+
+    def check(self) -> None:
+        """Raises DataError for a subset without text, or a subword that fairseq takes for a symbol of its own."""
+        for name, spans in self.spans.items():
+            if not any(span.end > span.start for span in spans):
+                raise DataError(f"subset {name} is empty")
+        special = next((symbol for symbol in ("<s>", "<pad>", "</s>", "<unk>") if symbol in self.unit.symbols), None)
+        if special is not None:
+            raise DataError(f"{special} is a symbol of fairseq's own and cannot be a subword: try another --vocab-size")
+
+    def write(self, folder: Path, raw_only: bool) -> None:
+        """`raw/SUBSET.txt`, the very bytes; `dict.txt` and `SUBSET.{bin,idx}`; the files of the unit."""
+        raw = folder / "raw"
+        raw.mkdir(parents=True)
+        for name, spans in self.spans.items():
+            self._measured[name] = copy(spans, raw / f"{name}.txt")
+        for name, content in self.unit.files.items():
+            (folder / name).write_bytes(content)
+        if raw_only:
+            return
+        counts = {name: self._binarize(folder, name) for name in self.spans}
+        dictionary = make_dictionary(self.unit.symbols, counts["train"])
+        dictionary.save(str(folder / "dict.txt"))
+
+    def _binarize(self, folder: Path, name: str) -> Counter[int]:
+        """Writes the indexed dataset of a subset; returns how often each symbol is in it."""
+        from fairseq.data import Dictionary
+
+        specials = Dictionary()
+        first, end = specials.nspecial, [specials.eos()] if self.unit.eos else []
+        counts: Counter[int] = Counter()
+
+        def entries() -> Iterator[list[int]]:
+            for entry in self.unit.entries(folder / "raw" / f"{name}.txt"):
+                counts.update(entry)
+                yield [*[first + number for number in entry], *end]
+
+        tokens = write_indexed(folder / name, entries(), first + len(self.unit.symbols))
+        self._measured[name]["tokens"] = tokens
+        return counts
+
+    def describe(self) -> Json:
+        """Bytes, characters, words, lines and tokens of the subsets, by which a loss per token becomes one per byte,
+        character or word. Known once the corpus is written."""
+        return {"subsets": dict(self._measured), "vocabulary": {"symbols": len(self.unit.symbols)}}
+
+    def summary(self, description: Json) -> list[str]:
+        columns = ("bytes", "characters", "words", "lines", "tokens")
+        lines = [f"text: {self.membership}", f"{'subset':10}" + "".join(f"{column:>14}" for column in columns)]
+        for name, entry in description["subsets"].items():
+            numbers = (entry.get(column) for column in columns)
+            lines.append(f"{name:10}" + "".join(f"{'-' if n is None else format(n, ','):>14}" for n in numbers))
+        return [*lines, f"vocabulary: {description['vocabulary']['symbols']} symbols"]
+
+    def training_command(self, arch: str, out: Path) -> str:
+        names = ",".join(name for name in self.spans if name != "train")
+        validation = f"--valid-subset {names}" if names else "--disable-validation"
+        return (
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task language_modeling --arch {arch}"
+            f" --sample-break-mode none --tokens-per-sample {self.unit.context} --batch-size {self.unit.batch}"
+            f" {validation} --optimizer adam --lr 0.00025 --clip-norm 0.25 --max-update 100000"
+            " --required-batch-size-multiple 1"
+        )
+
+
+def make_dictionary(symbols: Sequence[str], counts: Counter[int]) -> Dictionary:
+    """fairseq's dictionary of the symbols in their own order, with how often they are in training."""
+    from fairseq.data import Dictionary
+
+    dictionary = Dictionary()
+    for number, symbol in enumerate(symbols):
+        dictionary.add_symbol(symbol, n=counts[number])
+    return dictionary
+
+
+def blocks(spans: Iterable[Span]) -> Iterator[bytes]:
+    """The bytes of spans, in blocks. Raises DataError for a file that has become shorter."""
+    for span in spans:
+        with span.path.open("rb") as stream:
+            stream.seek(span.start)
+            left = span.end - span.start
+            while left:
+                block = stream.read(min(BLOCK, left))
+                if not block:
+                    raise DataError("has changed while it was read", span.path)
+                left -= len(block)
+                yield block
+
+
+def copy(spans: Iterable[Span], target: Path) -> Json:
+    """Writes the bytes of spans to one file; returns how many bytes, characters, words and lines they are.
+
+    Characters are code points, and None if the bytes are not UTF-8; words are what blank space (of ASCII) separates;
+    what follows the last newline is a line too.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    size, words, newlines, last = 0, 0, 0, b"\n"
+    characters: int | None = 0
+    with target.open("wb") as stream:
+        for block in blocks(spans):
+            stream.write(block)
+            size += len(block)
+            words += len(block.split()) - (not last.isspace() and not block[:1].isspace())
+            newlines += block.count(b"\n")
+            last = block[-1:]
+            characters = count_characters(decoder, block, characters)
+    characters = count_characters(decoder, b"", characters, final=True)
+    return {"bytes": size, "characters": characters, "words": words, "lines": newlines + (last != b"\n")}
+
+
+def count_characters(
+    decoder: codecs.IncrementalDecoder, block: bytes, so_far: int | None, final: bool = False
+) -> int | None:
+    """`so_far` and the characters that end in `block`; None once there is something that is not UTF-8."""
+    if so_far is None:
+        return None
+    try:
+        return so_far + len(decoder.decode(block, final))
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,104 @@
+"""Questions of the Mathematics dataset drawn by the authors' generator: generated, not the official data.
+
+The generator is the package mathematics_dataset 1.0.1 of PyPI, which runs in processes of its own
+(`mathematics_generator`): the generators of random numbers of this one stay as they are. The same seed gives the same
+examples whatever the number of processes and Python's hash seed, with the same versions of sympy and numpy.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
+from typing import BinaryIO
+
+from data_prep import mathematics_generator
+from data_prep.common import DataError, Json, Pair
+from data_prep.mathematics_generator import REGIMES, chunks
+from data_prep.packed import PackedPairs
+
+PROGRESS = 100_000  # examples between two signs of life
+PACKAGE, VERSION = "mathematics_dataset", "1.0.1"
+NEEDED = f"--generate needs the package {PACKAGE} {VERSION}: pip install {PACKAGE}=={VERSION}"
+
+
+def check_package() -> None:
+    """Raises DataError if the generator, in its only version, is not installed."""
+    try:
+        found = importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise DataError(NEEDED) from None
+    if found != VERSION:
+        raise DataError(f"{NEEDED} (found: {found})")
+
+
+def describe() -> Json:
+    """The entry `origin` of `dataset.json`."""
+    versions = {name: importlib.metadata.version(name) for name in (PACKAGE, "sympy", "numpy")}
+    return {"generator": PACKAGE, "versions": versions, "generated": "generated, not the official data"}
+
+
+def sample(module: str, extrapolation: str | None, sizes: list[int], seed: int, workers: int) -> dict[str, PackedPairs]:
+    """So many examples of a module in each of the regimes, as plain text; no extrapolation where the module has none.
+
+    `sizes` are those of the regimes there are, in the order of `REGIMES`. Raises DataError if the package is missing or
+    fails.
+    """
+    check_package()
+    with ExitStack() as stack:
+        processes = []
+        numbers = (str(seed), ",".join(map(str, sizes)))
+        for worker in range(workers):
+            # Not a pipe, which the warnings of old code could fill before it is read.
+            complaints = stack.enter_context(tempfile.TemporaryFile())
+            processes.append(Process([module, extrapolation or "", *numbers, str(worker), str(workers)], complaints))
+            stack.callback(processes[-1].stop)
+        examples = drawn(processes, sizes)
+        return {regime: PackedPairs(islice(examples, size)) for regime, size in zip(REGIMES, sizes)}
+
+
+def drawn(processes: list[Process], sizes: list[int]) -> Iterator[Pair]:
+    """The examples of all chunks, in their order."""
+    done = 0
+    for position, (_, _, size) in enumerate(chunks(sizes)):
+        yield from processes[position % len(processes)].examples(size)
+        done += size
+        if done // PROGRESS > (done - size) // PROGRESS:
+            print(f"generated {done:,} of {sum(sizes):,} examples", file=sys.stderr)
+
+
+class Process:
+    """One process that draws every so-many-th chunk."""
+
+    def __init__(self, arguments: list[str], complaints: BinaryIO) -> None:
+        self.complaints = complaints
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", mathematics_generator.__file__, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            encoding="utf-8",
+            env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        )
+
+    def examples(self, size: int) -> Iterator[Pair]:
+        """The next examples. Raises DataError if the process ends before."""
+        for _ in range(size):
+            question, answer = (self.process.stdout.readline() for _ in Pair._fields)
+            if not answer:
+                self.process.wait()
+                self.complaints.seek(0)
+                lines = self.complaints.read().decode("utf-8", "replace").splitlines() or ["no reason given"]
+                raise DataError(f"the generator of {PACKAGE} failed: {lines[-1]}")
+            yield Pair(question.removesuffix("\n"), answer.removesuffix("\n"))
+
+    def stop(self) -> None:
+        """Ends the process, at the latest now."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()

@@ -1,0 +1,110 @@
+"""Splits text into subword pieces by SentencePiece (Kudo & Richardson 2018), so that the pieces give back the text.
+
+The pieces of a line are what is in the vocabulary of a model trained beforehand, with `▁` (U+2581) for every space and
+before the first word. No normalization is done: joining the pieces and writing spaces for `▁` gives the very line.
+
+Training uses one thread, all lines it is given and no random numbers: the same lines give the same model with the same
+version of SentencePiece on the same kind of machine. BPE merges by counts of pairs, which are whole numbers; unigram
+models come from expectation-maximization in floating point, and may differ in their last bits on another processor.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from types import ModuleType
+
+from data_prep.common import DataError, UsageError
+
+KINDS = ("unigram", "bpe")
+SPACE = "\u2581"  # SentencePiece's sign for a space
+LONGEST_LINE = 1 << 24  # bytes; SentencePiece itself would leave lines of more than 4,192 out of the training
+NORMALIZATION = "identity"
+
+
+class Subwords:
+    """A trained model. `content` is its file, as SentencePiece reads it everywhere."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self._processor = sentencepiece().SentencePieceProcessor(model_proto=content)
+
+    @cached_property
+    def pieces(self) -> list[str]:
+        """All pieces by number; number 0 is SentencePiece's `<unk>`."""
+        return [self._processor.id_to_piece(number) for number in range(len(self._processor))]
+
+    def split(self, line: str) -> str:
+        """The pieces of a line, separated by spaces. Letters that the model does not know are pieces of their own."""
+        return " ".join(self._processor.encode(line, out_type=str))
+
+    def numbers(self, line: str) -> list[int]:
+        """The pieces of a line by number."""
+        return self._processor.encode(line)
+
+
+def learn(
+    lines: Iterable[str], kind: str, size: int, *, coverage: float = 1.0, by_bytes: bool = False, exact: bool = False
+) -> Subwords:
+    """Trains a model of `size` pieces, `<unk>` among them, on lines of text, in their order.
+
+    kind      `unigram` (Kudo 2018) or `bpe` (Sennrich et al. 2016).
+    coverage  share of the letters of the text that must be pieces; the rarest ones beyond it are unknown.
+    by_bytes  whether the 256 bytes are pieces too, by which letters are written that are unknown.
+    exact     whether spaces at the ends of a line, or several in a row, are kept.
+
+    Raises UsageError for a size that the text is too small or too rich for, DataError for no text, or without
+    SentencePiece.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece().SentencePieceTrainer.train(
+            sentence_iterator=(line for line in lines if line.strip()),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=size,
+            character_coverage=coverage,
+            byte_fallback=by_bytes,
+            remove_extra_whitespaces=not exact,
+            normalization_rule_name=NORMALIZATION,
+            max_sentence_length=LONGEST_LINE,
+            num_threads=1,
+            input_sentence_size=0,
+            shuffle_input_sentence=False,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise explained(str(error), kind, size) from None
+    return Subwords(model.getvalue())
+
+
+def explained(message: str, kind: str, size: int) -> UsageError | DataError:
+    """The error to raise for one of SentencePiece's training."""
+    most, least = re.search(r"too high .* <= (\d+)", message), re.search(r"required_chars\. \d+ vs (\d+)", message)
+    if most:
+        return UsageError(f"--vocab-size {size} is too large: this text has at most {most[1]} pieces of kind {kind}")
+    if least:
+        return UsageError(f"--vocab-size {size} is too small: this text needs {least[1]}, for its letters alone")
+    if "sentences_.empty()" in message:
+        return DataError("there is no text to learn subwords from")
+    return DataError(f"SentencePiece cannot learn subwords from this text: {message}")
+
+
+def sentencepiece() -> ModuleType:
+    """The library. Raises DataError without it."""
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise DataError(f"subwords need sentencepiece ({error}): pip install sentencepiece") from None
+    return sentencepiece
+
+
+def library_version() -> str:
+    """For `dataset.json`: models of other versions may differ."""
+    return f"sentencepiece {sentencepiece().__version__}"

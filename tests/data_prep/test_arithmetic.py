@@ -1,0 +1,201 @@
+"""Simple arithmetic: the language, the draw, and what `python -m data_prep arithmetic` writes and refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.arithmetic import RECIPES, Meaning, Sampler, interpret, sample, single_operations
+from data_prep.common import DataError, Pair
+
+DIGITS = st.sampled_from("0123456789")
+EXPRESSIONS = st.recursive(
+    DIGITS, lambda inner: st.builds("( {} {} {} )".format, inner, st.sampled_from("+*"), inner), max_leaves=20
+)
+
+
+def depth_by_brackets(expression: str) -> int:
+    """The greatest number of brackets that are open at once."""
+    return max(expression[:i].count("(") - expression[:i].count(")") for i in range(len(expression) + 1))
+
+
+def expected(expression: str) -> Meaning:
+    """The meaning by Python's own arithmetic: sums and products modulo 10 may be reduced at the end alone."""
+    return Meaning(eval(expression) % 10, depth_by_brackets(expression))
+
+
+@given(EXPRESSIONS)
+def test_meaning(expression: str) -> None:
+    assert interpret(expression) == expected(expression)
+
+
+def test_example_of_the_paper() -> None:
+    assert interpret("( ( 4 * 7 ) + 2 )") == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("", "'' cannot be word 1"),
+        ("1 2", "'2' cannot be word 2"),
+        ("12", "'12' cannot be word 1"),
+        ("1 + 2", "'+' cannot be word 2"),
+        ("( 1 )", "')' cannot be word 3"),
+        ("( 1 + 2 ) )", "')' cannot be word 6"),
+        ("( 1 + 2 + 3 )", "'+' cannot be word 5"),
+        ("( + 1 2 )", "'+' cannot be word 2"),
+        ("( 1 - 2 )", "'-' cannot be word 3"),
+        ("( 1 + 2", "it ends too early"),
+        ("( 1 +", "it ends too early"),
+        ("( 1 + )", "')' cannot be word 4"),
+        ("(1+2)", "'(1+2)' cannot be word 1"),
+        ("( 1  + 2 )", "'' cannot be word 3"),
+        ("( 1 + ٣ )", "'٣' cannot be word 4"),
+        ("( 1 + ( 2 ( 3", "'(' cannot be word 6"),
+    ],
+)
+def test_not_an_expression(expression: str, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        interpret(expression)
+    assert caught.value.message == f"not an expression: {message}"
+
+
+WORDS = st.lists(st.sampled_from([*"()+*0123456789", "", "10", "²", "a"]) | st.text(max_size=2), max_size=12)
+
+
+@given(WORDS.map(" ".join))
+def test_anything_has_a_meaning_or_is_an_error(text: str) -> None:
+    try:
+        meaning = interpret(text)
+    except DataError as error:
+        assert "\n" not in str(error)
+    else:
+        assert meaning == expected(text) and text.count("(") == text.count("+") + text.count("*")
+
+
+def test_depth_without_end() -> None:
+    """No limit of Python's on recursion."""
+    depth = 5_000
+    assert interpret("( 1 + " * depth + "1" + " )" * depth) == ((depth + 1) % 10, depth)
+
+
+def test_single_operations() -> None:
+    expressions = single_operations()
+    assert len(expressions) == len(set(expressions)) == 200
+    assert {interpret(expression).depth for expression in expressions} == {1}
+
+
+# ---- the draw
+
+
+def test_shallow_expression_becomes_the_right_operand() -> None:
+    sampler = Sampler((1,), range(3, 6), 0.2)
+    numbers = iter([0.2, 0.1, 0.2, 0.3, 0.0, 0.5, 0.4, 0.9, 0.7, 0.5, 0.0])
+    sampler.uniform = numbers.__next__
+    assert sampler.expression() == ("( 5 + ( 4 * ( 3 + 1 ) ) )", 3)
+
+
+def test_limit_of_depth() -> None:
+    sampler = Sampler((1,), range(2, 4), 0.2)
+    sampler.uniform = lambda: 0.0
+    assert sampler.expression() == (f"( {'( ( 0 + 0 ) + ( 0 + 0 ) )'} + {'( ( 0 + 0 ) + ( 0 + 0 ) )'} )", 3)
+
+
+def test_shares_of_the_depths() -> None:
+    """As the authors' generator has them: of 60,000 expressions of each kind, drawn with its code."""
+    for subset, shares in {
+        "train": {2: 0.861, 3: 0.086, 4: 0.032, 5: 0.021},
+        "gen": {7: 0.941, 8: 0.059},
+    }.items():
+        depths, probability = RECIPES[subset]
+        sampler = Sampler((3,), depths, probability)
+        found = Counter(sampler.expression().depth for _ in range(10_000))
+        assert {depth: found[depth] / 10_000 for depth in shares} == pytest.approx(shares, abs=0.01)
+
+
+@pytest.mark.parametrize("subset", RECIPES)
+def test_sample(subset: str) -> None:
+    depths, _ = RECIPES[subset]
+    first = sample(subset, 101, 5, set()).pairs()
+    taken = {pair.source for pair in first}
+    balance = sample(subset, 101, 5, set(taken))
+    for index, pair in enumerate(balance.pairs()):
+        meaning = expected(pair.source)
+        assert pair.target == str(meaning.value)
+        assert meaning.depth == depths[index % len(depths)]
+        assert balance.types()[index] == f"depth_{meaning.depth}"
+        assert len(pair.source.split(" ")) <= 50
+    sources = {pair.source for pair in balance.pairs()}
+    assert len(sources) == len(balance.pairs()) == 101 and not sources & taken
+
+
+# ---- the command
+
+
+def prepare(run, out: Path, *options: object) -> dict:
+    result = run("arithmetic", "--train", 1_000, "--test", 20, *options, "--out", out)
+    assert (result.code, result.err) == (0, "")
+    return json.loads((out / "dataset.json").read_text("utf-8"))
+
+
+def test_command(run, read_subset, tmp_path: Path) -> None:
+    found = prepare(run, tmp_path / "out")
+    assert found["request"] == {"dataset": "arithmetic", "train": 1_000, "test": 20, "seed": 1, "raw_only": False}
+    types = {name: entry["types"] for name, entry in found["subsets"].items()}
+    assert types == {
+        "train": {"depth_1": 200, "depth_2": 250, "depth_3": 250, "depth_4": 250, "depth_5": 250},
+        "valid": {"depth_2": 5, "depth_3": 5, "depth_4": 5, "depth_5": 5},
+        "dev": {"depth_6": 20},
+        "gen": {"depth_7": 10, "depth_8": 10},
+    }
+    assert found["labels"] == list("0123456789") and (tmp_path / "out" / "label" / "gen.bin").is_file()
+    sources = []
+    for name in types:
+        pairs = read_subset(tmp_path / "out", name)
+        assert pairs == [Pair(pair.source, str(expected(pair.source).value)) for pair in pairs]
+        kinds = (tmp_path / "out" / "raw" / f"{name}.type").read_text().split()
+        assert kinds == [f"depth_{depth_by_brackets(pair.source)}" for pair in pairs]
+        sources += [pair.source for pair in pairs]
+    assert len(sources) == len(set(sources)) == 1_260
+
+
+def digest(folder: Path) -> str:
+    """A hash of the raw text of all subsets, in alphabetical order."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted((folder / "raw").iterdir()))).hexdigest()
+
+
+def test_same_seed_same_bytes(run, tmp_path: Path) -> None:
+    prepare(run, tmp_path / "out", "--raw-only")
+    assert digest(tmp_path / "out") == "d5f5b3598a5a87c133093c26a0a9ecf24c728180d393c1a34faf43f49ff06821"
+    prepare(run, tmp_path / "other", "--raw-only", "--seed", 2)
+    assert digest(tmp_path / "other") != digest(tmp_path / "out")
+
+
+def test_other_request_than_the_prepared_one(run, tmp_path: Path) -> None:
+    prepare(run, tmp_path / "out", "--raw-only")
+    result = run("arithmetic", "--train", 1_001, "--test", 21, "--seed", 2, "--raw-only", "--out", tmp_path / "out")
+    assert result.code == 1
+    assert "train is 1000 there and 1001 here, test is 20 there and 21 here, seed is 1 there and 2 here" in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--train 999", "argument --train: must be a whole number from 1000 to 1000000, not '999'"),
+        ("--train 1e5", "argument --train: must be a whole number"),
+        ("--test 9", "argument --test: must be a whole number from 10 to 100000, not '9'"),
+        ("--seed -1", "argument --seed: must be a whole number from 0"),
+        ("--depth 3", "unrecognized arguments: --depth 3"),
+    ],
+)
+def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:
+    result = run("arithmetic", *options.split(), "--raw-only", "--out", tmp_path / "out")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"error: {message}")
+    assert list(tmp_path.iterdir()) == []
