@@ -246,7 +246,7 @@ def _start(run: Run) -> Dict[str, Any]:
         "settings": _settings(run),
         "minutes": saved(run).get("minutes", 0.0),
         "commit": commit(),
-        "machine": machine(run),
+        "machine": machine(gpu="--cpu" not in run.arguments),
     }
     write_json(run.folder / "run.json", record)
     with open(run.log, "a") as log:
@@ -288,8 +288,8 @@ def commit() -> str:
     return os.environ.get("SG_COMMIT") or (found + "-dirty" * dirty) or "unknown"
 
 
-def machine(run: Run) -> Dict[str, Any]:
-    """What a run runs on, for its record."""
+def machine(gpu: bool = True) -> Dict[str, Any]:
+    """What a run runs on, for its record; ``gpu`` says whether it would use one."""
     import torch
 
     cpu = platform.machine()
@@ -297,7 +297,7 @@ def machine(run: Run) -> Dict[str, Any]:
         names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         cpu = names[0] if names else cpu
     found = {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
-    if "--cpu" not in run.arguments and torch.cuda.is_available():
+    if gpu and torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
     return found
 

@@ -1,0 +1,119 @@
+"""How long each preparation takes, binaries included, and how much memory: `python benchmarks/data_prep.py`.
+
+Every dataset that is generated is made in full; those made of files are made where ``--raw-dirs FOLDER`` has a folder of
+theirs (``scan``, ``cogs``, ``iwslt_en_vi``). The Mathematics dataset, which takes longest, is drawn in a tenth of its size, and
+text for language modelling is the library of the Python that runs.
+
+Seconds of wall-clock time depend on what else the machine does; seconds of processor time less so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import List, NamedTuple, Optional
+
+from report import FOLDER, publish, table, where
+
+FILES = "FILES"  # stands for a folder of official files
+TEXT = "TEXT"  # stands for a file with the source of Python's library
+COMMANDS = [
+    "scan --split length --cutoff 26",
+    f"scan --split length --cutoff 26 --raw-dir {FILES}",
+    f"cogs --raw-dir {FILES}",
+    "pcfg --condition systematicity --generate 97203",
+    "mathematics --module arithmetic__add_or_sub --generate 66666 --workers 2",
+    "ctl --order forward",
+    "ctlpp --variant A",
+    "ctlpp --variant S --overlap 16 --shared-symbols 4",
+    "arithmetic",
+    "listops",
+    "parity --train-lengths 1-40 --test-lengths 50,100",
+    "first --train-lengths 10 --test-lengths 1000",
+    f"iwslt_en_vi --small --raw-dir {FILES}",
+    f"text --unit bytes --input {TEXT}",
+    f"text --unit sentencepiece --vocab-size 8000 --input {TEXT}",
+]
+
+
+class Cost(NamedTuple):
+    """Seconds of wall-clock and of processor time, the most memory of one process in MB, and how much was made."""
+
+    wall: float
+    cpu: float
+    memory: float
+    made: str
+
+
+def measure(arguments: List[str]) -> Cost:
+    """Runs one preparation in a folder that vanishes."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        command = [sys.executable, "-m", "data_prep", *arguments, "--out", str(out)]
+        start = time.perf_counter()
+        process = subprocess.Popen(command, cwd=FOLDER.parent, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - start
+        if status:
+            sys.exit(f"error: python -m data_prep {' '.join(arguments)} failed")
+        subsets = json.loads((out / "dataset.json").read_text())["subsets"]
+    if "bytes" in subsets["train"]:
+        made = f"{sum(subset['bytes'] for subset in subsets.values()) / 1e6:.1f} MB"
+    else:
+        made = f"{sum(subset['size'] for subset in subsets.values()):,} examples"
+    return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, made)
+
+
+def expand(command: str, raw_dirs: Optional[Path], text: Path) -> Optional[List[str]]:
+    """The arguments of a command; None where its files are not there."""
+    name, *rest = command.split()
+    files = None if raw_dirs is None else raw_dirs / name
+    if FILES in rest and (files is None or not files.is_dir()):
+        return None
+    places = {FILES: str(files), TEXT: str(text)}
+    return [name, *(places.get(word, word) for word in rest)]
+
+
+def write_library(path: Path) -> None:
+    """One file with the source of Python's library."""
+    sources = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
+    with path.open("wb") as stream:
+        for source in sources:
+            if "site-packages" not in source.parts:
+                stream.write(source.read_bytes())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--raw-dirs", type=Path, metavar="FOLDER", help="has a folder of official files per dataset")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
+    parser.add_argument("--only", metavar="WORD", default="", help="only commands that begin with this")
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "library.txt"
+        write_library(text)
+        for command in COMMANDS:
+            arguments = expand(command, args.raw_dirs, text)
+            if arguments is None or not command.startswith(args.only):
+                continue
+            cost = measure(arguments)
+            shown = command.replace(f"--raw-dir {FILES}", "--raw-dir …").replace(TEXT, "…")
+            rows.append(
+                (f"`{shown}`", cost.made, f"{cost.wall:.1f}", f"{cost.cpu:.1f}", f"{cost.memory:.0f}"),
+            )
+            print(*rows[-1], file=sys.stderr)
+    header = ("`python -m data_prep …`", "made", "seconds", "CPU seconds", "MB")
+    about = f"`python benchmarks/data_prep.py`, binaries included; {where(gpu=False)}."
+    publish("Data preparation", f"{about}\n\n{table(header, rows)}", args.results)
+
+
+if __name__ == "__main__":
+    main()
