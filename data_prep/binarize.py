@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.common import DataError
+from data_prep.progress import progress
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -44,7 +45,8 @@ def binarize(folder: Path, subsets: Iterable[str], joined: bool = False) -> None
         dictionary = common or make_dictionary(texts)
         dictionary.save(str(folder / f"dict.{language}.txt"))
         for text in texts:
-            write_indexed(folder / f"{text.stem}.{pair}.{language}", numbered(text, dictionary), len(dictionary))
+            entries = progress(numbered(text, dictionary), f"binarizing {text.name}", unit=" lines")
+            write_indexed(folder / f"{text.stem}.{pair}.{language}", entries, len(dictionary))
 
 
 def write_indexed(prefix: Path, entries: Iterable[list[int]], symbols: int) -> int:
@@ -115,7 +117,8 @@ def make_dictionary(texts: Iterable[Path]) -> Dictionary:
     specials = set(dictionary.symbols)
     words: Counter[str] = Counter()
     for text in texts:
-        for number, line in enumerate(lines_of(text), start=1):
+        lines = progress(lines_of(text), f"counting words of {text.name}", unit=" lines")
+        for number, line in enumerate(lines, start=1):
             found = line.split()
             if not specials.isdisjoint(found):
                 word = next(word for word in found if word in specials)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from data_prep.archive import members
 from data_prep.common import DataError, Json, Pair
+from data_prep.progress import progress
 
 BLOCK = 1 << 20  # bytes read at a time
 LARGEST_DATASET, LARGEST_SPLIT = 1 << 34, 1 << 26  # bytes; the official ones have some 4 GB and 2 MB
@@ -127,7 +128,7 @@ def reason(error: Exception) -> str:
 def read_pairs(blocks: Iterator[bytes], path: Path, words: Words) -> list[Pair]:
     """The question and the query of every record, each put into words by one of the two functions. Raises DataError."""
     pairs = []
-    for number, record in enumerate(records(blocks, path)):
+    for number, record in enumerate(progress(records(blocks, path), "reading dataset.json", unit=" records")):
         for key in KEYS:
             if not isinstance(record.get(key), str):
                 raise DataError(f"record {number:,} (counted from 0) has no text {key}", path)

@@ -60,11 +60,13 @@ class Balance:
         """The smallest depth of which an expression is still missing, None once the set is full."""
         return min(filter(self.wants, self._wanted), default=None)
 
-    def offer(self, expression: str, value: int, depth: int) -> None:
-        """Puts in an expression, unless it is taken or its depth is not wanted any more."""
-        if self.wants(depth) and expression not in self._taken:
-            self._taken.add(expression)
-            self._found[depth].append(Pair(expression, str(value)))
+    def offer(self, expression: str, value: int, depth: int) -> bool:
+        """Puts in an expression, unless it is taken or its depth is not wanted any more; returns whether it did."""
+        if not self.wants(depth) or expression in self._taken:
+            return False
+        self._taken.add(expression)
+        self._found[depth].append(Pair(expression, str(value)))
+        return True
 
     def pairs(self) -> PackedPairs:
         """The expressions with their values, the depths in turn, each in the order of the offers."""

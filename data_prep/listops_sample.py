@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from data_prep.depths import Balance, uniform
 from data_prep.listops_functions import CLOSING, DIGITS, FEWEST, MOST, OPERATORS, interpret
+from data_prep.progress import bar
 
 PROBABILITY = 0.3
 LONGEST = 50
@@ -137,12 +138,12 @@ def sample(depths: range, size: int, seed: Sequence[int], taken: set[str], call:
     """
     balance = Balance(depths, size, taken)
     number, blocks = 0, 1
-    while (wanted := balance.least()) is not None:
-        work = [Block((*seed, number + i), depths[0], depths[-1], wanted) for i in range(blocks)]
-        for candidates in call(draw, work):
-            for candidate in candidates:
-                balance.offer(*candidate)
-        number, blocks = number + blocks, min(2 * blocks, MOST_BLOCKS)
+    with bar(f"depths {depths[0]} to {depths[-1]}", size, " expressions") as shown:
+        while (wanted := balance.least()) is not None:
+            work = [Block((*seed, number + i), depths[0], depths[-1], wanted) for i in range(blocks)]
+            for candidates in call(draw, work):
+                shown.update(sum(balance.offer(*candidate) for candidate in candidates))
+            number, blocks = number + blocks, min(2 * blocks, MOST_BLOCKS)
     return balance
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.binarize import write_indexed
 from data_prep.common import DataError, Json, Material
+from data_prep.progress import progress
 from data_prep.subwords import Subwords
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class TextCorpus(Material):
                 counts.update(entry)
                 yield [*[first + number for number in entry], *end]
 
-        tokens = write_indexed(folder / name, entries(), first + len(self.unit.symbols))
+        tokens = write_indexed(folder / name, progress(entries(), f"binarizing {name}"), first + len(self.unit.symbols))
         self._measured[name]["tokens"] = tokens
         return counts
 

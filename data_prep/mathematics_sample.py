@@ -21,8 +21,8 @@ from data_prep import mathematics_generator
 from data_prep.common import DataError, Json, Pair
 from data_prep.mathematics_generator import REGIMES, chunks
 from data_prep.packed import PackedPairs
+from data_prep.progress import bar
 
-PROGRESS = 100_000  # examples between two signs of life
 PACKAGE, VERSION = "mathematics_dataset", "1.0.1"
 NEEDED = f"--generate needs the package {PACKAGE} {VERSION}: pip install {PACKAGE}=={VERSION}"
 
@@ -64,12 +64,10 @@ def sample(module: str, extrapolation: str | None, sizes: list[int], seed: int, 
 
 def drawn(processes: list[Process], sizes: list[int]) -> Iterator[Pair]:
     """The examples of all chunks, in their order."""
-    done = 0
-    for position, (_, _, size) in enumerate(chunks(sizes)):
-        yield from processes[position % len(processes)].examples(size)
-        done += size
-        if done // PROGRESS > (done - size) // PROGRESS:
-            print(f"generated {done:,} of {sum(sizes):,} examples", file=sys.stderr)
+    with bar("generating", sum(sizes), " examples") as shown:
+        for position, (_, _, size) in enumerate(chunks(sizes)):
+            yield from processes[position % len(processes)].examples(size)
+            shown.update(size)
 
 
 class Process:

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from data_prep.common import DataError, Json, UsageError
 from data_prep.folder import lock_file, sync
+from data_prep.progress import bar
 from data_prep.text import read_bytes
 
 ATTEMPTS = 4
@@ -220,8 +221,11 @@ def transfer(file: OfficialFile, url: str, stream: BinaryIO) -> None:
         if not resumed:
             clear(stream)
         size = promised_size(url, response) if file.size is None else file.size
-        while stream.tell() <= size and (block := response.read(1 << 16)):
-            stream.write(block)
+        with bar(file.name, size, "B") as shown:
+            shown.update(stream.tell())
+            while stream.tell() <= size and (block := response.read(1 << 16)):
+                stream.write(block)
+                shown.update(len(block))
     stream.flush()
     if stream.tell() < size:
         raise Unfinished(f"the connection ended after {stream.tell():,} of {size:,} bytes")
