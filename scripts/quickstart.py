@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import REPOSITORY, Run, curve, environment, partial_result, position, result_of, run_all, saved, write_json  # noqa: E402
@@ -46,10 +46,12 @@ PUBLISHED = {
 SUBSETS = {"valid": "IID", "gen": "OOD"}
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments(models: Dict[str, List[str]], about: str, out: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--models", default="absolute,relative,linear", help=f"comma separated, of {', '.join(MODELS)}; or all"
+        "--models",
+        default="absolute,relative,linear" if models is MODELS else "all",
+        help=f"comma separated, of {', '.join(models)}; or all",
     )
     parser.add_argument("--seeds", default="1", help="comma separated (default 1)")
     parser.add_argument("--steps", type=int, help="training steps (default: 4,000 on a CPU, 20,000 on a GPU)")
@@ -63,9 +65,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--validate-every", type=int, help="steps between evaluations (default: an eighth of the steps)"
     )
-    parser.add_argument(
-        "--paper", action="store_true", help="Park & Kim's linear + L2 + orthogonality, 50,000 steps of 256"
-    )
+    if models is MODELS:
+        parser.add_argument(
+            "--paper", action="store_true", help="Park & Kim's linear + L2 + orthogonality, 50,000 steps of 256"
+        )
     parser.add_argument(
         "--report",
         action="store_true",
@@ -78,17 +81,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--data", type=Path, default=Path("data-bin/scan26"), help="the data folder; generated when missing"
     )
-    parser.add_argument("--out", type=Path, help="where runs go (default: runs/scan26, or runs/scan26-paper)")
+    parser.add_argument("--out", type=Path, help=f"where runs go (default: {out})")
     parser.add_argument(
         "--results", help="also write PREFIX.json, PREFIX.md and PREFIX.png (default: summary.* in --out)"
     )
     args = parser.parse_args()
+    args.paper = models is MODELS and args.paper
     if args.paper:
         args.models, args.steps, args.batch_size, args.length_window = "linear-l2-orthogonality", 50_000, 256, 1
-    args.models = list(MODELS) if args.models == "all" else args.models.split(",")
+    args.models = list(models) if args.models == "all" else args.models.split(",")
     for model in args.models:
-        if model not in MODELS:
-            parser.error(f"unknown model {model!r}: choose from {', '.join(MODELS)}, or all")
+        if model not in models:
+            parser.error(f"unknown model {model!r}: choose from {', '.join(models)}, or all")
     try:
         args.seeds = [int(seed) for seed in args.seeds.split(",")]
     except ValueError:
@@ -97,7 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     args.steps = args.steps or (20_000 if args.device == "cuda" else 4_000)
     args.batch_size = args.batch_size or (256 if args.device == "cuda" else 64)
     args.validate_every = args.validate_every or max(1, args.steps // 8)
-    args.out = args.out or Path("runs/scan26-paper" if args.paper else "runs/scan26")
+    args.out = args.out or Path(f"{out}-paper" if args.paper else out)
     args.jobs = args.jobs or min(len(args.models) * len(args.seeds), max(3, os.cpu_count() or 1))
     args.results = Path(args.results or args.out / "summary")
     return args
@@ -116,7 +120,7 @@ def prepare_data(data: Path) -> None:
         subprocess.run(command, cwd=REPOSITORY, env=environment(), check=True)
 
 
-def make_runs(args: argparse.Namespace) -> List[Run]:
+def make_runs(args: argparse.Namespace, models: Dict[str, List[str]]) -> List[Run]:
     device = ["--cpu"] if args.device == "cpu" else []
     common = [
         "--task", "sg_translation", "--arch", "sg_transformer_scan", "--depth", "shared",
@@ -131,10 +135,10 @@ def make_runs(args: argparse.Namespace) -> List[Run]:
         Run(
             name=model,
             seed=seed,
-            folder=args.out / f"{model}-seed{seed}",
+            folder=args.out / f"{model.replace(' ', '_')}-seed{seed}",
             data=args.data,
             steps=args.steps,
-            arguments=common + MODELS[model],
+            arguments=common + models[model],
             subsets=SUBSETS,
             # The longest target has 48 tokens; a model that has not learned to stop is stopped at 64.
             evaluation=["--batch-size", "256", *device],
@@ -206,17 +210,21 @@ def report(runs: List[Run]) -> List[Dict[str, Any]]:
     ]
 
 
-def summarize(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[str, Any]:
+def summarize(
+    args: argparse.Namespace, records: List[Dict[str, Any]], published: Dict[str, Tuple[str, str, str]]
+) -> Dict[str, Any]:
     return {
         "what": "SCAN, length cutoff 26; universal transformers (one shared encoder and decoder layer, 3 steps), Csordás 2023 Table C.1",
-        "command": shlex.join(["python", "scripts/quickstart.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commits": sorted({r["commit"] for r in records if r}),
         "machines": [json.loads(m) for m in sorted({json.dumps(r["machine"]) for r in records if r})],
         "steps": max((r["result"]["steps"] for r in records if "result" in r), default=0),
         "batch_size": args.batch_size,
         "length_window": args.length_window,
         "seeds": args.seeds,
-        "published": {model: dict(zip(("IID", "OOD", "source"), PUBLISHED[model])) for model in args.models},
+        "published": {
+            model: dict(zip(("IID", "OOD", "source"), published[model])) for model in args.models if model in published
+        },
         "runs": records,
     }
 
@@ -229,12 +237,14 @@ def _spread(values: List[float], digits: int = 1) -> str:
 def table(summary: Dict[str, Any]) -> List[List[str]]:
     """Rows of text, the header first; percentages over the sentences, mean ± sample std over the seeds."""
     several = len(summary["seeds"]) > 1
-    rows = [["model", "steps", "IID %", "OOD %", "OOD BLEU", "minutes", "published IID / OOD", "folder"]]
+    published = summary["published"]
+    columns = ["model", "steps", "IID %", "OOD %", "OOD BLEU", "minutes"]
+    rows = [[*columns, *(["published IID / OOD"] if published else []), "folder"]]
     for model in dict.fromkeys(r["name"] for r in summary["runs"] if r):
         records = [r for r in summary["runs"] if r and r["name"] == model]
         done = [r for r in records if "result" in r]
-        published = summary["published"][model]
-        folder = str(Path(records[0]["folder"]).parent / f"{model}-seed*") if several else records[0]["folder"]
+        first = Path(records[0]["folder"])
+        folder = str(first.parent / f"{first.name.rpartition('-seed')[0]}-seed*") if several else str(first)
         cells = ["failed"] + ["–"] * 4
         if done:
             results = [r["result"] for r in done]
@@ -248,7 +258,8 @@ def table(summary: Dict[str, Any]) -> List[List[str]]:
                 else "–",
                 _spread([r["minutes"] for r in done]),
             ]
-        rows.append([model, *cells, f"{published['IID']} / {published['OOD']}", folder])
+        beside = [f"{published[model]['IID']} / {published[model]['OOD']}"] if model in published else []
+        rows.append([model, *cells, *beside, folder])
     return rows
 
 
@@ -274,7 +285,9 @@ def as_markdown(summary: Dict[str, Any]) -> str:
             f"seeds {', '.join(map(str, summary['seeds']))}. IID is the subset `valid`, OOD `gen`; exact match in percent at the last "
             "step"
             + (", mean ± sample standard deviation over the seeds" if len(summary["seeds"]) > 1 else "")
-            + f". The published numbers are the papers' ({sources}), after 50,000 steps of 256, five seeds, as fractions.",
+            + "."
+            + f" The published numbers are the papers' ({sources}), after 50,000 steps of 256, five seeds, as fractions."
+            * bool(sources),
             "",
             *lines,
             "",
@@ -304,18 +317,24 @@ def plot(summary: Dict[str, Any], path: Path) -> None:
                 )
     axes.set(xlabel="training step", ylabel="exact match, %", ylim=(-2, 102), title="SCAN, length cutoff 26")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    axes.legend(fontsize=8 if len(models) <= 8 else 5, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
-def main() -> int:
-    args = parse_arguments()
+def main(
+    models: Dict[str, List[str]] = MODELS,
+    published: Dict[str, Tuple[str, str, str]] = PUBLISHED,
+    about: str = __doc__,
+    out: str = "runs/scan26",
+) -> int:
+    """Trains, evaluates and reports ``models`` (name -> arguments) beside ``published`` numbers; runs go to ``out``."""
+    args = parse_arguments(models, about, out)
     os.chdir(REPOSITORY)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a kill, too, ends the trainings with it
     started = time.time()
-    runs = make_runs(args)
+    runs = make_runs(args, models)
     try:
         if args.report:
             records = report(runs)
@@ -334,7 +353,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoints", file=sys.stderr)
         return 130
-    summary = summarize(args, records)
+    summary = summarize(args, records, published)
     args.results.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.results.with_suffix(".json"), summary)
     args.results.with_suffix(".md").write_text(as_markdown(summary))

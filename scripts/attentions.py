@@ -1,0 +1,57 @@
+"""SCAN with length cutoff 26: every kind of attention, feature map and position in the same universal transformer, same budget.
+
+    python scripts/attentions.py --steps 1500 --batch-size 64 --results results/attention_cpu
+    python scripts/attentions.py --models alibi,rotary --seeds 1,2,3
+
+Options, files and commands are those of ``scripts/quickstart.py``; only the models differ. Speed and memory of a step are measured by
+``benchmarks/attention.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import quickstart  # noqa: E402
+
+
+def everywhere(kind: str, *options: str) -> List[str]:
+    """An attention in every role."""
+    return [*self_attention(kind), "--cross-attention", kind, *options]
+
+
+def self_attention(kind: str, *options: str) -> List[str]:
+    """An attention that serves between a sequence and itself; cross-attention stays softmax."""
+    return ["--encoder-attention", kind, "--decoder-attention", kind, *options]
+
+
+#: Feature maps as they are compared: quadratic ones with the narrower Queries and Keys that their authors advise.
+MAPS: Dict[str, List[str]] = {
+    **{name: [] for name in ("elu", "relu", "squared", "exp", "cosformer", "performer", "hedgehog", "t2r", "dpfp")},
+    "taylor": ["--feature-dim", "sqrt"],
+    "rebased": ["--feature-dim", "sqrt"],
+}
+POSITIONS = ("learned", "none", "rotary", "alibi", "t5", "randomized")
+
+MODELS: Dict[str, List[str]] = {
+    "softmax": [],
+    "log-length": ["--logit-scale", "log_length"],
+    **{f"softmax {name}": ["--position", name] for name in POSITIONS},
+    "relative": self_attention("relative"),
+    "relative randomized": self_attention("relative", "--position", "randomized", "--randomized-base", "relative"),
+    "abs_rel": self_attention("abs_rel"),
+    "geometric": self_attention("geometric"),
+    "compositional": everywhere("compositional"),
+    "galerkin": everywhere("galerkin"),
+    **{f"linear {name}": everywhere("linear", "--feature-map", name, *more) for name, more in MAPS.items()},
+    "linear rotary": everywhere("linear", "--position", "rotary"),
+    "relative + linear": [
+        *("--encoder-attention", "relative", "--decoder-attention", "linear", "--cross-attention", "linear"),
+    ],
+}
+
+
+if __name__ == "__main__":
+    sys.exit(quickstart.main(MODELS, {}, __doc__, "runs/attentions"))
