@@ -29,18 +29,22 @@ def self_attention(kind: str, *options: str) -> List[str]:
 
 #: Feature maps as they are compared: quadratic ones with the narrower Queries and Keys that their authors advise.
 MAPS: Dict[str, List[str]] = {
-    **{name: [] for name in ("elu", "relu", "squared", "exp", "cosformer", "performer", "hedgehog", "t2r", "dpfp")},
+    **{name: [] for name in ("elu", "relu", "squared", "exp", "performer", "hedgehog", "t2r", "dpfp")},
+    "cosformer": ["--cosformer-horizon", "64"],
     "taylor": ["--feature-dim", "sqrt"],
     "rebased": ["--feature-dim", "sqrt"],
 }
-POSITIONS = ("learned", "none", "rotary", "alibi", "t5", "randomized")
+POSITIONS = ("learned", "none", "rotary", "alibi", "t5")
+#: The longest sentence has 49 tokens. Positions are drawn from eight times as many, and as far apart in evaluation.
+RANDOMIZED = ["--position", "randomized", "--randomized-range", "512", "--randomized-eval-length", "64"]
 
 MODELS: Dict[str, List[str]] = {
     "softmax": [],
     "log-length": ["--logit-scale", "log_length"],
     **{f"softmax {name}": ["--position", name] for name in POSITIONS},
     "relative": self_attention("relative"),
-    "relative randomized": self_attention("relative", "--position", "randomized", "--randomized-base", "relative"),
+    "softmax randomized": RANDOMIZED,
+    "relative randomized": self_attention("relative", *RANDOMIZED, "--randomized-base", "relative"),
     "abs_rel": self_attention("abs_rel"),
     "geometric": self_attention("geometric"),
     "compositional": everywhere("compositional"),

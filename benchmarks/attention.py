@@ -1,0 +1,210 @@
+"""A training step of every attention in the same model, and decoding token by token up to 4,096 positions.
+
+    python benchmarks/attention.py step        # milliseconds and kept activations, on SCAN's model and batches
+    python benchmarks/attention.py decoding    # milliseconds per token and size of the state, by position
+
+Times are medians of interleaved rounds, so that what else the machine does hits all kinds alike; read them as ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Callable, Dict, List, Tuple
+
+import torch
+from report import publish, table, where
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+from attentions import MODELS  # noqa: E402
+from fairseq.data import Dictionary  # noqa: E402
+from fairseq.models import ARCH_MODEL_REGISTRY  # noqa: E402
+
+import fairseq_sg  # noqa: E402, F401
+from fairseq_sg.models.sg_transformer import (
+    SGTransformer,  # noqa: E402
+    resolve,  # noqa: E402
+)
+from fairseq_sg.modules.attention import build_attention  # noqa: E402
+
+SENTENCES, SOURCE, TARGET = 64, 9, 26  # of a batch of SCAN, padding left out
+POSITIONS = (64, 256, 1024, 4096)
+DECODED = {
+    "softmax": {},
+    "relative": {"decoder_attention": "relative"},
+    "linear elu": {"decoder_attention": "linear"},
+    "linear taylor": {"decoder_attention": "linear", "feature_map": "taylor", "feature_dim": "sqrt"},
+    "linear performer": {"decoder_attention": "linear", "feature_map": "performer"},
+    "linear rotary": {"decoder_attention": "linear", "position": "rotary"},
+    "galerkin": {"decoder_attention": "galerkin"},
+}
+
+
+def dictionary(words: int) -> Dictionary:
+    found = Dictionary()
+    for word in range(words):
+        found.add_symbol(f"w{word}")
+    return found
+
+
+def model_of(arguments: List[str]) -> SGTransformer:
+    """The universal transformer of SCAN with the arguments of a ``fairseq-train`` command."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ARCH_MODEL_REGISTRY["sg_transformer_scan"].add_args(parser)
+    cfg = parser.parse_args(["--depth", "shared", *arguments])
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    ARCH_CONFIG_REGISTRY["sg_transformer_scan"](cfg)
+    task = SimpleNamespace(
+        source_dictionary=dictionary(13),
+        target_dictionary=dictionary(6),
+        cfg=SimpleNamespace(left_pad_target=False),
+    )
+    torch.manual_seed(1)
+    return SGTransformer.build_model(cfg, task).train()
+
+
+def interleaved(steps: Dict[str, Callable[[], None]], rounds: int, device: str) -> Dict[str, float]:
+    """Median milliseconds of each step, one of each in every round; the first two rounds do not count."""
+    times: Dict[str, List[float]] = {name: [] for name in steps}
+    for number in range(rounds + 2):
+        for name, step in steps.items():
+            if device == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if number >= 2:
+                times[name].append(1000 * (time.perf_counter() - start))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def kept_activations(model: SGTransformer, run: Callable[[], torch.Tensor]) -> int:
+    """Bytes that autograd keeps for the backward pass, parameters left out, each storage once."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: Dict[int, int] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        loss = run()
+    del loss
+    return sum(kept.values())
+
+
+def step_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
+    """Milliseconds of forward and backward, kept activations, parameters, for every model of scripts/attentions.py."""
+    torch.manual_seed(0)
+    source = torch.randint(4, 17, (SENTENCES, SOURCE + 2), device=device)
+    target = torch.randint(4, 10, (SENTENCES, TARGET + 1), device=device)
+    steps, memory, size = {}, {}, {}
+    for name, arguments in MODELS.items():
+        model = model_of(arguments).to(device)
+
+        def loss(model=model) -> torch.Tensor:
+            logits = model(source, None, target)[0]
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
+
+        def step(model=model, loss=loss) -> None:
+            model.zero_grad()
+            loss().backward()
+
+        memory[name] = kept_activations(model, loss)
+        size[name] = sum(p.numel() for p in model.parameters())
+        steps[name] = step
+    times = interleaved(steps, rounds, device)
+    base = times["softmax"]
+    return [
+        (name, f"{times[name]:.1f}", f"{times[name] / base:.2f}", f"{memory[name] / 1e6:.1f}", f"{size[name]:,}")
+        for name in MODELS
+    ]
+
+
+def decoding_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
+    """Milliseconds of one step of one decoder self-attention (batch 8, width 128, 8 heads) at several positions."""
+    batch, dim = 8, 128
+    steps: Dict[str, Callable[[], None]] = {}
+    sizes: Dict[Tuple[str, int], int] = {}
+    for name, values in DECODED.items():
+        widths = dict(
+            encoder_embed_dim=dim, decoder_embed_dim=dim, encoder_attention_heads=8, decoder_attention_heads=8
+        )
+        attention = build_attention(
+            values.get("decoder_attention", "softmax"), resolve(SimpleNamespace(**widths, **values)), "decoder"
+        )
+        attention = attention.to(device).eval()
+        state: Dict = {}
+        x = torch.randn(1, batch, dim, device=device)
+        reached = 0
+        with torch.no_grad():
+            for position in POSITIONS:
+                # Chunks fill the state quickly; the step that is timed is one token.
+                while reached < position - 1:
+                    size = min(256, position - 1 - reached)
+                    attention(torch.randn(size, batch, dim, device=device), incremental_state=state)
+                    reached += size
+                kept = {key: dict(value) for key, value in state.items()}
+                tensors = [v for s in kept.values() for v in s.values() if isinstance(v, torch.Tensor)]
+                storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+                sizes[name, position] = sum(storages.values())
+
+                def step(attention=attention, kept=kept, x=x) -> None:
+                    with torch.no_grad():
+                        attention(x, incremental_state={key: dict(value) for key, value in kept.items()})
+
+                steps[f"{name} {position}"] = step
+    times = interleaved(steps, rounds, device)
+    return [
+        (
+            name,
+            *(f"{times[f'{name} {position}']:.3f}" for position in POSITIONS),
+            *(f"{sizes[name, position] / 1e3 / batch:.1f}" for position in (POSITIONS[0], POSITIONS[-1])),
+        )
+        for name in DECODED
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["step", "decoding"])
+    parser.add_argument("--rounds", type=int, default=20, help="rounds that count (default 20)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    machine = where(gpu=args.device == "cuda")
+    if args.what == "step":
+        text = (
+            f"Forward and backward of the universal transformer of SCAN (3 + 3 steps, width 128, 8 heads), {SENTENCES} sentences of "
+            f"{SOURCE} and {TARGET} words, float32, one thread; median of {args.rounds} interleaved rounds. Memory is what autograd "
+            "keeps for the backward pass. "
+        )
+        header = ("attention", "ms", "times softmax", "MB kept", "parameters")
+        rows = step_rows(args.rounds, args.device)
+    else:
+        text = (
+            "One new token in one causal self-attention (8 sentences, width 128, 8 heads, float32, one thread) after so many others; "
+            f"median of {args.rounds} interleaved rounds. The state is per sentence; softmax kinds double theirs when it is full. "
+        )
+        header = (
+            "attention",
+            *(f"ms at {p:,}" for p in POSITIONS),
+            *(f"kB at {p:,}" for p in (POSITIONS[0], POSITIONS[-1])),
+        )
+        rows = decoding_rows(args.rounds, args.device)
+    title = {"step": "A training step by attention", "decoding": "Decoding token by token"}[args.what]
+    command = f"`python benchmarks/attention.py {args.what} --rounds {args.rounds}`"
+    publish(f"{title} ({args.device})", f"{text}{command}; {machine}.\n\n{table(header, rows)}", args.results)
+
+
+if __name__ == "__main__":
+    main()
