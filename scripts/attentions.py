@@ -49,6 +49,7 @@ MODELS: Dict[str, List[str]] = {
     "geometric": self_attention("geometric"),
     "compositional": everywhere("compositional"),
     "galerkin": everywhere("galerkin"),
+    "fourier": everywhere("fourier"),
     **{f"linear {name}": everywhere("linear", "--feature-map", name, *more) for name, more in MAPS.items()},
     "linear rotary": everywhere("linear", "--position", "rotary"),
     "relative + linear": [

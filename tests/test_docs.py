@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import torch
 
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, build_attention
+from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.position import POSITION_REGISTRY
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -39,9 +41,15 @@ def test_the_attention_of_extending_md(monkeypatch, tmp_path):
 
 def test_every_kind_has_its_row():
     text = {name: (DOCS / f"{name}.md").read_text() for name in ("attention", "feedforward")}
-    for registry, page in ((ATTENTION_REGISTRY, "attention"), (FEEDFORWARD_REGISTRY, "feedforward")):
+    pages = {
+        "attention": (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY),
+        "feedforward": (FEEDFORWARD_REGISTRY,),
+    }
+    for page, registry in ((page, registry) for page, registries in pages.items() for registry in registries):
         for name in registry:
-            assert re.search(rf"^\| `{name}` \|", text[page], re.MULTILINE), f"{page}.md has no row for {name}"
+            assert re.search(rf"^\| `{name}` (\(default\) )?\|", text[page], re.MULTILINE), (
+                f"{page}.md has no row for {name}"
+            )
 
 
 def test_links_between_pages_lead_somewhere():

@@ -51,6 +51,11 @@ KINDS = {
     "linear": dict(encoder_attention="linear", decoder_attention="linear", cross_attention="linear", qk_norm="l2"),
     "relative": dict(encoder_attention="relative", decoder_attention="relative"),
     "mixed": dict(encoder_attention="relative", decoder_attention="linear", cross_attention="softmax"),
+    "abs_rel": dict(encoder_attention="abs_rel", decoder_attention="abs_rel"),
+    "geometric": dict(encoder_attention="geometric", decoder_attention="geometric"),
+    "compositional": {f"{name}_attention": "compositional" for name in ("encoder", "decoder", "cross")},
+    "galerkin": {f"{name}_attention": "galerkin" for name in ("encoder", "decoder", "cross")},
+    "fourier": {f"{name}_attention": "fourier" for name in ("encoder", "decoder", "cross")},
     "pre_norm": dict(pre_norm=True, untied_output=True, no_output_bias=True),
 }
 DEPTHS = ("separate", "shared")

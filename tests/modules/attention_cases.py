@@ -38,8 +38,9 @@ class Case:
     ignores_padding: bool = True
 
     def __str__(self) -> str:
-        chosen = [v for v in (*self.options.values(), self.position, *self.position_options.values()) if v is not None]
-        return "-".join([self.name, self.role, *map(str, chosen)])
+        chosen = [*self.options.items(), ("", self.position), *self.position_options.items()]
+        shown = [key if value is True else str(value) for key, value in chosen if value is not None]
+        return "-".join([self.name, self.role, *shown])
 
     def build(self, dtype=torch.float64, **more) -> Attention:
         torch.manual_seed(1)

@@ -222,7 +222,7 @@ def test_value_loss_sees_values_and_padding(case):
 
     out, _, value = module(query, key, key, key_padding_mask=mask, value_loss=loss)
     values, padding = seen[0]
-    expected = module.v_proj(key).unflatten(-1, (HEADS, -1)).permute(1, 2, 0, 3)
+    expected = module.v_proj(key).unflatten(-1, (module.value_heads, -1)).permute(1, 2, 0, 3)
     assert padding is mask and torch.equal(values, expected) and torch.equal(value, expected.sum())
     assert torch.equal(out, module(query, key, key, key_padding_mask=mask, need_weights=True)[0])
 

@@ -1,22 +1,49 @@
-"""Feature maps of linear attention: values, precision and gradients."""
+"""Feature maps of linear attention: values, the similarities they stand for, precision, gradients and options."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_cases import KINDS
+from configs import config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, build_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, FeatureMap, build_feature_map
+from fairseq_sg.modules.feature_maps.outer import OuterProduct
+from fairseq_sg.modules.feature_maps.performer import orthogonal_gaussian
 
+FEATURES, HORIZON, OPTIONS = KINDS["linear"].FEATURES, KINDS["linear"].HORIZON, KINDS["linear"].OPTIONS
 every_map = pytest.mark.parametrize("name", sorted(FEATURE_MAP_REGISTRY))
+LEARNED = {"hedgehog", "rebased", "t2r"}
+#: φ(q)·φ(k) of these is at least 0 whatever q and k are; of those it may be exactly 0.
+MAY_VANISH = {"relu", "squared", "cosformer", "rebased", "t2r", "dpfp"}
 
 
-def elu(head_dim: int = 4) -> FeatureMap:
-    return build_feature_map("elu", head_dim)
+def make(name: str, head_dim: int = 6, **options) -> FeatureMap:
+    torch.manual_seed(4)
+    return build_feature_map(name, head_dim, **(OPTIONS.get(name, {}) | options)).double()
+
+
+def positions_for(feature_map: FeatureMap, length: int, start: int = 0):
+    return torch.arange(start, start + length) if feature_map.needs_positions else None
+
+
+def similarity(feature_map: FeatureMap, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """φ(q_n)·φ(k_m) of q (N, D) and k (M, D), both at positions 0, 1, 2, …"""
+    q_features = feature_map.queries(q[None, None], positions_for(feature_map, len(q)))
+    k_features = feature_map.keys(k[None, None], positions_for(feature_map, len(k)))
+    return (q_features @ k_features.transpose(-1, -2))[0, 0]
+
+
+def random(*shape, seed: int = 5, **kwargs) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed), **kwargs)
 
 
 def test_unknown_name():
@@ -24,16 +51,35 @@ def test_unknown_name():
         build_feature_map("gelu", 4)
 
 
+def test_every_map_has_its_formula():
+    assert set(FEATURES) == set(FEATURE_MAP_REGISTRY) == {"elu", *OPTIONS}
+
+
 @every_map
 def test_interface_of_a_feature_map(name):
-    feature_map = build_feature_map(name, 6).double()
-    x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
-    for mapped in (feature_map.queries(x), feature_map.keys(x)):
+    feature_map = make(name)
+    x = random(2, 3, 5, 6)
+    at = positions_for(feature_map, 5)
+    for mapped in (feature_map.queries(x, at), feature_map.keys(x, at)):
         assert mapped.shape == (2, 3, 5, feature_map.features) and mapped.dtype == x.dtype
     # Each position by itself: attention may then be causal, padded and decoded step by step.
-    assert torch.equal(feature_map.keys(x)[:, :, 2:3], feature_map.keys(x[:, :, 2:3]))
-    strided = torch.randn(2, 5, 6, 3, dtype=torch.float64).permute(0, 3, 1, 2)
-    torch.testing.assert_close(feature_map.keys(strided), feature_map.keys(strided.contiguous()))
+    alone = feature_map.keys(x[:, :, 2:3], positions_for(feature_map, 1, start=2))
+    torch.testing.assert_close(feature_map.keys(x, at)[:, :, 2:3], alone, rtol=1e-12, atol=1e-14)
+    strided = random(2, 5, 6, 3).permute(0, 3, 1, 2)
+    torch.testing.assert_close(feature_map.keys(strided, at), feature_map.keys(strided.contiguous(), at))
+
+
+@every_map
+@pytest.mark.parametrize("side", ["q", "k"])
+def test_equals_its_formula_vector_by_vector(name, side):
+    feature_map = make(name)
+    for parameter in feature_map.parameters():
+        nn.init.normal_(parameter)
+    x, at = random(1, 1, 7, 6), positions_for(feature_map, 7)
+    got = feature_map.queries(x, at) if side == "q" else feature_map.keys(x, at)
+    for n in range(7):
+        expected = FEATURES[name](feature_map, x[0, 0, n], n, side)
+        torch.testing.assert_close(got[0, 0, n], expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_map_may_treat_queries_and_keys_apart():
@@ -46,6 +92,90 @@ def test_a_map_may_treat_queries_and_keys_apart():
 
     x = torch.zeros(2)
     assert (Apart(2).queries(x) == 1).all() and (Apart(2).keys(x) == -1).all()
+
+
+# What all maps have in common.
+
+
+@every_map
+def test_no_similarity_is_negative(name):
+    feature_map = make(name)
+    for parameter in feature_map.parameters():
+        nn.init.normal_(parameter)
+    got = similarity(feature_map, 2 * random(HORIZON, 6), 2 * random(HORIZON, 6, seed=6))
+    assert (got >= 0 if name in MAY_VANISH else got > 0).all()
+
+
+@every_map
+@pytest.mark.parametrize("dtype,bound", [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)], ids=["fp16", "bf16"])
+def test_half_precision(name, dtype, bound):
+    """Features are those of the rounded input, and do not overflow where float16 ends."""
+    feature_map = make(name)
+    x, at = (2 * random(1, 1, 50, 6)).to(dtype), positions_for(feature_map, 50)
+    exact = feature_map.keys(x.double(), at)
+    got = feature_map.to(dtype).keys(x, at)
+    assert (got.double() - exact).norm() / exact.norm() < bound
+    if name not in ("exp", "performer"):
+        assert feature_map.keys(torch.full_like(x, 1000), at).isfinite().all()
+
+
+@every_map
+def test_autocast_changes_only_the_matrix_products_of_learned_maps(name):
+    feature_map = make(name).float()
+    x, at = random(2, 3, 5, 6).float(), positions_for(feature_map, 5)
+    exact = feature_map.queries(x, at), feature_map.keys(x, at)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = feature_map.queries(x, at), feature_map.keys(x, at)
+    for a, b in zip(got, exact, strict=True):
+        if name in ("hedgehog", "t2r"):
+            torch.testing.assert_close(a.float(), b, rtol=0.05, atol=0.05)
+        else:
+            assert a.dtype == torch.float32 and torch.equal(a, b)
+
+
+@every_map
+def test_gradients(name):
+    feature_map = make(name)
+    x = random(1, 2, 3, 6)
+    x = (x + 0.1 * x.sign()).requires_grad_()
+    at = positions_for(feature_map, 3, start=2)
+    assert torch.autograd.gradcheck(lambda x: feature_map.queries(x, at), (x,))
+    assert torch.autograd.gradcheck(lambda x: feature_map.keys(x, at), (x,))
+
+
+@every_map
+def test_learned_parts_learn_queries_and_keys_apart(name):
+    feature_map = make(name)
+    parameters = dict(feature_map.named_parameters())
+    assert bool(parameters) == (name in LEARNED)
+    x, at = random(1, 1, 20, 6), positions_for(feature_map, 20)
+    for side, used in (("query", feature_map.queries), ("key", feature_map.keys)):
+        feature_map.zero_grad()
+        used(x, at).square().sum().backward() if parameters else None
+        for full_name, parameter in parameters.items():
+            reached = parameter.grad is not None and (parameter.grad != 0).any()
+            assert reached == full_name.startswith(side), full_name
+
+
+def test_a_querys_own_scale_does_not_change_the_attention():
+    """exp and performer divide a Query's features by their largest; Keys are as the formula has them."""
+    for name in ("exp", "performer"):
+        feature_map = make(name)
+        q, k = random(1, 1, 4, 6), random(1, 1, 9, 6, seed=6)
+        assert torch.equal(feature_map.keys(q), feature_map(q))
+        kept, plain = feature_map.queries(q), feature_map(q)
+        torch.testing.assert_close(kept / kept.amax(-1, keepdim=True), plain / plain.amax(-1, keepdim=True))
+        scores, expected = kept @ feature_map.keys(k).mT, plain @ feature_map.keys(k).mT
+        torch.testing.assert_close(scores / scores.sum(-1, keepdim=True), expected / expected.sum(-1, keepdim=True))
+        far = feature_map.queries(torch.full((1, 1, 2, 6), 500.0))
+        assert far.isfinite().all() and (far.amax(-1) > 0).all()
+
+
+# elu + 1.
+
+
+def elu(head_dim: int = 4) -> FeatureMap:
+    return build_feature_map("elu", head_dim)
 
 
 def test_elu_plus_one():
@@ -96,3 +226,283 @@ def test_elu_is_positive_and_monotone(values):
     x = torch.tensor(sorted(values), dtype=torch.float32)
     out = elu()(x)
     assert (out > 0).all() and (out.diff() >= 0).all()
+
+
+# The quadratic maps.
+
+
+@pytest.mark.parametrize("form,features", [("upper", 21), ("full", 36)])
+def test_outer_product_squares_the_dot_product(form, features):
+    outer, x, y = OuterProduct(6, form), random(4, 6), random(4, 6, seed=6)
+    assert outer.features == outer(x).size(-1) == features
+    torch.testing.assert_close((outer(x) * outer(y)).sum(-1), (x * y).sum(-1) ** 2, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("form,features", [("upper", 28), ("full", 43)])
+def test_taylor_is_the_series_of_the_exponential(form, features):
+    feature_map, q, k = make("taylor", outer_product=form), random(5, 6), random(8, 6, seed=6)
+    logits = q @ k.T / math.sqrt(6)
+    got = similarity(feature_map, q, k)
+    assert feature_map.features == features
+    torch.testing.assert_close(got, 1 + logits + logits**2 / 2, rtol=1e-12, atol=1e-13)
+    near = similarity(feature_map, 0.1 * q, k)
+    torch.testing.assert_close(near, (0.1 * logits).exp(), rtol=0, atol=0.2**3)
+    assert (similarity(feature_map, 20 * q, k) >= 0.5 - 1e-9).all()
+
+
+@pytest.mark.parametrize("form", ["upper", "full"])
+def test_rebased_is_the_square_of_the_normalized_dot_product(form):
+    feature_map, q, k = make("rebased", outer_product=form), random(5, 6), random(8, 6, seed=6)
+    expected = (F.layer_norm(q, (6,)) @ F.layer_norm(k, (6,)).T) ** 2 / 6
+    torch.testing.assert_close(similarity(feature_map, q, k), expected, rtol=1e-12, atol=1e-12)
+    assert (feature_map.query_norm.weight == 1).all() and (feature_map.key_norm.bias == 0).all()
+
+
+@pytest.mark.parametrize(
+    "feature_dim,head,width", [("head", 64, 64), ("sqrt", 64, 8), ("sqrt", 32, 5), ("sqrt", 63, 7), ("12", 64, 12)]
+)
+@pytest.mark.parametrize("name", ["taylor", "rebased"])
+def test_feature_dim_keeps_a_quadratic_map_about_as_wide_as_a_head(name, feature_dim, head, width):
+    config = config_of(2 * head, 2, feature_map=name, feature_dim=feature_dim, outer_product="full")
+    attention = build_attention("linear", config, "decoder")
+    assert attention.q_proj.out_features == attention.k_proj.out_features == 2 * width
+    assert attention.v_proj.out_features == 2 * head
+    assert attention.feature_map.features == width**2 + (1 + width if name == "taylor" else 0)
+
+
+# cosFormer.
+
+
+def test_cosformer_weighs_relu_similarity_with_the_distance():
+    feature_map, q, k = make("cosformer", cosformer_horizon=10), random(9, 6), random(10, 6, seed=6)
+    distance = torch.arange(9.0, dtype=torch.float64)[:, None] - torch.arange(10.0, dtype=torch.float64)
+    expected = (q.relu() @ k.relu().T) * (math.pi * distance / 20).cos()
+    torch.testing.assert_close(similarity(feature_map, q, k), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
+def test_cosformer_ends_at_its_horizon(role):
+    attention = ATTENTION_REGISTRY["linear"](
+        12, 2, role=role, feature_map="cosformer", feature_map_options={"cosformer_horizon": 5}
+    )
+    x, short = torch.randn(6, 2, 12), torch.randn(5, 2, 12)
+    message = "a position reaches --cosformer-horizon 5 in a sequence of 6"
+    with pytest.raises(ValueError, match=message):
+        attention(x, short if role == "cross" else None)
+    if role == "cross":
+        with pytest.raises(ValueError, match=message):
+            attention(short, x)
+        with pytest.raises(ValueError, match=message):
+            attention(short[:1], x, incremental_state={})
+    attention(short, short)
+    padding = torch.tensor([[True] + 5 * [False], 5 * [False] + [True]])
+    attention(short if role == "cross" else x, x, key_padding_mask=padding)  # six, but no position above 4
+    if role != "encoder":
+        state = {}
+        for n in range(5):
+            attention(x[n : n + 1], short if role == "cross" else None, incremental_state=state)
+        with pytest.raises(ValueError, match=message):
+            attention(x[5:], short if role == "cross" else None, incremental_state=state)
+
+
+# Performer.
+
+
+def test_performer_is_an_unbiased_estimate_of_the_softmax_kernel():
+    """The mean over 4000 draws of Ω is within four standard errors of exp(q·k/√D)."""
+    q, k = 0.7 * random(3, 4), 0.7 * random(5, 4, seed=6)
+    expected = (q @ k.T / 2).exp()
+    feature_map = make("performer", head_dim=4, performer_features=12, performer_redraw="forward").train()
+    draws = []
+    for _ in range(4000):
+        feature_map.begin()
+        draws.append(feature_map(q) @ feature_map(k).T)
+    draws = torch.stack(draws)
+    error = draws.std(0) / math.sqrt(len(draws))
+    assert ((draws.mean(0) - expected).abs() < 4 * error).all()
+    assert (error < 0.05 * expected).all()
+
+
+def test_performer_features_are_orthogonal_in_blocks_with_gaussian_lengths():
+    torch.manual_seed(7)
+    omega = orthogonal_gaussian(6, 15).double()
+    assert omega.shape == (6, 15)
+    for start in (0, 6, 12):
+        block = omega[:, start : start + 6]
+        gram = block.T @ block
+        torch.testing.assert_close(gram, gram.diag().diag(), rtol=0, atol=1e-5)
+    lengths = torch.cat([orthogonal_gaussian(6, 6).norm(dim=0) for _ in range(1000)])
+    assert lengths.std() > 0.5  # independent of one another, not √D each
+    torch.testing.assert_close(lengths.square().mean().item(), 6.0, rtol=0.03, atol=0)
+    directions = torch.stack([F.normalize(orthogonal_gaussian(6, 6), dim=0)[:, 0] for _ in range(2000)])
+    torch.testing.assert_close(directions.T @ directions / 2000, torch.eye(6) / 6, rtol=0, atol=0.02)
+
+
+def attention_with_performer(redraw: str, role: str = "encoder"):
+    torch.manual_seed(8)
+    options = {"performer_redraw": redraw, "performer_features": 8}
+    return ATTENTION_REGISTRY["linear"](12, 2, role=role, feature_map="performer", feature_map_options=options)
+
+
+@pytest.mark.parametrize("redraw", ["never", "forward", "3"])
+def test_performer_redraws_as_told(redraw):
+    attention, x = attention_with_performer(redraw).train(), torch.randn(5, 2, 12)
+    phi, drawn = attention.feature_map, []
+    for update in range(7):
+        phi.set_num_updates(update)
+        for _ in range(2):  # --update-freq 2, or a shared layer's two applications
+            before = phi.projection
+            attention(x)
+            drawn.append(not torch.equal(before, phi.projection))
+    expected = {"never": [], "forward": range(14), "3": [6, 12]}[redraw]
+    assert [i for i, new in enumerate(drawn) if new] == list(expected)
+
+
+@pytest.mark.parametrize("redraw", ["forward", "1"])
+def test_performer_does_not_draw_in_evaluation_or_decoding(redraw):
+    attention, x = attention_with_performer(redraw, "decoder").eval(), torch.randn(5, 2, 12)
+    attention.feature_map.set_num_updates(5)
+    before = attention.feature_map.projection
+    assert torch.equal(attention(x)[0], attention(x)[0])
+    attention.train()
+    attention(x[:1], incremental_state={})
+    assert attention.feature_map.projection is before
+
+
+def test_performer_gradient_of_a_layer_that_is_applied_twice():
+    attention, x = attention_with_performer("forward").train(), torch.randn(5, 2, 12)
+    attention(attention(x)[0])[0].sum().backward()
+    assert attention.q_proj.weight.grad.isfinite().all() and (attention.q_proj.weight.grad != 0).any()
+
+
+def test_performer_checkpoint_attends_as_trained():
+    trained, x = attention_with_performer("forward").train(), torch.randn(5, 2, 12)
+    trained(x)
+    torch.manual_seed(9)
+    restored = attention_with_performer("forward")
+    assert not torch.equal(restored.feature_map.projection, trained.feature_map.projection)
+    restored.load_state_dict(trained.state_dict())
+    assert torch.equal(restored.eval()(x)[0], trained.eval()(x)[0])
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_performer_draws_alike_in_a_resumed_run(stop):
+    """fairseq seeds every update by its number and tells it to the model before the update."""
+
+    def train(attention, updates):
+        for update in updates:
+            torch.manual_seed(100 + update)
+            attention.feature_map.set_num_updates(update)
+            attention(x)
+        return attention
+
+    x = torch.randn(5, 2, 12)
+    whole = train(attention_with_performer("3").train(), range(8))
+    first = train(attention_with_performer("3").train(), range(stop))
+    resumed = attention_with_performer("3").train()
+    resumed.load_state_dict(first.state_dict())
+    train(resumed, range(stop, 8))
+    assert torch.equal(resumed.feature_map.projection, whole.feature_map.projection)
+
+
+def test_fairseq_tells_the_performer_the_number_of_updates():
+    from fairseq.models import BaseFairseqModel
+
+    model = BaseFairseqModel()
+    model.attention = attention_with_performer("3")
+    model.set_num_updates(17)
+    assert model.attention.feature_map.updates == 17
+
+
+# Learned maps and DPFP.
+
+
+def test_hedgehog_starts_as_the_softmax_of_both_signs():
+    feature_map, x = make("hedgehog"), random(1, 1, 5, 6)
+    expected = torch.cat([2 * x, -2 * x], dim=-1).softmax(-1)
+    assert torch.equal(feature_map.queries(x), expected) and torch.equal(feature_map.keys(x), expected)
+    torch.testing.assert_close(expected.sum(-1), torch.ones(1, 1, 5, dtype=torch.float64))
+
+
+def test_t2r_has_the_width_it_is_given():
+    assert build_feature_map("t2r", 6).features == 6
+    assert make("t2r", t2r_features=17).queries(random(1, 1, 5, 6)).size(-1) == 17
+
+
+def test_dpfp_by_hand():
+    x = torch.tensor([1.0, -2.0], dtype=torch.float64)  # r = [1, 0, 0, 2]
+    assert make("dpfp", 2, dpfp_nu=1)(x).tolist() == [2.0, 0.0, 0.0, 0.0]
+    assert make("dpfp", 2, dpfp_nu=3)(x).tolist() == [2.0, 0.0, 0.0, 0.0] + [0.0] * 4 + [0.0, 0.0, 0.0, 2.0]
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    "name,options,message",
+    [
+        ("cosformer", {}, "--cosformer-horizon is None: --feature-map cosformer needs a number above every position"),
+        ("cosformer", {"cosformer_horizon": 0}, "--cosformer-horizon is 0"),
+        ("performer", {"performer_features": 7}, "--performer-features is 7, .*: choose an even number from 2"),
+        ("performer", {"performer_features": 0}, "--performer-features is 0"),
+        (
+            "performer",
+            {"performer_redraw": "x"},
+            "--performer-redraw is 'x': choose from never, forward, or a positive",
+        ),
+        ("performer", {"performer_redraw": "0"}, "--performer-redraw is '0'"),
+        ("taylor", {"outer_product": "lower"}, "--outer-product is 'lower': choose from upper, full"),
+        ("rebased", {"outer_product": "lower"}, "--outer-product is 'lower': choose from upper, full"),
+        ("t2r", {"t2r_features": 0}, "--t2r-features is 0: choose a positive number"),
+        ("dpfp", {"dpfp_nu": 0}, "--dpfp-nu is 0: for Queries of width 6 choose from 1 to 11"),
+        ("dpfp", {"dpfp_nu": 12}, "--dpfp-nu is 12"),
+    ],
+)
+def test_wrong_options_are_named(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_feature_map(name, 6, **options)
+
+
+def test_widths_that_no_map_can_have_are_refused():
+    with pytest.raises(ValueError, match="--feature-map rebased .*: choose --feature-dim 2 or more"):
+        build_feature_map("rebased", 1)
+    with pytest.raises(ValueError, match="--performer-features is None, for Queries of width 5"):
+        build_feature_map("performer", 5)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_options_reach_the_map_from_a_configuration(name):
+    chosen = OPTIONS[name] | ({"outer_product": "full"} if name in ("taylor", "rebased") else {})
+    options = FEATURE_MAP_REGISTRY[name].options
+    assert (options is None) == (not chosen)
+    config = config_of(24, 3, feature_map=name, **chosen)
+    attention = build_attention("linear", config, "decoder")
+    assert attention.feature_map.features == build_feature_map(name, 8, **chosen).features
+    assert FEATURE_MAP_REGISTRY[name] in ATTENTION_REGISTRY["linear"].parts(SimpleNamespace(feature_map=name))
+
+
+@every_map
+def test_linear_attention_under_autocast_and_in_cross_decoding(name):
+    """Features may be wider than Queries and Values; outputs are not, step by step or at once."""
+    attention = ATTENTION_REGISTRY["linear"](
+        12, 2, role="cross", feature_map=name, feature_map_options=OPTIONS.get(name, {})
+    ).eval()
+    query, source, state = torch.randn(4, 3, 12), torch.randn(6, 3, 12), {}
+    with torch.autocast("cpu", torch.bfloat16):
+        full, weights = attention(query, source)
+        steps = torch.cat([attention(query[n : n + 1], source, incremental_state=state)[0] for n in range(4)])
+    assert full.dtype == steps.dtype == weights.dtype == torch.bfloat16
+    torch.testing.assert_close(steps, full, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(full.float(), attention(query, source)[0], rtol=0.05, atol=0.05)
+    half = attention.bfloat16()
+    step = half(query[:1].bfloat16(), source.bfloat16(), incremental_state={})[0]
+    assert step.dtype == torch.bfloat16
+
+
+def test_weights_are_accurate_under_autocast():
+    attention = ATTENTION_REGISTRY["linear"](12, 2, role="decoder")
+    q, k, v = (torch.randn(2, 2, 5, 6) for _ in "qkv")
+    _, expected = attention.attend(q, k, v, None, None, True)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, weights = attention.attend(q, k, v, None, None, True)
+    assert torch.equal(weights, expected)

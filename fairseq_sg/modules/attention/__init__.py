@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fairseq_sg.modules.attention.abs_rel import AbsRelAttention
 from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
+from fairseq_sg.modules.attention.compositional import CompositionalAttention
+from fairseq_sg.modules.attention.galerkin import FourierAttention, GalerkinAttention
+from fairseq_sg.modules.attention.geometric import GeometricAttention
 from fairseq_sg.modules.attention.linear import LinearAttention
 from fairseq_sg.modules.attention.registry import ATTENTION_REGISTRY, register_attention
 from fairseq_sg.modules.attention.relative import RelativeAttention
@@ -39,8 +43,13 @@ def build_attention(name: str, config: Any, role: str) -> Attention:
 
 __all__ = [
     "ATTENTION_REGISTRY",
+    "AbsRelAttention",
     "Attention",
     "AttentionOptions",
+    "CompositionalAttention",
+    "FourierAttention",
+    "GalerkinAttention",
+    "GeometricAttention",
     "LinearAttention",
     "RelativeAttention",
     "SoftmaxAttention",

@@ -6,8 +6,10 @@ A kind of attention subclasses :class:`Attention` and writes
 - ``extend``: a decoding step of self-attention, from the new q, k, v and the state of the prefix;
 - ``fold`` and ``read``: cross-attention in decoding, the source folded once and read at each step;
 
-and nothing else. A kind that needs more than q, k, v says so: ``sees_input`` hands ``attend`` and ``extend`` the layer's input as
-``x`` (N, B, C), and a kind that takes ``indices`` gets ``positions`` where positions are not 0, 1, 2, … Shapes inside: q ``(B, H, N, D)``, k ``(B, H, M, D)``, v ``(B, H, M, E)``; masks are bool, True at padding.
+and nothing else. A kind that needs more than q, k, v says so: ``sees_input`` hands ``attend``, ``extend`` and
+``read`` the layer's input as ``x`` (N, B, C), and a kind that takes ``indices`` gets ``positions`` where positions
+are not 0, 1, 2, … Shapes inside: q ``(B, H, N, D)``, k ``(B, H, M, D)``, v ``(B, H, M, E)``; masks are bool, True at
+padding.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class AttentionOptions:
     attention_init: str = field(
         default="reference",
         metadata={
-            "help": "initialization of the attention's projections: 'reference' (as the papers' released code: Glorot uniform, "
-            "but PyTorch's default for relative attention), 'glorot' or 'torch'"
+            "help": "initialization of the attention's projections: 'reference' (as the papers' released code: "
+            "Glorot uniform, but PyTorch's default for relative attention; docs/attention.md has the others), 'glorot' or "
+            "'torch'"
         },
     )
     attention_bias: bool = field(
@@ -63,6 +66,8 @@ class Attention(nn.Module):
         role: ``encoder`` (self-attention over the whole sequence), ``decoder`` (causal self-attention) or ``cross``.
         kv_dim: width of keys and values; ``embed_dim`` unless cross-attention reads an encoder of another width.
         qk_head_dim: D, the width of a head's queries and keys; that of its values unless given.
+        value_heads: how many heads of width C / H the Values have; H unless given.
+        output_projection: whether the heads' outputs go through a last projection.
         attention_init, attention_bias, attention_output_dropout: see :class:`AttentionOptions`.
 
     Raises:
@@ -76,11 +81,11 @@ class Attention(nn.Module):
     brings_position: ClassVar[bool] = False
     #: What it is defined for of what a ``--position`` may give: ``rotation``, ``bias``, ``indices`` (``modules.position.base``).
     takes: ClassVar[FrozenSet[str]] = frozenset()
-    #: Whether ``attend`` and ``extend`` need the layer's input beside the projections.
+    #: Whether ``attend``, ``extend`` and ``read`` need the layer's input beside the projections.
     sees_input: ClassVar[bool] = False
     #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
     options: ClassVar[Optional[type]] = None
-    #: What ``--attention-init reference`` stands for.
+    #: What ``--attention-init reference`` stands for: glorot, torch, or a name that its ``reset_parameters`` knows.
     reference_init: ClassVar[str] = "glorot"
 
     def __init__(
@@ -91,6 +96,8 @@ class Attention(nn.Module):
         role: str,
         kv_dim: Optional[int] = None,
         qk_head_dim: Optional[int] = None,
+        value_heads: Optional[int] = None,
+        output_projection: bool = True,
         attention_init: str = "reference",
         attention_bias: bool = False,
         attention_output_dropout: float = 0.0,
@@ -117,18 +124,21 @@ class Attention(nn.Module):
         kv_dim = embed_dim if kv_dim is None else kv_dim
         self.q_proj = nn.Linear(embed_dim, num_heads * self.qk_head_dim, bias=attention_bias)
         self.k_proj = nn.Linear(kv_dim, num_heads * self.qk_head_dim, bias=attention_bias)
-        self.v_proj = nn.Linear(kv_dim, embed_dim, bias=attention_bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=attention_bias)
+        self.value_heads = num_heads if value_heads is None else value_heads
+        self.v_proj = nn.Linear(kv_dim, self.value_heads * self.head_dim, bias=attention_bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=attention_bias) if output_projection else nn.Identity()
         self.output_dropout = nn.Dropout(attention_output_dropout)
-        self._init = self.reference_init if attention_init == "reference" else attention_init
-        if self._init not in ("glorot", "torch"):
+        if attention_init not in ("reference", "glorot", "torch"):
             raise UsageError(f"--attention-init is {attention_init!r}: choose from reference, glorot, torch")
+        self._init = self.reference_init if attention_init == "reference" else attention_init
         self._state_key = f"attention_state.{next(_state_ids)}"
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Glorot uniform, U(±√(6/(fan_in + fan_out))), or PyTorch's U(±1/√fan_in); zero biases."""
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if isinstance(projection, nn.Identity):
+                continue
             if self._init == "glorot":
                 nn.init.xavier_uniform_(projection.weight)
             else:
@@ -170,9 +180,9 @@ class Attention(nn.Module):
         """The source in the form that ``read`` needs."""
         return {"k": k, "v": v, "key_padding_mask": key_padding_mask}
 
-    def read(self, q: Tensor, state: State) -> Tensor:
+    def read(self, q: Tensor, state: State, **extra) -> Tensor:
         """Outputs (B, H, N, E) of queries over a folded source."""
-        return self.attend(q, state["k"], state["v"], state["key_padding_mask"], None, need_weights=False)[0]
+        return self.attend(q, state["k"], state["v"], state["key_padding_mask"], None, need_weights=False, **extra)[0]
 
     # The interface of fairseq's MultiheadAttention.
 
@@ -226,10 +236,11 @@ class Attention(nn.Module):
         if incremental_state is not None and self.role == "cross":
             state = incremental_state.get(self._state_key)
             if state is None:
-                state = self.fold(self._heads(self.k_proj(key)), self._heads(self.v_proj(value)), key_padding_mask)
+                k, v = self._heads(self.k_proj(key)), self._heads(self.v_proj(value), self.value_heads)
+                state = self.fold(k, v, key_padding_mask)
                 incremental_state[self._state_key] = state
-            return self._join(self.read(q, state)), None
-        k, v = self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
+            return self._join(self.read(q, state, **extra)), None
+        k, v = self._heads(self.k_proj(key)), self._heads(self.v_proj(value), self.value_heads)
         if incremental_state is not None and self.role == "decoder":
             out, state = self.extend(q, k, v, key_padding_mask, incremental_state.get(self._state_key), **extra)
             incremental_state[self._state_key] = state
@@ -250,13 +261,24 @@ class Attention(nn.Module):
                 name: x.index_select(0, new_order) if isinstance(x, Tensor) else x for name, x in state.items()
             }
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """(N, B, H·D) -> (B, H, N, D), a view."""
-        return x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+    def _heads(self, x: Tensor, heads: Optional[int] = None) -> Tensor:
+        """(N, B, H·D) -> (B, H, N, D), a view; H is ``num_heads`` unless given."""
+        return x.unflatten(-1, (self.num_heads if heads is None else heads, -1)).permute(1, 2, 0, 3)
 
     def _join(self, out: Tensor) -> Tensor:
         """(B, H, N, E) -> (N, B, C), through the output projection."""
         return self.out_proj(self.output_dropout(out.permute(2, 0, 1, 3).flatten(2)))
+
+    def _check_mask(self, attn_mask: Optional[Tensor]) -> None:
+        """For kinds without attn_mask: fairseq's decoder layers hand them the causal one; no other will do."""
+        if attn_mask is None:
+            return
+        hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask < 0
+        if not self.causal or not torch.equal(hidden, torch.ones_like(hidden).triu(1)):
+            raise ValueError(
+                f"{self.registered_name} attention has no attn_mask: it is causal in the decoder role and sees all "
+                "keys in the others; pass attn_mask=None, and key_padding_mask for padding"
+            )
 
     def extra_repr(self) -> str:
         return f"role={self.role}, heads={self.num_heads}, head_dim={self.head_dim}"
@@ -272,7 +294,8 @@ class SoftmaxOptions(AttentionOptions):
     attention_scale: str = field(
         default="head_dim",
         metadata={
-            "help": "softmax logits are divided by the root of 'head_dim' (as released code does) or 'model_dim' (thesis, C.3)"
+            "help": "softmax logits are divided by the root of 'head_dim' (as released code does) or 'model_dim' "
+            "(thesis, C.3), or multiplied by a 'learned' scalar, 1/√head_dim at first (as the Neural Data Router's code does)"
         },
     )
     logit_scale: str = field(
@@ -296,12 +319,13 @@ class SoftmaxAttentionBase(Attention):
 
         A = softmax( s · (QKᵀ/√d + bias) + position bias ),   s = 1, or ln(number of visible keys) with ``log_length``
 
-    A kind changes the queries or adds a bias to the logits by overriding ``logits_of``. Of positions it takes a rotation of
-    queries and keys, and a bias.
+    where a learned scalar may stand in the place of 1/√d. A kind changes the queries or adds a bias to the logits by
+    overriding ``logits_of``. Of positions it takes a rotation of queries and keys, and a bias.
 
     Args (besides those of :class:`Attention`):
-        attention_dropout: dropout on the weights after the softmax, in training.
-        attention_scale: ``head_dim`` or ``model_dim``: logits are multiplied by 1/√ of it.
+        attention_dropout: dropout on the weights after the softmax, in training. attention_scale: ``head_dim`` or
+        ``model_dim``: logits are multiplied by 1/√ of it; or ``learned``: by a scalar, one
+            for the module, that starts at 1/√head_dim.
         logit_scale: ``sqrt_dim`` or ``log_length`` (Chiang & Cholak 2022, section 5.3).
         log_length_of: ``valid`` or ``padded``; only with ``log_length``.
         position: makes a module with ``rotate`` or ``bias``, for a width and a number of heads (``modules.position``).
@@ -323,7 +347,7 @@ class SoftmaxAttentionBase(Attention):
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, **kwargs)
-        widths = {"head_dim": self.qk_head_dim, "model_dim": self.embed_dim}
+        widths = {"head_dim": self.qk_head_dim, "model_dim": self.embed_dim, "learned": self.qk_head_dim}
         for option, value, choices in (
             ("--attention-scale", attention_scale, tuple(widths)),
             ("--logit-scale", logit_scale, ("sqrt_dim", "log_length")),
@@ -334,6 +358,7 @@ class SoftmaxAttentionBase(Attention):
         if log_length_of != "valid" and logit_scale != "log_length":
             raise UsageError(f"--log-length-of {log_length_of} has no effect without --logit-scale log_length")
         self.scale = widths[attention_scale] ** -0.5
+        self.learned_scale = nn.Parameter(torch.full((1,), self.scale)) if attention_scale == "learned" else None
         self.log_length = logit_scale == "log_length"
         self.count_padding = log_length_of == "padded"
         self.attention_dropout = attention_dropout or 0.0
@@ -361,12 +386,12 @@ class SoftmaxAttentionBase(Attention):
     def _attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int, **extra):
         queries, keys = q.size(2), k.size(2)
         q, bias = self.logits_of(q, keys, offset, key_padding_mask=key_padding_mask, **extra)
-        if self.log_length:
-            dtype = torch.promote_types(q.dtype, torch.float32)
-            factor = self._visible_keys(queries, keys, key_padding_mask, offset).to(dtype).log().type_as(q)
+        factor = self._factor(q, keys, key_padding_mask, offset)
+        if factor is not None:
             q, bias = q * factor, None if bias is None else bias * factor
         if self.position is not None and self.position.gives == "bias":
-            added = self.position.bias(queries, keys, offset).type_as(q)
+            # With a batch dimension: fused kernels take masks of two or four dimensions alone.
+            added = self.position.bias(queries, keys, offset).unsqueeze(0).type_as(q)
             bias = added if bias is None else bias + added
         dropout = self.attention_dropout if self.training else 0.0
         plain = bias is None and key_padding_mask is None and attn_mask is None and offset == 0
@@ -385,6 +410,16 @@ class SoftmaxAttentionBase(Attention):
         else:
             mask = None if hidden is None else ~hidden
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale), None
+
+    def _factor(self, q: Tensor, keys: int, key_padding_mask: Optional[Tensor], offset: int) -> Optional[Tensor]:
+        """What the logits are multiplied with beside ``scale``, broadcastable to (B, H, N, 1), or None for 1."""
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        factors = []
+        if self.log_length:
+            factors.append(self._visible_keys(q.size(2), keys, key_padding_mask, offset).to(dtype).log())
+        if self.learned_scale is not None:
+            factors.append(self.learned_scale.to(dtype) / self.scale)
+        return math.prod(factors).type_as(q) if factors else None
 
     def _visible_keys(self, queries: int, keys: int, key_padding_mask: Optional[Tensor], offset: int) -> Tensor:
         """The number of keys each query sees, at least 1, broadcastable to (B, H, N, 1)."""
@@ -423,14 +458,14 @@ class SoftmaxAttentionBase(Attention):
     def extend(self, q, k, v, key_padding_mask, state, **extra):
         start = 0 if state is None else state["length"]
         q, k = self._rotated(q, k, start)
-        cache = _append(state, k, v, key_padding_mask)
+        cache = append_to_cache(state, k, v, key_padding_mask)
         length = cache["length"]
         k, v = cache["k"][:, :, :length], cache["v"][:, :, :length]
         out, _ = self._attend(q, k, v, cache["key_padding_mask"], None, False, start, **extra)
         return out, cache
 
 
-def _append(state: Optional[State], k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> State:
+def append_to_cache(state: Optional[State], k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> State:
     """The cache with new keys and values. Its buffers double when full: appending costs O(1) a step, not O(length)."""
     start = 0 if state is None else state["length"]
     length = start + k.size(2)

@@ -2,8 +2,9 @@
 
     Q̂ = Norm(φ(Q)),  K̂ = Norm(φ(K)),   O_n = Q̂_n Σ_i K̂_iᵀ V_i / (Q̂_n · Σ_i K̂_i + ε)
 
-over all i in the encoder and in cross-attention, over i ≤ n in the decoder. No 1/√d scale: the maps that need one have their own.
-There are no attention probabilities and so no dropout on them (``--attention-output-dropout`` drops features of the output).
+over all i in the encoder and in cross-attention, over i ≤ n in the decoder. No 1/√d scale: the maps that need one have
+their own. There are no attention probabilities and so no dropout on them (``--attention-output-dropout`` drops
+features of the output).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions, State
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
+from fairseq_sg.modules.feature_maps.base import accurate
 from fairseq_sg.modules.normalization import build_qk_norm
 from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
+from fairseq_sg.ops.precision import autocast_disabled
 
 
 @dataclass
@@ -33,8 +36,8 @@ class LinearOptions(AttentionOptions):
     feature_dim: str = field(
         default="head",
         metadata={
-            "help": "width of a head's Queries and Keys before φ: 'head' (that of its Values), 'sqrt' (the root of it, rounded down, so "
-            "that a quadratic φ has about as many features as a head), or a number"
+            "help": "width of a head's Queries and Keys before φ: 'head' (that of its Values), 'sqrt' (the root of it, "
+            "rounded down, so that a quadratic φ has about as many features as a head), or a number"
         },
     )
     qk_norm: str = field(
@@ -48,8 +51,8 @@ class LinearOptions(AttentionOptions):
 class LinearAttention(Attention):
     """Time O(N·F·E), decoding with a constant state per head: S (F, E) and z (F), both float32.
 
-    Of positions it takes a rotation, applied to Q̂ and K̂ in the numerator alone, so that the denominator stays positive (Su et
-    al. 2021, eq. 19): O_n = R_n Q̂_n Σ_i (R_i K̂_i)ᵀ V_i / (Q̂_n · Σ_i K̂_i + ε).
+    Of positions it takes a rotation, applied to Q̂ and K̂ in the numerator alone, so that the denominator stays
+    positive (Su et al. 2021, eq. 19): O_n = R_n Q̂_n Σ_i (R_i K̂_i)ᵀ V_i / (Q̂_n · Σ_i K̂_i + ε).
 
     Args (besides those of :class:`Attention`):
         feature_map: name in ``FEATURE_MAP_REGISTRY``. feature_map_options: its keyword arguments.
@@ -100,38 +103,47 @@ class LinearAttention(Attention):
     def _keys(self, k: Tensor, positions: Optional[Tensor]) -> Tensor:
         return self.k_norm(self.feature_map.keys(k, positions))
 
-    def _positions(self, x: Tensor, padding_mask: Optional[Tensor], start: Any = 0) -> Optional[Tensor]:
-        """Positions of x (B, H, N, D) for maps that need them; ``start``, a number or (B, 1, 1), is that of the first."""
+    def _positions(
+        self, x: Tensor, padding_mask: Optional[Tensor], before: int = 0, real: Any = None
+    ) -> Optional[Tensor]:
+        """Positions of x (B, H, N, D) for maps that need them.
+
+        There were ``before`` positions, of which ``real`` (B, 1, 1), or all, were not padding.
+        """
         if not self.feature_map.needs_positions:
             return None
+        positions = before if real is None else real
         if padding_mask is None:
-            return start + torch.arange(x.size(2), device=x.device)
-        return start + real_positions(padding_mask)[:, None, :]
+            positions = positions + torch.arange(x.size(2), device=x.device)
+        else:
+            positions = positions + real_positions(padding_mask)[:, None, :]
+        self.feature_map.check_positions(positions, below=before + x.size(2))
+        return positions
 
     def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights):
         self._check_mask(attn_mask)
+        self.feature_map.begin()
         at_keys = self._positions(k, key_padding_mask)
         at_queries = self._positions(q, None) if self.role == "cross" else at_keys
         q, k = self._queries(q, at_queries), self._keys(k, at_keys)
         out = self._linear(q, k, v, key_padding_mask)
-        return out, self._implied_weights(q, k, key_padding_mask) if need_weights else None
+        return out, self._implied_weights(q, k, key_padding_mask).type_as(v) if need_weights else None
 
     def _linear(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
         visible = dict(causal=self.causal, key_padding_mask=key_padding_mask)
         if self.position is None:
             return linear_attention(q, k, v, eps=self.eps, **visible)
         rotated = self.position.rotate(q, 0), self.position.rotate(k, 0)
-        numerator = linear_attention(*rotated, _accurate(v), normalize=False, **visible)
+        numerator = linear_attention(*rotated, accurate(v), normalize=False, **visible)
         denominator = linear_attention(q, k, _ones(k), normalize=False, **visible)
         return (numerator / (denominator + self.eps)).type_as(v)
 
     def _implied_weights(self, q: Tensor, k: Tensor, key_padding_mask) -> Tensor:
         """The matrix A with O = A V: A_ni = Q̂_n·K̂_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, M)."""
-        similarity = self._visible(q @ k.transpose(-1, -2), key_padding_mask)
+        similarity = self._visible(_dot(q, k), key_padding_mask)
         denominator = similarity.sum(-1, keepdim=True) + self.eps
         if self.position is not None:
-            rotated_q, rotated_k = self.position.rotate(q, 0), self.position.rotate(k, 0)
-            similarity = self._visible(rotated_q @ rotated_k.transpose(-1, -2), key_padding_mask)
+            similarity = self._visible(_dot(self.position.rotate(q, 0), self.position.rotate(k, 0)), key_padding_mask)
         return similarity / denominator
 
     def _visible(self, similarity: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
@@ -144,12 +156,14 @@ class LinearAttention(Attention):
     def extend(self, q, k, v, key_padding_mask, state):
         # How many positions, and how many real tokens of each sentence, (B, 1, 1), there were.
         length, real = (0, 0) if state is None else (state["length"], state["real"])
-        positions = self._positions(k, key_padding_mask, real)
+        positions = self._positions(k, key_padding_mask, length, real)
         q, k = self._queries(q, positions), self._keys(k, positions)
         out, S, z = self._step(q, k, v, key_padding_mask, state, length)
         if positions is not None:
-            new = k.new_full((k.size(0),), k.size(2)) if key_padding_mask is None else (~key_padding_mask).sum(1)
-            real = real + new.long()[:, None, None]
+            padding = (
+                torch.zeros_like(k[:, 0, :, 0], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
+            )
+            real = real + (~padding).sum(1)[:, None, None]
         return out, {"S": S, "z": z, "length": length + k.size(2), "real": real}
 
     def _step(self, q, k, v, key_padding_mask, state: Optional[State], length: int):
@@ -160,7 +174,7 @@ class LinearAttention(Attention):
             out, (S, z) = linear_attention(q, k, v, state=before, eps=self.eps, **visible)
             return out, S, z
         rotated = self.position.rotate(q, length), self.position.rotate(k, length)
-        numerator, (S, _) = linear_attention(*rotated, _accurate(v), state=before, normalize=False, **visible)
+        numerator, (S, _) = linear_attention(*rotated, accurate(v), state=before, normalize=False, **visible)
         if before is not None:
             before = before[1].unsqueeze(-1), before[1]
         denominator, (_, z) = linear_attention(q, k, _ones(k), state=before, normalize=False, **visible)
@@ -175,28 +189,19 @@ class LinearAttention(Attention):
     def read(self, q, state):
         start = state["read"]
         state["read"] = start + q.size(2)
-        q = self._queries(q, self._positions(q, None, start))
-        return linear_attention_read(q, (state["S"], state["z"]), eps=self.eps)
-
-    def _check_mask(self, attn_mask) -> None:
-        """fairseq's own decoder layers hand every self-attention the causal mask; any other one cannot be honoured."""
-        if attn_mask is None:
-            return
-        hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask < 0
-        if not self.causal or not torch.equal(hidden, torch.ones_like(hidden).triu(1)):
-            raise ValueError(
-                "linear attention has no attn_mask: it is causal in the decoder role and sees all keys in the others; "
-                "pass attn_mask=None, and key_padding_mask for padding"
-            )
+        features = self._queries(q, self._positions(q, None, start))
+        return linear_attention_read(features, (state["S"], state["z"]), eps=self.eps).type_as(q)
 
 
-def _accurate(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _dot(q: Tensor, k: Tensor) -> Tensor:
+    """q_n·k_i, (B, H, N, M) in float32 or float64, also under autocast."""
+    with autocast_disabled(q.device):
+        return accurate(q) @ accurate(k).transpose(-1, -2)
 
 
 def _ones(k: Tensor) -> Tensor:
     """Values whose sums over the keys are the denominator."""
-    return _accurate(k[..., :1]).new_ones(*k.shape[:-1], 1)
+    return accurate(k[..., :1]).new_ones(*k.shape[:-1], 1)
 
 
 def _width(feature_dim: str, head_dim: int) -> int:

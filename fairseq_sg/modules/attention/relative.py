@@ -59,7 +59,10 @@ class RelativeAttention(SoftmaxAttentionBase):
         r = q @ self.pos_proj.weight.unflatten(0, (self.num_heads, -1)).type_as(q)  # (B, H, N, d)
         if r.size(-1) % 2:
             r = nn.functional.pad(r, (0, 1))
-        at_queries, at_keys = (angles(p, self.embed_dim).type_as(q) for p in (of_queries, of_keys))
-        r_sin, r_cos, sin, cos = r[..., 0::2], r[..., 1::2], at_queries.sin(), at_queries.cos()
+        # Only sines and cosines are rounded to half precision: it cannot tell large angles apart.
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        at_queries, at_keys = (angles(p, self.embed_dim, dtype) for p in (of_queries, of_keys))
+        (sin, cos), (key_sin, key_cos) = ((a.sin().type_as(q), a.cos().type_as(q)) for a in (at_queries, at_keys))
+        r_sin, r_cos = r[..., 0::2], r[..., 1::2]
         over_sin, over_cos = r_sin * cos + r_cos * sin, r_cos * cos - r_sin * sin
-        return over_sin @ at_keys.sin().T + over_cos @ at_keys.cos().T
+        return over_sin @ key_sin.T + over_cos @ key_cos.T

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Callable, Dict, Optional
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.position.alibi import AlibiPosition
 from fairseq_sg.modules.position.base import (
     POSITION_REGISTRY,
     AttentionPosition,
@@ -18,8 +19,12 @@ from fairseq_sg.modules.position.base import (
     sinusoid,
     token_positions,
 )
+from fairseq_sg.modules.position.learned import LearnedPosition
 from fairseq_sg.modules.position.none import NoPosition
+from fairseq_sg.modules.position.randomized import RandomizedPosition
+from fairseq_sg.modules.position.rotary import RotaryPosition
 from fairseq_sg.modules.position.sinusoidal import SinusoidalPosition
+from fairseq_sg.modules.position.t5 import T5Position
 
 #: What a position may give inside an attention that brings none of its own.
 INSIDE = ("rotation", "bias")
@@ -93,12 +98,17 @@ def positions_for(attention: type, config: Any) -> set:
 
 __all__ = [
     "POSITION_REGISTRY",
+    "AlibiPosition",
     "AttentionPosition",
     "EmbeddedPosition",
+    "LearnedPosition",
     "MakePosition",
     "NoPosition",
     "Position",
+    "RandomizedPosition",
+    "RotaryPosition",
     "SinusoidalPosition",
+    "T5Position",
     "angles",
     "attention_position",
     "build_embedded_position",

@@ -79,10 +79,10 @@ class AttentionPosition(Position):
         raise NotImplementedError
 
 
-def angles(positions: Tensor, dim: int) -> Tensor:
-    """(…) -> (…, ⌈dim/2⌉) float32: pos / 10000^(2i/dim), the angles of ``sinusoid`` and of rotations."""
-    exponent = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim
-    return positions.unsqueeze(-1).to(torch.float32) * torch.pow(10000.0, -exponent)
+def angles(positions: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(…) -> (…, ⌈dim/2⌉): pos / 10000^(2i/dim), the angles of ``sinusoid`` and of rotations."""
+    exponent = torch.arange(0, dim, 2, dtype=dtype, device=positions.device) / dim
+    return positions.unsqueeze(-1).to(dtype) * torch.pow(10000.0, -exponent)
 
 
 def sinusoid(positions: Tensor, dim: int) -> Tensor:

@@ -5,18 +5,133 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict
+import math
+from typing import Callable, Dict, List
 
 import torch
 from attention_cases import ROLES, Case, Row
 from torch import Tensor
 
 NORMS = ("none", "l1", "l2", "rms")
-CASES = [Case("linear", role, {"feature_map": "elu", "qk_norm": norm}) for role in ROLES for norm in NORMS]
+HORIZON = 128  # above every length in the tests of attentions
+
+#: map -> the options it needs, for its cases.
+OPTIONS: Dict[str, dict] = {
+    "relu": {},
+    "squared": {},
+    "exp": {},
+    "cosformer": {"cosformer_horizon": HORIZON},
+    "performer": {"performer_features": 20},
+    "taylor": {},
+    "rebased": {},
+    "hedgehog": {},
+    "t2r": {"t2r_features": 11},
+    "dpfp": {"dpfp_nu": 3},
+}
+
+
+def mapped(name: str, role: str, qk_norm: str = "none", feature_dim: str = "head", **options) -> Case:
+    chosen = {"feature_map": name, "feature_map_options": OPTIONS[name] | options, "qk_norm": qk_norm}
+    return Case("linear", role, chosen if feature_dim == "head" else chosen | {"feature_dim": feature_dim})
+
+
+CASES = [
+    *(Case("linear", role, {"feature_map": "elu", "qk_norm": norm}) for role in ROLES for norm in NORMS),
+    *(mapped(name, role) for name in OPTIONS for role in ROLES),
+    *(mapped(name, "decoder", norm) for name in ("cosformer", "performer", "taylor") for norm in ("l1", "rms")),
+    *(mapped(name, "cross", "l2") for name in ("cosformer", "rebased", "dpfp")),
+    mapped("hedgehog", "encoder", "rms"),
+    *(mapped(name, "decoder", "l1", outer_product="full") for name in ("taylor", "rebased")),
+    mapped("taylor", "encoder", feature_dim="sqrt"),
+    mapped("rebased", "decoder", feature_dim="3"),
+]
+
+
+def flat(terms) -> Tensor:
+    return torch.stack(list(terms))
+
+
+def linear(layer, x: Tensor) -> List[Tensor]:
+    return [weights @ x + bias for weights, bias in zip(layer.weight, layer.bias, strict=True)]
+
+
+def elu(phi, x, position, side) -> Tensor:
+    return torch.where(x > 0, x + 1, x.exp())
+
+
+def relu(phi, x, position, side) -> Tensor:
+    return torch.where(x > 0, x, 0.0)
+
+
+def squared(phi, x, position, side) -> Tensor:
+    return flat(e * e for e in x)
+
+
+def exp(phi, x, position, side) -> Tensor:
+    return flat(math.e**e for e in x) / (math.e ** max(x) if side == "q" else 1.0)
+
+
+def cosformer(phi, x, position, side) -> Tensor:
+    angle = math.pi * position / (2 * HORIZON)
+    return flat([max(e, 0 * e) * wave for wave in (math.sin(angle), math.cos(angle)) for e in x])
+
+
+def performer(phi, x, position, side) -> Tensor:
+    x = x / len(x) ** 0.25
+    half = sum(e * e for e in x) / 2
+    exponents = [sign * (omega @ x) - half for sign in (1, -1) for omega in phi.projection.T]
+    largest = max(exponents) if side == "q" else 0.0
+    return flat((e - largest).exp() for e in exponents) / len(exponents) ** 0.5
+
+
+def squares(phi, x) -> List[Tensor]:
+    d = range(len(x))
+    if phi.outer.full:
+        return [x[i] * x[j] for i in d for j in d]
+    return [x[i] * x[j] * (1.0 if i == j else 2**0.5) for i in d for j in d if i <= j]
+
+
+def taylor(phi, x, position, side) -> Tensor:
+    d = len(x)
+    return flat([x[0] ** 0, *(e / d**0.25 for e in x), *(e / (2 * d) ** 0.5 for e in squares(phi, x))])
+
+
+def rebased(phi, x, position, side) -> Tensor:
+    norm = phi.query_norm if side == "q" else phi.key_norm
+    mean = sum(x) / len(x)
+    deviation = (sum((e - mean) ** 2 for e in x) / len(x) + 1e-5) ** 0.5
+    y = flat(g * (e - mean) / deviation + b for g, e, b in zip(norm.weight, x, norm.bias, strict=True))
+    return flat(squares(phi, y)) / len(x) ** 0.5
+
+
+def hedgehog(phi, x, position, side) -> Tensor:
+    y = linear(phi.query_map if side == "q" else phi.key_map, x)
+    powers = flat((2 * sign * e).exp() for sign in (1, -1) for e in y)
+    return powers / sum(powers)
+
+
+def t2r(phi, x, position, side) -> Tensor:
+    return relu(phi, flat(linear(phi.query_map if side == "q" else phi.key_map, x)), position, side)
+
+
+def dpfp(phi, x, position, side) -> Tensor:
+    r = [max(sign * e, 0 * e) for sign in (1, -1) for e in x]
+    return flat(r[i] * r[i - shift] for shift in range(1, phi.nu + 1) for i in range(len(r)))
+
 
 #: map -> φ(x) of one vector x (D,) at a position (counted over real tokens), for a Query or a Key ("q", "k").
 FEATURES: Dict[str, Callable[[object, Tensor, int, str], Tensor]] = {
-    "elu": lambda phi, x, position, side: torch.where(x > 0, x + 1, x.exp()),
+    "elu": elu,
+    "relu": relu,
+    "squared": squared,
+    "exp": exp,
+    "cosformer": cosformer,
+    "performer": performer,
+    "taylor": taylor,
+    "rebased": rebased,
+    "hedgehog": hedgehog,
+    "t2r": t2r,
+    "dpfp": dpfp,
 }
 
 
@@ -35,8 +150,8 @@ def row(row: Row) -> Tensor:
     module, phi = row.module, FEATURES[row.module.feature_map.registered_name]
 
     def at(m: int) -> int:
-        """The position of a key: how many real ones are before it."""
-        return m if row.padding is None else int((~row.padding[:m]).sum())
+        """The position of a key: how many real ones are before it. Padding has that of the last real one."""
+        return m if row.padding is None else max(int((~row.padding[: m + 1]).sum()) - 1, 0)
 
     position = row.n if module.role == "cross" else at(row.n)
     query = normalized(module.q_norm, phi(module.feature_map, row.q[row.n], position, "q"))

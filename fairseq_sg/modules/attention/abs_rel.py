@@ -1,0 +1,68 @@
+"""Relative attention that may choose absolute positions (Csordás 2023, appendix D.2; Csordás et al. 2022).
+
+    r_i  = σ(W_ar h_i + b_ar)                                                                    per head       (D.6)
+    A_ij = 1/√d_head · [ (q_i + u)ᵀ k_j  +  r_i (q_i + v)ᵀ W_P p_{j−i}  +  (1 − r_i) (q_i + v)ᵀ W_P p_j ]       (D.7)
+
+and weights = softmax over j. h_i is the input of the layer; u, v, W_P and the sinusoids p are those of ``relative``.
+Positions j count from 0 at the sentence's first real token, whichever side the padding is on.
+
+The thesis writes one gate for all heads and p_{i−j}; its code has a gate a head and p_{j−i}. The sign matters here,
+because p_j and p_{j−i} share W_P.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.modules.attention.registry import register_attention
+from fairseq_sg.modules.attention.relative import RelativeAttention
+from fairseq_sg.modules.position import real_positions, sinusoid
+
+
+@register_attention("abs_rel")
+class AbsRelAttention(RelativeAttention):
+    """Time O(N·M·d), memory O(N·M); decoding keeps all keys and values. Roles encoder and decoder.
+
+    The reference scales by a learned scalar (``--attention-scale learned``). Its projections start Glorot uniform,
+    those of keys and values as one matrix; the output projection and the gate have PyTorch's default.
+    """
+
+    takes = frozenset()
+    sees_input = True
+    reference_init = "fused"
+
+    def __init__(self, embed_dim: int, num_heads: int, **kwargs):
+        super().__init__(embed_dim, num_heads, **kwargs)
+        self.gate = nn.Linear(embed_dim, num_heads)
+        if self._init == "fused":
+            nn.init.xavier_uniform_(self.pos_proj.weight)
+
+    def reset_parameters(self) -> None:
+        """As in ``Attention``; ``fused``: Glorot uniform for q, and for k and v with the fans of both together."""
+        super().reset_parameters()
+        if self._init == "fused":
+            nn.init.xavier_uniform_(self.q_proj.weight)
+            k, v = self.k_proj.weight, self.v_proj.weight
+            bound = math.sqrt(6 / (k.size(1) + k.size(0) + v.size(0)))
+            nn.init.uniform_(k, -bound, bound)
+            nn.init.uniform_(v, -bound, bound)
+
+    def logits_of(self, q: Tensor, keys: int, offset: int, key_padding_mask: Optional[Tensor] = None, *, x: Tensor):
+        queries, relative = super().logits_of(q, keys, offset)
+        absolute = self._absolute(q, keys, key_padding_mask)
+        r = self.gate(x).sigmoid().permute(1, 2, 0).unsqueeze(-1)  # (B, H, N, 1)
+        return queries, r * relative + (1 - r) * absolute
+
+    def _absolute(self, q: Tensor, keys: int, key_padding_mask: Optional[Tensor]) -> Tensor:
+        """(q_i + v)ᵀ W_P p_j · scale, (B, H, N, M)."""
+        if key_padding_mask is None:
+            positions = torch.arange(keys, device=q.device).unsqueeze(0)
+        else:
+            positions = real_positions(key_padding_mask)
+        projected = self.pos_proj(sinusoid(positions, self.embed_dim).to(self.pos_proj.weight.dtype))
+        p = projected.unflatten(-1, (self.num_heads, -1)).permute(0, 2, 3, 1)  # (B or 1, H, D, M)
+        return ((q + self.position_bias) * self.scale) @ p.type_as(q)

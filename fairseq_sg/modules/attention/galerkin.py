@@ -1,0 +1,186 @@
+"""Galerkin and Fourier attention (Cao 2021, "Choose a Transformer: Fourier or Galerkin"): means over keys, no softmax.
+
+    galerkin:   O = Q (LN(K)ᵀ LN(V)) / n                          eq. G of the author's post on the paper
+    fourier:    O = (LN(Q) LN(K)ᵀ) V / n · 1/√d_head
+
+LN is a layer norm over a head's features with a gain and a bias for each head; n is the number of keys that are seen,
+and padding has LN(K) = 0. Both are linear attention without a denominator, and the order of the products is free:
+neither forms an N×M matrix, although the released code of Fourier attention does.
+
+The paper has neither padding nor a causal form. In the decoder role this code sums over the prefix alone and divides
+by the number of keys in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention.base import Attention, AttentionOptions
+from fairseq_sg.modules.attention.registry import register_attention
+from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
+from fairseq_sg.ops.precision import to_accumulation_dtype
+
+
+@dataclass
+class GalerkinOptions(AttentionOptions):
+    galerkin_norm_eps: float = field(
+        default=1e-5, metadata={"help": "ε of the layer norms inside Galerkin and Fourier attention"}
+    )
+    galerkin_output_projection: bool = field(
+        default=False,
+        metadata={
+            "help": "an output projection W_O after Galerkin or Fourier attention (the released code has none: heads "
+            "lie side by side)"
+        },
+    )
+
+
+@dataclass
+class FourierOptions(GalerkinOptions):
+    fourier_scale: str = field(
+        default="head_dim",
+        metadata={
+            "help": "Fourier attention is divided by the number of keys and by the root of 'head_dim' (as the released "
+            "code does), or by the number of keys alone: 'none' (as the paper writes)"
+        },
+    )
+
+
+class HeadNorm(nn.Module):
+    """Layer norm over the features of each head, (B, H, N, D) -> the same, with a gain and a bias (H, 1, D)."""
+
+    def __init__(self, heads: int, dim: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, 1, dim))
+        self.bias = nn.Parameter(torch.zeros(heads, 1, dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], eps=self.eps) * self.weight + self.bias
+
+
+@register_attention("galerkin")
+class GalerkinAttention(Attention):
+    """Time O(N·D·E), decoding with a constant state: S = Σ_i k_iᵀ v_i (D, E) per head, float32, and the number of keys.
+
+    The weights it returns are A with O = A LN(V): A_ni = Q_n · LN(K)_i / n.
+
+    Args (besides those of :class:`Attention`):
+        galerkin_norm_eps: ε of the layer norms.
+        galerkin_output_projection: whether there is an output projection.
+    """
+
+    options = GalerkinOptions
+    reference_init = "small_identity"
+    #: Which of q, k, v go through a layer norm.
+    normed: Tuple[str, ...] = ("k", "v")
+    scale = 1.0
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        galerkin_norm_eps: float = 1e-5,
+        galerkin_output_projection: bool = False,
+        **kwargs,
+    ):
+        super().__init__(embed_dim, num_heads, output_projection=galerkin_output_projection, **kwargs)
+        self.q_norm, self.k_norm, self.v_norm = (
+            HeadNorm(num_heads, self.head_dim, galerkin_norm_eps) if name in self.normed else nn.Identity()
+            for name in ("q", "k", "v")
+        )
+
+    def reset_parameters(self) -> None:
+        """As in ``Attention``; ``small_identity``: 1/100 of Glorot uniform plus 1/100 of the identity for q, k, v."""
+        super().reset_parameters()
+        if self._init == "small_identity":
+            for projection in (self.q_proj, self.k_proj, self.v_proj):
+                nn.init.xavier_uniform_(projection.weight, gain=1e-2)
+                with torch.no_grad():
+                    projection.weight.diagonal().add_(1e-2)
+
+    def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights):
+        self._check_mask(attn_mask)
+        dtype, seen = v.dtype, self._seen(k, key_padding_mask)
+        q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
+        # The sums leave the operator in float32: of many keys they are beyond float16, their mean is not.
+        total = linear_attention(
+            q, k, *to_accumulation_dtype(v), causal=self.causal, key_padding_mask=key_padding_mask, normalize=False
+        )
+        out = (total * self.scale / seen).to(dtype)
+        return out, self._implied_weights(q, k, key_padding_mask, seen) if need_weights else None
+
+    def _implied_weights(self, q: Tensor, k: Tensor, key_padding_mask: Optional[Tensor], seen: Tensor) -> Tensor:
+        similarity = q @ k.transpose(-1, -2)
+        if self.causal:
+            similarity = similarity.tril()
+        if key_padding_mask is not None:
+            similarity = similarity.masked_fill(key_padding_mask[:, None, None, :], 0.0)
+        return similarity * self.scale / seen
+
+    def _seen(self, k: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
+        """The number of keys that each query sees, (B, 1, N or 1, 1); 1 for none, whose sum is 0 anyway."""
+        real = _real(k, key_padding_mask)
+        seen = real.cumsum(1) if self.causal else real.sum(1, keepdim=True)
+        return seen.clamp(min=1)[:, None, :, None]
+
+    def extend(self, q, k, v, key_padding_mask, state):
+        dtype = v.dtype
+        before, seen = (None, 0) if state is None else ((state["S"], state["z"]), state["seen"])
+        seen = seen + _real(k, key_padding_mask).cumsum(1)
+        q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
+        total, (S, z) = linear_attention(
+            q,
+            k,
+            *to_accumulation_dtype(v),
+            causal=True,
+            key_padding_mask=key_padding_mask,
+            state=before,
+            return_state=True,
+            normalize=False,
+        )
+        out = (total * self.scale / seen.clamp(min=1)[:, None, :, None]).to(dtype)
+        # A copy: a view would keep the counts of the whole prefix.
+        return out, {"S": S, "z": z, "seen": seen[:, -1:].clone()}
+
+    def fold(self, k, v, key_padding_mask):
+        S, z = linear_attention_state(self.k_norm(k), self.v_norm(v), key_padding_mask=key_padding_mask)
+        return {"S": S * self.scale / self._seen(k, key_padding_mask), "z": z}
+
+    def read(self, q, state):
+        return linear_attention_read(self.q_norm(q), (state["S"], state["z"]), normalize=False).type_as(q)
+
+
+@register_attention("fourier")
+class FourierAttention(GalerkinAttention):
+    """Time and state as of :class:`GalerkinAttention`; its weights are A_ni = LN(Q)_n · LN(K)_i / (n √d_head), O = A V.
+
+    Args (besides those of :class:`GalerkinAttention`):
+        fourier_scale: ``head_dim`` or ``none``.
+
+    Raises:
+        UsageError: for another ``fourier_scale``.
+    """
+
+    options = FourierOptions
+    normed = ("q", "k")
+
+    def __init__(self, embed_dim: int, num_heads: int, *, fourier_scale: str = "head_dim", **kwargs):
+        super().__init__(embed_dim, num_heads, **kwargs)
+        if fourier_scale not in ("head_dim", "none"):
+            raise UsageError(f"--fourier-scale is {fourier_scale!r}: choose from head_dim, none")
+        self.scale = self.head_dim**-0.5 if fourier_scale == "head_dim" else 1.0
+
+
+def _real(k: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
+    """(B, M) int64: 1 at keys, 0 at padding."""
+    if key_padding_mask is None:
+        return torch.ones(k.size(0), k.size(2), dtype=torch.long, device=k.device)
+    return (~key_padding_mask).long()

@@ -1,0 +1,137 @@
+"""Geometric attention of the Neural Data Router (Csordás et al. 2022; Csordás 2023, section 5.1.2).
+
+    P_ij = σ( α (W_q h_i + b)ᵀ W_k h_j + β D_ij + γ )                                      (eq. 5.10)
+    A_ij = P_ij Π_{k closer to i than j} (1 − P_ik),   A_ii = 0                            (eq. 5.7, 5.8)
+    D_ij = forward channel of Linear(h_i) if j > i, backward channel if j < i (eq. 5.9)
+
+The order around i is i + 1, i − 1, i + 2, i − 2, …: weight goes to the closest match, on either side and at any
+distance, and none to what is behind a sure match. There is no softmax, and a row may sum to less than 1: to nearly 0
+where nothing matches. α = 1/√d_head, β = 1 and γ = 0 are learned scalars of the layer, shared by its heads; b is a bias
+for each head, zero at the start.
+
+The paper has encoders only. In the decoder the candidates are j < i, in the order i − 1, i − 2, …. Nobody attends to
+itself there either, so position 0 sees nothing and its output is 0 (or the bias of the output projection, if there is
+one): the residual connection alone carries it on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.modules.attention.base import Attention, AttentionOptions, append_to_cache
+from fairseq_sg.modules.attention.registry import register_attention
+from fairseq_sg.ops import geometric_attention
+
+
+@dataclass
+class GeometricOptions(AttentionOptions):
+    geometric_key_dropout: float = field(
+        default=0.0,
+        metadata={
+            "help": "dropout on geometric attention's projected keys, as the released code has it (0.1 in the Neural "
+            "Data Router); there is none on its weights"
+        },
+    )
+    geometric_normalize: bool = field(
+        default=False,
+        metadata={
+            "help": "divide the rows of geometric attention's weights by their sums (released code: off in the Neural "
+            "Data Router, on in its baselines without copy gate)"
+        },
+    )
+    no_directional_encoding: bool = field(
+        default=False,
+        metadata={"help": "geometric attention without directional encoding (the D of the paper's eq. 5.10)"},
+    )
+
+
+@register_attention("geometric")
+class GeometricAttention(Attention):
+    """Time O(N·M·d), memory O(N·M); decoding keeps all keys and values. No positions are added to the embeddings.
+
+    With ``attention_bias`` the query projection's bias is b, and the keys, values and output have biases too.
+
+    ``--attention-init`` is of the four projections; the directional encoding keeps PyTorch's default, as in the
+    released code.
+
+    Args (besides those of :class:`Attention`):
+        geometric_key_dropout: dropout on the projected keys, in training.
+        geometric_normalize: whether the rows of A are divided by their sums (at least 1e-12); rows of nothing stay 0.
+        no_directional_encoding: leaves out β D_ij.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    brings_position = True
+    sees_input = True
+    options = GeometricOptions
+    reference_init = "fans_of_a_head"
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        attention_bias: bool = False,
+        geometric_key_dropout: float = 0.0,
+        geometric_normalize: bool = False,
+        no_directional_encoding: bool = False,
+        **kwargs,
+    ):
+        super().__init__(embed_dim, num_heads, attention_bias=attention_bias, **kwargs)
+        self.normalize = geometric_normalize
+        self.key_dropout = nn.Dropout(geometric_key_dropout)
+        self.query_bias = None if attention_bias else nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))
+        self.alpha = nn.Parameter(torch.full((1,), self.head_dim**-0.5))
+        self.gamma = nn.Parameter(torch.zeros(1))
+        self.directional = None
+        if not no_directional_encoding:
+            self.beta = nn.Parameter(torch.ones(1))
+            # Channels of a head: backward and, where there is anything ahead, forward.
+            self.directional = nn.Linear(embed_dim, num_heads * (1 if self.causal else 2))
+
+    def reset_parameters(self) -> None:
+        """As in ``Attention``; ``fans_of_a_head``: Glorot uniform with the fans of one head, U(±√(6/(d + d_head)))."""
+        super().reset_parameters()
+        if self._init == "fans_of_a_head":
+            bound = math.sqrt(6 / (self.embed_dim + self.head_dim))
+            for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+                nn.init.uniform_(projection.weight, -bound, bound)
+
+    def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, x):
+        weights = self._weights(q, k, key_padding_mask, attn_mask, 0, x).type_as(v)
+        return weights @ v, weights if need_weights else None
+
+    def extend(self, q, k, v, key_padding_mask, state, x):
+        start = 0 if state is None else state["length"]
+        cache = append_to_cache(state, k, v, key_padding_mask)
+        k, v = (cache[name][:, :, : cache["length"]] for name in ("k", "v"))
+        weights = self._weights(q, k, cache["key_padding_mask"], None, start, x).type_as(v)
+        return weights @ v, cache
+
+    def _weights(self, q, k, key_padding_mask, attn_mask, offset: int, x: Tensor) -> Tensor:
+        """A (B, H, N, M), in float32 or better."""
+        logits = self._logits(q, k, x)
+        if attn_mask is not None:
+            of_bool = attn_mask.dtype == torch.bool
+            logits = logits.masked_fill(attn_mask, -math.inf) if of_bool else logits + attn_mask
+        weights = geometric_attention(logits, key_padding_mask=key_padding_mask, causal=self.causal, offset=offset)
+        return nn.functional.normalize(weights, p=1.0, dim=-1, eps=1e-12) if self.normalize else weights
+
+    def _logits(self, q: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        """α (q_i + b)ᵀ k_j + β D_ij + γ, (B, H, N, M), in float32 or better."""
+        accurate = torch.promote_types(q.dtype, torch.float32)
+        if self.query_bias is not None:
+            q = q + self.query_bias
+        content = ((q * self.alpha.type_as(q)) @ self.key_dropout(k).transpose(-1, -2)).to(accurate)
+        if self.directional is None:
+            return content + self.gamma
+        shift = self.beta * self._heads(self.directional(x)).to(accurate) + self.gamma  # (B, H, N, 1 or 2)
+        if self.causal:
+            return content + shift
+        backward, forward = shift.split(1, dim=-1)
+        ahead = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(1)
+        return content + torch.where(ahead, forward, backward)

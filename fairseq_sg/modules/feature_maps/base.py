@@ -1,0 +1,64 @@
+"""What all feature maps share. A map is applied to Queries and Keys per head, before ``--qk-norm``.
+
+A feature map turns ``(B, H, N, D)`` into ``(B, H, N, F)`` and says its F as ``features``; the similarity of a Query
+and a Key is φ(q)·φ(k). Queries and Keys may be mapped differently (``queries`` and ``keys``); most maps treat them
+alike. Where half precision would overflow or cancel, features are float32.
+
+The denominator of linear attention is a sum of similarities. All maps here have φ(q)·φ(k) ≥ 0; ``l1`` and ``l2`` only
+scale a φ and keep that. ``rms`` multiplies features by a learned γ, and with it similarities may be negative and a
+denominator vanish: for every map where γ_Q and γ_K have different signs, and for ``taylor`` and ``rebased``, whose
+features have both signs, wherever γ_Q γ_K is not the same for all features.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.registry import Registry
+
+FEATURE_MAP_REGISTRY = Registry("feature map", "--feature-map")
+register_feature_map = FEATURE_MAP_REGISTRY.register
+
+
+class FeatureMap(nn.Module):
+    """Base class: a map that treats Queries and Keys alike, whatever their positions, overrides ``forward`` alone.
+
+    Args:
+        head_dim: D, the width of a head's Queries and Keys.
+
+    Attributes:
+        features: F, the width of φ(x).
+        options: dataclass of the map's own options; its fields are command-line options and keyword arguments.
+        needs_positions: whether ``queries`` and ``keys`` get positions; int64, broadcastable to (B, H, N), counted
+            from 0 at the first real token. Without it they are None.
+    """
+
+    registered_name: ClassVar[str]
+    options: ClassVar[Optional[type]] = None
+    needs_positions: ClassVar[bool] = False
+
+    def __init__(self, head_dim: int):
+        super().__init__()
+        self.features = head_dim
+
+    def queries(self, q: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+        """q (B, H, N, D) -> φ(q) (B, H, N, F), in the dtype of q or a wider one."""
+        return self(q)
+
+    def keys(self, k: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+        """k (B, H, M, D) -> φ(k) (B, H, M, F)."""
+        return self(k)
+
+    def begin(self) -> None:
+        """Called once at the start of every full pass, before Queries and Keys are mapped, and never in decoding."""
+
+    def check_positions(self, positions: Tensor, below: int) -> None:
+        """Raises UsageError where the map is not defined at one of ``positions``, which are all below ``below``."""
+
+
+def accurate(x: Tensor) -> Tensor:
+    """x in float32, or in float64 if it is that."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

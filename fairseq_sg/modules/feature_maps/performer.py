@@ -1,0 +1,122 @@
+"""FAVOR+, the positive orthogonal random features of Performers (Choromanski et al. 2021)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.ops.precision import autocast_disabled
+
+
+@dataclass
+class PerformerOptions:
+    performer_features: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "number of random features of the performer feature map, even (default: the width of a head's "
+            "Queries)"
+        },
+    )
+    performer_redraw: str = field(
+        default="forward",
+        metadata={
+            "help": "when the performer feature map draws new random features in training: 'never', every 'forward' "
+            "pass of an attention, or a number n, every n updates; in evaluation the last ones stay, and checkpoints "
+            "keep them"
+        },
+    )
+
+
+@register_feature_map("performer")
+class PerformerFeatureMap(FeatureMap):
+    """φ(x) = exp(−‖x'‖²/2) [exp(Ωᵀx'), exp(−Ωᵀx')] / √m, x' = x / D^¼, F = m (Choromanski et al. 2021, Lemma 1).
+
+    With Ω (D, m/2) Gaussian, φ(q)·φ(k) has the expectation exp(q·k/√D), the kernel of softmax attention. The columns
+    of Ω are orthogonal in blocks of D, with the lengths of independent Gaussian vectors. Queries, Keys and heads share
+    Ω. As in ``exp``, and for the same reasons, a Query's features are divided by their largest, and those of Keys are
+    not; no overflow is possible, as φ(x)_i ≤ exp(‖ω_i‖²/2)/√m. Features are float32.
+
+    Args:
+        performer_features: m, even; D by default.
+        performer_redraw: ``never``, ``forward`` or a number of updates, as told by ``set_num_updates``, which
+            fairseq's tasks call on the model before every training step.
+
+    Raises:
+        UsageError: m is odd or below 2, or the policy is none of these.
+    """
+
+    options = PerformerOptions
+
+    def __init__(self, head_dim: int, *, performer_features: Optional[int] = None, performer_redraw: str = "forward"):
+        super().__init__(head_dim)
+        self.features = head_dim if performer_features is None else performer_features
+        if self.features < 2 or self.features % 2:
+            raise UsageError(
+                f"--performer-features is {performer_features}, for Queries of width {head_dim}: "
+                "choose an even number from 2"
+            )
+        self.redraw_every = _updates(performer_redraw)
+        self.updates = self.drawn_at = 0
+        self.scale = head_dim**-0.25
+        self.register_buffer("projection", orthogonal_gaussian(head_dim, self.features // 2))
+
+    def queries(self, q: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+        exponents = self._exponents(q)
+        return (exponents - exponents.amax(-1, keepdim=True)).exp() / math.sqrt(self.features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._exponents(x).exp() / math.sqrt(self.features)
+
+    def _exponents(self, x: Tensor) -> Tensor:
+        with autocast_disabled(x.device):
+            x = accurate(x) * self.scale
+            projected = x @ self.projection.to(x.dtype)
+            return torch.cat([projected, -projected], dim=-1) - x.square().sum(-1, keepdim=True) / 2
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Called by fairseq with the number of updates that have been made."""
+        self.updates = num_updates
+
+    def begin(self) -> None:
+        if self.training and self._is_due():
+            # Not in place: the layer may have been applied before, and its gradient needs the features of then.
+            self.projection = orthogonal_gaussian(*self.projection.shape).to(self.projection)
+            self.drawn_at = self.updates
+
+    def _is_due(self) -> bool:
+        if self.redraw_every is None:
+            return False
+        if self.redraw_every == 0:
+            return True
+        return self.updates != self.drawn_at and self.updates % self.redraw_every == 0
+
+    def extra_repr(self) -> str:
+        return f"features={self.features}"
+
+
+def _updates(redraw: str) -> Optional[int]:
+    """The policy as a number of updates: None for never, 0 for every pass."""
+    known = {"never": None, "forward": 0}
+    if redraw in known:
+        return known[redraw]
+    if not str(redraw).isdecimal() or int(redraw) < 1:
+        raise UsageError(
+            f"--performer-redraw is {redraw!r}: choose from never, forward, or a positive number of updates"
+        )
+    return int(redraw)
+
+
+def orthogonal_gaussian(dim: int, count: int) -> Tensor:
+    """(dim, count): Gaussian columns, orthogonal in blocks of ``dim`` (Choromanski et al. 2021).
+
+    The directions' signs are those of the QR decomposition; both signs of every column are features.
+    """
+    # On the CPU, where dropout on a GPU does not use up random numbers: distributed workers draw alike.
+    blocks = [torch.linalg.qr(torch.randn(dim, dim, device="cpu"))[0] for _ in range(-(-count // dim))]
+    return torch.cat(blocks, dim=1)[:, :count] * torch.randn(count, dim, device="cpu").norm(dim=1)

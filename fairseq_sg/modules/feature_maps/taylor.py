@@ -1,0 +1,34 @@
+"""The second-order Taylor series of the exponential, the feature map of Based (Arora et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.modules.feature_maps.outer import OuterProduct, OuterProductOptions
+
+
+@register_feature_map("taylor")
+class TaylorFeatureMap(FeatureMap):
+    """φ(x) = [1, x/D^¼, x⊗x/√(2D)], F = 1 + D + D(D + 1)/2, or 1 + D + D² (Arora et al. 2024; Zhang et al. 2024).
+
+    So φ(q)·φ(k) = 1 + s + s²/2 with s = q·k/√D: exp(s) to second order, and at least 1/2. Features are float32.
+
+    Args:
+        outer_product: ``upper`` or ``full``, see ``outer``.
+    """
+
+    options = OuterProductOptions
+
+    def __init__(self, head_dim: int, *, outer_product: str = "upper"):
+        super().__init__(head_dim)
+        self.outer = OuterProduct(head_dim, outer_product)
+        self.features = 1 + head_dim + self.outer.features
+        self.scale = head_dim**-0.25
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = accurate(x) * self.scale
+        return torch.cat([torch.ones_like(x[..., :1]), x, self.outer(x) / math.sqrt(2)], dim=-1)

@@ -1,0 +1,121 @@
+"""Randomized positions (Ruoss et al. 2023, section 3): an ordered random subset of more numbers than any sentence has.
+
+    I = {i_0 < i_1 < … < i_{N−1}} ⊂ {0, …, L−1}, uniform without replacement; the token at j has position i_j
+
+One subset is drawn for a batch and forward pass, by each side for itself; all layers of a side use the same. So
+positions that only longer sentences reach at test time have been trained.
+
+The paper draws a subset at test time too. Then outputs are random, and step-by-step decoding is not defined: positions
+of a prefix would change with its length. In evaluation this code gives the token at j the position j·⌊L/K⌋, K being the
+longest sequence that is expected (``--randomized-eval-length``): evenly spread like the mean of a subset of size K, the
+same for every prefix, and with the same distances wherever padding lets a sentence start. K is no part of the
+checkpoint and may be changed at test time (``--model-overrides "{'randomized_eval_length': 100}"``).
+
+With base ``relative`` distances are differences of positions, i_k − i_j, as section 3 has it; the released code draws a
+subset of the distances instead, so that all pairs at the same distance agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.position.base import Position, register_position
+from fairseq_sg.modules.position.learned import LearnedPosition
+from fairseq_sg.modules.position.sinusoidal import SinusoidalPosition
+
+
+@dataclass
+class RandomizedOptions:
+    randomized_base: str = field(
+        default="sinusoidal",
+        metadata={
+            "help": "what --position randomized numbers anew: sinusoidal or learned positions on the embeddings, or those "
+            "of relative attention (relative)"
+        },
+    )
+    randomized_range: int = field(
+        default=2048, metadata={"help": "number of positions that --position randomized draws from"}
+    )
+    randomized_eval_length: int = field(
+        default=512,
+        metadata={
+            "help": "longest sequence that --position randomized meets in evaluation; may be changed at test time"
+        },
+    )
+
+
+BASES = {
+    "sinusoidal": lambda dim, count: SinusoidalPosition(dim),
+    "learned": lambda dim, count: LearnedPosition(dim, learned_positions=count),
+    "relative": None,
+}
+
+
+@register_position("randomized")
+class RandomizedPosition(Position):
+    """The base's positions at random numbers in training, at evenly spread ones in evaluation.
+
+    Args:
+        dim: the width of the embeddings it is added to; None with base ``relative``, which needs the numbers alone.
+        randomized_base: ``sinusoidal``, ``learned`` (L vectors) or ``relative``.
+        randomized_range: L. randomized_eval_length: K.
+
+    Raises:
+        UsageError: an unknown base, or K beyond L; on a call, a sequence longer than L in training, K in evaluation.
+    """
+
+    options = RandomizedOptions
+
+    def __init__(
+        self,
+        dim: Optional[int] = None,
+        *,
+        randomized_base: str = "sinusoidal",
+        randomized_range: int = 2048,
+        randomized_eval_length: int = 512,
+    ):
+        super().__init__()
+        if not 1 <= randomized_eval_length <= randomized_range:
+            raise UsageError(
+                f"--randomized-eval-length is {randomized_eval_length}: "
+                f"choose from 1 to --randomized-range {randomized_range}"
+            )
+        self.range, self.eval_length = randomized_range, randomized_eval_length
+        self.gives = _gives(randomized_base)
+        make = BASES[randomized_base]
+        self.base = None if make is None else make(dim, randomized_range)
+
+    @classmethod
+    def gives_with(cls, config: Any) -> str:
+        return _gives(config.randomized_base)
+
+    def forward(self, *where) -> Tensor:
+        """With a base on the embeddings as ``EmbeddedPosition``; with ``relative``, (length, device) -> ``numbers``."""
+        if self.base is None:
+            return self.numbers(*where)
+        positions, length = where
+        return self.base(self.numbers(length, positions.device)[positions], self.range)
+
+    def numbers(self, length: int, device: torch.device) -> Tensor:
+        """The positions of ``length`` tokens, (length,) int64, increasing; drawn anew at each call in training."""
+        option, longest = ("range", self.range) if self.training else ("eval-length", self.eval_length)
+        if length > longest:
+            raise UsageError(
+                f"a sequence of length {length} in {'training' if self.training else 'evaluation'} is longer than "
+                f"--randomized-{option} {longest}: choose a larger one, "
+                f"in evaluation at most --randomized-range {self.range}"
+            )
+        if self.training:
+            return torch.randperm(self.range, device=device)[:length].sort().values
+        return torch.arange(length, device=device) * (self.range // self.eval_length)
+
+
+def _gives(base: str) -> str:
+    if base not in BASES:
+        raise UsageError(f"--randomized-base is {base!r}: choose from {', '.join(BASES)}")
+    return "indices" if base == "relative" else "embedding"

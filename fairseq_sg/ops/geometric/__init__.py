@@ -1,0 +1,81 @@
+"""Weights of geometric attention: the closest match takes most (Csordás et al., 2022, "The Neural Data Router")."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
+from fairseq_sg.ops.dispatch import AUTO, resolve
+from fairseq_sg.ops.geometric.naive import geometric_attention_naive
+from fairseq_sg.ops.geometric.scan import geometric_attention_scan
+from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
+
+IMPLEMENTATIONS = {"naive": geometric_attention_naive, "scan": geometric_attention_scan}
+
+
+def geometric_attention(
+    logits: Tensor,
+    *,
+    key_padding_mask: Tensor | None = None,
+    causal: bool = False,
+    offset: int = 0,
+    implementation: str = AUTO,
+) -> Tensor:
+    """A_ij = P_ij Π_{k ∈ S_ij} (1 − P_ik), P = σ(logits): each query looks for its closest match.
+
+    S_ij are the keys closer to i than j is. They are visited in the order i + 1, i − 1, i + 2, i − 2, …: of two at the
+    same distance the one to the right is closer (Csordás, 2023, eq. 5.6 to 5.8). Nobody attends to itself: A_ii = 0,
+    and P_ii stands in no product. Padding is never a match: A_ij = 0 and 1 − P_ij = 1 there.
+
+    A_ij is the probability that j is the first match, so rows sum to at most 1, and to 0 where there is nobody to see.
+    The causal form is this project's, for decoders: only j < i are candidates, in the order i − 1, i − 2, …; the row of
+    position 0 is empty.
+
+    Computed in float32 (float64 for float64 logits), also under ``torch.autocast``. Logits may be infinite; outputs and
+    gradients stay finite. A backward pass with ``create_graph=True`` is refused with `RuntimeError` by all but the
+    naive implementation.
+
+    Args:
+        logits: (B, H, N, M), any floating dtype. What stands on the diagonal, at padding and, if causal, at j > i,
+            whatever it is, changes nothing and has gradient 0.
+        key_padding_mask: (B, M), bool, True at padding.
+        causal: whether position i sees the keys 0 … i − 1 only.
+        offset: the position of query 0 among the keys. Self-attention has N = M and offset 0; a step of incremental
+            decoding has N = 1 and offset M − 1.
+        implementation: ``"auto"``, ``"naive"`` or ``"scan"``.
+
+    Returns:
+        A (B, H, N, M), in the dtype of the logits.
+
+    Raises:
+        TypeError: the logits are not floating, or the mask not bool.
+        ValueError: shapes do not fit, a query is not among the keys, or there is no such implementation.
+    """
+    check_floating(logits=logits)
+    if logits.dim() != 4:
+        raise ValueError(f"geometric_attention takes logits (B, H, N, M), not {describe(logits=logits)}")
+    batch, _, queries, keys = logits.shape
+    check_padding_mask("key_padding_mask", key_padding_mask, batch, keys)
+    if not 0 <= offset <= keys - queries:
+        raise ValueError(
+            f"queries stand at the positions offset … offset + N - 1 of the keys 0 … M - 1: "
+            f"offset {offset} does not fit {describe(logits=logits)}"
+        )
+    function = resolve("geometric_attention", implementation, IMPLEMENTATIONS, automatic="scan")
+    hidden = _hidden(queries, keys, key_padding_mask, causal, offset, logits.device)
+    with autocast_disabled(logits.device):
+        (visible,) = to_accumulation_dtype(logits)
+        return function(visible.masked_fill(hidden, -math.inf), offset).to(logits.dtype)
+
+
+def _hidden(
+    queries: int, keys: int, key_padding_mask: Tensor | None, causal: bool, offset: int, device: torch.device
+) -> Tensor:
+    """What cannot be a match and hides nobody (P = 0): bool, broadcastable to (B, H, N, M)."""
+    i = torch.arange(offset, offset + queries, device=device)[:, None]
+    j = torch.arange(keys, device=device)
+    hidden = j >= i if causal else j == i
+    return hidden if key_padding_mask is None else hidden | key_padding_mask[:, None, None, :]

@@ -1,0 +1,13 @@
+"""Fourier attention (Cao 2021), O = (LN(Q) LN(K)ᵀ) V / n · 1/√d_head: Galerkin attention's sum with other norms."""
+
+from __future__ import annotations
+
+from attention_cases import ROLES, Case
+from attention_kinds import galerkin
+
+CASES = [
+    *(Case("fourier", role) for role in ROLES),
+    *(Case("fourier", role, {"fourier_scale": "none", "galerkin_output_projection": True}) for role in ROLES),
+]
+
+reference = galerkin.reference

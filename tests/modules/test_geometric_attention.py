@@ -1,0 +1,225 @@
+"""Geometric attention as a module: its learned scalars, directions, dropout on the keys, and initialization."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from attention_cases import HEADS, WIDTH, Case, padding_of, reference
+from configs import config_of
+from torch import nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention import build_attention
+
+ROLES = ("encoder", "decoder")
+roles = pytest.mark.parametrize("role", ROLES)
+
+
+@roles
+@pytest.mark.parametrize("options", [{}, {"geometric_normalize": True}], ids=["plain", "normalized"])
+def test_equals_its_equation_with_other_scalars(role, options):
+    case = Case("geometric", role, options)
+    module, (x, _) = case.build(), case.inputs()
+    with torch.no_grad():
+        module.alpha.fill_(-0.7), module.beta.fill_(1.9), module.gamma.fill_(-0.4)
+    expected, weights = reference(module, x, x, padding_of(7, "left"))
+    out, got = module(x, key_padding_mask=padding_of(7, "left"), need_head_weights=True)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(got.transpose(0, 1), weights, rtol=0, atol=1e-9)
+
+
+def test_parameters_at_the_start():
+    module = build_attention("geometric", config_of(32, 4), "encoder")
+    assert module.alpha.item() == pytest.approx(8**-0.5) and module.beta.item() == 1 and module.gamma.item() == 0
+    assert module.query_bias.shape == (4, 1, 8) and (module.query_bias == 0).all()
+    assert module.directional.weight.shape == (8, 32) and module.directional.bias.abs().max() > 0
+    scalars, bias, direction = 3, 32, 8 * 33
+    assert sum(p.numel() for p in module.parameters()) == 4 * 32 * 32 + scalars + bias + direction
+
+
+def test_fewer_parameters_where_there_is_less_to_say():
+    def names(role="encoder", **options):
+        module = build_attention("geometric", config_of(32, 4, **options), role)
+        return {name: tuple(p.shape) for name, p in module.named_parameters()}
+
+    assert names("decoder")["directional.weight"] == (4, 32)  # nothing lies ahead
+    without = names(no_directional_encoding=True)
+    assert not any("directional" in name or name == "beta" for name in without) and "gamma" in without
+    biased = names(attention_bias=True)
+    assert "query_bias" not in biased and biased["q_proj.bias"] == (32,)
+
+
+@pytest.mark.parametrize(
+    ("init", "bound"),
+    [("reference", math.sqrt(6 / (64 + 16))), ("glorot", math.sqrt(6 / (64 + 64))), ("torch", 1 / 8)],
+)
+def test_initialization(init, bound):
+    """The reference's is Glorot uniform with the fans of one head: 64 in and 16 out, or the reverse."""
+    module = build_attention("geometric", config_of(64, 4, attention_init=init), "encoder")
+    for projection in (module.q_proj, module.k_proj, module.v_proj, module.out_proj):
+        assert 0.97 * bound < projection.weight.abs().max().item() <= bound
+    assert module.directional.weight.abs().max().item() <= 1 / 8
+
+
+def looking(direction: float):
+    """An encoder whose heads all look forward (direction > 0) or backward; Values are the input."""
+    module = Case("geometric", "encoder").build()
+    with torch.no_grad():
+        module.alpha.zero_(), module.directional.weight.zero_()
+        module.directional.bias.copy_(torch.tensor([-direction, direction]).repeat(HEADS))
+        for projection in (module.v_proj, module.out_proj):
+            projection.weight.copy_(torch.eye(WIDTH))
+    return module
+
+
+def test_each_direction_has_its_channel():
+    x = torch.randn(5, 2, WIDTH, dtype=torch.float64)
+    nothing = torch.zeros(1, 2, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(looking(60.0)(x)[0], torch.cat([x[1:], nothing]))
+    torch.testing.assert_close(looking(-60.0)(x)[0], torch.cat([nothing, x[:-1]]))
+    mask = torch.tensor([[False, False, True, True, False]] * 2)
+    torch.testing.assert_close(looking(60.0)(x, key_padding_mask=mask)[0][:2], x[[1, 4]])
+
+
+def test_normalized_rows_sum_to_one_or_have_nothing_to_sum():
+    x = torch.randn(6, 2, WIDTH, dtype=torch.float64)
+    mask = torch.tensor([[False] * 6, [True] * 6])
+    for role in ROLES:
+        module = Case("geometric", role, {"geometric_normalize": True}).build()
+        weights = module(x, key_padding_mask=mask)[1]
+        expected = torch.ones(6, dtype=torch.float64)
+        expected[0] = float(role == "encoder")
+        torch.testing.assert_close(weights[0].sum(-1), expected)
+        assert (weights[1] == 0).all()
+        plain = Case("geometric", role).build()
+        assert (plain(x)[1].sum(-1) < 1).all()
+
+
+@roles
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_normalized_in_half_precision_where_hardly_anything_matches(role, dtype):
+    """Sums of 1e-9, which float16 does not have."""
+    module = Case("geometric", role, {"geometric_normalize": True}).build(dtype)
+    with torch.no_grad():
+        module.gamma.fill_(-20.0)
+    x = torch.randn(6, 2, WIDTH).to(dtype).requires_grad_()
+    out, weights = module(x, need_head_weights=True)
+    out.float().square().sum().backward()
+    assert out.dtype == weights.dtype == dtype
+    torch.testing.assert_close(weights[:, :, 1:].float().sum(-1), torch.ones(HEADS, 2, 5), rtol=0, atol=0.03)
+    assert x.grad.isfinite().all() and all(p.grad.isfinite().all() for p in module.parameters())
+
+
+def test_first_position_of_a_decoder_sees_nothing():
+    module, (x, _) = Case("geometric", "decoder").build(), Case("geometric", "decoder").inputs()
+    out, weights = module(x)
+    assert (out[0] == 0).all() and (weights[:, 0] == 0).all() and (out[1:] != 0).all()
+    state = {}
+    assert (module(x[:1], incremental_state=state)[0] == 0).all()
+    biased = Case("geometric", "decoder", {"attention_bias": True}).build()
+    assert torch.equal(biased(x)[0][0], biased.out_proj.bias.expand(3, -1))
+
+
+def test_a_sentence_of_one_sees_nothing():
+    module = Case("geometric", "encoder").build()
+    assert (module(torch.randn(1, 2, WIDTH, dtype=torch.float64))[0] == 0).all()
+
+
+@roles
+def test_the_same_neighbours_give_the_same_output_anywhere(role):
+    """Positions enter by order alone: where a sentence starts among the columns changes nothing."""
+    module, x = Case("geometric", role).build(), torch.randn(5, 1, WIDTH, dtype=torch.float64)
+    mask = torch.tensor([[True] * 4 + [False] * 5 + [True] * 2])
+    longer = torch.randn(11, 1, WIDTH, dtype=torch.float64)
+    longer[4:9] = x
+    torch.testing.assert_close(module(longer, key_padding_mask=mask)[0][4:9], module(x)[0])
+
+
+@roles
+def test_dropout_is_on_the_keys_in_training_only(role):
+    case = Case("geometric", role)
+    module, plain, (x, _) = case.build(geometric_key_dropout=0.5), case.build(), case.inputs()
+    assert torch.equal(module(x)[0], plain(x)[0])
+    module.train()
+    torch.manual_seed(3)
+    out = module(x)[0]
+    torch.manual_seed(3)
+    kept = nn.functional.dropout(module._heads(module.k_proj(x)), 0.5)
+    plain.k_proj = nn.Identity()
+    expected = plain(x, kept.permute(2, 0, 1, 3).flatten(2), x)[0]
+    torch.testing.assert_close(out, expected)
+    assert not torch.allclose(out, case.build()(x)[0])
+
+
+def test_dropping_all_keys_leaves_the_direction():
+    case = Case("geometric", "encoder")
+    module, plain, (x, _) = case.build(geometric_key_dropout=1.0).train(), case.build(), case.inputs()
+    nn.init.zeros_(plain.k_proj.weight)
+    torch.testing.assert_close(module(x)[0], plain(x)[0])
+    assert (module(x)[1] != 0).any()
+
+
+def test_masks_of_the_caller():
+    """A bool mask hides, a float one is added to the logits; a decoder takes fairseq's own for what it is."""
+    case = Case("geometric", "encoder")
+    module, (x, _) = case.build(), case.inputs()
+    hidden = torch.rand(7, 7) < 0.4
+    hidden[:, 3] = False
+    shown = module(x, attn_mask=hidden, need_head_weights=True)
+    added = torch.zeros(7, 7, dtype=torch.float64).masked_fill(hidden, -math.inf)
+    torch.testing.assert_close(module(x, attn_mask=added)[0], shown[0])
+    assert (shown[1][:, :, hidden] == 0).all() and not torch.allclose(shown[0], module(x)[0])
+    shifted = module(x, attn_mask=torch.full((7, 7), 0.8, dtype=torch.float64))[0]
+    with torch.no_grad():
+        module.gamma.add_(0.8)
+    torch.testing.assert_close(shifted, module(x)[0])
+
+    decoder = Case("geometric", "decoder").build()
+    causal = torch.zeros(7, 7, dtype=torch.float64).masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -math.inf)
+    assert torch.equal(decoder(x, attn_mask=causal)[0], decoder(x)[0])
+
+
+@roles
+def test_under_autocast(role):
+    module = Case("geometric", role).build(torch.float32)
+    x = torch.randn(6, 2, WIDTH)
+    expected = module(x)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(x)[0]
+        state: dict = {}
+        steps = (
+            torch.cat([module(x[n : n + 1], incremental_state=state)[0] for n in range(6)])
+            if role == "decoder"
+            else out
+        )
+    assert out.dtype == torch.bfloat16
+    assert (out.float() - expected).norm() < 0.03 * expected.norm()
+    assert (steps.float() - out.float()).norm() < 0.03 * expected.norm()
+
+
+def test_errors():
+    with pytest.raises(
+        UsageError, match="geometric attention cannot serve as 'cross' attention: its roles are encoder, decoder"
+    ):
+        build_attention("geometric", config_of(32, 4), "cross")
+    with pytest.raises(ValueError, match="geometric attention takes no position numbers"):
+        Case("geometric", "encoder").build()(torch.zeros(2, 1, WIDTH, dtype=torch.float64), positions=torch.arange(2))
+
+
+def test_options_of_other_attentions_are_refused():
+    """Dropout on the weights, for one: geometric attention's is on the keys and has a name of its own."""
+    from fairseq_sg.models.sg_transformer import resolve
+
+    only = {"encoder_attention": "geometric", "decoder_attention": "geometric", "cross_attention": "linear"}
+    with pytest.raises(UsageError, match="--attention-dropout 0.3 has no effect"):
+        resolve(SimpleNamespace(**only, attention_dropout=0.3))
+    with pytest.raises(
+        UsageError, match="--geometric-normalize True has no effect .* an option of: geometric attention"
+    ):
+        resolve(SimpleNamespace(geometric_normalize=True))
+    with pytest.raises(UsageError, match="--position sinusoidal has no effect: geometric attention brings its own"):
+        resolve(SimpleNamespace(**only, position="sinusoidal"))
+    assert resolve(SimpleNamespace(**only, geometric_key_dropout=0.1)).geometric_key_dropout == 0.1
