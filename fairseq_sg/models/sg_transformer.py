@@ -36,9 +36,10 @@ from fairseq_sg.modules.position import (
     build_indices,
     gives_indices,
 )
+from fairseq_sg.modules.update import UPDATE_REGISTRY
 
 #: The registries whose mechanisms have options of their own.
-MECHANISMS = (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, FEEDFORWARD_REGISTRY)
+MECHANISMS = (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, FEEDFORWARD_REGISTRY, UPDATE_REGISTRY)
 SIDES = ("encoder", "decoder")
 
 
@@ -77,6 +78,15 @@ class SGTransformerConfig:
     )
     encoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the encoder: dense"})
     decoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the decoder: dense"})
+    encoder_update: str = field(
+        default="residual",
+        metadata={
+            "help": "update of the encoder's layers: 'residual', or 'copy_gate' (Neural Data Router); one name, or one a layer"
+        },
+    )
+    decoder_update: str = field(
+        default="residual", metadata={"help": "update of the decoder's layers, like the encoder's"}
+    )
     depth: str = field(
         default="separate", metadata={"help": "'separate' layers, or one 'shared' layer (universal transformer)"}
     )
@@ -135,7 +145,12 @@ def layer_names(config, option: str) -> List[str]:
 
 
 ATTENTIONS = ("encoder_attention", "decoder_attention", "cross_attention")
-FFNS = ("encoder_ffn", "decoder_ffn")
+OTHERS = {
+    "encoder_ffn": FEEDFORWARD_REGISTRY,
+    "decoder_ffn": FEEDFORWARD_REGISTRY,
+    "encoder_update": UPDATE_REGISTRY,
+    "decoder_update": UPDATE_REGISTRY,
+}
 
 
 def resolve(cfg) -> "Config":
@@ -149,8 +164,8 @@ def resolve(cfg) -> "Config":
     for option in ATTENTIONS:
         for name in layer_names(config, option):
             used |= ATTENTION_REGISTRY.find(name).parts(config)
-    for option in FFNS:
-        used |= {FEEDFORWARD_REGISTRY.find(name) for name in layer_names(config, option)}
+    for option, registry in OTHERS.items():
+        used |= {registry.find(name) for name in layer_names(config, option)}
     if config.position is not None:
         used.add(POSITION_REGISTRY.find(config.position))
     refuse_unused_options(config, MECHANISMS, used)
@@ -203,7 +218,8 @@ class SGTransformerEncoder(FairseqEncoder):
         super().__init__(dictionary)
         self.embedding = side_embedding(config, "encoder", dictionary)
         self.indices = build_indices(config)
-        names = list(zip(layer_names(config, "encoder_attention"), layer_names(config, "encoder_ffn"), strict=True))
+        options = ("encoder_attention", "encoder_ffn", "encoder_update")
+        names = list(zip(*(layer_names(config, option) for option in options), strict=True))
         self.stack = build_stack(config.depth, lambda step: EncoderLayer(config, *names[step]), config.encoder_layers)
         self.final_norm = nn.LayerNorm(config.encoder_embed_dim) if config.pre_norm else nn.Identity()
 
@@ -270,7 +286,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         self.left_pad_target = left_pad_target
         self.embedding = side_embedding(config, "decoder", dictionary)
         self.indices = build_indices(config)
-        options = ("decoder_attention", "cross_attention", "decoder_ffn")
+        options = ("decoder_attention", "cross_attention", "decoder_ffn", "decoder_update")
         names = list(zip(*(layer_names(config, option) for option in options), strict=True))
         self.stack = build_stack(config.depth, lambda step: DecoderLayer(config, *names[step]), config.decoder_layers)
         self.final_norm = nn.LayerNorm(config.decoder_embed_dim) if config.pre_norm else nn.Identity()

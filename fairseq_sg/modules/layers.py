@@ -1,8 +1,4 @@
-"""Encoder and decoder layers, built from an attention and a feedforward layer.
-
-post-norm (default, as the references):  x ← LN(x + Drop(Sublayer(x)))
-pre-norm (--pre-norm):                   x ← x + Drop(Sublayer(LN(x)))
-"""
+"""Encoder and decoder layers: attention sublayers in residual connections, then an update built with a feedforward layer."""
 
 from __future__ import annotations
 
@@ -11,31 +7,14 @@ from typing import Any, Dict, Optional, Tuple
 from torch import Tensor, nn
 
 from fairseq_sg.modules.attention import build_attention
-from fairseq_sg.modules.feedforward import build_feedforward
 from fairseq_sg.modules.losses import OverRealPositions, ValueLoss
+from fairseq_sg.modules.update import Residual, build_update
 
 LayerOutput = Tuple[Tensor, Optional[Tensor], Dict[str, Tensor]]
 
 
-class Residual(nn.Module):
-    """The residual connection, dropout and layer norm around one sublayer (LN's ε 1e-5)."""
-
-    def __init__(self, dim: int, dropout: float, pre_norm: bool):
-        super().__init__()
-        self.norm = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(dropout)
-        self.pre_norm = pre_norm
-
-    def before(self, x: Tensor) -> Tensor:
-        return self.norm(x) if self.pre_norm else x
-
-    def after(self, x: Tensor, update: Tensor) -> Tensor:
-        x = x + self.dropout(update)
-        return x if self.pre_norm else self.norm(x)
-
-
 class TransformerLayer(nn.Module):
-    """What encoder and decoder layers share: sublayers in residuals, losses on Values and from the feedforward layer."""
+    """What encoder and decoder layers share: attention in residuals, an update, losses on Values and from the update."""
 
     def _attend(self, attention, x, memory, value_loss: Optional[ValueLoss], losses: Dict[str, Tensor], **kwargs):
         out = attention(x, memory, memory, value_loss=value_loss, **kwargs)
@@ -44,28 +23,27 @@ class TransformerLayer(nn.Module):
             return out, weights
         return out
 
-    def _feed_forward(self, x: Tensor, padding_mask: Optional[Tensor], losses: Dict[str, Tensor]) -> Tensor:
+    def _update(self, a: Tensor, h: Tensor, padding_mask: Optional[Tensor], losses: Dict[str, Tensor]) -> Tensor:
         mask = None if padding_mask is None else padding_mask.transpose(0, 1)
-        update, emitted = self.ffn(self.ffn_residual.before(x), padding_mask=mask, return_losses=True)
+        x, emitted = self.update(a, h, mask)
         losses.update(emitted)
-        return self.ffn_residual.after(x, update)
+        return x
 
 
 class EncoderLayer(TransformerLayer):
-    """Self-attention, then feedforward.
+    """Self-attention, then the update.
 
     Args:
-        config: the model's configuration (see ``build_attention``, ``build_feedforward``).
-        attention, ffn: names of the mechanisms.
+        config: the model's configuration (see ``build_attention``, ``build_update``).
+        attention, ffn, update: names of the mechanisms.
     """
 
-    def __init__(self, config: Any, attention: str, ffn: str):
+    def __init__(self, config: Any, attention: str, ffn: str, update: str = "residual"):
         super().__init__()
         dim, dropout, pre_norm = config.encoder_embed_dim, config.dropout, config.pre_norm
         self.self_attn = build_attention(attention, config, "encoder")
         self.self_attn_residual = Residual(dim, dropout, pre_norm)
-        self.ffn = build_feedforward(ffn, config, "encoder")
-        self.ffn_residual = Residual(dim, dropout, pre_norm)
+        self.update = build_update(update, config, ffn, "encoder")
 
     def forward(
         self,
@@ -91,19 +69,20 @@ class EncoderLayer(TransformerLayer):
             need_weights=need_weights,
             positions=positions,
         )
-        x = self.self_attn_residual.after(x, update)
-        return self._feed_forward(x, padding_mask, losses), weights, losses
+        a = self.self_attn_residual.after(x, update)
+        return self._update(a, x, padding_mask, losses), weights, losses
 
 
 class DecoderLayer(TransformerLayer):
-    """Causal self-attention, cross-attention to the encoder's output, feedforward.
+    """Causal self-attention, cross-attention to the encoder's output, the update.
 
     Args:
-        config: the model's configuration (see ``build_attention``, ``build_feedforward``).
-        attention, cross_attention, ffn: names of the mechanisms; ``cross_attention`` None leaves it out (a language model).
+        config: the model's configuration (see ``build_attention``, ``build_update``).
+        attention, cross_attention, ffn, update: names of the mechanisms; ``cross_attention`` None leaves it out (a language
+            model).
     """
 
-    def __init__(self, config: Any, attention: str, cross_attention: Optional[str], ffn: str):
+    def __init__(self, config: Any, attention: str, cross_attention: Optional[str], ffn: str, update: str = "residual"):
         super().__init__()
         dim, dropout, pre_norm = config.decoder_embed_dim, config.dropout, config.pre_norm
         self.self_attn = build_attention(attention, config, "decoder")
@@ -112,8 +91,7 @@ class DecoderLayer(TransformerLayer):
         if cross_attention is not None:
             self.cross_attn = build_attention(cross_attention, config, "cross")
             self.cross_attn_residual = Residual(dim, dropout, pre_norm)
-        self.ffn = build_feedforward(ffn, config, "decoder")
-        self.ffn_residual = Residual(dim, dropout, pre_norm)
+        self.update = build_update(update, config, ffn, "decoder")
 
     def forward(
         self,
@@ -152,12 +130,12 @@ class DecoderLayer(TransformerLayer):
             need_weights=False,
             positions=positions,
         )
-        x = self.self_attn_residual.after(x, update)
+        a = self.self_attn_residual.after(x, update)
         weights = None
         if self.cross_attn is not None:
             update, weights = self._attend(
                 self.cross_attn,
-                self.cross_attn_residual.before(x),
+                self.cross_attn_residual.before(a),
                 encoder_out,
                 cross_value_loss,
                 losses,
@@ -165,5 +143,5 @@ class DecoderLayer(TransformerLayer):
                 incremental_state=incremental_state,
                 need_weights=need_weights,
             )
-            x = self.cross_attn_residual.after(x, update)
-        return self._feed_forward(x, padding_mask, losses), weights, losses
+            a = self.cross_attn_residual.after(a, update)
+        return self._update(a, x, padding_mask, losses), weights, losses

@@ -56,6 +56,13 @@ KINDS = {
     "compositional": {f"{name}_attention": "compositional" for name in ("encoder", "decoder", "cross")},
     "galerkin": {f"{name}_attention": "galerkin" for name in ("encoder", "decoder", "cross")},
     "fourier": {f"{name}_attention": "fourier" for name in ("encoder", "decoder", "cross")},
+    "ndr": dict(
+        encoder_attention="geometric",
+        decoder_attention="relative",
+        encoder_update="copy_gate",
+        decoder_update="copy_gate",
+        copy_gate_bias=0.0,
+    ),
     "pre_norm": dict(pre_norm=True, untied_output=True, no_output_bias=True),
 }
 DEPTHS = ("separate", "shared")

@@ -9,12 +9,19 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
+from fairseq_sg.modules.update import UPDATE_REGISTRY
 
 
 def config_of(dim: int, heads: int, **options) -> SimpleNamespace:
     """Encoder and decoder of width ``dim``, without dropout; ``options`` override."""
     values = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sizes(dim, heads).items()}
-    for registry in (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, FEEDFORWARD_REGISTRY):
+    for registry in (
+        ATTENTION_REGISTRY,
+        FEATURE_MAP_REGISTRY,
+        POSITION_REGISTRY,
+        FEEDFORWARD_REGISTRY,
+        UPDATE_REGISTRY,
+    ):
         for cls in registry.values():
             values.update({f.name: f.default for f in fields(cls.options)} if cls.options else {})
     values.update(position=None, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, pre_norm=False)

@@ -7,8 +7,9 @@ import torch
 from configs import config_of
 from torch import nn
 
-from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer, Residual
+from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
 from fairseq_sg.modules.losses import OrthogonalityLoss
+from fairseq_sg.modules.update import Residual
 
 DIM, FFN = 8, 12
 norm_places = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
@@ -66,7 +67,7 @@ def test_encoder_layer(attention, pre_norm):
     expected = sublayer(
         x, lambda x: layer.self_attn(x, x, x, key_padding_mask=padding)[0], layer.self_attn_residual.norm, pre_norm
     )
-    expected = sublayer(expected, layer.ffn, layer.ffn_residual.norm, pre_norm)
+    expected = sublayer(expected, layer.update.ffn, layer.update.residual.norm, pre_norm)
     torch.testing.assert_close(got, expected)
     assert weights is None and losses == {}
 
@@ -87,7 +88,7 @@ def test_decoder_layer(attention, pre_norm):
         layer.cross_attn_residual.norm,
         pre_norm,
     )
-    expected = sublayer(expected, layer.ffn, layer.ffn_residual.norm, pre_norm)
+    expected = sublayer(expected, layer.update.ffn, layer.update.residual.norm, pre_norm)
     torch.testing.assert_close(got, expected)
     assert weights is None and losses == {}
 
@@ -97,7 +98,7 @@ def test_decoder_layer_without_cross_attention(pre_norm):
     layer = decoder_layer(cross=None, pre_norm=pre_norm)
     x, *_ = inputs()
     expected = sublayer(x, lambda x: layer.self_attn(x, x, x)[0], layer.self_attn_residual.norm, pre_norm)
-    expected = sublayer(expected, layer.ffn, layer.ffn_residual.norm, pre_norm)
+    expected = sublayer(expected, layer.update.ffn, layer.update.residual.norm, pre_norm)
     torch.testing.assert_close(layer(x)[0], expected)
     assert not any("cross" in name for name, _ in layer.named_parameters())
 
@@ -166,9 +167,9 @@ def test_losses_and_mask_of_the_feedforward_layer():
             return 0 * x, {"balance": x.new_tensor(3.0)}
 
     for layer, arguments in ((encoder_layer(), (x, padding)), (decoder_layer(), (x, memory, memory_padding, padding))):
-        layer.ffn = Noisy()
+        layer.update.ffn = Noisy()
         losses = layer(*arguments)[2]
-        assert losses == {"balance": 3.0} and torch.equal(layer.ffn.mask, padding.T)
+        assert losses == {"balance": 3.0} and torch.equal(layer.update.ffn.mask, padding.T)
         name = "encoder" if isinstance(layer, EncoderLayer) else "decoder"
         losses = layer(*arguments, value_loss=OrthogonalityLoss(name=name))[2]
         assert set(losses) == {name, "balance"}
@@ -195,8 +196,10 @@ def test_residual_drops_the_update_and_not_the_stream(pre_norm):
 
 
 PLACES = {
-    "dropout": lambda layer, x: layer_norm(layer_norm(x, layer.self_attn_residual.norm), layer.ffn_residual.norm),
-    "activation_dropout": lambda layer, x: layer_norm(attended(layer, x) + layer.ffn.fc2.bias, layer.ffn_residual.norm),
+    "dropout": lambda layer, x: layer_norm(layer_norm(x, layer.self_attn_residual.norm), layer.update.residual.norm),
+    "activation_dropout": lambda layer, x: layer_norm(
+        attended(layer, x) + layer.update.ffn.fc2.bias, layer.update.residual.norm
+    ),
     "attention_output_dropout": lambda layer, x: without_attention(layer, x),
     "attention_dropout": lambda layer, x: without_attention(layer, x),
 }
@@ -207,7 +210,7 @@ def attended(layer, x):
 
 
 def without_attention(layer, x):
-    return sublayer(layer_norm(x, layer.self_attn_residual.norm), layer.ffn, layer.ffn_residual.norm, False)
+    return sublayer(layer_norm(x, layer.self_attn_residual.norm), layer.update.ffn, layer.update.residual.norm, False)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -225,7 +228,7 @@ def test_dropout_reaches_all_three_sublayers_of_the_decoder():
     x, memory, _, _ = inputs()
     layer = decoder_layer(dropout=1.0).train()
     expected = x
-    for residual in (layer.self_attn_residual, layer.cross_attn_residual, layer.ffn_residual):
+    for residual in (layer.self_attn_residual, layer.cross_attn_residual, layer.update.residual):
         expected = layer_norm(expected, residual.norm)
     torch.testing.assert_close(layer(x, memory)[0], expected)
 

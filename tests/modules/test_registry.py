@@ -65,7 +65,7 @@ def test_registering_the_same_class_again_does_no_harm():
 
 
 def test_mechanisms_of_one_kind_have_distinct_classes_and_carry_their_names():
-    from fairseq_sg.modules import attention, depth, feature_maps, feedforward, normalization, position
+    from fairseq_sg.modules import attention, depth, feature_maps, feedforward, normalization, position, update
 
     registries = (
         attention.ATTENTION_REGISTRY,
@@ -74,6 +74,7 @@ def test_mechanisms_of_one_kind_have_distinct_classes_and_carry_their_names():
         feature_maps.FEATURE_MAP_REGISTRY,
         feedforward.FEEDFORWARD_REGISTRY,
         normalization.QK_NORM_REGISTRY,
+        update.UPDATE_REGISTRY,
     )
     for kind in registries:
         assert kind and len(set(kind.values())) == len(kind), kind.kind

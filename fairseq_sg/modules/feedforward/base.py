@@ -32,3 +32,6 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None, return_losses: bool = False):
         """x (…, d_model), padding_mask (…) bool -> y like x; with ``return_losses``, (y, dict from name to scalar)."""
         raise NotImplementedError
+
+    def rescale_output(self, gain: float) -> None:
+        """Multiplies the start of the last weight matrix, where a kind's initialization is of the kind that has a gain."""

@@ -6,11 +6,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Optional
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.feedforward.base import FeedForward, FeedForwardOptions
 from fairseq_sg.modules.feedforward.registry import register_feedforward
+
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
 
 
 @dataclass
@@ -22,24 +26,37 @@ class DenseOptions(FeedForwardOptions):
             "as the thesis's released code) or 'torch' (PyTorch's default throughout)"
         },
     )
+    ffn_activation: str = field(
+        default="relu", metadata={"help": "activation of the dense feedforward layer: relu, or gelu (as in CTL++)"}
+    )
 
 
 @register_feedforward("dense")
 class DenseFeedForward(FeedForward):
-    """Two matrices with a ReLU between.
+    """Two matrices with an activation between.
 
     Args:
         dim, ffn_dim: d_model and the hidden width.
-        activation_dropout: dropout after the ReLU.
-        ffn_init: ``reference`` or ``torch``; another value is a ValueError.
+        activation_dropout: dropout after the activation.
+        ffn_init: ``reference`` or ``torch``. ffn_activation: ``relu`` or ``gelu``. Another value is a ValueError.
     """
 
     options = DenseOptions
 
     def __init__(
-        self, dim: int, ffn_dim: int, *, activation_dropout: Optional[float] = 0.0, ffn_init: str = "reference"
+        self,
+        dim: int,
+        ffn_dim: int,
+        *,
+        activation_dropout: Optional[float] = 0.0,
+        ffn_init: str = "reference",
+        ffn_activation: str = "relu",
     ):
         super().__init__(dim, ffn_dim)
+        if ffn_activation not in ACTIVATIONS:
+            raise UsageError(f"--ffn-activation is {ffn_activation!r}: choose from {', '.join(ACTIVATIONS)}")
+        self.activation = ACTIVATIONS[ffn_activation]
+        self.init = ffn_init
         self.fc1 = nn.Linear(dim, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, dim)
         self.dropout = nn.Dropout(activation_dropout or 0.0)
@@ -50,5 +67,10 @@ class DenseFeedForward(FeedForward):
             raise UsageError(f"--ffn-init is {ffn_init!r}: choose from reference, torch")
 
     def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None, return_losses: bool = False):
-        y = self.fc2(self.dropout(self.fc1(x).relu()))
+        y = self.fc2(self.dropout(self.activation(self.fc1(x))))
         return (y, {}) if return_losses else y
+
+    def rescale_output(self, gain: float) -> None:
+        if self.init == "reference":
+            with torch.no_grad():
+                self.fc2.weight.mul_(gain)

@@ -1,0 +1,107 @@
+"""The copy gate of the Neural Data Router (Csordás et al. 2022; Csordás 2023, section 5.1.1).
+
+    a  = LN(h + Drop(Attention(h)))                              the attention sublayers, post-norm          (5.2)
+    u  = LN(FFN_data(a))                                         the new content, without a residual         (5.3)
+    g  = σ(FFN_gate(a))                                          one number for each feature of a column     (5.4)
+    h' = g ⊙ u + (1 − g) ⊙ h                                                                                 (5.5)
+
+A column whose gate is closed keeps its state to the bit, and waits until there is something to compute. The last bias of
+FFN_gate starts at −3, so that gates start nearly closed.
+
+What the released code does and the text leaves out: in training the gate of a whole column is closed with probability
+``--copy-gate-dropout`` in every application of the layer; where the attention is not geometric, the new content is
+tanh(FFN_data(a)) (``--copy-gate-content tanh``); in CTL++ (Csordás et al. 2022b) it is LN(FFN_data(a) + a)
+(``residual``), and both feedforward layers have GELU (``--ffn-activation gelu``) and no dropout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.feedforward import DenseFeedForward, build_feedforward
+from fairseq_sg.modules.feedforward.dense import DenseOptions
+from fairseq_sg.modules.update.base import Update, register_update
+
+CONTENTS = ("layer_norm", "tanh", "residual")
+
+
+@dataclass
+class CopyGateOptions(DenseOptions):
+    """The gate is a dense feedforward layer, and has the options of one."""
+
+    copy_gate_content: str = field(
+        default="layer_norm",
+        metadata={
+            "help": "new content of a copy-gated layer: 'layer_norm' LN(FFN(a)), 'tanh' tanh(FFN(a)), or 'residual' LN(FFN(a) + a)"
+        },
+    )
+    copy_gate_ffn_dim: Optional[int] = field(
+        default=None,
+        metadata={"help": "hidden width of the copy gate's own feedforward layer (default: the model's width)"},
+    )
+    copy_gate_bias: float = field(
+        default=-3.0, metadata={"help": "start of the copy gate's last bias; the lower, the more is copied at first"}
+    )
+    copy_gate_dropout: float = field(
+        default=0.0, metadata={"help": "probability with which a column's copy gate is closed in training"}
+    )
+
+
+@register_update("copy_gate")
+class CopyGateUpdate(Update):
+    """See the module's docstring. FFN_data is any feedforward layer, FFN_gate a dense one.
+
+    Raises:
+        UsageError: with ``--pre-norm``, and for a wrong option.
+    """
+
+    options = CopyGateOptions
+
+    def __init__(self, config, ffn, side):
+        super().__init__(config, ffn, side)
+        if config.pre_norm:
+            raise UsageError(f"--{side}-update copy_gate is post-norm: leave --pre-norm out")
+        if config.copy_gate_content not in CONTENTS:
+            raise UsageError(f"--copy-gate-content is {config.copy_gate_content!r}: choose from {', '.join(CONTENTS)}")
+        if not 0 <= config.copy_gate_dropout < 1:
+            raise UsageError(f"--copy-gate-dropout is {config.copy_gate_dropout}: choose a number from 0 to below 1")
+        dim = getattr(config, f"{side}_embed_dim")
+        self.content = config.copy_gate_content
+        self.dropout = config.copy_gate_dropout
+        self.ffn = build_feedforward(ffn, config, side)
+        if self.content != "residual":
+            # The gain that the reference has for a tanh, also where a layer norm has taken its place.
+            self.ffn.rescale_output(5 / 3)
+        self.norm = None if self.content == "tanh" else nn.LayerNorm(dim)
+        self.gate = DenseFeedForward(
+            dim,
+            config.copy_gate_ffn_dim or dim,
+            activation_dropout=config.activation_dropout,
+            ffn_init=config.ffn_init,
+            ffn_activation=config.ffn_activation,
+        )
+        nn.init.constant_(self.gate.fc2.bias, config.copy_gate_bias)
+
+    def forward(self, a, h, padding_mask):
+        update, losses = self.ffn(a, padding_mask=padding_mask, return_losses=True)
+        g = self.gates(a, padding_mask)
+        # Not h + g (u − h), which is not h to the bit where g is 0 and u is large.
+        return g * self._content(update, a) + (1 - g) * h, losses
+
+    def _content(self, update: Tensor, a: Tensor) -> Tensor:
+        if self.norm is None:
+            return update.tanh()
+        return self.norm(update + a if self.content == "residual" else update)
+
+    def gates(self, a: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+        """g (N, B, C), after dropout."""
+        g = self.gate(a, padding_mask=padding_mask).sigmoid()
+        if self.dropout == 0 or not self.training:
+            return g
+        open_ = torch.rand(g.shape[:2], device=g.device) >= self.dropout
+        return g * open_.unsqueeze(-1).to(g.dtype)
