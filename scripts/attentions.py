@@ -1,6 +1,7 @@
-"""SCAN with length cutoff 26: every kind of attention, feature map and position in the same universal transformer, same budget.
+"""SCAN by length: every kind of attention, feature map and position in the same universal transformer, same budget.
 
-    python scripts/attentions.py --steps 1500 --batch-size 64 --results results/attention_cpu
+    python -m data_prep scan --split length --cutoff 12 --out data-bin/scan12
+    python scripts/attentions.py --data data-bin/scan12 --steps 1000 --no-generation --results results/attention_cpu
     python scripts/attentions.py --models alibi,rotary --seeds 1,2,3
 
 Options, files and commands are those of ``scripts/quickstart.py``; only the models differ. Speed and memory of a step are measured by

@@ -74,6 +74,11 @@ def parse_arguments(models: Dict[str, List[str]], about: str, out: str) -> argpa
         action="store_true",
         help="train nothing; report what is in --out, at the last step that all trainings have reached",
     )
+    parser.add_argument(
+        "--no-generation",
+        action="store_true",
+        help="do not decode at the end (no BLEU): accuracy comes out of one teacher-forced pass",
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
         "--jobs", type=int, help="trainings at a time (default: all, but no more than 3 or the number of cores)"
@@ -113,6 +118,12 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def title_of(data: Path) -> str:
+    """What a prepared folder holds."""
+    request = json.loads((REPOSITORY / data / "dataset.json").read_text()).get("request", {})
+    return "SCAN" + (f", length cutoff {request['cutoff']}" if request.get("cutoff") else "")
+
+
 def prepare_data(data: Path) -> None:
     """Generates the data when its folder has no dataset.json."""
     if not (REPOSITORY / data / "dataset.json").exists():
@@ -143,6 +154,7 @@ def make_runs(args: argparse.Namespace, models: Dict[str, List[str]]) -> List[Ru
             # The longest target has 48 tokens; a model that has not learned to stop is stopped at 64.
             evaluation=["--batch-size", "256", *device],
             generation=["--max-len-b", "64"],
+            generate=not args.no_generation,
         )
         for seed in args.seeds
         for model in args.models
@@ -214,7 +226,7 @@ def summarize(
     args: argparse.Namespace, records: List[Dict[str, Any]], published: Dict[str, Tuple[str, str, str]]
 ) -> Dict[str, Any]:
     return {
-        "what": "SCAN, length cutoff 26; universal transformers (one shared encoder and decoder layer, 3 steps), Csordás 2023 Table C.1",
+        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder layer, 3 steps), Csordás 2023 Table C.1",
         "command": shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commits": sorted({r["commit"] for r in records if r}),
         "machines": [json.loads(m) for m in sorted({json.dumps(r["machine"]) for r in records if r})],
@@ -315,7 +327,7 @@ def plot(summary: Dict[str, Any], path: Path) -> None:
                 axes.fill_between(
                     steps, [min(v) for v in values], [max(v) for v in values], color=f"C{number}", alpha=0.15, lw=0
                 )
-    axes.set(xlabel="training step", ylabel="exact match, %", ylim=(-2, 102), title="SCAN, length cutoff 26")
+    axes.set(xlabel="training step", ylabel="exact match, %", ylim=(-2, 102), title=summary["what"].partition(";")[0])
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8 if len(models) <= 8 else 5, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure.tight_layout()
@@ -358,7 +370,7 @@ def main(
     write_json(args.results.with_suffix(".json"), summary)
     args.results.with_suffix(".md").write_text(as_markdown(summary))
     plot(summary, args.results.with_suffix(".png"))
-    print("\nSCAN, length cutoff 26: exact match on commands as long as in training (IID) and longer (OOD)\n")
+    print(f"\n{title_of(args.data)}: exact match on commands as long as in training (IID) and longer (OOD)\n")
     print(as_text(table(summary)))
     print(f"\nlogs: FOLDER/train.log, checkpoints: FOLDER/checkpoint_last.pt, plot: {args.results.with_suffix('.png')}")
     print(f"{(time.time() - started) / 60:.1f} minutes in all")

@@ -36,6 +36,7 @@ class Run:
         subsets: evaluated through training and at the end; their names in tables are the values.
         evaluation: arguments of ``fairseq-validate`` and ``fairseq-generate`` besides the usual (device, batch size).
         generation: further arguments of ``fairseq-generate`` alone.
+        generate: whether the subsets are also decoded at the end, besides the one teacher-forced pass.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Run:
     subsets: Dict[str, str]
     evaluation: List[str] = field(default_factory=list)
     generation: List[str] = field(default_factory=list)
+    generate: bool = True
 
     @property
     def log(self) -> Path:
@@ -308,8 +310,9 @@ def _finish_training(job: Dict[str, Any]) -> None:
     record["minutes"] += (time.time() - job["since"]) / 60
     write_json(run.folder / "run.json", record)
     # Evaluation is one shell command, so that it, too, is one process to wait for.
-    commands = [run.validate_command(), *(run.generate_command(subset) for subset in run.subsets)]
-    outputs = [run.folder / "validate.log", *(run.folder / f"generate-{subset}.log" for subset in run.subsets)]
+    decoded = run.subsets if run.generate else ()
+    commands = [run.validate_command(), *(run.generate_command(subset) for subset in decoded)]
+    outputs = [run.folder / "validate.log", *(run.folder / f"generate-{subset}.log" for subset in decoded)]
     script = " && ".join(f"{shlex.join(executable(c))} > {shlex.quote(str(o))} 2>&1" for c, o in zip(commands, outputs))
     job.update(process=_launch(["bash", "-c", script], job["lock"]), stage="evaluation")
 
@@ -320,7 +323,8 @@ def _finish_evaluation(job: Dict[str, Any]) -> None:
     for event in events(run.folder / "validate.log"):
         if event["kind"] in run.subsets:
             accuracy[event["kind"]] = event[f"{event['kind']}_accuracy"]
-    generated = {subset: _generated(run.folder / f"generate-{subset}.log") for subset in run.subsets}
+    decoded = run.subsets if run.generate else ()
+    generated = {subset: _generated(run.folder / f"generate-{subset}.log") for subset in decoded}
     result = {
         "steps": run.steps,
         "accuracy": accuracy,
@@ -337,7 +341,11 @@ def _record(run: Run, **more: Any) -> None:
         "folder": str(run.folder),
         "commands": [
             shlex.join(c)
-            for c in (run.train_command(), run.validate_command(), *(run.generate_command(s) for s in run.subsets))
+            for c in (
+                run.train_command(),
+                run.validate_command(),
+                *(run.generate_command(s) for s in run.subsets if run.generate),
+            )
         ],
     }
     write_json(run.folder / "run.json", record | more)
