@@ -16,11 +16,17 @@ COMMANDS = Path(sys.executable).parent
 
 LINEAR = "--encoder-attention linear --decoder-attention linear --cross-attention linear --qk-norm l2".split()
 RELATIVE = "--encoder-attention relative --decoder-attention relative".split()
+MIXED = [
+    *("--encoder-attention", "geometric", "--encoder-update", "copy_gate", "--copy-gate-bias", "0"),
+    *("--decoder-attention", "linear", "--feature-map", "hedgehog", "--position", "rotary"),
+    *("--cross-attention", "compositional"),
+]
 #: kind of model -> its arguments, and the epochs after which it gets some sentences right and some wrong
 KINDS: Dict[str, Tuple[List[str], int]] = {
     "linear": ([*LINEAR, "--depth", "shared", "--orthogonality-weight", "1e-4"], 10),
     "relative": (RELATIVE, 6),
     "softmax": ([], 12),
+    "mixed": (MIXED, 12),
 }
 SIZES = [
     f"--{side}-{name}"
