@@ -179,7 +179,6 @@ def check_registration() -> Iterator[Finding]:
     from fairseq.tasks import TASK_REGISTRY
 
     from fairseq_sg.models.sg_transformer import MECHANISMS
-    from fairseq_sg.modules.depth import DEPTH_REGISTRY
     from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 
     theirs = {
@@ -193,7 +192,7 @@ def check_registration() -> Iterator[Finding]:
         names = sorted(name for name, cls in registry.items() if cls.__module__.startswith("fairseq_sg."))
         missing = wrong(f"no {kind} are registered", f"reinstall fairseq_sg; {SETUP}")
         yield ok(f"{kind}: {', '.join(names)}") if names else missing
-    for registry in (*MECHANISMS, QK_NORM_REGISTRY, DEPTH_REGISTRY):
+    for registry in (*MECHANISMS, QK_NORM_REGISTRY):
         yield ok(f"{registry.option}: {', '.join(sorted(registry))}")
 
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import REPOSITORY, Run, curve, environment, partial_result, position, result_of, run_all, saved, write_json  # noqa: E402
@@ -53,7 +53,7 @@ def parse_arguments(models: Dict[str, List[str]], about: str, out: str) -> argpa
         default="absolute,relative,linear" if models is MODELS else "all",
         help=f"comma separated, of {', '.join(models)}; or all",
     )
-    parser.add_argument("--seeds", default="1", help="comma separated (default 1)")
+    add_arguments(parser, out)
     parser.add_argument("--steps", type=int, help="training steps (default: 4,000 on a CPU, 20,000 on a GPU)")
     parser.add_argument("--batch-size", type=int, help="sentences a step (default: 64 on a CPU, 256 on a GPU)")
     parser.add_argument(
@@ -70,30 +70,44 @@ def parse_arguments(models: Dict[str, List[str]], about: str, out: str) -> argpa
             "--paper", action="store_true", help="Park & Kim's linear + L2 + orthogonality, 50,000 steps of 256"
         )
     parser.add_argument(
-        "--report",
-        action="store_true",
-        help="train nothing; report what is in --out, at the last step that all trainings have reached",
-    )
-    parser.add_argument(
         "--no-generation",
         action="store_true",
         help="do not decode at the end (no BLEU): accuracy comes out of one teacher-forced pass",
-    )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument(
-        "--jobs", type=int, help="trainings at a time (default: all, but no more than 3 or the number of cores)"
-    )
-    parser.add_argument(
-        "--data", type=Path, default=Path("data-bin/scan26"), help="the data folder; generated when missing"
-    )
-    parser.add_argument("--out", type=Path, help=f"where runs go (default: {out})")
-    parser.add_argument(
-        "--results", help="also write PREFIX.json, PREFIX.md and PREFIX.png (default: summary.* in --out)"
     )
     args = parser.parse_args()
     args.paper = models is MODELS and args.paper
     if args.paper:
         args.models, args.steps, args.batch_size, args.length_window = "linear-l2-orthogonality", 50_000, 256, 1
+    args.data = args.data or Path("data-bin/scan26")
+    args.out = args.out or Path(f"{out}-paper" if args.paper else out)
+    complete_arguments(parser, args, models)
+    args.steps = args.steps or (20_000 if args.device == "cuda" else 4_000)
+    args.batch_size = args.batch_size or (256 if args.device == "cuda" else 64)
+    args.validate_every = args.validate_every or max(1, args.steps // 8)
+    return args
+
+
+def add_arguments(parser: argparse.ArgumentParser, out: str) -> None:
+    """The options that every comparison has; ``--data`` and ``--out`` are None where they are not given."""
+    parser.add_argument("--seeds", default="1", help="comma separated (default 1)")
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="train nothing; report what is in --out, at the last step that all trainings have reached",
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--jobs", type=int, help="trainings at a time (default: all, but no more than 3 or the number of cores)"
+    )
+    parser.add_argument("--data", type=Path, help="the data folder; generated when missing")
+    parser.add_argument("--out", type=Path, help=f"where runs go (default: {out})")
+    parser.add_argument(
+        "--results", help="also write PREFIX.json, PREFIX.md and PREFIX.png (default: summary.* in --out)"
+    )
+
+
+def complete_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace, models: Iterable[str]) -> None:
+    """Reads ``--models`` and ``--seeds`` as lists, checks them, and puts the defaults of the other options."""
     args.models = list(models) if args.models == "all" else args.models.split(",")
     for model in args.models:
         if model not in models:
@@ -103,13 +117,8 @@ def parse_arguments(models: Dict[str, List[str]], about: str, out: str) -> argpa
     except ValueError:
         parser.error(f"--seeds is {args.seeds!r}: it must be numbers, comma separated")
     args.device = args.device if args.device != "auto" else ("cuda" if _has_gpu() else "cpu")
-    args.steps = args.steps or (20_000 if args.device == "cuda" else 4_000)
-    args.batch_size = args.batch_size or (256 if args.device == "cuda" else 64)
-    args.validate_every = args.validate_every or max(1, args.steps // 8)
-    args.out = args.out or Path(f"{out}-paper" if args.paper else out)
     args.jobs = args.jobs or min(len(args.models) * len(args.seeds), max(3, os.cpu_count() or 1))
     args.results = Path(args.results or args.out / "summary")
-    return args
 
 
 def _has_gpu() -> bool:
@@ -188,7 +197,7 @@ class Watcher:
         for run in runs:
             key = str(run.folder)
             at = position(run)
-            note = "  ".join(f"{SUBSETS[s]} {at[s]:.1f}%" for s in SUBSETS if s in at)
+            note = "  ".join(f"{shown} {at[s]:.1f}%" for s, shown in run.subsets.items() if s in at)
             note = f"{state[key]}  {note}"
             step = run.steps if state[key] == "done" else at["step"]
             if self.bars:
@@ -227,52 +236,71 @@ def summarize(
 ) -> Dict[str, Any]:
     return {
         "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder layer, 3 steps), Csordás 2023 Table C.1",
-        "command": shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        "commits": sorted({r["commit"] for r in records if r}),
-        "machines": [json.loads(m) for m in sorted({json.dumps(r["machine"]) for r in records if r})],
+        **common_summary(args, records),
         "steps": max((r["result"]["steps"] for r in records if "result" in r), default=0),
         "batch_size": args.batch_size,
         "length_window": args.length_window,
-        "seeds": args.seeds,
         "published": {
             model: dict(zip(("IID", "OOD", "source"), published[model])) for model in args.models if model in published
         },
+    }
+
+
+def common_summary(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """How the records came about, and the records themselves."""
+    return {
+        "command": shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "commits": sorted({r["commit"] for r in records if r}),
+        "machines": [json.loads(m) for m in sorted({json.dumps(r["machine"]) for r in records if r})],
+        "seeds": args.seeds,
         "runs": records,
     }
 
 
-def _spread(values: List[float], digits: int = 1) -> str:
+def spread(values: List[float], digits: int = 1) -> str:
     mean = f"{statistics.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
 def table(summary: Dict[str, Any]) -> List[List[str]]:
     """Rows of text, the header first; percentages over the sentences, mean ± sample std over the seeds."""
-    several = len(summary["seeds"]) > 1
     published = summary["published"]
     columns = ["model", "steps", "IID %", "OOD %", "OOD BLEU", "minutes"]
     rows = [[*columns, *(["published IID / OOD"] if published else []), "folder"]]
-    for model in dict.fromkeys(r["name"] for r in summary["runs"] if r):
-        records = [r for r in summary["runs"] if r and r["name"] == model]
-        done = [r for r in records if "result" in r]
-        first = Path(records[0]["folder"])
-        folder = str(first.parent / f"{first.name.rpartition('-seed')[0]}-seed*") if several else str(first)
-        cells = ["failed"] + ["–"] * 4
+    for model, done, steps, folder in by_model(summary):
+        cells = [steps] + ["–"] * 4
         if done:
             results = [r["result"] for r in done]
-            failed = "" if len(done) == len(records) else f" ({len(records) - len(done)} failed)"
             cells = [
-                f"{results[0]['steps']}{failed}",
-                _spread([r["accuracy"]["valid"] for r in results]),
-                _spread([r["accuracy"]["gen"] for r in results]),
-                _spread([r["generated"]["gen"]["bleu"] for r in results])
+                steps,
+                spread([r["accuracy"]["valid"] for r in results]),
+                spread([r["accuracy"]["gen"] for r in results]),
+                spread([r["generated"]["gen"]["bleu"] for r in results])
                 if all(r["generated"] for r in results)
                 else "–",
-                _spread([r["minutes"] for r in done]),
+                spread([r["minutes"] for r in done]),
             ]
         beside = [f"{published[model]['IID']} / {published[model]['OOD']}"] if model in published else []
         rows.append([model, *cells, *beside, folder])
     return rows
+
+
+def by_model(summary: Dict[str, Any]) -> Iterator[Tuple[str, List[Dict[str, Any]], str, str]]:
+    """For every model its records that have a result, the steps they took and whether some failed, and where they are."""
+    for model in dict.fromkeys(r["name"] for r in summary["runs"] if r):
+        records = [r for r in summary["runs"] if r and r["name"] == model]
+        done = [r for r in records if "result" in r]
+        steps = str(done[0]["result"]["steps"]) if done else "failed"
+        if 0 < len(done) < len(records):
+            steps += f" ({len(records) - len(done)} failed)"
+        first = Path(records[0]["folder"])
+        several = len(summary["seeds"]) > 1
+        yield (
+            model,
+            done,
+            steps,
+            str(first.parent / f"{first.name.rpartition('-seed')[0]}-seed*") if several else str(first),
+        )
 
 
 def as_text(rows: List[List[str]]) -> str:
@@ -282,10 +310,8 @@ def as_text(rows: List[List[str]]) -> str:
 
 
 def as_markdown(summary: Dict[str, Any]) -> str:
-    rows = [row[:-1] for row in table(summary)]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
-    machine = "; ".join(", ".join(f"{k} {v}" for k, v in m.items()) for m in summary["machines"])
+    lines = markdown_lines([row[:-1] for row in table(summary)])
+    machine = machines(summary)
     sources = "; ".join(sorted({p["source"] for p in summary["published"].values()}))
     return "\n".join(
         [
@@ -305,6 +331,17 @@ def as_markdown(summary: Dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+def markdown_lines(rows: List[List[str]]) -> List[str]:
+    """The lines of a table, the first row being its header."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
+
+
+def machines(summary: Dict[str, Any]) -> str:
+    """The machines that the runs ran on, as text."""
+    return "; ".join(", ".join(f"{k} {v}" for k, v in m.items()) for m in summary["machines"])
 
 
 def plot(summary: Dict[str, Any], path: Path) -> None:
@@ -343,18 +380,43 @@ def main(
 ) -> int:
     """Trains, evaluates and reports ``models`` (name -> arguments) beside ``published`` numbers; runs go to ``out``."""
     args = parse_arguments(models, about, out)
+
+    def publish(records: List[Dict[str, Any]]) -> None:
+        summary = summarize(args, records, published)
+        write_results(args.results, summary, as_markdown(summary))
+        print(f"\n{title_of(args.data)}: exact match on commands as long as in training (IID) and longer (OOD)\n")
+        print(as_text(table(summary)))
+
+    return carry_out(args, make_runs(args, models), lambda: prepare_data(args.data), publish)
+
+
+def write_results(prefix: Path, summary: Dict[str, Any], markdown: str) -> None:
+    """PREFIX.json, PREFIX.md, and the curves as PREFIX.png."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    write_json(prefix.with_suffix(".json"), summary)
+    prefix.with_suffix(".md").write_text(markdown)
+    plot(summary, prefix.with_suffix(".png"))
+
+
+def carry_out(
+    args: argparse.Namespace,
+    runs: List[Run],
+    prepare: Callable[[], None],
+    publish: Callable[[List[Dict[str, Any]]], None],
+) -> int:
+    """Prepares the data, trains and evaluates ``runs``, or with ``--report`` only reads them, and publishes their records.
+
+    Returns the exit status.
+    """
     os.chdir(REPOSITORY)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a kill, too, ends the trainings with it
     started = time.time()
-    runs = make_runs(args, models)
     try:
         if args.report:
             records = report(runs)
         else:
-            prepare_data(args.data)
-            print(
-                f"{len(runs)} trainings of {args.steps} steps of {args.batch_size} sentences on {args.device}, {args.jobs} at a time:"
-            )
+            prepare()
+            print(f"{len(runs)} trainings on {args.device}, {args.jobs} at a time:")
             for run in runs:
                 print(f"  {shlex.join(run.train_command())}")
             with contextlib.closing(Watcher(runs)) as watcher:
@@ -365,14 +427,10 @@ def main(
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoints", file=sys.stderr)
         return 130
-    summary = summarize(args, records, published)
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    write_json(args.results.with_suffix(".json"), summary)
-    args.results.with_suffix(".md").write_text(as_markdown(summary))
-    plot(summary, args.results.with_suffix(".png"))
-    print(f"\n{title_of(args.data)}: exact match on commands as long as in training (IID) and longer (OOD)\n")
-    print(as_text(table(summary)))
-    print(f"\nlogs: FOLDER/train.log, checkpoints: FOLDER/checkpoint_last.pt, plot: {args.results.with_suffix('.png')}")
+    publish(records)
+    print(
+        f"\nlogs: FOLDER/train.log, checkpoints: FOLDER/{runs[0].checkpoint.name}, plot: {args.results.with_suffix('.png')}"
+    )
     print(f"{(time.time() - started) / 60:.1f} minutes in all")
     failed = [run for run, record in zip(runs, records) if "result" not in record]
     for run in failed:

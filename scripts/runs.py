@@ -37,6 +37,8 @@ class Run:
         evaluation: arguments of ``fairseq-validate`` and ``fairseq-generate`` besides the usual (device, batch size).
         generation: further arguments of ``fairseq-generate`` alone.
         generate: whether the subsets are also decoded at the end, besides the one teacher-forced pass.
+        best: whether the checkpoint that is evaluated is the one of the highest accuracy on the first subset (the latest of
+            several), rather than the last one.
     """
 
     name: str
@@ -49,6 +51,11 @@ class Run:
     evaluation: List[str] = field(default_factory=list)
     generation: List[str] = field(default_factory=list)
     generate: bool = True
+    best: bool = False
+
+    @property
+    def task(self) -> str:
+        return self.arguments[self.arguments.index("--task") + 1]
 
     @property
     def log(self) -> Path:
@@ -56,18 +63,19 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / "checkpoint_last.pt"
+        return self.folder / ("checkpoint_best.pt" if self.best else "checkpoint_last.pt")
 
     def train_command(self) -> List[str]:
+        best = ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"] if self.best else []
         return [
-            "fairseq-train", str(self.data), "--user-dir", "fairseq_sg", *self.arguments,
+            "fairseq-train", str(self.data), "--user-dir", "fairseq_sg", *self.arguments, *best,
             "--seed", str(self.seed), "--max-update", str(self.steps), "--save-dir", str(self.folder),
             "--valid-subset", ",".join(self.subsets), "--log-format", "json",
         ]  # fmt: skip
 
     def validate_command(self) -> List[str]:
         subsets = ",".join(self.subsets)
-        common = ["--user-dir", "fairseq_sg", "--task", "sg_translation", "--path", str(self.checkpoint)]
+        common = ["--user-dir", "fairseq_sg", "--task", self.task, "--path", str(self.checkpoint)]
         return [
             "fairseq-validate",
             str(self.data),
@@ -80,7 +88,7 @@ class Run:
         ]
 
     def generate_command(self, subset: str) -> List[str]:
-        common = ["--user-dir", "fairseq_sg", "--task", "sg_translation", "--path", str(self.checkpoint)]
+        common = ["--user-dir", "fairseq_sg", "--task", self.task, "--path", str(self.checkpoint)]
         return [
             "fairseq-generate", str(self.data), *common, "--gen-subset", subset, "--beam", "1",
             "--scoring", "sacrebleu", "--sacrebleu-tokenizer", "none", *self.evaluation, *self.generation,
@@ -130,6 +138,13 @@ def curve(run: Run) -> List[Dict[str, float]]:
     return [points[step] for step in sorted(points)]
 
 
+def selected(run: Run, points: List[Dict[str, float]]) -> Dict[str, float]:
+    """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the best on the first subset."""
+    points = [point for point in points if set(run.subsets) <= set(point)]
+    selector = next(iter(run.subsets))
+    return max(points, key=lambda point: (point[selector] if run.best else 0, point["step"]))
+
+
 def partial_result(run: Run, step: int) -> Optional[Dict[str, Any]]:
     """The result at ``step`` of a training that has not finished, from its log alone: accuracies, curve up to there, minutes."""
     points = [point for point in curve(run) if point["step"] <= step]
@@ -141,7 +156,8 @@ def partial_result(run: Run, step: int) -> Optional[Dict[str, Any]]:
         "minutes": (last - first).total_seconds() / 60,
         "result": {
             "steps": step,
-            "accuracy": {s: points[-1][s] for s in run.subsets},
+            "checkpoint_step": selected(run, points)["step"],
+            "accuracy": {s: selected(run, points)[s] for s in run.subsets},
             "generated": {},
             "curve": points,
         },
@@ -327,6 +343,7 @@ def _finish_evaluation(job: Dict[str, Any]) -> None:
     generated = {subset: _generated(run.folder / f"generate-{subset}.log") for subset in decoded}
     result = {
         "steps": run.steps,
+        "checkpoint_step": selected(run, curve(run))["step"],
         "accuracy": accuracy,
         "generated": generated,
         "curve": curve(run),

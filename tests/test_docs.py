@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import torch
 
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, build_attention
+from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
+from fairseq_sg.modules.update import UPDATE_REGISTRY
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -42,7 +44,7 @@ def test_the_attention_of_extending_md(monkeypatch, tmp_path):
 def test_every_kind_has_its_row():
     text = {name: (DOCS / f"{name}.md").read_text() for name in ("attention", "feedforward")}
     pages = {
-        "attention": (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY),
+        "attention": (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, UPDATE_REGISTRY, DEPTH_REGISTRY),
         "feedforward": (FEEDFORWARD_REGISTRY,),
     }
     for page, registry in ((page, registry) for page, registries in pages.items() for registry in registries):

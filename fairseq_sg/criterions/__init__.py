@@ -1,3 +1,3 @@
 """fairseq criteria; importing this package registers them."""
 
-from fairseq_sg.criterions import cross_entropy_orthogonality  # noqa: F401
+from fairseq_sg.criterions import classification, cross_entropy_orthogonality  # noqa: F401

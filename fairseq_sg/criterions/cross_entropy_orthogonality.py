@@ -1,147 +1,38 @@
 """``cross_entropy_orthogonality``: token cross entropy + λ · orthogonality of the Values + other losses the model emits.
 
-    L = L_task + λ Σ_{role, application} mean_{sentence, head} ‖V̄V̄ᵀ − I‖²_F          (Park & Kim 2024, section 4.2)
-
-The paper writes L_orth for one attention. What it leaves open is an option here, and this is what the defaults choose: the
-encoder's self-attention; each head by itself; mean over sentences and heads; sum over the applications of the (shared) layer;
-padding excluded. λ is only comparable between runs that agree in these.
-
-Logged: ``loss`` (all of it) and ``nll_loss`` in bits per token as fairseq does, ``orthogonality_encoder`` and the like (after the
-reduction, before λ), and ``accuracy``: the percentage of sentences whose every teacher-forced argmax is right, the end symbol
-included. That equals the exact match of greedy decoding: as long as all earlier argmaxes were right, the prefix that greedy
-decoding feeds itself is the target's. Padding is no output in either. (fairseq's generator also forbids an empty output, unless
-told ``--min-len 0``.) Where sentences have types, the accuracy of groups of them (``--accuracy-by`` of ``sg_translation``).
+What is optional, and what is logged, is in ``base``. ``loss`` and ``nll_loss`` are in bits per token, and ``accuracy`` is the
+percentage of sentences whose every teacher-forced argmax is right, the end symbol included. That equals the exact match of
+greedy decoding: as long as all earlier argmaxes were right, the prefix that greedy decoding feeds itself is the target's.
+Padding is no output in either. (fairseq's generator also forbids an empty output, unless told ``--min-len 0``.)
 """
 
-import json
 import math
-from dataclasses import dataclass, field
-from typing import Any, Dict, List
+from dataclasses import dataclass
+from typing import Any, Dict
 
 import torch
 import torch.nn.functional as F
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
-from fairseq.dataclass import FairseqDataclass
-from fairseq.logging import metrics
-from omegaconf import II
 from torch import Tensor
 
-from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention import ROLES
-from fairseq_sg.modules.losses import AuxLosses, OrthogonalityLoss
-from fairseq_sg.tasks.breakdown import log_breakdown
-
-LAYER_REDUCTIONS = {
-    "sum": lambda values: torch.stack(values).sum(),
-    "mean": lambda values: torch.stack(values).mean(),
-    "last": lambda values: values[-1],
-}
+from fairseq_sg.criterions.base import Score, SGCriterion, SGCriterionConfig
 
 
 @dataclass
-class CrossEntropyOrthogonalityConfig(FairseqDataclass):
-    label_smoothing: float = field(default=0.0, metadata={"help": "epsilon of label smoothing"})
-    orthogonality_weight: float = field(
-        default=0.0,
-        metadata={"help": "λ of the orthogonality loss on attention Values; 0 neither computes nor logs it"},
-    )
-    orthogonality_roles: str = field(
-        default="encoder",
-        metadata={"help": "attentions whose Values the loss is on: encoder, decoder, cross, comma separated"},
-    )
-    orthogonality_heads: str = field(
-        default="separate", metadata={"help": "'separate' heads, or heads 'concat' to the model's width"}
-    )
-    orthogonality_head_reduction: str = field(default="mean", metadata={"help": "over heads: mean or sum"})
-    orthogonality_batch_reduction: str = field(default="mean", metadata={"help": "over sentences: mean or sum"})
-    orthogonality_layer_reduction: str = field(
-        default="sum", metadata={"help": "over applications of layers: sum, mean or last"}
-    )
-    orthogonality_padding: str = field(default="exclude", metadata={"help": "positions of padding: exclude or include"})
-    aux_loss_weights: str = field(
-        default="{}",
-        metadata={
-            "help": "weights of other losses the model emits, by name, as JSON ('{\"name\": 0.01}'); 1 where not named"
-        },
-    )
-    sentence_avg: bool = II("optimization.sentence_avg")
+class CrossEntropyOrthogonalityConfig(SGCriterionConfig):
+    """The options of all criteria."""
 
 
 @register_criterion("cross_entropy_orthogonality", dataclass=CrossEntropyOrthogonalityConfig)
-class CrossEntropyOrthogonality(FairseqCriterion):
-    """See the module's docstring. Raises ValueError for an option outside its choices."""
+class CrossEntropyOrthogonality(SGCriterion):
+    """See the module's docstring."""
 
-    def __init__(self, cfg: CrossEntropyOrthogonalityConfig, task):
-        super().__init__(task)
-        self.sentence_avg = cfg.sentence_avg
-        self.label_smoothing = cfg.label_smoothing
-        self.orthogonality_weight = cfg.orthogonality_weight
-        if cfg.orthogonality_layer_reduction not in LAYER_REDUCTIONS:
-            raise UsageError(
-                f"--orthogonality-layer-reduction is {cfg.orthogonality_layer_reduction!r}: choose from {', '.join(LAYER_REDUCTIONS)}"
-            )
-        self.reduce_layers = LAYER_REDUCTIONS[cfg.orthogonality_layer_reduction]
-        self.value_losses = self._value_losses(cfg)
-        self.aux_loss_weights = _json_weights(cfg.aux_loss_weights)
-
-    @classmethod
-    def build_criterion(cls, cfg, task) -> "CrossEntropyOrthogonality":
-        return cls(cfg, task)
-
-    @staticmethod
-    def _value_losses(cfg) -> Dict[str, OrthogonalityLoss]:
-        roles = [role.strip() for role in cfg.orthogonality_roles.split(",")]
-        for role in roles:
-            if role not in ROLES:
-                raise UsageError(f"--orthogonality-roles has {role!r}: choose from {', '.join(ROLES)}")
-        losses = {
-            role: OrthogonalityLoss(
-                name=f"orthogonality_{role}",
-                heads=cfg.orthogonality_heads,
-                head_reduction=cfg.orthogonality_head_reduction,
-                batch_reduction=cfg.orthogonality_batch_reduction,
-                padding=cfg.orthogonality_padding,
-            )
-            for role in roles
-        }
-        return losses if cfg.orthogonality_weight else {}
-
-    def forward(self, model, sample, reduce=True):
-        """Loss (summed over tokens, so that fairseq's division by the sample size gives the mean), sample size, logs."""
-        inputs = sample["net_input"]
-        logits, extra = self._outputs(model, inputs)
+    def score(self, logits: Tensor, sample: Dict[str, Any]) -> Score:
+        """logits (B, N, V), ``target`` (B, N)."""
         target = sample["target"]
         loss, nll = self._cross_entropy(logits, target)
-        sample_size = target.size(0) if self.sentence_avg else sample["ntokens"]
-        exact = self._exact(logits, target)
-        logs: Dict[str, Any] = {
-            "nll_loss": nll.detach(),
-            "ntokens": sample["ntokens"],
-            "nsentences": target.size(0),
-            "sample_size": sample_size,
-            "n_exact": exact.sum(),
-        }
-        if "type" in sample:
-            logs.update(self.task.breakdown.logs(sample["type"], exact))
-        for name, (weight, value) in self._auxiliary(extra.get("aux_losses") or {}).items():
-            loss = loss + weight * sample_size * value
-            logs[f"aux_{name}"] = value.detach() * sample_size
-        logs["loss"] = loss.detach()
-        return loss, sample_size, logs
-
-    def _outputs(self, model, inputs):
-        if not self.value_losses:
-            return model(**inputs)
-        try:
-            return model(**inputs, value_losses=self.value_losses)
-        except TypeError as error:
-            if "value_losses" not in str(error):
-                raise
-            raise UsageError(
-                "--orthogonality-weight needs a model that shows its attentions' Values, such as --arch sg_transformer; with another model "
-                "leave it out"
-            ) from error
+        return Score(loss, nll, self._exact(logits, target), sample["ntokens"])
 
     def _cross_entropy(self, logits: Tensor, target: Tensor):
         """Smoothed and plain cross entropy, both summed over the tokens that are not padding, in nats."""
@@ -158,51 +49,3 @@ class CrossEntropyOrthogonality(FairseqCriterion):
     def _exact(self, logits: Tensor, target: Tensor) -> Tensor:
         predicted = logits.detach().index_fill(-1, target.new_tensor([self.padding_idx]), -math.inf).argmax(-1)
         return (predicted.eq(target) | target.eq(self.padding_idx)).all(-1)
-
-    def _auxiliary(self, emitted: AuxLosses):
-        """name -> (weight, value over the applications). Raises ValueError for a weight of a loss that is not among the others."""
-        orthogonality = {loss.name for loss in self.value_losses.values()}
-        others = set(emitted) - orthogonality
-        unknown = set(self.aux_loss_weights) - others
-        if unknown:
-            raise UsageError(
-                f"--aux-loss-weights names {', '.join(sorted(unknown))}, which is none of the other losses that the model emits"
-                f" ({', '.join(sorted(others)) or 'it emits none'}); orthogonality has --orthogonality-weight"
-            )
-        result = {}
-        for name, values in emitted.items():
-            if name in orthogonality:
-                result[name] = (self.orthogonality_weight, self.reduce_layers(values))
-            else:
-                result[name] = (self.aux_loss_weights.get(name, 1.0), torch.stack(values).sum())
-        return result
-
-    @classmethod
-    def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
-        """Logs the sums over all workers and accumulated batches, each by its own count."""
-
-        def total(key: str) -> float:
-            return float(sum(float(log.get(key, 0)) for log in logging_outputs))
-
-        sample_size, tokens, sentences = total("sample_size"), total("ntokens"), total("nsentences")
-        if not sample_size or not tokens:
-            return
-        metrics.log_scalar("loss", total("loss") / sample_size / math.log(2), sample_size, round=4)
-        metrics.log_scalar("nll_loss", total("nll_loss") / tokens / math.log(2), tokens, round=4)
-        metrics.log_scalar("accuracy", 100.0 * total("n_exact") / sentences, sentences, round=4)
-        log_breakdown(logging_outputs)
-        for key in sorted({key for log in logging_outputs for key in log if key.startswith("aux_")}):
-            metrics.log_scalar(key[len("aux_") :], total(key) / sample_size, sample_size, round=4)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        """All logs are sums over sentences or tokens, so workers' logs may be added up."""
-        return True
-
-
-def _json_weights(text: str) -> Dict[str, float]:
-    try:
-        weights = json.loads(text)
-        return {str(name): float(weight) for name, weight in weights.items()}
-    except (ValueError, TypeError, AttributeError):
-        raise UsageError(f"--aux-loss-weights is {text!r}: it must be JSON like '{{\"name\": 0.01}}'") from None

@@ -1,7 +1,13 @@
 """Sizes by name: ``--arch``. Mechanisms are options, sizes are architectures.
 
-From Table C.1 of Csordás 2023; the universal CFQ model has sizes of its own. ``sg_transformer`` itself has the sizes of
-Vaswani et al.'s base model.
+Encoder–decoders: Table C.1 of Csordás 2023; the universal CFQ model has sizes of its own. ``sg_transformer`` itself has the
+sizes of Vaswani et al.'s base model.
+
+Classifiers: Tables D.3 to D.5 and appendix E.1.2, all with one shared layer. Where the released code that the numbers come
+from differs, the code's: the column that is read out (the text has the last one everywhere), feedforward layers of width 512
+and 256 for CTL++ (text: 1024 and 512), one LSTM layer for CTL, and bidirectional LSTMs of the width of the others, half of it
+a direction (text: 400 and 1024). ``sg_encoder_…`` are the sizes of the Neural Data Router, ``…_baseline`` those of the
+transformers without copy gate.
 """
 
 from __future__ import annotations
@@ -9,12 +15,24 @@ from __future__ import annotations
 from typing import Any, Dict
 
 
+def _side(side: str, dim: int, ffn: int, heads: int, layers: int) -> Dict[str, Any]:
+    values = {"embed_dim": dim, "ffn_embed_dim": ffn, "attention_heads": heads, "layers": layers}
+    return {f"{side}_{name}": value for name, value in values.items()}
+
+
 def _sizes(dim: int, ffn: int, heads: int, layers: int, **more: Any) -> Dict[str, Any]:
-    both = {"embed_dim": dim, "ffn_embed_dim": ffn, "attention_heads": heads, "layers": layers}
-    return {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in both.items()} | more
+    return _side("encoder", dim, ffn, heads, layers) | _side("decoder", dim, ffn, heads, layers) | more
 
 
-#: architecture -> values of the model's configuration
+def _classifier(dim: int, ffn: int, heads: int, layers: int, readout: str) -> Dict[str, Any]:
+    return _side("encoder", dim, ffn, heads, layers) | {"depth": "shared", "readout": readout}
+
+
+def _lstm(embed: int, hidden: int, layers: int) -> Dict[str, Any]:
+    return {"embed_dim": embed, "hidden_dim": hidden, "layers": layers}
+
+
+#: architecture of sg_transformer -> values of the model's configuration
 ARCHITECTURES: Dict[str, Dict[str, Any]] = {
     "sg_transformer_scan": _sizes(128, 256, heads=8, layers=3),
     "sg_transformer_cfq": _sizes(128, 256, heads=16, layers=2),
@@ -22,6 +40,24 @@ ARCHITECTURES: Dict[str, Dict[str, Any]] = {
     "sg_transformer_pcfg": _sizes(512, 2048, heads=8, layers=6),
     "sg_transformer_cogs": _sizes(512, 512, heads=4, layers=2),
     "sg_transformer_math": _sizes(512, 2048, heads=8, layers=6),
+}
+#: architecture of sg_encoder -> values of the model's configuration
+ENCODER_ARCHITECTURES: Dict[str, Dict[str, Any]] = {
+    "sg_encoder_ctl": _classifier(256, 512, heads=1, layers=14, readout="last"),
+    "sg_encoder_ctl_baseline": _classifier(128, 256, heads=4, layers=11, readout="last"),
+    "sg_encoder_arithmetic": _classifier(256, 1024, heads=4, layers=15, readout="last"),
+    "sg_encoder_arithmetic_baseline": _classifier(128, 256, heads=4, layers=11, readout="first"),
+    "sg_encoder_listops": _classifier(512, 1024, heads=16, layers=20, readout="first"),
+    "sg_encoder_listops_baseline": _classifier(256, 1024, heads=16, layers=6, readout="first"),
+    "sg_encoder_ctlpp": _classifier(256, 512, heads=4, layers=8, readout="first"),
+    "sg_encoder_ctlpp_baseline": _classifier(128, 256, heads=4, layers=8, readout="first"),
+}
+#: architecture of sg_lstm -> values of the model's configuration
+LSTM_ARCHITECTURES: Dict[str, Dict[str, Any]] = {
+    "sg_lstm_ctl": _lstm(16, 200, layers=1),
+    "sg_lstm_arithmetic": _lstm(200, 200, layers=2),
+    "sg_lstm_listops": _lstm(512, 512, layers=4),
+    "sg_lstm_ctlpp": _lstm(256, 256, layers=1),
 }
 
 

@@ -6,7 +6,7 @@ embeddings. What its released code does and the text omits is an option; ``docs/
 """
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, Iterable, List, Mapping, Optional
 
 import torch
 import torch.nn.functional as F
@@ -39,13 +39,19 @@ from fairseq_sg.modules.position import (
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 
 #: The registries whose mechanisms have options of their own.
-MECHANISMS = (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, FEEDFORWARD_REGISTRY, UPDATE_REGISTRY)
-SIDES = ("encoder", "decoder")
+MECHANISMS = (
+    ATTENTION_REGISTRY,
+    FEATURE_MAP_REGISTRY,
+    POSITION_REGISTRY,
+    FEEDFORWARD_REGISTRY,
+    UPDATE_REGISTRY,
+    DEPTH_REGISTRY,
+)
 
 
 @dataclass
-class SGTransformerConfig:
-    """Sizes and mechanisms of ``sg_transformer``; the options of the mechanisms themselves are joined to these."""
+class EncoderConfig:
+    """Sizes and mechanisms of an encoder."""
 
     encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
     encoder_ffn_embed_dim: int = field(
@@ -53,15 +59,8 @@ class SGTransformerConfig:
     )
     encoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the encoder"})
     encoder_layers: int = field(
-        default=6, metadata={"help": "layers of the encoder; with --depth shared, applications of its layer"}
-    )
-    decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder"})
-    decoder_ffn_embed_dim: int = field(
-        default=2048, metadata={"help": "hidden width of the decoder's feedforward layers"}
-    )
-    decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the decoder"})
-    decoder_layers: int = field(
-        default=6, metadata={"help": "layers of the decoder; with --depth shared, applications of its layer"}
+        default=6,
+        metadata={"help": "layers of the encoder; with a shared layer, how often it is applied (shared_act: at most)"},
     )
     encoder_attention: str = field(
         default="softmax",
@@ -70,25 +69,55 @@ class SGTransformerConfig:
             "layer, comma separated"
         },
     )
-    decoder_attention: str = field(
-        default="softmax", metadata={"help": "self-attention of the decoder, by name or names like the encoder's"}
-    )
-    cross_attention: str = field(
-        default="softmax", metadata={"help": "attention of the decoder to the encoder, by name or names"}
-    )
     encoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the encoder: dense"})
-    decoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the decoder: dense"})
     encoder_update: str = field(
         default="residual",
         metadata={
             "help": "update of the encoder's layers: 'residual', or 'copy_gate' (Neural Data Router); one name, or one a layer"
         },
     )
+
+
+@dataclass
+class DecoderConfig:
+    """Sizes and mechanisms of a decoder."""
+
+    decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder"})
+    decoder_ffn_embed_dim: int = field(
+        default=2048, metadata={"help": "hidden width of the decoder's feedforward layers"}
+    )
+    decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the decoder"})
+    decoder_layers: int = field(
+        default=6,
+        metadata={"help": "layers of the decoder; with a shared layer, how often it is applied (shared_act: at most)"},
+    )
+    decoder_attention: str = field(
+        default="softmax", metadata={"help": "self-attention of the decoder, by name or names like the encoder's"}
+    )
+    cross_attention: str = field(
+        default="softmax", metadata={"help": "attention of the decoder to the encoder, by name or names"}
+    )
+    decoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the decoder: dense"})
     decoder_update: str = field(
         default="residual", metadata={"help": "update of the decoder's layers, like the encoder's"}
     )
+    no_output_bias: bool = field(
+        default=False, metadata={"help": "no bias in the output layer (the reference has a free one)"}
+    )
+    untied_output: bool = field(
+        default=False, metadata={"help": "an output matrix of its own, instead of the decoder's embedding table"}
+    )
+
+
+@dataclass
+class ShellConfig:
+    """What both sides share."""
+
     depth: str = field(
-        default="separate", metadata={"help": "'separate' layers, or one 'shared' layer (universal transformer)"}
+        default="separate",
+        metadata={
+            "help": "'separate' layers, one 'shared' layer (universal transformer), or 'shared_act', with halting"
+        },
     )
     position: Optional[str] = field(
         default=None,
@@ -112,12 +141,11 @@ class SGTransformerConfig:
         metadata={"help": "dropout on the embeddings (default: --dropout; 0 on a side without absolute positions)"},
     )
     pre_norm: bool = field(default=False, metadata={"help": "layer norm before each sublayer instead of after it"})
-    no_output_bias: bool = field(
-        default=False, metadata={"help": "no bias in the output layer (the reference has a free one)"}
-    )
-    untied_output: bool = field(
-        default=False, metadata={"help": "an output matrix of its own, instead of the decoder's embedding table"}
-    )
+
+
+@dataclass
+class SGTransformerConfig(ShellConfig, DecoderConfig, EncoderConfig):
+    """Sizes and mechanisms of ``sg_transformer``; the options of the mechanisms themselves are joined to these."""
 
 
 configuration = Configuration(SGTransformerConfig, MECHANISMS, ARCHITECTURES)
@@ -144,7 +172,8 @@ def layer_names(config, option: str) -> List[str]:
     return names
 
 
-ATTENTIONS = ("encoder_attention", "decoder_attention", "cross_attention")
+SELF_ATTENTIONS = ("encoder_attention", "decoder_attention")
+ATTENTIONS = (*SELF_ATTENTIONS, "cross_attention")
 OTHERS = {
     "encoder_ffn": FEEDFORWARD_REGISTRY,
     "decoder_ffn": FEEDFORWARD_REGISTRY,
@@ -154,18 +183,22 @@ OTHERS = {
 
 
 def resolve(cfg) -> "Config":
-    """A checked configuration with every default filled in.
+    """A checked configuration with every default filled in; raises UsageError as ``complete`` does."""
+    return complete(configuration.read(cfg))
+
+
+def complete(config):
+    """Checks the configuration of a model of the sides that it has options for, and fills in the last defaults.
 
     Raises:
         ValueError: unknown mechanism, an option without effect, a combination that is not defined; the message names the option.
     """
-    config = configuration.read(cfg)
-    used = set()
-    for option in ATTENTIONS:
+    used = {DEPTH_REGISTRY.find(config.depth)}
+    for option in _of(config, ATTENTIONS):
         for name in layer_names(config, option):
             used |= ATTENTION_REGISTRY.find(name).parts(config)
-    for option, registry in OTHERS.items():
-        used |= {registry.find(name) for name in layer_names(config, option)}
+    for option in _of(config, OTHERS):
+        used |= {OTHERS[option].find(name) for name in layer_names(config, option)}
     if config.position is not None:
         used.add(POSITION_REGISTRY.find(config.position))
     refuse_unused_options(config, MECHANISMS, used)
@@ -176,12 +209,21 @@ def resolve(cfg) -> "Config":
     return config
 
 
+def _of(config, options: Iterable[str]) -> List[str]:
+    """Those of some options that the model has: an encoder by itself has none of a decoder."""
+    return [option for option in options if hasattr(config, option)]
+
+
 def check_position(config) -> None:
     """Raises UsageError for a ``--position`` that some self-attention is not defined for, or that none has a use for."""
     if config.position is None:
         return
     used = config.position == "none"
-    kinds = [(side, ATTENTION_REGISTRY.find(n)) for side in SIDES for n in layer_names(config, f"{side}_attention")]
+    kinds = [
+        (option.partition("_")[0], ATTENTION_REGISTRY.find(name))
+        for option in _of(config, SELF_ATTENTIONS)
+        for name in layer_names(config, option)
+    ]
     for side, kind in kinds:
         attention_position(kind, config, side)
         used |= not kind.brings_position or "indices" in kind.takes and gives_indices(config)
@@ -220,7 +262,7 @@ class SGTransformerEncoder(FairseqEncoder):
         self.indices = build_indices(config)
         options = ("encoder_attention", "encoder_ffn", "encoder_update")
         names = list(zip(*(layer_names(config, option) for option in options), strict=True))
-        self.stack = build_stack(config.depth, lambda step: EncoderLayer(config, *names[step]), config.encoder_layers)
+        self.stack = build_stack(config, "encoder", lambda step: EncoderLayer(config, *names[step]))
         self.final_norm = nn.LayerNorm(config.encoder_embed_dim) if config.pre_norm else nn.Identity()
 
     def forward(
@@ -288,7 +330,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         self.indices = build_indices(config)
         options = ("decoder_attention", "cross_attention", "decoder_ffn", "decoder_update")
         names = list(zip(*(layer_names(config, option) for option in options), strict=True))
-        self.stack = build_stack(config.depth, lambda step: DecoderLayer(config, *names[step]), config.decoder_layers)
+        self.stack = build_stack(config, "decoder", lambda step: DecoderLayer(config, *names[step]))
         self.final_norm = nn.LayerNorm(config.decoder_embed_dim) if config.pre_norm else nn.Identity()
         self.output_weight = None
         if config.untied_output:

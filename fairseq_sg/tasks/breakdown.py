@@ -33,7 +33,7 @@ class Breakdown:
         if accuracy_by not in CHOICES:
             raise UsageError(f"--accuracy-by is {accuracy_by!r}: choose from {', '.join(CHOICES)}")
         self.folders = utils.split_paths(data)
-        manifests = [_manifest(folder) for folder in self.folders] if accuracy_by != "none" else []
+        manifests = [read_manifest(folder) for folder in self.folders] if accuracy_by != "none" else []
         subsets = [
             subset for manifest in manifests for name, subset in manifest.get("subsets", {}).items() if name != "train"
         ]
@@ -81,7 +81,8 @@ def log_breakdown(logging_outputs: Sequence[Dict[str, Any]]) -> None:
             metrics.log_scalar(f"accuracy_{name}", 100.0 * exact / count, count, round=4)
 
 
-def _manifest(folder: str) -> Dict[str, Any]:
+def read_manifest(folder: str) -> Dict[str, Any]:
+    """The ``dataset.json`` of a data folder. Raises UsageError if it cannot be read."""
     path = os.path.join(folder, "dataset.json")
     try:
         with open(path, encoding="utf-8") as stream:

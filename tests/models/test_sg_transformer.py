@@ -65,7 +65,7 @@ KINDS = {
     ),
     "pre_norm": dict(pre_norm=True, untied_output=True, no_output_bias=True),
 }
-DEPTHS = ("separate", "shared")
+DEPTHS = ("separate", "shared", "shared_act")
 kinds = pytest.mark.parametrize("kind", KINDS)
 depths = pytest.mark.parametrize("depth", DEPTHS)
 

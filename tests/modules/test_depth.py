@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from fairseq_sg.modules.depth import DEPTH_REGISTRY, build_stack
 
-KINDS = ("separate", "shared")
+KINDS = ("separate", "shared", "shared_act")
 kinds = pytest.mark.parametrize("kind", KINDS)
+#: Those whose output is the last step's.
+plain_kinds = pytest.mark.parametrize("kind", ["separate", "shared"])
+OPTIONS = {
+    f.name: f.default
+    for cls in DEPTH_REGISTRY.values()
+    if cls.options is not None
+    for f in dataclasses.fields(cls.options)
+}
 
 
 class Recorder(nn.Module):
@@ -21,7 +32,7 @@ class Recorder(nn.Module):
         self.key = f"recorder{number}"
         self.calls = []
 
-    def forward(self, x, incremental_state=None, need_weights=False, shift=0.0):
+    def forward(self, x, incremental_state=None, need_weights=False, padding_mask=None, shift=0.0):
         self.calls.append({"need_weights": need_weights, "shift": shift})
         if incremental_state is not None:
             cache = incremental_state.get(self.key, x.new_zeros(x.size(1), 0))
@@ -35,18 +46,22 @@ class Recorder(nn.Module):
 
 
 def stack(kind: str, steps: int):
+    """A decoder's stack of recorders, and the recorders."""
     built = []
 
     def build_layer(step):
         built.append(Recorder(len(built)))
         return built[-1]
 
-    return build_stack(kind, build_layer, steps), built
+    config = SimpleNamespace(depth=kind, decoder_layers=steps, decoder_embed_dim=3, **OPTIONS)
+    return build_stack(config, "decoder", build_layer), built
 
 
 def test_registry():
     assert set(DEPTH_REGISTRY) == set(KINDS)
-    with pytest.raises(ValueError, match=r"unknown depth 'deep' \(--depth\): choose from separate, shared"):
+    with pytest.raises(
+        ValueError, match=r"unknown depth 'deep' \(--depth\): choose from separate, shared, shared_act$"
+    ):
         stack("deep", 2)
 
 
@@ -58,6 +73,14 @@ def test_at_least_one_step(kind, steps):
 
 
 @kinds
+def test_each_side_has_its_own_number_of_steps(kind):
+    sizes = dict(encoder_layers=2, decoder_layers=4, encoder_embed_dim=3, decoder_embed_dim=3)
+    config = SimpleNamespace(depth=kind, **sizes, **OPTIONS)
+    steps = {side: build_stack(config, side, Recorder).steps for side in ("encoder", "decoder")}
+    assert steps == {"encoder": 2, "decoder": 4}
+
+
+@plain_kinds
 @pytest.mark.parametrize("steps", [1, 3])
 def test_steps_in_order(kind, steps):
     module, built = stack(kind, steps)
@@ -79,7 +102,7 @@ def test_steps_in_order(kind, steps):
     assert module(x, shift=0.5).hidden_states == []
 
 
-@kinds
+@plain_kinds
 def test_losses_are_collected_in_the_order_of_the_steps(kind):
     module, _ = stack(kind, 3)
     out = module(torch.ones(4, 2, 3), keep_hidden=True)
@@ -89,7 +112,7 @@ def test_losses_are_collected_in_the_order_of_the_steps(kind):
     assert len(out.losses["of_recorder0"]) == (1 if kind == "separate" else 3)
 
 
-@kinds
+@plain_kinds
 def test_weights_are_asked_of_the_last_step_alone(kind):
     module, built = stack(kind, 3)
     out = module(torch.ones(4, 2, 3), need_weights=True)

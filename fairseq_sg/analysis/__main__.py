@@ -1,0 +1,117 @@
+"""The command ``python -m fairseq_sg.analysis``: what goes on inside a trained model, as numbers and pictures.
+
+    python -m fairseq_sg.analysis maps     CHECKPOINT --input "jump twice"
+    python -m fairseq_sg.analysis gates    CHECKPOINT --input "a b c 3"
+    python -m fairseq_sg.analysis values   CHECKPOINT --input "jump twice"
+    python -m fairseq_sg.analysis norms    CHECKPOINT --subset valid
+    python -m fairseq_sg.analysis accuracy CHECKPOINT --subset valid,gen --by target_length
+    python -m fairseq_sg.analysis symbols  CHECKPOINT
+
+Each writes OUT.npz and OUT.json, the numbers, and draws them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import logging
+import os
+import sys
+from typing import Any, Dict, NoReturn, Sequence
+
+from fairseq_sg.analysis import accuracy, attention_maps, gates, norms, plots, symbols, values
+from fairseq_sg.analysis.checkpoint import load
+from fairseq_sg.errors import UsageError
+
+COMMANDS = {
+    "maps": attention_maps,
+    "gates": gates,
+    "values": values,
+    "norms": norms,
+    "accuracy": accuracy,
+    "symbols": symbols,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
+def make_parser() -> Parser:
+    """One subcommand each."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="python -m fairseq_sg.analysis", description=__doc__, formatter_class=form, allow_abbrev=False)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        about = (module.__doc__ or "").partition("\n\n")[0]
+        command = commands.add_parser(
+            name, help=about, description=module.__doc__, formatter_class=form, allow_abbrev=False
+        )
+        command.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint of fairseq-train")
+        command.add_argument("--data", metavar="DIR", help="the data folder (default: the one it was trained on)")
+        module.add_arguments(command)
+        command.add_argument(
+            "--out", metavar="OUT", help=f"where it goes (default: CHECKPOINT without .pt, and .{name})"
+        )
+        command.add_argument(
+            "--format", choices=["png", "svg", "none"], default="png", help="of the pictures (default: png)"
+        )
+        command.add_argument(
+            "--model-overrides",
+            type=overrides,
+            default={},
+            metavar="DICT",
+            help="other options than it was trained with: \"{'encoder_layers': 24}\"",
+        )
+        command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: auto)")
+        command.add_argument("--user-dir", metavar="DIR", help="mechanisms of your own, as fairseq's --user-dir")
+        command.set_defaults(command=name)
+    return parser
+
+
+def overrides(text: str) -> Dict[str, Any]:
+    """A Python dict; argparse names the option where it is none."""
+    try:
+        return dict(ast.literal_eval(text))
+    except (ValueError, SyntaxError, TypeError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dict like \"{{'encoder_layers': 24}}\"") from None
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measures, writes, draws, and prints what was found and where it is."""
+    module = COMMANDS[args.command]
+    if args.format != "none":
+        plots.require_matplotlib()
+    loaded = load(args.checkpoint, args.data, args.model_overrides, args.device, args.user_dir)
+    result = module.measure(loaded, args)
+    shown = {"command": args.command, "checkpoint": args.checkpoint, "arch": loaded.arch, "data": loaded.data}
+    result.facts = {**shown, "model_overrides": args.model_overrides, **result.facts}
+    figures = {} if args.format == "none" else module.draw(result, args)
+    prefix = args.out or f"{args.checkpoint.removesuffix('.pt')}.{args.command}"
+    files = result.write(prefix) + plots.save(figures, prefix, args.format)
+    print(*result.summary, f"written: {' '.join(files)}", sep="\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code: 0, 1 for what the user can mend, 2 for a wrong command line."""
+    try:
+        run(make_parser().parse_args(arguments))
+    except UsageError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(
+            f"error: {error.filename}: {os.strerror(error.errno)}" if error.errno else f"error: {error}",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    # fairseq and matplotlib report what they load.
+    logging.getLogger().setLevel(logging.WARNING)
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Accuracy by the length of sources or targets, or by type of example (number of functions, depth of nesting, …).
+
+An output is right if every word of it is, the end symbol included, in one teacher-forced pass: the ``accuracy`` of
+training and fairseq-validate, and the exact match of greedy decoding. Lengths count words, without begin and end
+symbols; types are those of --accuracy-by types, sorted by the numbers in their names. OUT.npz has SUBSET.right (bool)
+and SUBSET.group (the length, or the type's number in OUT.json's list) for every sentence, and OUT.json the counts.
+The picture, OUT.png, shades the lengths seen in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_sg.analysis import plots
+from fairseq_sg.analysis.checkpoint import Loaded, best
+from fairseq_sg.analysis.options import add_batches
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BY = {"source_length": "words in the source", "target_length": "words in the target", "type": "type of example"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--subset", default="valid,gen", metavar="NAMES", help="subsets, comma separated (default: valid,gen)"
+    )
+    parser.add_argument("--by", default="target_length", choices=list(BY), help="(default: target_length)")
+    add_batches(parser, "default: all")
+
+
+@torch.no_grad()
+def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
+    result = Result(facts={"by": args.by, "subsets": {}})
+    if args.by == "type":
+        result.facts["types"] = sorted(_breakdown(loaded).types, key=natural)
+    for name in (name.strip() for name in args.subset.split(",")):
+        dataset = loaded.subset(name)
+        if not len(dataset):
+            raise UsageError(f"the subset {name!r} of {loaded.data} is empty")
+        right = np.zeros(min(len(dataset), args.limit or len(dataset)), dtype=bool)
+        for batch in loaded.batches(dataset, args.batch_size, args.limit):
+            logits = loaded.model(**batch["net_input"])[0]
+            # A batch is sorted by length.
+            right[batch["id"].cpu()] = exactly_right(loaded, logits, batch["target"]).cpu()
+        if args.by == "type":
+            groups = types(loaded, name, result.facts["types"])
+        else:
+            groups = lengths(loaded, dataset, args.by)
+        groups = groups[: len(right)]
+        result.arrays |= {f"{name}.right": right, f"{name}.group": groups}
+        table = tabulate(right, groups, result.facts.get("types"))
+        result.facts["subsets"][name] = {"sentences": len(right), "right": int(right.sum()), "groups": table}
+        result.summary.append(f"{name}: {100 * right.mean():.2f} % of {len(right)} sentences")
+        result.summary += [f"  {group}: {row['accuracy']:.2f} % of {row['sentences']}" for group, row in table.items()]
+    if args.by != "type":
+        trained = lengths(loaded, loaded.subset(loaded.task.cfg.train_subset), args.by)
+        result.facts["training"] = [int(trained.min()), int(trained.max())]
+    return result
+
+
+def exactly_right(loaded: Loaded, logits: Tensor, target: Tensor) -> Tensor:
+    """Whether each sentence is right, bool (B,): logits (B, N, V) with target (B, N); or a classifier's, (B, K)."""
+    if not loaded.has_decoder:
+        return logits.argmax(-1) == loaded.task.classes(target)
+    dictionary = loaded.task.target_dictionary
+    return (best(logits, dictionary).eq(target) | target.eq(dictionary.pad())).all(-1)
+
+
+def lengths(loaded: Loaded, dataset: Any, by: str) -> np.ndarray:
+    """The number of words in every sentence's source or target, int64 (sentences,)."""
+    side, sizes, dictionary = {
+        "source_length": ("source", dataset.src_sizes, loaded.task.source_dictionary),
+        "target_length": ("target", dataset.tgt_sizes, loaded.task.target_dictionary),
+    }[by]
+    symbols = np.isin(dataset[0][side].numpy(), [dictionary.bos(), dictionary.eos()]).sum()
+    return np.asarray(sizes, dtype=np.int64) - symbols
+
+
+def types(loaded: Loaded, subset: str, names: List[str]) -> np.ndarray:
+    """Every sentence's type by its number in ``names``, int64 (sentences,). Raises UsageError for a subset without."""
+    breakdown = _breakdown(loaded)
+    found = breakdown.types_of(subset, len(loaded.subset(subset)))
+    if found is None:
+        raise UsageError(
+            f"the subset {subset!r} of {loaded.data} has no types: choose --by source_length or target_length"
+        )
+    return np.array([names.index(breakdown.types[i]) for i in found.tolist()], dtype=np.int64)
+
+
+def _breakdown(loaded: Loaded) -> Any:
+    if not getattr(loaded.task, "breakdown", None):
+        raise UsageError("--by type is for the tasks of fairseq_sg: choose --by source_length or target_length")
+    return loaded.task.breakdown
+
+
+def natural(name: str) -> List[Tuple[int, str]]:
+    """A key that sorts names with numbers in them by the numbers: length_2 before length_10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def tabulate(right: np.ndarray, groups: np.ndarray, names: List[str] | None) -> Dict[str, Dict[str, float]]:
+    """For every group, by its name (its number, without names): sentences, how many are right, and in percent."""
+    table = {}
+    for number in np.unique(groups).tolist():
+        members = right[groups == number]
+        table[str(number) if names is None else names[number]] = {
+            "sentences": len(members),
+            "right": int(members.sum()),
+            "accuracy": 100 * float(members.mean()),
+        }
+    return table
+
+
+def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+    curves = {
+        name: {group: row["accuracy"] for group, row in subset["groups"].items()}
+        for name, subset in result.facts["subsets"].items()
+    }
+    return {"": plots.accuracies(curves, BY[args.by], result.facts.get("training"), result.facts.get("types"))}

@@ -1,0 +1,87 @@
+"""Attention maps of one sentence: of every head, at every step (Csordás 2023, Figures 5.3, 5.4, D.3, D.4, D.6, D.8,
+D.9).
+
+OUT.npz has an array ROLE.stepS of shape (heads, queries, keys) for every role (encoder, decoder, cross) and
+application S of the attention: the layers, or the steps of a shared layer, from 1 on. It is the matrix A with output
+A V; a linear attention's is implied, its rows need not be probabilities, and galerkin's multiplies LN(V). Of the
+pictures, OUT.ROLE.png, each row is a head and each column a step; rows of a map are queries. --heads max draws the
+maximum over the heads, as Figure D.8 does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Dict, List, Sequence
+
+import numpy as np
+import torch
+
+from fairseq_sg.analysis import plots
+from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
+from fairseq_sg.analysis.options import add_selection, add_sentence, choose_numbers, choose_roles
+from fairseq_sg.analysis.record import Recording, record
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_sentence(parser)
+    add_selection(parser)
+
+
+@torch.no_grad()
+def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
+    sentence = read_sentence(loaded, args.input, args.target, args.max_len)
+    with record(loaded.model) as recording:
+        loaded.model(**sentence.inputs)
+    roles = roles_of(recording, loaded.arch)
+    result = Result(facts={**sentence.facts(), "roles": {}}, summary=sentence.summary())
+    for role in roles:
+        calls = recording.steps(role)
+        for step, call in enumerate(calls, start=1):
+            result.arrays[f"{role}.step{step}"] = call.weights[0].float().cpu().numpy()
+        result.facts["roles"][role] = {"attention": [call.kind for call in calls], **sentence.words(role)}
+        heads, queries, keys = calls[0].weights[0].shape
+        result.summary.append(f"{role}: {len(calls)} steps of {heads} heads, {queries} × {keys}")
+    return result
+
+
+def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+    return draw_heads(result, args, limits=(0.0, 1.0))
+
+
+def roles_of(recording: Recording, arch: str) -> List[str]:
+    """The roles that have attentions. Raises UsageError where there are none."""
+    if not recording.roles:
+        raise UsageError(f"{arch} has none of fairseq_sg's attentions")
+    return recording.roles
+
+
+def draw_heads(result: Result, args: argparse.Namespace, limits: Sequence[float]) -> Dict[str, Figure]:
+    """A figure for every role that is chosen: heads below each other, steps side by side."""
+    figures = {}
+    for role in choose_roles(args.roles, list(result.facts["roles"])):
+        words = result.facts["roles"][role]
+        steps = choose_numbers("--steps", args.steps, sum(name.startswith(f"{role}.") for name in result.arrays))
+        chosen = [pick_heads(result.arrays[f"{role}.step{step + 1}"], args.heads) for step in steps]
+        shown = list(dict.fromkeys(name for heads in chosen for name in heads))
+        figures[role] = plots.heatmaps(
+            [[heads.get(name) for heads in chosen] for name in shown],
+            [[f"{role}, step {step + 1}, {name}" for step in steps] for name in shown],
+            words["queries"],
+            words["keys"],
+            limits,
+        )
+    return figures
+
+
+def pick_heads(matrices: np.ndarray, heads: str | None) -> Dict[str, np.ndarray]:
+    """What is drawn of the matrices (H, N, M) of all heads, by name. Raises UsageError for a head that is not there."""
+    if heads == "max":
+        return {"max of heads": matrices.max(0)}
+    if heads == "mean":
+        return {"mean of heads": matrices.mean(0)}
+    return {f"head {head + 1}": matrices[head] for head in choose_numbers("--heads", heads, len(matrices))}

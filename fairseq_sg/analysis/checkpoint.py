@@ -1,0 +1,216 @@
+"""A checkpoint, the sentence or subset that it is looked at with, and what it answers."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
+
+import torch
+from fairseq import checkpoint_utils, utils
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import overwrite_args_by_name
+from torch import Tensor, nn
+
+from fairseq_sg.errors import UsageError
+
+
+@dataclass
+class Loaded:
+    """A trained model in evaluation mode, with its task; ``data`` is the folder, ``arch`` the architecture's name."""
+
+    model: nn.Module
+    task: Any
+    data: str
+    arch: str
+    device: torch.device
+
+    @property
+    def has_decoder(self) -> bool:
+        return hasattr(self.model, "decoder")
+
+    def subset(self, name: str) -> Any:
+        """A subset of the data folder. Raises UsageError for one that is not there."""
+        if name not in self.task.datasets:
+            try:
+                self.task.load_dataset(name)
+            except FileNotFoundError:
+                raise UsageError(f"the data folder {self.data} has no subset {name!r}") from None
+        return self.task.datasets[name]
+
+    def batches(self, dataset: Any, size: int, limit: Optional[int] = None) -> Iterator[Dict[str, Any]]:
+        """The first ``limit`` sentences, ``size`` at a time, on the model's device.
+
+        fairseq sorts the sentences of a batch by their lengths; its ``id`` tells which they are.
+        """
+        count = len(dataset) if limit is None else min(limit, len(dataset))
+        for start in range(0, count, size):
+            batch = dataset.collater([dataset[i] for i in range(start, min(start + size, count))])
+            yield utils.apply_to_sample(lambda x: x.to(self.device), batch)
+
+
+def load(
+    checkpoint: str,
+    data: Optional[str] = None,
+    overrides: Optional[Mapping[str, Any]] = None,
+    device: str = "cpu",
+    user_dir: Optional[str] = None,
+) -> Loaded:
+    """The model of a checkpoint, as fairseq's own commands load it.
+
+    Args:
+        checkpoint: the file. data: the data folder; the one it was trained on unless given.
+        overrides: new values of options it was trained with, by name, such as ``{"encoder_layers": 24}``.
+        device: ``cpu``, ``cuda``, or ``auto``.
+        user_dir: a folder with mechanisms of the user's own, as fairseq's ``--user-dir``.
+
+    Raises:
+        UsageError: no such file, folder or option; a checkpoint that is not whole; weights that do not fit the model;
+            a language model.
+    """
+    if not os.path.isfile(checkpoint):
+        raise UsageError(f"there is no checkpoint {checkpoint}")
+    utils.import_user_module(Namespace(user_dir=user_dir))
+    state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint)
+    if state.get("cfg") is None:
+        raise UsageError(f"the checkpoint {checkpoint} has no configuration: it is not one of fairseq 0.12's")
+    cfg, overrides = state["cfg"], dict(overrides or {})
+    known = _options(cfg)
+    for name in overrides:
+        if name not in known:
+            raise UsageError(f"--model-overrides names {name!r}, which is not an option in {checkpoint}")
+    data = overrides.get("data", cfg.task.data) if data is None else data
+    folder = utils.split_paths(data or "")[:1]
+    if not folder or not os.path.isdir(folder[0]):
+        raise UsageError(f"the data folder {data} is not here: name one by --data")
+    if "accuracy_by" in known:
+        # So that the task reads the types of all examples.
+        overrides.setdefault("accuracy_by", "types")
+    overwrite_args_by_name(cfg, overrides | {"data": data})
+    try:
+        (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], state=state)
+    except RuntimeError as error:
+        if "state_dict" not in str(error):
+            raise
+        raise UsageError(
+            f"the weights in {checkpoint} do not fit the model that its options and --model-overrides make: {error}"
+        ) from error
+    arch = getattr(cfg.model, "_name", None) or type(model).__name__
+    if hasattr(model, "decoder") and not hasattr(model, "encoder"):
+        raise UsageError(f"{arch} is a language model: the analysis is of encoder–decoder models and classifiers")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Loaded(model.to(device).eval(), task, data, arch, torch.device(device))
+
+
+def _options(cfg: Any) -> Set[str]:
+    """The names of all options in a checkpoint's configuration."""
+    names: Set[str] = set()
+    for group in cfg.values():
+        if isinstance(group, Namespace):
+            names |= set(vars(group))
+        elif hasattr(group, "keys"):
+            names |= set(group.keys())
+    return names
+
+
+@dataclass
+class Sentence:
+    """One sentence and the model's answer to it.
+
+    Attributes:
+        inputs: the model's arguments, a batch of one.
+        source: the words that the encoder sees, begin and end symbols with them.
+        previous: the words that the decoder sees, from the first on; empty for a model without a decoder.
+        expected: the words that it should say there: the given target, or what it says by itself.
+        predicted: what it does say there; the class, for a model without a decoder.
+        complete: False where the model's own output was cut at the longest allowed.
+    """
+
+    inputs: Dict[str, Tensor]
+    source: List[str]
+    previous: List[str]
+    expected: List[str]
+    predicted: List[str]
+    complete: bool = True
+
+    def words(self, role: str) -> Dict[str, List[str]]:
+        """What stands at the rows (``queries``) and columns (``keys``) of the attention matrices in a role.
+
+        Rows of the decoder's self-attention are named by the word it reads there, rows of cross-attention by the word
+        it is to say.
+        """
+        return {
+            "encoder": {"queries": self.source, "keys": self.source},
+            "decoder": {"queries": self.previous, "keys": self.previous},
+            "cross": {"queries": self.expected, "keys": self.source},
+        }[role]
+
+    def facts(self) -> Dict[str, Any]:
+        return {"source": self.source, "target": self.expected, "output": self.predicted, "complete": self.complete}
+
+    def summary(self) -> List[str]:
+        cut = "" if self.complete else "  (cut at --max-len)"
+        return [f"source  {' '.join(self.source)}", f"output  {' '.join(self.predicted)}{cut}"]
+
+
+@torch.no_grad()
+def read_sentence(loaded: Loaded, source: str, target: Optional[str] = None, longest: int = 200) -> Sentence:
+    """The sentence ``source``, of words in the form of the data, with a target, or with the model's own output.
+
+    Its own output is generated greedily, up to ``longest`` words.
+
+    Raises UsageError for a word that is not in the dictionary, no words at all, and a target where there is no decoder.
+    """
+    task, model = loaded.task, loaded.model
+    tokens = _encode(source, task.source_dictionary, "--input", loaded.data)
+    dataset = task.build_dataset_for_inference([tokens], [len(tokens)])
+    inputs = dataset.collater([dataset[0]])["net_input"]
+    inputs = {name: x.to(loaded.device) for name, x in inputs.items() if isinstance(x, Tensor)}
+    words = [task.source_dictionary[i] for i in inputs["src_tokens"][0].tolist()]
+    answers = task.target_dictionary
+    if not loaded.has_decoder:
+        if target is not None:
+            raise UsageError(f"{loaded.arch} has no decoder and takes no --target")
+        predicted = model(**inputs)[0].argmax(-1).item()
+        return Sentence(inputs, words, [], [], [answers[answers.nspecial + predicted]])
+    eos, complete = answers.eos(), True
+    if target is None:
+        output = _greedy(model, inputs, answers, longest)
+        complete = output[-1:] == [eos]
+    else:
+        output = _encode(target, answers, "--target", loaded.data).tolist()
+    inputs["prev_output_tokens"] = torch.tensor([[eos, *output[: len(output) - 1]]], device=loaded.device)
+    predicted = best(model(**inputs)[0], answers)[0].tolist()
+    previous = inputs["prev_output_tokens"][0].tolist()
+    named = ([answers[i] for i in indices] for indices in (previous, output, predicted))
+    return Sentence(inputs, words, *named, complete=complete)
+
+
+def _encode(line: str, dictionary: Dictionary, option: str, data: str) -> Tensor:
+    """The words of a line and the end symbol, int64. Raises UsageError."""
+    words = line.split()
+    if not words:
+        raise UsageError(f"{option} has no words")
+    for word in words:
+        if dictionary.index(word) < dictionary.nspecial:
+            side = "source" if option == "--input" else "target"
+            raise UsageError(f"{option} has the word {word!r}, which is not in the {side} dictionary of {data}")
+    return torch.tensor([*map(dictionary.index, words), dictionary.eos()])
+
+
+def _greedy(model: nn.Module, inputs: Dict[str, Tensor], dictionary: Dictionary, longest: int) -> List[int]:
+    """The model's best next word after its best earlier ones, up to the end symbol or to ``longest`` words."""
+    encoder_out = model.encoder(**inputs)
+    output: List[int] = []
+    while len(output) < longest and output[-1:] != [dictionary.eos()]:
+        previous = torch.tensor([[dictionary.eos(), *output]], device=inputs["src_tokens"].device)
+        logits = model.decoder(previous, encoder_out=encoder_out)[0]
+        output.append(int(best(logits, dictionary)[0, -1]))
+    return output
+
+
+def best(logits: Tensor, dictionary: Dictionary) -> Tensor:
+    """The word of the highest logit (…, V) -> (…); padding is no answer."""
+    return logits.index_fill(-1, torch.tensor([dictionary.pad()], device=logits.device), float("-inf")).argmax(-1)

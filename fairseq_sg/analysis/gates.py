@@ -1,0 +1,63 @@
+"""Copy gates of one sentence, at every step (Csordás 2023, Figures 5.3 below, D.5, D.7, D.10).
+
+OUT.npz has an array SIDE.stepS of shape (positions, features) for the encoder, and the decoder where it has gates: g
+of equation 5.4, 0 where a column keeps its state and 1 where it takes its new content. OUT.json also has their means
+over the features. Of the picture, OUT.SIDE.png, each panel is a step, columns are positions, and rows are features,
+as in the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Dict
+
+import torch
+
+from fairseq_sg.analysis import plots
+from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
+from fairseq_sg.analysis.options import add_sentence
+from fairseq_sg.analysis.record import record
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Panels in a row.
+ACROSS = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_sentence(parser)
+
+
+@torch.no_grad()
+def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
+    sentence = read_sentence(loaded, args.input, args.target, args.max_len)
+    with record(loaded.model) as recording:
+        loaded.model(**sentence.inputs)
+    if not recording.updates:
+        raise UsageError(f"{loaded.arch} was trained without copy gates (--encoder-update copy_gate)")
+    result = Result(facts={**sentence.facts(), "sides": {}}, summary=sentence.summary())
+    for side, words in (("encoder", sentence.source), ("decoder", sentence.previous)):
+        steps = [call.gates[0].float().cpu().numpy() for call in recording.gates(side)]
+        if not steps:
+            continue
+        result.arrays.update({f"{side}.step{number}": gates for number, gates in enumerate(steps, start=1)})
+        openings = [gates.mean(-1, dtype="float64").tolist() for gates in steps]
+        result.facts["sides"][side] = {"words": words, "mean_over_features": openings}
+        means = " ".join(f"{sum(opening) / len(opening):.3f}" for opening in openings)
+        result.summary.append(f"{side}: mean gate at each of {len(steps)} steps: {means}")
+    return result
+
+
+def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+    figures = {}
+    for side, facts in result.facts["sides"].items():
+        steps = len(facts["mean_over_features"])
+        panels = [result.arrays[f"{side}.step{step}"].T for step in range(1, steps + 1)]
+        titles = [f"{side}, step {step}" for step in range(1, steps + 1)]
+        figures[side] = plots.heatmaps(
+            *(plots.in_rows(sequence, ACROSS) for sequence in (panels, titles)), rows=[], columns=facts["words"]
+        )
+    return figures

@@ -1,0 +1,109 @@
+"""Distributions of the norms of Queries and Keys over a subset, of every head, at every step (Park & Kim 2024, Figure
+2).
+
+OUT.npz has an array ROLE.stepS.WHAT.STAGE of shape (heads, count) for WHAT query and key, over all positions of all
+sentences that are not padding. STAGE is ``projected``, ‖Q‖ after the projection, for every attention, and for linear
+kinds also ``mapped``, ‖φ(Q)‖, and ``normalized``, ‖Q̂‖ after --qk-norm. OUT.json has means, standard deviations and
+quantiles. Of the pictures, OUT.ROLE.png, each row is a stage of Queries or Keys and each column a step, with a box
+for each head.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Dict, List
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_sg.analysis import plots
+from fairseq_sg.analysis.attention_maps import roles_of
+from fairseq_sg.analysis.checkpoint import Loaded
+from fairseq_sg.analysis.options import add_batches, add_subset, choose_roles
+from fairseq_sg.analysis.record import STAGES, record
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+#: Which sentences the Queries and the Keys of a role are of.
+SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_subset(parser, "valid")
+    add_batches(parser, "default: 1000")
+    parser.set_defaults(limit=1000)
+    parser.add_argument(
+        "--roles", metavar="ROLES", help="draw encoder, decoder, cross, comma separated (default: all there are)"
+    )
+
+
+@torch.no_grad()
+def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
+    dataset = loaded.subset(args.subset)
+    if not len(dataset):
+        raise UsageError(f"the subset {args.subset!r} of {loaded.data} is empty")
+    parts: Dict[str, List[Tensor]] = defaultdict(list)
+    steps: Dict[str, int] = {}
+    for batch in loaded.batches(dataset, args.batch_size, args.limit):
+        with record(loaded.model) as recording:
+            loaded.model(**batch["net_input"])
+        real = real_positions(batch["net_input"], loaded)
+        for role in roles_of(recording, loaded.arch):
+            steps[role] = max(steps.get(role, 0), len(recording.steps(role)))
+            for step, call in enumerate(recording.steps(role), start=1):
+                for name, norms in call.norms.items():
+                    side = SIDES[role][name.startswith("key")]
+                    parts[f"{role}.step{step}.{name}"].append(norms.transpose(0, 1)[:, real[side]].float().cpu())
+    arrays = {name: torch.cat(values, dim=1).numpy() for name, values in parts.items()}
+    sentences = min(args.limit, len(dataset))
+    facts = {"subset": args.subset, "sentences": sentences, "steps": steps}
+    result = Result(arrays, facts | {"norms": {name: describe(norms) for name, norms in arrays.items()}})
+    result.summary.append(f"{sentences} sentences of {args.subset}; mean norm of all heads at each step")
+    for role, count in steps.items():
+        for name in names_of(result, role):
+            means = " ".join(f"{arrays[f'{role}.step{step}.{name}'].mean():.3f}" for step in range(1, count + 1))
+            result.summary.append(f"{role} {name}: {means}")
+    return result
+
+
+def real_positions(inputs: Dict[str, Tensor], loaded: Loaded) -> Dict[str, Tensor]:
+    """Where source and target have words and not padding, (B, N) bool."""
+    real = {"source": inputs["src_tokens"].ne(loaded.task.source_dictionary.pad())}
+    if loaded.has_decoder:
+        real["target"] = inputs["prev_output_tokens"].ne(loaded.task.target_dictionary.pad())
+    return real
+
+
+def describe(norms: np.ndarray) -> Dict[str, Any]:
+    """norms (H, count) -> mean, standard deviation and quantiles of every head."""
+    quantiles = np.quantile(norms.astype("float64"), QUANTILES, axis=1)
+    return {
+        "mean": norms.mean(1, dtype="float64").tolist(),
+        "std": norms.std(1, dtype="float64").tolist(),
+        "quantiles": {str(q): values.tolist() for q, values in zip(QUANTILES, quantiles, strict=True)},
+    }
+
+
+def names_of(result: Result, role: str) -> List[str]:
+    """What is known of some step of a role, ``query.projected`` and so on, in the order of the stages."""
+    candidates = [f"{what}.{stage}" for stage in STAGES for what in ("query", "key")]
+    steps = range(1, result.facts["steps"][role] + 1)
+    return [name for name in candidates if all(f"{role}.step{step}.{name}" in result.arrays for step in steps)]
+
+
+def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+    figures = {}
+    for role in choose_roles(args.roles, list(result.facts["steps"])):
+        names, steps = names_of(result, role), range(1, result.facts["steps"][role] + 1)
+        figures[role] = plots.boxes(
+            [[result.arrays[f"{role}.step{step}.{name}"] for step in steps] for name in names],
+            [[f"{role}, step {step}, {name}" for step in steps] for name in names],
+            "norm",
+        )
+    return figures

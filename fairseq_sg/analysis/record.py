@@ -1,0 +1,168 @@
+"""Recording what goes on inside a model: one pass with hooks on its attentions and updates.
+
+    with torch.no_grad(), record(model) as recording:
+        model(**inputs)
+    recording.steps("encoder")[2].weights        # third application of the encoder's self-attention
+
+A hook runs after a module has done its work, and asks the module once more, for its weights per head too. What the
+model computes is therefore the same to the bit with and without the recording (attention weights that are not asked
+for need not be formed, and forming them takes other, differently rounded, paths). Afterwards the hooks are gone; the
+model has not been changed.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterator, List
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.modules.attention import ROLES, Attention
+from fairseq_sg.modules.update import Update
+
+#: What a Query or Key is on its way: the projection, φ of it, and what ``--qk-norm`` makes of that.
+STAGES = ("projected", "mapped", "normalized")
+
+
+@dataclass
+class AttentionCall:
+    """One application of an attention.
+
+    Attributes:
+        module: its name in the model. kind: the attention's name.
+        role: encoder, decoder or cross.
+        weights: (B, H, N, M), the matrix that ``need_weights`` returns, of every head.
+        values: (B, H, M, E), the projected Values, as a loss on the Values sees them.
+        norms: the 2-norms of Queries (B, H, N) and Keys (B, H, M), under ``query.STAGE`` and ``key.STAGE``:
+            ``projected``, and for kinds that map or normalize Queries and Keys also ``mapped`` (before the
+            normalization) and ``normalized``.
+    """
+
+    module: str
+    kind: str
+    role: str
+    weights: Tensor
+    values: Tensor
+    norms: Dict[str, Tensor]
+
+
+@dataclass
+class GateCall:
+    """One application of a copy-gated update, ``module`` of a ``side``, encoder or decoder: gates (B, N, C)."""
+
+    module: str
+    side: str
+    gates: Tensor
+
+
+@dataclass
+class Recording:
+    """The calls of one pass or several, in the order in which they were made."""
+
+    attentions: List[AttentionCall] = field(default_factory=list)
+    updates: List[GateCall] = field(default_factory=list)
+
+    def steps(self, role: str) -> List[AttentionCall]:
+        """The applications of the attention in a role: those of all layers, or all of a shared one."""
+        return [call for call in self.attentions if call.role == role]
+
+    def gates(self, side: str) -> List[GateCall]:
+        return [call for call in self.updates if call.side == side]
+
+    @property
+    def roles(self) -> List[str]:
+        """The roles that have attentions, in the order encoder, decoder, cross."""
+        return [role for role in ROLES if self.steps(role)]
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[Recording]:
+    """Records full passes of ``model`` made inside the ``with`` block, however the block ends.
+
+    Raises:
+        ValueError: for a model in training mode, whose dropout would be drawn a second time; and from a pass with an
+            ``incremental_state``, in which there are no weights.
+    """
+    if model.training:
+        raise ValueError("record a model in evaluation mode: call model.eval() first")
+    recording = Recording()
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            if isinstance(module, Attention):
+                handles.append(module.register_forward_hook(_attention_hook(name, recording), with_kwargs=True))
+            elif isinstance(module, Update) and hasattr(module, "gates"):
+                handles.append(module.register_forward_hook(_update_hook(name, recording), with_kwargs=True))
+        yield recording
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _attention_hook(name: str, recording: Recording) -> Callable:
+    def hook(module: Attention, args: tuple, kwargs: Dict[str, Any], output: Any) -> None:
+        if kwargs.get("incremental_state") is not None:
+            raise ValueError("record full passes: decoding step by step forms no attention weights")
+        with torch.no_grad(), _norms_of(module) as norms:
+            again = kwargs | {"need_head_weights": True, "value_loss": _values}
+            # Not module(...): this hook would be called again.
+            _, weights, values = module.forward(*args, **again)
+        weights = weights.transpose(0, 1)
+        recording.attentions.append(AttentionCall(name, module.registered_name, module.role, weights, values, norms))
+
+    return hook
+
+
+def _values(values: Tensor, padding_mask: Any) -> Tensor:
+    """Takes the place of a loss on the Values."""
+    return values
+
+
+@contextmanager
+def _norms_of(attention: Attention) -> Iterator[Dict[str, Tensor]]:
+    """The norms of the Queries and Keys of a pass made inside the ``with`` block."""
+    norms: Dict[str, Tensor] = {}
+    handles = []
+
+    def projected(name: str) -> Callable:
+        def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
+            heads = output.unflatten(-1, (attention.num_heads, -1)).permute(1, 2, 0, 3)
+            norms[f"{name}.projected"] = _norm(heads)
+
+        return hook
+
+    def normalized(name: str) -> Callable:
+        def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
+            norms[f"{name}.mapped"], norms[f"{name}.normalized"] = _norm(args[0]), _norm(output)
+
+        return hook
+
+    try:
+        for name, letter in (("query", "q"), ("key", "k")):
+            handles.append(getattr(attention, f"{letter}_proj").register_forward_hook(projected(name)))
+            norm = getattr(attention, f"{letter}_norm", None)
+            if norm is not None:
+                handles.append(norm.register_forward_hook(normalized(name)))
+        yield norms
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def _update_hook(name: str, recording: Recording) -> Callable:
+    def hook(module: Update, args: tuple, kwargs: Dict[str, Any], output: Any) -> None:
+        with torch.no_grad():
+            gates = _gates(module, *args, **kwargs)
+        recording.updates.append(GateCall(name, name.partition(".")[0], gates.transpose(0, 1)))
+
+    return hook
+
+
+def _gates(update: Any, a: Tensor, h: Tensor, padding_mask: Any) -> Tensor:
+    return update.gates(a, padding_mask)

@@ -1,0 +1,30 @@
+"""What a command finds out, and the files it goes to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+
+
+@dataclass
+class Result:
+    """arrays   the numbers, by name.
+    facts    what they mean: words, sizes, means; goes to JSON.
+    summary  the lines that are printed.
+    """
+
+    arrays: Dict[str, np.ndarray] = field(default_factory=dict)
+    facts: Dict[str, Any] = field(default_factory=dict)
+    summary: List[str] = field(default_factory=list)
+
+    def write(self, prefix: str) -> List[str]:
+        """Writes PREFIX.npz and PREFIX.json; returns their names."""
+        names = [f"{prefix}.npz", f"{prefix}.json"]
+        Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(names[0], **self.arrays)
+        Path(names[1]).write_text(json.dumps(self.facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return names

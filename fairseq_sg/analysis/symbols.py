@@ -1,0 +1,120 @@
+"""CTL++: how alike functions represent the same symbol (Csordás 2023, section 6.3.1, Figures 6.3, E.5–E.7).
+
+All functions are bijections, so for an output symbol s' each function f has one input s with f(s) = s'. The
+representation of s' by f is the vector below the classification layer when the model reads "f s". OUT.npz has, for
+every symbol s', an array similarity.s' of shape (functions, functions): the cosine similarity of its representations
+by every two functions, with the functions in the order of their groups (OUT.json's list), and representations.s'
+(functions, features). Where the groups make blocks, they have learned representations of their own, and functions of
+one group cannot follow those of another. OUT.json has the means inside and between groups, and how many of the single
+functions the model gets right. The picture, OUT.png, has a panel for each symbol.
+
+The data folder must be one of `python -m data_prep ctlpp`; the model may be an encoder with a classification layer,
+or an encoder–decoder model, whose first output word is the class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+
+import numpy as np
+import torch
+from fairseq import utils
+from torch import Tensor
+
+from fairseq_sg.analysis import plots
+from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.analysis.values import cosines
+from fairseq_sg.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Panels in a row.
+ACROSS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has no options of its own."""
+
+
+@torch.no_grad()
+def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
+    tables, groups = functions_of(loaded.data)
+    order = [name for names in groups.values() for name in names]
+    result = Result(facts={"functions": order, "groups": groups, "right": {}, "mean_similarity": {}})
+    for symbol in sorted(set(next(iter(tables.values())))):
+        inputs = [f"{name} {symbols_to(tables[name])[symbol]}" for name in order]
+        answers = [represent(loaded, line) for line in inputs]
+        representations = torch.stack([vector for vector, _ in answers])
+        similarity = cosines(representations).cpu().numpy()
+        result.arrays[f"similarity.{symbol}"] = similarity
+        result.arrays[f"representations.{symbol}"] = representations.float().cpu().numpy()
+        result.facts["right"][symbol] = sum(word == symbol for _, word in answers)
+        result.facts["mean_similarity"][symbol] = means = between_groups(similarity, order, groups)
+        shown = ", ".join(f"{pair} {mean:.3f}" for pair, mean in means.items())
+        right = result.facts["right"][symbol]
+        result.summary.append(f"symbol {symbol}: {right} of {len(order)} functions right; mean cosine {shown}")
+    return result
+
+
+def functions_of(data: str) -> Tuple[Dict[str, List[str]], Dict[str, List[str]]]:
+    """function -> what it makes of the symbols in their order, and group -> its functions. Raises UsageError."""
+    path = Path(utils.split_paths(data)[0]) / "dataset.json"
+    try:
+        origin = json.loads(path.read_text(encoding="utf-8"))["origin"]
+        tables = {name: table.split() for name, table in origin["tables"].items()}
+        groups = {name: functions.split() for name, functions in origin["groups"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(f"{path} is not of CTL++: name a folder of `python -m data_prep ctlpp` by --data") from None
+    return tables, groups
+
+
+def symbols_to(table: List[str]) -> Dict[str, str]:
+    """A function's inverse, output symbol -> input symbol; ``table`` is what it makes of its symbols in their order."""
+    return dict(zip(table, sorted(table), strict=True))
+
+
+def represent(loaded: Loaded, line: str) -> Tuple[Tensor, str]:
+    """The vector (C,) below the classification layer when the model reads ``line``, and the class that it answers.
+
+    Raises UsageError for a model without such a layer.
+    """
+    model = loaded.model
+    if loaded.has_decoder:
+        sentence = read_sentence(loaded, line, longest=1)
+        return model(**sentence.inputs, features_only=True)[0][0, 0], sentence.predicted[0]
+    if not isinstance(getattr(model, "classifier", None), torch.nn.Linear):
+        raise UsageError(f"{loaded.arch} has no classification layer")
+    read: List[Tensor] = []
+    handle = model.classifier.register_forward_hook(lambda module, args, output: read.append(args[0]))
+    try:
+        sentence = read_sentence(loaded, line)
+    finally:
+        handle.remove()
+    return read[0][0], sentence.predicted[0]
+
+
+def between_groups(similarity: np.ndarray, order: List[str], groups: Dict[str, List[str]]) -> Dict[str, float]:
+    """The mean similarity of two different functions, for every pair of groups: ``a–a``, ``a–b`` and so on."""
+    means: Dict[str, Any] = {}
+    names = list(groups)
+    places = {name: [order.index(function) for function in groups[name]] for name in names}
+    for number, first in enumerate(names):
+        for second in names[number:]:
+            pairs = [similarity[i, j] for i in places[first] for j in places[second] if i != j]
+            if pairs:
+                means[f"{first}–{second}"] = float(np.mean(pairs, dtype="float64"))
+    return means
+
+
+def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+    functions = result.facts["functions"]
+    symbols = list(result.facts["right"])
+    panels = [result.arrays[f"similarity.{symbol}"] for symbol in symbols]
+    titles = [f"symbol {symbol}" for symbol in symbols]
+    rows = (plots.in_rows(sequence, ACROSS) for sequence in (panels, titles))
+    return {"": plots.heatmaps(*rows, functions, functions)}

@@ -1,0 +1,67 @@
+"""Cosine similarity of the Values of one sentence, of every head, at every step (Park & Kim 2024, Figures 3 and 6).
+
+OUT.npz has an array ROLE.stepS of shape (heads, keys, keys): V_i·V_j / (‖V_i‖ ‖V_j‖), the matrix V̄V̄ᵀ whose distance
+from I is the orthogonality loss (0 for a Value that is 0). OUT.json also has, for every head, the mean of its
+absolute values off the diagonal: 0 for orthogonal Values, 1 for Values of one direction. The Values are those after
+the projection, as the loss sees them; the papers' figures are of an encoder. For compositional attention, heads are
+its retrievals. Of the pictures, OUT.ROLE.png, each row is a head and each column a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Dict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_sg.analysis.attention_maps import draw_heads, roles_of
+from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
+from fairseq_sg.analysis.options import add_selection, add_sentence
+from fairseq_sg.analysis.record import record
+from fairseq_sg.analysis.result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_sentence(parser)
+    add_selection(parser)
+
+
+@torch.no_grad()
+def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
+    sentence = read_sentence(loaded, args.input, args.target, args.max_len)
+    with record(loaded.model) as recording:
+        loaded.model(**sentence.inputs)
+    result = Result(facts={**sentence.facts(), "roles": {}}, summary=sentence.summary())
+    for role in roles_of(recording, loaded.arch):
+        keys = sentence.words(role)["keys"]
+        means = []
+        for step, call in enumerate(recording.steps(role), start=1):
+            similarity = cosines(call.values[0]).cpu().numpy()
+            result.arrays[f"{role}.step{step}"] = similarity
+            means.append([mean_off_diagonal(head) for head in similarity])
+        result.facts["roles"][role] = {"queries": keys, "keys": keys, "mean_off_diagonal": means}
+        shown = " ".join("–" if None in heads else f"{np.mean(heads):.3f}" for heads in means)
+        result.summary.append(f"{role}: mean |cos| of two Values at each of {len(means)} steps: {shown}")
+    return result
+
+
+def cosines(vectors: Tensor) -> Tensor:
+    """vectors (…, N, E) -> cosines of their angles (…, N, N), float32 or wider; 0 with a vector that is 0."""
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    unit = torch.nn.functional.normalize(vectors, dim=-1)
+    return unit @ unit.transpose(-1, -2)
+
+
+def mean_off_diagonal(matrix: np.ndarray) -> float | None:
+    """The mean of absolute values off the diagonal; None for a single entry."""
+    others = np.abs(matrix[~np.eye(len(matrix), dtype=bool)])
+    return float(others.mean(dtype="float64")) if others.size else None
+
+
+def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+    return draw_heads(result, args, limits=(-1.0, 1.0))

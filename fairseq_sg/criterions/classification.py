@@ -1,0 +1,44 @@
+"""``classification``: cross entropy of one class a sentence + the losses of ``base``, for ``--task sg_classification``.
+
+``loss`` and ``nll_loss`` are in bits per sentence, ``accuracy`` is the percentage of sentences whose class has the largest
+logit. Label smoothing is that of torch and of Szegedy et al. 2016: (1 − ε) on the class and ε/K on each of the K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Dict
+
+import torch.nn.functional as F
+from fairseq.criterions import register_criterion
+from torch import Tensor
+
+from fairseq_sg.criterions.base import Score, SGCriterion, SGCriterionConfig
+from fairseq_sg.errors import UsageError
+
+
+@dataclass
+class ClassificationConfig(SGCriterionConfig):
+    """The options of all criteria."""
+
+
+@register_criterion("classification", dataclass=ClassificationConfig)
+class Classification(SGCriterion):
+    """See the module's docstring. Raises UsageError for a task without classes."""
+
+    #: What tells ``sg_classification`` that a criterion reads classes.
+    of_classes = True
+
+    def __init__(self, cfg: ClassificationConfig, task):
+        super().__init__(cfg, task)
+        if not hasattr(task, "classes"):
+            raise UsageError("--criterion classification needs classes: choose --task sg_classification")
+
+    def score(self, logits: Tensor, sample: Dict[str, Any]) -> Score:
+        """logits (B, K)."""
+        classes = self.task.classes(sample["target"])
+        logits = logits.float()
+        nll = F.cross_entropy(logits, classes, reduction="sum")
+        loss = nll
+        if self.label_smoothing > 0:
+            loss = F.cross_entropy(logits, classes, reduction="sum", label_smoothing=self.label_smoothing)
+        right = logits.detach().argmax(-1).eq(classes)
+        return Score(loss, nll, right, classes.size(0))

@@ -1,0 +1,36 @@
+"""Depth: how layers are stacked. One file each, chosen by ``--depth``; see ``base`` for what a stack is."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Callable
+
+from torch import nn
+
+from fairseq_sg.modules.depth.base import DEPTH_REGISTRY, IncrementalState, Stack, StackOutput, register_depth
+from fairseq_sg.modules.depth.separate import SeparateLayers
+from fairseq_sg.modules.depth.shared import SharedLayer
+from fairseq_sg.modules.depth.shared_act import SharedACT
+
+
+def build_stack(config: Any, side: str, build_layer: Callable[[int], nn.Module]) -> Stack:
+    """The stack ``config.depth`` of the ``encoder`` or the ``decoder`` (``side``), made from a model's configuration.
+
+    ``build_layer`` makes the layer of a step. Raises ValueError for an unknown name, or a wrong option.
+    """
+    cls = DEPTH_REGISTRY.find(config.depth)
+    options = {} if cls.options is None else {f.name: getattr(config, f.name) for f in fields(cls.options)}
+    return cls(build_layer, getattr(config, f"{side}_layers"), getattr(config, f"{side}_embed_dim"), **options)
+
+
+__all__ = [
+    "DEPTH_REGISTRY",
+    "IncrementalState",
+    "SeparateLayers",
+    "SharedACT",
+    "SharedLayer",
+    "Stack",
+    "StackOutput",
+    "build_stack",
+    "register_depth",
+]

@@ -1,0 +1,72 @@
+"""What all stacks share.
+
+A stack is called with the hidden state and whatever its layers take; it threads the state through the steps, gives each
+step its own decoding state, and collects what the layers return.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, ClassVar, Dict, List, NamedTuple, Optional, Tuple
+
+from torch import Tensor, nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.losses import AuxLosses, collect
+from fairseq_sg.registry import Registry
+
+DEPTH_REGISTRY = Registry("depth", "--depth")
+register_depth = DEPTH_REGISTRY.register
+
+IncrementalState = Dict[str, Dict[str, Any]]
+
+
+class StackOutput(NamedTuple):
+    """Output (N, B, C), hidden states after each step, attention weights that the output was made with, losses."""
+
+    x: Tensor
+    hidden_states: List[Tensor]
+    weights: Optional[Tensor]
+    losses: AuxLosses
+
+
+class Stack(nn.Module):
+    """Base class: a subclass says which layer works at each step and where that step keeps its decoding state.
+
+    Args:
+        build_layer: makes the layer of a step (numbered from 0), which takes ``(x, incremental_state=…, need_weights=…,
+            **kwargs)`` and returns ``(x, attention weights or None, dict from name to scalar loss)``.
+        steps: how many layers are applied.
+        dim: C, the width of the hidden state.
+    """
+
+    registered_name: ClassVar[str]
+    #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
+    options: ClassVar[Optional[type]] = None
+    #: Whether one layer works at every step.
+    shares_layers: ClassVar[bool] = False
+
+    def __init__(self, build_layer: Callable[[int], nn.Module], steps: int, dim: int):
+        super().__init__()
+        if steps < 1:
+            raise UsageError(f"a stack needs at least one layer, not {steps} (--encoder-layers, --decoder-layers)")
+        self.steps = steps
+
+    def at(
+        self, step: int, incremental_state: Optional[IncrementalState]
+    ) -> Tuple[nn.Module, Optional[IncrementalState]]:
+        """The layer of a step and the incremental state to hand it."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: Tensor, *, incremental_state=None, need_weights: bool = False, keep_hidden: bool = False, **kwargs
+    ) -> StackOutput:
+        """x (N, B, C); further arguments go to every layer."""
+        hidden_states, losses, weights = [], {}, None
+        for step in range(self.steps):
+            layer, state = self.at(step, incremental_state)
+            last = step == self.steps - 1
+            x, weights, emitted = layer(x, incremental_state=state, need_weights=need_weights and last, **kwargs)
+            collect(losses, emitted)
+            if keep_hidden:
+                hidden_states.append(x)
+        return StackOutput(x, hidden_states, weights, losses)

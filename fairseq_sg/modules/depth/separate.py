@@ -1,0 +1,19 @@
+"""Separate layers: each step has its own."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fairseq_sg.modules.depth.base import Stack, register_depth
+
+
+@register_depth("separate")
+class SeparateLayers(Stack):
+    """A layer of its own for every step."""
+
+    def __init__(self, build_layer, steps, dim):
+        super().__init__(build_layer, steps, dim)
+        self.layers = nn.ModuleList(build_layer(step) for step in range(steps))
+
+    def at(self, step, incremental_state):
+        return self.layers[step], incremental_state

@@ -1,0 +1,178 @@
+"""A shared layer with adaptive computation time (ACT): every column chooses the steps that its output is made of.
+
+Graves 2016 for the columns of a transformer (Csordás 2023, appendix D.1); h^(t) is a column after step t:
+
+    p̂^(t) = σ(W_H h^(t−1) + b_H)                                                               (D.1)
+    T      = min{T_max, min{t' : Σ_{t≤t'} p̂^(t) > 1 − ε}}          a column halts at step T     (D.2)
+    p^(t)  = p̂^(t) for t < T,  R for t = T,  0 after it                                        (D.3)
+    R      = 1 − Σ_{t<T} p̂^(t)                                     the remainder                (D.4)
+    o      = Σ_t p^(t) h^(t)                                        ``--act-variant graves``     (D.5)
+
+``dehghani`` (Dehghani et al. 2019, listings 1 and 2) differs twice: o ← (1 − p^(t)) o + p^(t) h^(t) takes the place of
+D.5, and a column that T_max stops has no remainder, so that its weights sum to less than 1.
+
+Only the readout halts: a column's state goes on as long as any column runs, and the others can attend to it. Columns of
+padding are halted from the start; their output is 0.
+
+The ponder loss, the mean of R over the columns, is returned as ``ponder`` (``--aux-loss-weights '{"ponder": 0.03}'``).
+
+Above is what the released code does. In the text, p̂^(t) is read from h^(t) (``--act-halting-state output``), and Σ p̂
+has only to reach 1 − ε. The released code's mean of R counts padding (``--act-ponder-padding include``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.depth.base import StackOutput, register_depth
+from fairseq_sg.modules.depth.shared import SharedLayer
+from fairseq_sg.modules.losses import collect
+from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
+
+CHOICES = {
+    "act_variant": ("graves", "dehghani"),
+    "act_halting_state": ("input", "output"),
+    "act_ponder_padding": ("exclude", "include"),
+}
+
+
+@dataclass
+class SharedACTOptions:
+    """Options of halting."""
+
+    act_variant: str = field(
+        default="graves",
+        metadata={"help": "halting: 'graves' (weights of the steps sum to 1), or 'dehghani' (Universal Transformer)"},
+    )
+    act_threshold: float = field(
+        default=0.99, metadata={"help": "sum of halting probabilities beyond which a column halts (1 − ε)"}
+    )
+    act_halting_state: str = field(
+        default="input",
+        metadata={"help": "state that a step's halting probability is read from: the 'input' or 'output' of the step"},
+    )
+    act_ponder_padding: str = field(
+        default="exclude", metadata={"help": "columns of padding in the mean of the ponder loss: exclude or include"}
+    )
+
+
+class Halting:
+    """Which columns of one pass still run, and the weight with which a step enters their output.
+
+    Args:
+        running: (N, B) bool, False at padding.
+        threshold: 1 − ε.
+        dtype: of the sums.
+    """
+
+    def __init__(self, running: Tensor, threshold: float, dtype: torch.dtype):
+        self.running = running
+        self.threshold = threshold
+        #: Σ p̂ (N, B), of use while a column runs.
+        self.total = torch.zeros(running.shape, dtype=dtype, device=running.device)
+        #: R (N, B), 0 where a column has not halted yet.
+        self.remainder = self.total
+
+    def weigh(self, p: Tensor, force: bool) -> Tensor:
+        """p̂^(t) (N, B) -> p^(t) (N, B); with ``force``, all columns halt now."""
+        go_on = self.running & (self.total + p <= self.threshold) & (not force)
+        rest = torch.where(self.running, 1 - self.total, 0)
+        self.remainder = torch.where(self.running & ~go_on, rest, self.remainder)
+        weight = torch.where(go_on, p, rest)
+        self.total = self.total + p
+        self.running = go_on
+        return weight
+
+
+@register_depth("shared_act")
+class SharedACT(SharedLayer):
+    """See the module's docstring. ``steps`` is T_max.
+
+    Raises:
+        UsageError: for a wrong option.
+    """
+
+    options = SharedACTOptions
+
+    def __init__(
+        self,
+        build_layer,
+        steps,
+        dim,
+        *,
+        act_variant: str = "graves",
+        act_threshold: float = 0.99,
+        act_halting_state: str = "input",
+        act_ponder_padding: str = "exclude",
+    ):
+        super().__init__(build_layer, steps, dim)
+        given = {
+            "act_variant": act_variant,
+            "act_halting_state": act_halting_state,
+            "act_ponder_padding": act_ponder_padding,
+        }
+        for option, value in given.items():
+            if value not in CHOICES[option]:
+                flag = "--" + option.replace("_", "-")
+                raise UsageError(f"{flag} is {value!r}: choose from {', '.join(CHOICES[option])}")
+        if not 0 < act_threshold <= 1:
+            raise UsageError(f"--act-threshold is {act_threshold}: choose a number above 0 and up to 1, such as 0.99")
+        self.variant = act_variant
+        self.threshold = act_threshold
+        self.halting_state = act_halting_state
+        self.ponder_padding = act_ponder_padding
+        self.halting_unit = nn.Linear(dim, 1)
+
+    def forward(self, x, *, incremental_state=None, need_weights=False, keep_hidden=False, padding_mask=None, **kwargs):
+        """x (N, B, C), padding_mask (B, N) or None; further arguments go to every layer.
+
+        The output's attention weights are added up over the steps as the states are; ``hidden_states`` are the h^(t).
+        """
+        if padding_mask is None:
+            real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        else:
+            real = ~padding_mask.transpose(0, 1)
+        halting = Halting(real, self.threshold, accumulation_dtype(x))
+        hidden_states, losses, output, weights = [], {}, 0.0, None
+        for step in range(self.steps):
+            layer, state = self.at(step, incremental_state)
+            before = x
+            x, attended, emitted = layer(
+                x, incremental_state=state, need_weights=need_weights, padding_mask=padding_mask, **kwargs
+            )
+            p = self.halting_probability(before if self.halting_state == "input" else x)
+            weight = halting.weigh(p, force=self.variant == "graves" and step == self.steps - 1)
+            output = self._add(output, weight.unsqueeze(-1), x)
+            if attended is not None:
+                weights = self._add(0.0 if weights is None else weights, weight.t().unsqueeze(-1), attended)
+            collect(losses, emitted)
+            if keep_hidden:
+                hidden_states.append(x)
+            # Later steps would change none of what is returned. In decoding, later positions attend to their states.
+            if incremental_state is None and not keep_hidden and not losses and not halting.running.any():
+                break
+        collect(losses, {"ponder": self._ponder(halting.remainder, real)})
+        weights = None if weights is None else weights.to(attended.dtype)
+        return StackOutput(output.to(x.dtype), hidden_states, weights, losses)
+
+    def halting_probability(self, h: Tensor) -> Tensor:
+        """h (N, B, C) -> p̂ (N, B), float32 or float64 also under autocast: its sum is compared with 1 − ε."""
+        dtype = accumulation_dtype(h)
+        with autocast_disabled(h.device):
+            unit = self.halting_unit
+            return F.linear(h.to(dtype), unit.weight.to(dtype), unit.bias.to(dtype)).squeeze(-1).sigmoid()
+
+    def _add(self, so_far, weight: Tensor, value: Tensor) -> Tensor:
+        """The output, or its attention weights, with those of one more step."""
+        if self.variant == "dehghani":
+            so_far = (1 - weight) * so_far
+        return so_far + weight * value
+
+    def _ponder(self, remainder: Tensor, real: Tensor) -> Tensor:
+        columns = real if self.ponder_padding == "exclude" else torch.ones_like(real)
+        return remainder.sum() / columns.sum().clamp(min=1)

@@ -1,0 +1,76 @@
+"""``sg_classification``: one class for each sentence, on folders of ``python -m data_prep`` whose every target is one word.
+
+The same folders, batches and options as ``sg_translation``, which trains an encoder–decoder on them. The words of the target's
+dictionary are the classes; the source has its begin and its end symbol, as the reference implementation of Csordás et al. 2022
+gives its transformers. (Its LSTMs have no begin symbol: ``--no-source-bos``.)
+"""
+
+from dataclasses import dataclass
+
+from fairseq import utils
+from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.tasks import register_task
+from torch import Tensor
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
+
+
+@dataclass
+class SGClassificationConfig(SGTranslationConfig):
+    """The options of ``sg_translation``."""
+
+
+@register_task("sg_classification", dataclass=SGClassificationConfig)
+class SGClassificationTask(SGTranslationTask):
+    """See the module's docstring.
+
+    Raises:
+        UsageError: a folder without classes; a model with a decoder, a criterion of sentences, or a command that generates.
+    """
+
+    @classmethod
+    def setup_task(cls, cfg: SGClassificationConfig, **kwargs) -> "SGClassificationTask":
+        if cfg.eval_bleu:
+            raise UsageError("--eval-bleu is for translations: --task sg_classification has accuracy")
+        task = super().setup_task(cfg, **kwargs)
+        for folder in utils.split_paths(cfg.data):
+            if "labels" not in read_manifest(folder):
+                raise UsageError(
+                    f"the targets of {folder} are no classes (its dataset.json has no labels): choose --task sg_translation, or data "
+                    "with classes (for instance: python -m data_prep ctl --order forward --out data-bin/ctl_forward)"
+                )
+        return task
+
+    @property
+    def num_classes(self) -> int:
+        """The words of the target's dictionary."""
+        return len(self.target_dictionary) - self.target_dictionary.nspecial
+
+    def classes(self, target: Tensor) -> Tensor:
+        """target (B, 2), a word and the end symbol -> (B,) int64 in 0 … ``num_classes`` − 1."""
+        return target[:, 0] - self.target_dictionary.nspecial
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        # No decoder, so no target shifted to the right as its input.
+        self.datasets[split].input_feeding = False
+
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        model = super().build_model(cfg, from_checkpoint)
+        if isinstance(model, FairseqEncoderDecoderModel):
+            raise UsageError(
+                "this --arch has a decoder, and --task sg_classification needs none: choose a classifier, such as sg_encoder or sg_lstm, "
+                "or --task sg_translation, which writes the class as a word"
+            )
+        return model
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False):
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        if not getattr(criterion, "of_classes", False):
+            raise UsageError("--task sg_classification needs another criterion: choose --criterion classification")
+        return criterion
+
+    def build_generator(self, *args, **kwargs):
+        raise UsageError("a classifier generates nothing: its accuracy is what fairseq-validate reports")

@@ -1,0 +1,304 @@
+"""Transformers and LSTMs that classify: CTL, simple arithmetic, ListOps and CTL++ as in Csordás et al. 2022 and Csordás 2023.
+
+    python scripts/ndr.py ctl --order forward --models ndr,relative --seeds 1,2,3
+    python scripts/ndr.py arithmetic --steps-scale 0.1 --results results/arithmetic
+    python scripts/ndr.py ctlpp --variant R --models ndr,bilstm
+
+The protocol is the papers': of the checkpoints of a training, evaluated every 1,000 steps, the one with the best accuracy on `dev`
+(out-of-distribution validation; the latest of several) is tested on `gen` (OOD); IID is the accuracy on `valid` at the end of the
+training. CTL++ has no `dev`: its last checkpoint is tested. What is done is skipped, what was stopped continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import quickstart  # noqa: E402
+from runs import REPOSITORY, Run, environment  # noqa: E402
+
+
+@dataclass
+class Recipe:
+    """A model and how it is trained.
+
+    Attributes:
+        arguments: its architecture and mechanisms. lr, weight_decay, batch, clip: of the optimizer (AdamW), constant.
+        steps: of the published training. buckets: whether batches have sentences of like lengths. warmup: steps of it.
+        more_layers: how many steps of the shared layer there are in the last evaluation, if not as many as in training.
+    """
+
+    arguments: str
+    lr: float
+    weight_decay: float
+    clip: float
+    steps: int
+    batch: int = 512
+    buckets: bool = True
+    warmup: int = 0
+    more_layers: int = 0
+
+
+#: N(0, 1) embeddings, dropout 0.1 on Keys where the attention has such a dropout, on the weights where it has none.
+GATED = "--encoder-update copy_gate --embedding-scaling none"
+GEOMETRIC = "--encoder-attention geometric"
+ABSOLUTE = "--embedding-scaling none --embedding-dropout 0.1 --attention-dropout 0"
+RELATIVE = "--encoder-attention relative"
+NDR = f"{GATED} {GEOMETRIC} --geometric-key-dropout 0.1"
+TANH = f"{GATED} --copy-gate-content tanh --attention-dropout 0.1 --attention-scale learned"
+
+#: dataset -> model -> recipe: Tables D.3 to D.5 and appendix E.1.2 of Csordás 2023, and the released code where it differs
+RECIPES: Dict[str, Dict[str, Recipe]] = {
+    "ctl": {
+        "ndr": Recipe(
+            f"--arch sg_encoder_ctl {NDR} --copy-gate-dropout 0.1 --dropout 0.5", 1.5e-4, 0.01, 5, 30_000
+        ),
+        "abs_rel_gate": Recipe(
+            f"--arch sg_encoder_ctl --encoder-ffn-embed-dim 1024 {TANH} --encoder-attention abs_rel --dropout 0.5",
+            *(2e-4, 0.01, 5, 30_000),
+            buckets=False,
+        ),
+        "relative_gate": Recipe(
+            f"--arch sg_encoder_ctl --encoder-ffn-embed-dim 1024 {TANH} {RELATIVE} --dropout 0.5",
+            *(2e-4, 0.01, 5, 30_000),
+            buckets=False,
+        ),
+        "geometric": Recipe(
+            f"--arch sg_encoder_ctl_baseline {GEOMETRIC} --geometric-normalize --embedding-scaling position_down --dropout 0.1",
+            *(1.5e-4, 0.0025, 5, 30_000),
+            buckets=False,
+        ),
+        "relative": Recipe(
+            f"--arch sg_encoder_ctl_baseline {RELATIVE} --embedding-scaling position_down --dropout 0.1 --attention-dropout 0",
+            *(1.5e-4, 0.0025, 5, 30_000),
+            buckets=False,
+        ),
+        "absolute": Recipe(
+            f"--arch sg_encoder_ctl_baseline {ABSOLUTE} --dropout 0.1", 1.5e-4, 0.0025, 5, 30_000, buckets=False
+        ),
+        "lstm": Recipe("--no-source-bos --arch sg_lstm_ctl --dropout 0.5", 1e-3, 0, 5, 20_000, batch=256, buckets=False),
+        "bilstm": Recipe(
+            "--no-source-bos --arch sg_lstm_ctl --bidirectional --dropout 0.5", 1e-3, 0, 5, 20_000, batch=256, buckets=False
+        ),
+    },
+    "arithmetic": {
+        "ndr": Recipe(
+            f"--arch sg_encoder_arithmetic {NDR} --copy-gate-dropout 0.1 --dropout 0.5", 1.5e-4, 0.01, 1, 100_000
+        ),
+        "abs_rel_gate": Recipe(
+            f"--arch sg_encoder_arithmetic {TANH} --encoder-attention abs_rel --copy-gate-dropout 0.1 --dropout 0.5",
+            *(1.5e-4, 0.01, 1, 100_000),
+        ),
+        "relative": Recipe(
+            f"--arch sg_encoder_arithmetic_baseline {RELATIVE} --embedding-scaling position_down --dropout 0.5 "
+            "--attention-dropout 0.1",
+            *(1.5e-4, 0.0025, 1, 200_000),
+        ),
+        "absolute": Recipe(
+            f"--arch sg_encoder_arithmetic_baseline {ABSOLUTE} --dropout 0.5", 1.5e-4, 0.0025, 1, 200_000
+        ),
+        "lstm": Recipe("--no-source-bos --arch sg_lstm_arithmetic --dropout 0.5", 1e-3, 0, 5, 200_000, batch=256),
+        "bilstm": Recipe("--no-source-bos --arch sg_lstm_arithmetic --bidirectional --dropout 0.5", 1e-3, 0, 5, 200_000, batch=256),
+    },
+    "listops": {
+        "ndr": Recipe(
+            f"--arch sg_encoder_listops {NDR} --copy-gate-dropout 0.05 --dropout 0.1",
+            *(2e-4, 0.09, 1, 100_000),
+            more_layers=24,
+        ),
+        "abs_rel_gate": Recipe(
+            f"--arch sg_encoder_listops --encoder-ffn-embed-dim 2048 {TANH} --encoder-attention abs_rel "
+            "--copy-gate-dropout 0.05 --dropout 0.1",
+            *(2e-4, 0.09, 1, 100_000),
+        ),
+        "relative": Recipe(
+            f"--arch sg_encoder_listops_baseline {RELATIVE} --dropout 0.015 --attention-dropout 0.05",
+            *(4e-4, 0.05, 1, 200_000),
+        ),
+        "absolute": Recipe(f"--arch sg_encoder_listops_baseline {ABSOLUTE} --dropout 0.015", 4e-4, 0.05, 1, 200_000),
+        "lstm": Recipe("--no-source-bos --arch sg_lstm_listops --dropout 0.1", 1e-3, 0.08, 1, 200_000),
+        "bilstm": Recipe("--no-source-bos --arch sg_lstm_listops --bidirectional --dropout 0.1", 1e-3, 0.08, 1, 200_000),
+    },
+    "ctlpp": {
+        "ndr": Recipe(
+            f"--arch sg_encoder_ctlpp {NDR} --copy-gate-content residual --ffn-activation gelu --activation-dropout 0 "
+            "--attention-bias --copy-gate-dropout 0.1 --dropout 0.5",
+            *(1.5e-4, 0, 1, 80_000),
+            warmup=500,
+            more_layers=10,
+        ),
+        "relative": Recipe(
+            f"--arch sg_encoder_ctlpp_baseline {RELATIVE} --embedding-scaling position_down --dropout 0.1 --attention-dropout 0.1",
+            *(1.5e-4, 0.0025, 5, 300_000),
+            warmup=500,
+        ),
+        "bilstm": Recipe(
+            "--no-source-bos --arch sg_lstm_ctlpp --bidirectional --dropout 0.5", 1.5e-4, 0, 5, 80_000, warmup=500
+        ),
+    },
+}  # fmt: skip
+
+ONE = "1.00"
+#: data -> model -> (IID, OOD) as published
+PUBLISHED: Dict[str, Dict[str, Tuple[str, str]]] = {
+    "ctl forward": {
+        "ndr": (ONE, ONE), "abs_rel_gate": (ONE, ".98 ± .01"), "relative_gate": (ONE, ".99 ± .01"),
+        "geometric": (".96 ± .04", ".16 ± .02"), "relative": (ONE, ".23 ± .05"), "absolute": (ONE, ".13 ± .01"),
+        "lstm": (ONE, ONE), "bilstm": (ONE, ONE),
+    },
+    "ctl backward": {
+        "ndr": (ONE, ONE), "abs_rel_gate": (ONE, ".98 ± .03"), "relative_gate": (ONE, ".19 ± .04"),
+        "geometric": (".93 ± .06", ".15 ± .02"), "relative": (ONE, ".13 ± .01"), "absolute": (".82 ± .39", ".12 ± .01"),
+        "lstm": (".59 ± .03", ".22 ± .03"), "bilstm": (ONE, ONE),
+    },
+    "arithmetic": {
+        "ndr": (ONE, ".98 ± .01"), "abs_rel_gate": ("1.00 ± .01", ".80 ± .16"), "relative": (ONE, ".77 ± .04"),
+        "absolute": (".98 ± .01", ".47 ± .01"), "lstm": (".99", ".74 ± .02"), "bilstm": (".98 ± .01", ".82 ± .06"),
+    },
+    "listops": {
+        "ndr": (ONE, ".99 ± .01"), "abs_rel_gate": ("1.00 ± .01", ".90 ± .06"), "relative": (".98 ± .01", ".79 ± .04"),
+        "absolute": (".98", ".74 ± .03"), "lstm": (".99", ".71 ± .03"), "bilstm": (ONE, ".57 ± .04"),
+    },
+    "ctlpp A": {"ndr": (ONE, ".34 ± .26"), "relative": (ONE, ".21 ± .09"), "bilstm": (ONE, ".95 ± .03")},
+    "ctlpp R": {"ndr": ("1.00 ± .01", ".75 ± .27"), "relative": (ONE, ".75 ± .25"), "bilstm": (ONE, ONE)},
+}  # fmt: skip
+SOURCE = "Csordás 2023, Tables 5.1, 5.3, 5.4 and 6.1, five seeds (CTL++: 25), as fractions"
+
+#: Batches with sentences of like lengths are cut from so many, sorted.
+WINDOW = 16_384
+CONDITIONS = {"ctl": ("--order", ("forward", "backward")), "ctlpp": ("--variant", ("A", "R"))}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", choices=RECIPES)
+    parser.add_argument("--order", choices=CONDITIONS["ctl"][1], help="of CTL (default: forward)")
+    parser.add_argument("--variant", choices=CONDITIONS["ctlpp"][1], help="of CTL++ (default: A)")
+    parser.add_argument("--models", default="all", help="comma separated (default: all that the dataset has)")
+    parser.add_argument("--steps-scale", type=float, default=1.0, help="of the published number of steps (default: 1)")
+    parser.add_argument("--batch-size", type=int, help="sentences a step (default: the published number)")
+    parser.add_argument("--validate-every", type=int, help="steps between evaluations (default: 1,000)")
+    quickstart.add_arguments(parser, "runs/DATASET")
+    args = parser.parse_args()
+    args.condition = None
+    for dataset, (flag, choices) in CONDITIONS.items():
+        chosen = getattr(args, flag[2:])
+        if dataset == args.dataset:
+            args.condition = chosen or choices[0]
+        elif chosen is not None:
+            parser.error(f"{flag} is for {dataset}")
+    if args.steps_scale <= 0:
+        parser.error(f"--steps-scale is {args.steps_scale}: choose a number above 0")
+    args.title = f"{args.dataset} {args.condition}" if args.condition else args.dataset
+    name = args.title.replace(" ", "_")
+    args.data, args.out = args.data or Path("data-bin", name), args.out or Path("runs", name)
+    quickstart.complete_arguments(parser, args, RECIPES[args.dataset])
+    return args
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Generates the data when their folder has no dataset.json."""
+    if not (REPOSITORY / args.data / "dataset.json").exists():
+        condition = [CONDITIONS[args.dataset][0], args.condition] if args.condition else []
+        command = [sys.executable, "-m", "data_prep", args.dataset, *condition, "--out", str(args.data)]
+        subprocess.run(command, cwd=REPOSITORY, env=environment(), check=True)
+
+
+def make_runs(args: argparse.Namespace) -> List[Run]:
+    device = ["--cpu"] if args.device == "cpu" else []
+    # `dev` comes first: fairseq keeps the best checkpoint by the first subset.
+    selection = {} if args.dataset == "ctlpp" else {"dev": "OOD validation"}
+    runs = []
+    for seed in args.seeds:
+        for model in args.models:
+            recipe = RECIPES[args.dataset][model]
+            steps = max(1, round(recipe.steps * args.steps_scale))
+            every = args.validate_every or min(1000, steps)
+            layers = ["--model-overrides", f"{{'encoder_layers': {recipe.more_layers}}}"] if recipe.more_layers else []
+            arguments = [
+                "--task", "sg_classification", "--criterion", "classification", *recipe.arguments.split(),
+                "--optimizer", "torch_adam", "--lr", str(recipe.lr), "--weight-decay", str(recipe.weight_decay),
+                "--warmup-updates", str(recipe.warmup), "--clip-norm", str(recipe.clip),
+                "--batch-size", str(args.batch_size or recipe.batch), "--required-batch-size-multiple", "1",
+                "--length-window", str(WINDOW if recipe.buckets else 1), "--batch-size-valid", "1000",
+                "--validate-interval-updates", str(every), "--validate-interval", "1000000",
+                "--save-interval-updates", str(every), "--keep-interval-updates", "1", "--save-interval", "1000000",
+                "--no-epoch-checkpoints", "--log-interval", "100", "--num-workers", "0" if device else "1", *device,
+            ]  # fmt: skip
+            runs.append(
+                Run(
+                    name=model,
+                    seed=seed,
+                    folder=args.out / f"{model}-seed{seed}",
+                    data=args.data,
+                    steps=steps,
+                    arguments=arguments,
+                    subsets=selection | {"valid": "IID", "gen": "OOD"},
+                    evaluation=["--batch-size", "1000", *layers, *device],
+                    generate=False,
+                    best=bool(selection),
+                )
+            )
+    return runs
+
+
+def summarize(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[str, Any]:
+    published = PUBLISHED.get(args.title, {})
+    return {
+        "what": args.title,
+        **quickstart.common_summary(args, records),
+        "steps_scale": args.steps_scale,
+        "published": {
+            model: dict(zip(("IID", "OOD"), published[model])) for model in args.models if model in published
+        },
+    }
+
+
+def table(summary: Dict[str, Any]) -> List[List[str]]:
+    """Rows of text, the header first; percentages over the sentences, mean ± sample std over the seeds."""
+    rows = [["model", "steps", "IID %", "OOD %", "OOD of step", "minutes", "published IID / OOD", "folder"]]
+    for model, done, steps, folder in quickstart.by_model(summary):
+        cells = [steps] + ["–"] * 4
+        if done:
+            results = [r["result"] for r in done]
+            cells = [
+                steps,
+                quickstart.spread([r["curve"][-1]["valid"] for r in results]),
+                quickstart.spread([r["accuracy"]["gen"] for r in results]),
+                ", ".join(str(r["checkpoint_step"]) for r in results),
+                quickstart.spread([r["minutes"] for r in done]),
+            ]
+        beside = summary["published"].get(model)
+        rows.append([model, *cells, f"{beside['IID']} / {beside['OOD']}" if beside else "–", folder])
+    return rows
+
+
+def as_markdown(summary: Dict[str, Any]) -> str:
+    lines = quickstart.markdown_lines([row[:-1] for row in table(summary)])
+    text = (
+        f"Commit {', '.join(summary['commits'])}; {quickstart.machines(summary)}; seeds {', '.join(map(str, summary['seeds']))}. IID is "
+        "the accuracy on `valid` at the last step, OOD that on `gen` of the checkpoint with the best accuracy on `dev` (of the last "
+        f"one where there is no `dev`). The published numbers are those of {SOURCE}."
+    )
+    return "\n".join([f"# {summary['what']}", "", f"`{summary['command']}`", "", text, "", *lines, ""])
+
+
+def main() -> int:
+    args = parse_arguments()
+
+    def publish(records: List[Dict[str, Any]]) -> None:
+        summary = summarize(args, records)
+        quickstart.write_results(args.results, summary, as_markdown(summary))
+        print(f"\n{args.title}: accuracy on examples like those of training (IID, last step) and on others (OOD)\n")
+        print(quickstart.as_text(table(summary)))
+
+    return quickstart.carry_out(args, make_runs(args), lambda: prepare(args), publish)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Small data folders, and checkpoints of random models in the form of fairseq-train, made in this process."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Dict, List
+
+import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
+
+import fairseq_sg  # noqa: F401
+from data_prep.common import Pair
+from data_prep.corpus import Corpus
+from data_prep.prepare import write
+
+#: CTL++ in small: function -> what it makes of 0, 1, 2, 3. The groups are not in the order of the alphabet.
+TABLES = {"p": "1 2 3 0", "a": "3 1 0 2", "q": "0 2 1 3", "b": "2 3 0 1"}
+GROUPS = {"a": "p q", "b": "a b"}
+
+LINEAR = "--encoder-attention linear --decoder-attention linear --cross-attention linear --qk-norm l2"
+SIZES = {
+    side: f"--{side}-embed-dim 16 --{side}-ffn-embed-dim 24 --{side}-attention-heads 4"
+    for side in ("encoder", "decoder")
+}
+BOTH = f"--arch sg_transformer {SIZES['encoder']} {SIZES['decoder']} --encoder-layers 2 --decoder-layers 2"
+#: model -> its options
+MODELS = {
+    "softmax": BOTH,
+    "linear": f"{BOTH} {LINEAR} --depth shared --encoder-layers 3 --decoder-layers 3",
+    "gated": f"{BOTH} --encoder-attention geometric --decoder-attention relative --encoder-update copy_gate "
+    "--decoder-update copy_gate --depth shared --encoder-layers 4",
+    "mixed": f"{BOTH} --encoder-attention galerkin,compositional --decoder-attention abs_rel --cross-attention linear",
+    "encoder": f"--arch sg_encoder {SIZES['encoder']} --encoder-layers 3 --depth shared --encoder-attention geometric "
+    "--encoder-update copy_gate --readout first",
+    "lstm": "--arch sg_lstm --embed-dim 8 --hidden-dim 8",
+}
+CLASSIFIERS = ("encoder", "lstm")
+
+
+def pairs_folder(folder: Path) -> Path:
+    """Random sentences: 1 to 4 words in ``train`` and ``valid``, 5 and 6 in ``gen``; twice as many in targets."""
+    draw = random.Random(0)
+
+    def pairs(lengths: range, count: int) -> List[Pair]:
+        made: Dict[str, Pair] = {}
+        while len(made) < count:
+            words = draw.choices("stuvwxyz", k=draw.choice(lengths))
+            target = " ".join(draw.choices("ABC", k=2 * len(words)))
+            made.setdefault(" ".join(words), Pair(" ".join(words), target))
+        return list(made.values())
+
+    short, gen = pairs(range(1, 5), 55), pairs(range(5, 7), 13)
+    subsets = {"train": short[:40], "valid": short[40:], "gen": gen}
+    types = {"gen": [("depth_2", "depth_10", "depth_1")[number % 3] for number in range(len(gen))]}
+    corpus = Corpus(subsets, {}, "drawn", "drawn", {"generator": "tests"}, None, types=types)
+    write(folder, corpus, {"dataset": "tests", "raw_only": False})
+    return folder
+
+
+def ctlpp_folder(folder: Path) -> Path:
+    """All single functions and all pairs of TABLES."""
+    subsets: Dict[str, List[Pair]] = {"train": [], "valid": [], "gen": []}
+    pairs = [("train", [name]) for name in TABLES]
+    pairs += [
+        (("train", "valid", "gen")[number % 3], list(names))
+        for number, names in enumerate(itertools.product(TABLES, repeat=2))
+    ]
+    for subset, names in pairs:
+        for symbol in "0123":
+            result = symbol
+            for name in reversed(names):
+                result = TABLES[name].split()[int(result)]
+            subsets[subset].append(Pair(" ".join([*names, symbol]), result))
+    origin = {"generator": "tests", "tables": TABLES, "groups": GROUPS}
+    corpus = Corpus(subsets, {}, "drawn", "drawn", origin, None, labels=True)
+    write(folder, corpus, {"dataset": "ctlpp", "raw_only": False})
+    return folder
+
+
+def checkpoint(path: Path, data: Path, model: str, *more: str) -> Path:
+    """A random model's checkpoint, as fairseq-train writes them."""
+    kind = "classification" if model in CLASSIFIERS else "translation"
+    criterion = "classification" if model in CLASSIFIERS else "cross_entropy_orthogonality"
+    fixed = f"{data} --task sg_{kind} --criterion {criterion} --optimizer torch_adam --cpu"
+    arguments = [*fixed.split(), *MODELS[model].split(), *more]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+    torch.manual_seed(1)
+    built = tasks.setup_task(cfg.task).build_model(cfg.model)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            # Unlike at the start of training: norms' gains are not all 1, biases not all 0.
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    state = {
+        "args": None,
+        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "model": built.state_dict(),
+        "optimizer_history": [{"num_updates": 1, "optimizer_name": "", "criterion_name": "", "lr_scheduler_state": {}}],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+    }
+    torch.save(state, path)
+    return path

@@ -1,0 +1,39 @@
+"""The folders and checkpoints that the tests of the analysis share."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from analysis_models import CLASSIFIERS, checkpoint, ctlpp_folder, pairs_folder
+
+from fairseq_sg.analysis import Loaded, load
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """``pairs`` and ``ctlpp``."""
+    room = tmp_path_factory.mktemp("data")
+    return {"pairs": pairs_folder(room / "pairs"), "ctlpp": ctlpp_folder(room / "ctlpp")}
+
+
+@pytest.fixture(scope="session")
+def saved(folders, tmp_path_factory) -> Callable[..., str]:
+    """The checkpoint of a model of ``analysis_models``, by default on the folder that suits it."""
+    room, made = tmp_path_factory.mktemp("checkpoints"), {}
+
+    def get(model: str, data: str | None = None) -> str:
+        data = data or ("ctlpp" if model in CLASSIFIERS else "pairs")
+        if (model, data) not in made:
+            made[model, data] = str(checkpoint(room / f"{model}-{data}.pt", folders[data], model))
+        return made[model, data]
+
+    return get
+
+
+@pytest.fixture
+def loaded(saved) -> Callable[..., Loaded]:
+    return lambda *which: load(saved(*which))

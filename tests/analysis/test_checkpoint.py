@@ -1,0 +1,107 @@
+"""Loading a checkpoint, reading a sentence, and the errors of both."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+import torch
+
+from fairseq_sg.analysis import load, read_sentence
+from fairseq_sg.errors import UsageError
+
+
+def test_the_model_is_that_of_the_file(saved):
+    loaded = load(saved("linear"))
+    state = torch.load(saved("linear"), weights_only=True)["model"]
+    assert not loaded.model.training and loaded.arch == "sg_transformer" and loaded.device.type == "cpu"
+    assert all(torch.equal(x, state[name]) for name, x in loaded.model.state_dict().items())
+
+
+def test_more_steps_by_an_override(saved):
+    loaded = load(saved("linear"), overrides={"encoder_layers": 7})
+    assert (loaded.model.encoder.stack.steps, loaded.model.decoder.stack.steps) == (7, 3)
+
+
+def test_another_data_folder(saved, folders, tmp_path):
+    link = tmp_path / "elsewhere"
+    link.symlink_to(folders["pairs"])
+    assert load(saved("softmax"), data=str(link)).task.cfg.data == str(link)
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (dict(overrides={"encoder_layer": 7}), "--model-overrides names 'encoder_layer', which is not an option in .*"),
+        (
+            dict(overrides={"encoder_embed_dim": 32}),
+            "the weights in .* do not fit the model .* --model-overrides make.*",
+        ),
+        (dict(data="nowhere"), "the data folder nowhere is not here: name one by --data"),
+    ],
+)
+def test_what_cannot_be_loaded(arguments, message, saved):
+    with pytest.raises(UsageError, match=f"(?s)^{message}$"):
+        load(saved("softmax"), **arguments)
+
+
+def test_no_file_and_a_broken_file(saved, tmp_path):
+    with pytest.raises(UsageError, match="^there is no checkpoint nowhere.pt$"):
+        load("nowhere.pt")
+    broken = tmp_path / "broken.pt"
+    broken.write_bytes(open(saved("softmax"), "rb").read()[:1000])
+    with pytest.raises(UsageError, match="is not a whole file"):
+        load(str(broken))
+
+
+@pytest.mark.parametrize("kind", ["softmax", "gated"])
+def test_its_own_output_is_that_of_fairseqs_generator(kind, loaded):
+    loaded = loaded(kind)
+    generator = loaded.task.build_generator([loaded.model], Namespace(beam=1, max_len_a=0, max_len_b=19, min_len=0))
+    for line in ("s t", "u v w x y z", "y"):
+        sentence = read_sentence(loaded, line, longest=20)
+        best = generator.generate([loaded.model], {"net_input": sentence.inputs | {"prev_output_tokens": None}})[0][0]
+        expected = [loaded.task.target_dictionary[i] for i in best["tokens"].tolist()]
+        assert sentence.expected[:19] == expected[:19]
+        assert sentence.complete == (sentence.expected[-1] == "</s>") and sentence.predicted == sentence.expected
+
+
+def test_sentences_as_the_model_was_trained_on_them(loaded):
+    model = loaded("softmax")
+    sentence = read_sentence(model, "s t u", "A B")
+    assert sentence.source == ["<s>", "s", "t", "u", "</s>"]
+    assert sentence.previous == ["</s>", "A", "B"] and sentence.expected == ["A", "B", "</s>"]
+    dataset = model.subset("valid")
+    source, target = (dictionary.string(dataset[3][side]) for side, dictionary in sides(model))
+    batch = dataset.collater([dataset[3]])["net_input"]
+    again = read_sentence(model, source.replace("<s> ", ""), target).inputs
+    assert batch.keys() == again.keys() and all(torch.equal(batch[name], again[name]) for name in batch)
+    classifier = read_sentence(loaded("encoder"), "p q 3")
+    assert classifier.previous == classifier.expected == [] and classifier.predicted[0] in "0123"
+
+
+def sides(loaded):
+    return ("source", loaded.task.source_dictionary), ("target", loaded.task.target_dictionary)
+
+
+@pytest.mark.parametrize(
+    "source,target,message",
+    [
+        ("s q t", None, "--input has the word 'q', which is not in the source dictionary of .*"),
+        ("s </s>", None, "--input has the word '</s>', which .*"),
+        ("s", "A s", "--target has the word 's', which is not in the target dictionary of .*"),
+        (" ", None, "--input has no words"),
+        ("s", "", "--target has no words"),
+    ],
+)
+def test_unknown_words(source, target, message, loaded):
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        read_sentence(loaded("softmax"), source, target)
+
+
+def test_no_target_for_a_classifier(loaded):
+    with pytest.raises(UsageError, match="^sg_encoder has no decoder and takes no --target$"):
+        read_sentence(loaded("encoder"), "p 1", "1")

@@ -1,0 +1,371 @@
+"""The commands: their numbers against direct computation, their files, their errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from argparse import Namespace
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+import numpy as np
+import torch
+from analysis_models import CLASSIFIERS, GROUPS, TABLES
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
+
+from fairseq_sg.analysis import accuracy, plots, read_sentence, record
+from fairseq_sg.analysis.__main__ import main
+
+
+@pytest.fixture
+def analyse(saved, tmp_path, capsys):
+    """Runs a command on the CPU, without pictures unless asked for; returns its arrays, facts, and what it printed."""
+
+    def run(command: str, checkpoint: str, *options: str):
+        out = str(tmp_path / "new" / "out")
+        code = main([command, checkpoint, "--device", "cpu", "--out", out, "--format", "none", *options])
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        facts = json.loads(Path(f"{out}.json").read_text(encoding="utf-8"))
+        return dict(np.load(f"{out}.npz")), facts, printed.out
+
+    return run
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["softmax", "gated", "mixed"])
+def test_maps(kind, analyse, saved, loaded):
+    arrays, facts, printed = analyse("maps", saved(kind), "--input", "s t u", "--target", "A B C")
+    model = loaded(kind)
+    sentence = read_sentence(model, "s t u", "A B C")
+    with record(model.model) as recording:
+        logits = model.model(**sentence.inputs)[0]
+    assert set(arrays) == {
+        f"{role}.step{step}" for role in recording.roles for step in range(1, len(recording.steps(role)) + 1)
+    }
+    shapes = {"encoder": (4, 5, 5), "decoder": (4, 4, 4), "cross": (4, 4, 5)}
+    for role in recording.roles:
+        for step, call in enumerate(recording.steps(role), start=1):
+            assert arrays[f"{role}.step{step}"].shape == shapes[role]
+            np.testing.assert_array_equal(arrays[f"{role}.step{step}"], call.weights[0])
+        assert facts["roles"][role]["attention"] == [call.kind for call in recording.steps(role)]
+    source, target = ["<s>", "s", "t", "u", "</s>"], ["A", "B", "C", "</s>"]
+    assert facts["roles"]["cross"]["queries"] == target and facts["roles"]["cross"]["keys"] == source
+    assert facts["roles"]["decoder"]["keys"] == ["</s>", "A", "B", "C"]
+    assert facts["output"] == [model.task.target_dictionary[i] for i in logits[0].argmax(-1)]
+    assert "source  <s> s t u </s>" in printed
+
+
+def test_what_is_drawn_is_chosen(analyse, saved, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "heatmaps", lambda *a: drawn.append(a[:2]) or _empty_figure())
+    choice = ["--input", "s t", "--target", "A", "--roles", "encoder", "--steps", "3,1"]
+    arrays, *_ = analyse("maps", saved("linear"), *choice, "--heads", "4,2", "--format", "png")
+    analyse("maps", saved("linear"), *choice, "--heads", "max", "--format", "png")
+    analyse("values", saved("linear"), *choice, "--heads", "mean", "--format", "png")
+    assert set(arrays) == {f"{role}.step{step}" for role in ("encoder", "decoder", "cross") for step in (1, 2, 3)}
+    (panels, titles), (highest, _), (means, _) = drawn
+    assert titles[1] == ["encoder, step 3, head 2", "encoder, step 1, head 2"] and len(panels) == 2
+    np.testing.assert_array_equal(panels[0], [arrays["encoder.step3"][3], arrays["encoder.step1"][3]])
+    np.testing.assert_array_equal(highest[0], [arrays["encoder.step3"].max(0), arrays["encoder.step1"].max(0)])
+    assert len(means) == 1 and np.allclose(np.diagonal(means[0], axis1=1, axis2=2), 1)
+
+
+def _empty_figure():
+    from matplotlib.figure import Figure
+
+    return Figure()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind,sides", [("gated", ["encoder", "decoder"]), ("encoder", ["encoder"])])
+def test_gates(kind, sides, analyse, saved, loaded):
+    line = "p q 3" if kind in CLASSIFIERS else "s t u"
+    arrays, facts, _ = analyse("gates", saved(kind), "--input", line)
+    model = loaded(kind)
+    sentence = read_sentence(model, line)
+    with record(model.model) as recording:
+        model.model(**sentence.inputs)
+    assert list(facts["sides"]) == sides
+    assert len(arrays) == len(recording.updates)
+    for side in sides:
+        for step, call in enumerate(recording.gates(side), start=1):
+            gates = arrays[f"{side}.step{step}"]
+            assert gates.shape == (len(facts["sides"][side]["words"]), 16)
+            np.testing.assert_array_equal(gates, call.gates[0])
+            np.testing.assert_allclose(facts["sides"][side]["mean_over_features"][step - 1], gates.mean(1), rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["linear", "mixed"])
+def test_values(kind, analyse, saved, loaded):
+    arrays, facts, _ = analyse("values", saved(kind), "--input", "s t u", "--target", "A")
+    model = loaded(kind)
+    sentence = read_sentence(model, "s t u", "A")
+    with record(model.model) as recording:
+        model.model(**sentence.inputs)
+    for role in recording.roles:
+        for step, call in enumerate(recording.steps(role), start=1):
+            for head, values in enumerate(call.values[0].double().tolist()):
+                expected = [[_cosine(v, w) for w in values] for v in values]
+                np.testing.assert_allclose(arrays[f"{role}.step{step}"][head], expected, atol=1e-5)
+                others = [abs(x) for i, row in enumerate(expected) for j, x in enumerate(row) if i != j]
+                mean = facts["roles"][role]["mean_off_diagonal"][step - 1][head]
+                assert mean == pytest.approx(sum(others) / len(others), abs=1e-5)
+    assert facts["roles"]["cross"]["queries"] == ["<s>", "s", "t", "u", "</s>"]
+
+
+def _cosine(v, w) -> float:
+    return sum(x * y for x, y in zip(v, w)) / (sum(x * x for x in v) * sum(x * x for x in w)) ** 0.5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["linear", "softmax", "encoder"])
+def test_norms_are_those_of_the_sentences_one_by_one(kind, analyse, saved, loaded):
+    """Padding has no part: in a batch of all there is some, in batches of one there is none."""
+    subset = "valid"
+    arrays, facts, _ = analyse("norms", saved(kind), "--subset", subset, "--batch-size", "5", "--limit", "12")
+    model = loaded(kind)
+    dataset = model.subset(subset)
+    expected = defaultdict(list)
+    for batch in (dataset.collater([dataset[i]]) for i in range(12)):
+        with record(model.model) as recording:
+            model.model(**batch["net_input"])
+        for role in recording.roles:
+            for step, call in enumerate(recording.steps(role), start=1):
+                for name, norms in call.norms.items():
+                    expected[f"{role}.step{step}.{name}"].append(norms[0])
+    assert arrays.keys() == expected.keys()
+    for name, norms in expected.items():
+        norms = torch.cat(norms, dim=1)
+        assert arrays[name].shape == norms.shape
+        np.testing.assert_allclose(np.sort(arrays[name]), np.sort(norms), rtol=1e-4)
+        np.testing.assert_allclose(facts["norms"][name]["mean"], norms.mean(1), rtol=1e-4)
+        np.testing.assert_allclose(facts["norms"][name]["std"], norms.std(1, correction=0), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(facts["norms"][name]["quantiles"]["0.25"], norms.quantile(0.25, dim=1), rtol=1e-4)
+    stages = {name.split(".")[-1] for name in arrays}
+    assert stages == ({"projected", "mapped", "normalized"} if kind == "linear" else {"projected"})
+    assert facts["sentences"] == 12
+
+
+class HalfRight(torch.nn.Module):
+    """Says the target where the source's words add up to an even number; elsewhere the last word is wrong."""
+
+    decoder = None
+
+    def __init__(self, task):
+        super().__init__()
+        self.words, self.eos, self.pad = len(task.target_dictionary), task.target_dictionary.eos(), 1
+
+    def forward(self, src_tokens, src_lengths, prev_output_tokens):
+        lengths = prev_output_tokens.ne(self.pad).sum(1)
+        answer = prev_output_tokens.roll(-1, 1)
+        rows = torch.arange(len(lengths))
+        answer[rows, lengths - 1] = self.eos
+        odd = src_tokens.masked_fill(src_tokens.eq(self.pad), 0).sum(1) % 2
+        answer[rows, lengths - 2] += odd
+        logits = torch.nn.functional.one_hot(answer, self.words + 1)[..., :-1].float()
+        # Padding has the highest logit of all, and is no answer.
+        logits[..., self.pad] = 2
+        return logits, {}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["softmax", "encoder", "lstm"])
+@pytest.mark.parametrize("by,side", [("source_length", "src"), ("target_length", "tgt")])
+def test_accuracy_by_length(kind, by, side, loaded):
+    """Against the criterion, a sentence at a time."""
+    model = loaded(kind)
+    if model.has_decoder:
+        model.model = HalfRight(model.task)
+    result = accuracy.measure(model, Namespace(subset="valid, gen", by=by, batch_size=4, limit=None))
+    trained = [len(text.split()) for text in raw(model, "train", side)]
+    assert result.facts["training"] == [min(trained), max(trained)]
+    for subset in ("valid", "gen"):
+        right = [criterion_says(model, subset, i) for i in range(len(model.subset(subset)))]
+        assert 0 < sum(right) < len(right)
+        lengths = [len(text.split()) for text in raw(model, subset, side)]
+        np.testing.assert_array_equal(result.arrays[f"{subset}.right"], right)
+        np.testing.assert_array_equal(result.arrays[f"{subset}.group"], lengths)
+        expected = by_group(lengths, right)
+        assert result.facts["subsets"][subset]["groups"] == {
+            str(length): expected[length] for length in sorted(expected)
+        }
+        assert f"{subset}: {100 * sum(right) / len(right):.2f} % of {len(right)} sentences" in result.summary
+
+
+def by_group(groups, right) -> dict:
+    members = {group: [r for r, g in zip(right, groups, strict=True) if g == group] for group in groups}
+    return {
+        group: {"sentences": len(m), "right": sum(m), "accuracy": pytest.approx(100 * sum(m) / len(m))}
+        for group, m in members.items()
+    }
+
+
+def raw(model, subset: str, end: str) -> list:
+    return (Path(model.data) / "raw" / f"{subset}.{end}").read_text().splitlines()
+
+
+def criterion_says(model, subset: str, index: int) -> bool:
+    name = "cross_entropy_orthogonality" if model.has_decoder else "classification"
+    options = CRITERION_DATACLASS_REGISTRY[name](sentence_avg=False)
+    dataset = model.subset(subset)
+    batch = dataset.collater([dataset[index]])
+    return bool(CRITERION_REGISTRY[name](options, model.task)(model.model, batch)[2]["n_exact"])
+
+
+def test_accuracy_by_type_and_of_the_first_sentences(loaded, monkeypatch):
+    model = loaded("softmax")
+    model.model = HalfRight(model.task)
+    args = Namespace(subset="gen", by="type", batch_size=4, limit=10)
+    result = accuracy.measure(model, args)
+    right = [criterion_says(model, "gen", i) for i in range(10)]
+    expected = by_group(raw(model, "gen", "type")[:10], right)
+    groups = result.facts["subsets"]["gen"]["groups"]
+    assert list(groups) == result.facts["types"] == ["depth_1", "depth_2", "depth_10"] and groups == expected
+    (axes,) = accuracy.draw(result, args)[""].axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["depth_1", "depth_2", "depth_10"]
+    assert [bar.get_height() for bar in axes.patches] == [groups[name]["accuracy"] for name in groups]
+
+
+def test_the_picture_shades_the_lengths_in_training():
+    curves = {"valid": {"2": 100.0, "3": 50.0}, "gen": {"5": 25.0}}
+    (axes,) = plots.accuracies(curves, "words", trained=(1, 4)).axes
+    (band,) = axes.patches
+    assert (band.get_x(), band.get_width()) == (0.5, 4.0)
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[2, 100], [3, 50]], [[5, 25]]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["encoder", "softmax", "lstm"])
+def test_symbols(kind, analyse, saved, loaded):
+    arrays, facts, printed = analyse("symbols", saved(kind, "ctlpp"))
+    model = loaded(kind, "ctlpp")
+    assert facts["functions"] == ["p", "q", "a", "b"]
+    right = dict.fromkeys("0123", 0)
+    vectors = defaultdict(dict)
+    for name, table in TABLES.items():
+        for symbol, result in zip("0123", table.split(), strict=True):
+            vector, said = below_the_classes(model, f"{name} {symbol}")
+            vectors[result][name] = vector
+            right[result] += said == result
+    assert facts["right"] == right and 0 < sum(right.values()) < 16
+    for symbol in "0123":
+        ordered = [vectors[symbol][name] for name in facts["functions"]]
+        np.testing.assert_allclose(arrays[f"representations.{symbol}"], torch.stack(ordered), rtol=1e-4, atol=1e-5)
+        expected = np.array([[_cosine(v.tolist(), w.tolist()) for w in ordered] for v in ordered])
+        np.testing.assert_allclose(arrays[f"similarity.{symbol}"], expected, atol=1e-5)
+        means = {"a–a": expected[0, 1], "a–b": expected[:2, 2:].mean(), "b–b": expected[2, 3]}
+        assert facts["mean_similarity"][symbol] == pytest.approx(means, abs=1e-5)
+        assert f"symbol {symbol}: {right[symbol]} of 4 functions right" in printed
+    assert facts["groups"] == {name: functions.split() for name, functions in GROUPS.items()}
+
+
+def below_the_classes(model, line: str):
+    """The vector that is classified, and the class: with the parts of the model, not its own pass."""
+    words, classes = model.task.source_dictionary, model.task.target_dictionary
+    tokens = torch.tensor([[words.bos(), *map(words.index, line.split()), words.eos()]])
+    whole = model.model
+    if model.has_decoder:
+        start = torch.tensor([[classes.eos()]])
+        vector = whole.decoder.extract_features(start, whole.encoder(tokens))[0][0, 0]
+        logits = whole.decoder.output_layer(vector)
+        logits[classes.pad()] = -np.inf
+        return vector, classes[logits.argmax()]
+    if hasattr(whole, "lstm"):
+        vector = whole.lstm(whole.embedding(tokens))[0][0, -1]
+    else:
+        vector = whole.encoder(tokens)["encoder_out"][0][0, 0]
+    return vector, classes[classes.nspecial + whole.classifier(vector).argmax()]
+
+
+@pytest.mark.parametrize(
+    "kind,command,options,pictures",
+    [
+        ("softmax", "maps", "--input s --target A --steps 1 --heads max", "encoder.png decoder.png cross.png"),
+        ("mixed", "values", "--input s --target A --roles encoder --format svg", "encoder.svg"),
+        ("gated", "gates", "--input s --target A", "encoder.png decoder.png"),
+        ("encoder", "norms", "", "encoder.png"),
+        ("encoder", "accuracy", "", "png"),
+        ("encoder", "symbols", "", "png"),
+    ],
+)
+def test_files(kind, command, options, pictures, saved, tmp_path, capsys):
+    checkpoint = tmp_path / "checkpoint_best.pt"
+    shutil.copyfile(saved(kind), checkpoint)
+    assert main([command, str(checkpoint), *options.split()]) == 0
+    expected = {f"checkpoint_best.{command}.{end}" for end in ["npz", "json", *pictures.split()]}
+    written = {path.name for path in tmp_path.iterdir() if path != checkpoint}
+    printed = capsys.readouterr().out.splitlines()[-1].removeprefix("written: ").split()
+    assert written == expected and {Path(name).name for name in printed} == expected
+    for name in pictures.split():
+        start = (tmp_path / f"checkpoint_best.{command}.{name}").read_bytes()[:5]
+        assert start == (b"<?xml" if name.endswith("svg") else b"\x89PNG\r")
+
+
+@pytest.mark.parametrize(
+    "kind,command,options,message",
+    [
+        ("softmax", "gates", "--input s", "sg_transformer was trained without copy gates .*copy_gate.*"),
+        ("lstm", "maps", "--input p", "sg_lstm has none of fairseq_sg's attentions"),
+        ("lstm", "norms", "", "sg_lstm has none of fairseq_sg's attentions"),
+        ("softmax", "maps", "--input q", "--input has the word 'q', which is not in .*"),
+        ("softmax", "maps", "--input s --heads 5", "--heads has '5': choose from 1 to 4"),
+        ("softmax", "maps", "--input s --steps 0", "--steps has '0': choose from 1 to 2"),
+        (
+            "softmax",
+            "values",
+            "--input s --roles encoder,self",
+            "--roles has 'self': choose from encoder, decoder, cross",
+        ),
+        ("softmax", "accuracy", "--by type", "the subset 'valid' of .* has no types: choose --by .*"),
+        ("softmax", "norms", "--subset test", "the data folder .* has no subset 'test'"),
+        ("softmax", "symbols", "", ".*dataset.json is not of CTL.*: name a folder of .* by --data"),
+        ("softmax", "maps", "--input s --model-overrides {'layers':1}", "--model-overrides names 'layers', .*"),
+    ],
+)
+def test_errors_are_one_line_and_nothing_is_written(kind, command, options, message, saved, tmp_path, capsys):
+    code = main([command, saved(kind), "--out", str(tmp_path / "out"), *options.split()])
+    assert code == 1 and not list(tmp_path.iterdir())
+    assert re.fullmatch(f"error: {message}\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (["norms", "x.pt", "--limit", "0"], "argument --limit: '0' is not a number from 1 on"),
+        (["norms", "x.pt", "--model-overrides", "3"], "argument --model-overrides: '3' is not a dict like .*"),
+        (["maps", "x.pt"], "the following arguments are required: --input"),
+    ],
+)
+def test_wrong_command_lines(options, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(options)
+    assert ended.value.code == 2 and re.match(f"error: {message}", capsys.readouterr().err)
+
+
+def test_without_matplotlib_numbers_alone(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    command = ["maps", saved("softmax"), "--input", "s", "--out", str(tmp_path / "out")]
+    assert main(command) == 1 and "pip install matplotlib, or" in capsys.readouterr().err
+    assert main([*command, "--format", "none"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"out.npz", "out.json"}
+
+
+def test_panels_in_rows():
+    assert plots.in_rows([1, 2, 3, 4, 5], 3) == [[1, 2, 3], [4, 5, None]]
+    assert plots.in_rows([1, 2], 3) == [[1, 2]]
+
+
+def test_colors_of_negative_entries_are_even_on_both_sides_of_0():
+    for panel, limits in (([[0.1, 0.7]], (0, 1)), ([[0.1, 1.5]], (0, 1.5)), ([[-0.1, 1.5]], (-1.5, 1.5))):
+        axes = plots.heatmaps([[np.array(panel)]], [["$ a"]], ["$ r"], ["c$", "$d"]).axes[0]
+        assert axes.images[0].get_clim() == pytest.approx(limits)
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["c$", "$d"]

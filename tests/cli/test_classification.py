@@ -1,0 +1,69 @@
+"""Classifiers through fairseq's commands: trained, validated, deepened, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_commands import metrics, run, succeed
+from conftest import once
+from labelled_data import write_labelled
+
+TRANSFORMER = (
+    "--arch sg_encoder_ctl --encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention relative "
+    "--encoder-update copy_gate --copy-gate-bias 0 --readout first"
+)
+KINDS = {
+    "sg_encoder": TRANSFORMER.split(),
+    "sg_lstm": "--arch sg_lstm_ctl --hidden-dim 32 --bidirectional --no-source-bos --lr 2e-2".split(),
+}
+SUBSETS = ("dev", "valid", "gen")
+
+
+def training(data: Path, folder: Path, *more: object) -> list[str]:
+    fixed = (
+        "--user-dir fairseq_sg --task sg_classification --criterion classification --optimizer torch_adam --lr 5e-3 "
+        "--batch-size 32 --batch-size-valid 64 --dropout 0 --valid-subset dev,valid,gen --no-epoch-checkpoints --cpu "
+        "--log-format json --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --accuracy-by types"
+    )
+    return [str(argument) for argument in [data, *fixed.split(), "--save-dir", folder, *more]]
+
+
+def evaluation(data: Path, checkpoint: Path, *more: object) -> list[str]:
+    fixed = "--user-dir fairseq_sg --task sg_classification --cpu --batch-size 64 --log-format json".split()
+    return [
+        str(argument) for argument in [data, *fixed, "--path", checkpoint, "--valid-subset", "dev,valid,gen", *more]
+    ]
+
+
+@pytest.fixture(scope="session")
+def labelled(common_folder) -> Path:
+    return once(common_folder / "labelled", lambda folder: write_labelled(folder) and None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains_validates_and_keeps_the_best(kind, labelled, tmp_path):
+    printed = succeed("fairseq-train", *training(labelled, tmp_path, *KINDS[kind], "--max-epoch", 6))
+    curves = {subset: metrics(printed, subset) for subset in SUBSETS}
+    assert curves["valid"][-1]["accuracy"] > 90 > curves["valid"][0]["accuracy"]
+    assert {"accuracy_length_8", "accuracy_length_9"} <= set(curves["gen"][-1])
+    best = max(range(6), key=lambda epoch: (curves["dev"][epoch]["accuracy"], epoch))
+    validated = succeed("fairseq-validate", *evaluation(labelled, tmp_path / "checkpoint_best.pt"))
+    for subset in SUBSETS:
+        (again,) = metrics(validated, subset)
+        for name in ("accuracy", "loss"):
+            assert again[name] == pytest.approx(curves[subset][best][name], abs=2e-4), (subset, name)
+
+
+def test_more_steps_at_test_time(labelled, tmp_path):
+    printed = succeed("fairseq-train", *training(labelled, tmp_path, *KINDS["sg_encoder"], "--max-epoch", 1))
+    deeper = ["--model-overrides", "{'encoder_layers': 24}"]
+    validated = succeed("fairseq-validate", *evaluation(labelled, tmp_path / "checkpoint_last.pt", *deeper))
+    assert metrics(validated, "valid")[0]["loss"] != pytest.approx(metrics(printed, "valid")[0]["loss"], abs=1e-3)
+
+
+def test_default_criterion_is_refused(labelled, tmp_path):
+    arguments = training(labelled, tmp_path, *KINDS["sg_lstm"], "--criterion", "cross_entropy", "--max-update", 1)
+    refused = run("fairseq-train", *arguments)
+    assert refused.code != 0 and "choose --criterion classification" in refused.err
+    assert "Traceback" not in refused.err

@@ -1,0 +1,259 @@
+"""The classifiers: which column is read, whatever the padding; sizes as published; options and their errors."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+import torch
+from fairseq.data import Dictionary
+
+import fairseq_sg  # noqa: F401
+from fairseq_sg.errors import UsageError
+from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, LSTM_ARCHITECTURES
+from fairseq_sg.models.sg_encoder import SGEncoder, first_column, last_column, resolve
+from fairseq_sg.models.sg_lstm import SGLSTM
+from fairseq_sg.models.sg_transformer import SGTransformerEncoder
+from fairseq_sg.modules.losses import OrthogonalityLoss
+
+PAD = 1
+CLASSES = 5
+#: Begin symbol, words, end symbol.
+SENTENCES = [[0, 4, 5, 6, 7, 8, 2], [0, 9, 8, 2], [0, 4, 4, 5, 2]]
+
+TRANSFORMERS = {
+    "softmax": {},
+    "relative": dict(encoder_attention="relative", embedding_scaling="position_down"),
+    "ndr": dict(
+        encoder_attention="geometric", encoder_update="copy_gate", depth="shared", embedding_scaling="none",
+        copy_gate_bias=0.0,
+    ),
+    "act": dict(encoder_attention="geometric", depth="shared_act"),
+    "linear": dict(encoder_attention="linear", pre_norm=True),
+}  # fmt: skip
+LSTMS = {"lstm": dict(layers=2), "bilstm": dict(bidirectional=True, layers=2)}
+KINDS = TRANSFORMERS | LSTMS
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def dictionary(words: int) -> Dictionary:
+    d = Dictionary()
+    for word in range(words):
+        d.add_symbol(f"w{word}")
+    return d
+
+
+def task(words=8, classes=CLASSES):
+    return SimpleNamespace(source_dictionary=dictionary(words), num_classes=classes)
+
+
+def encoder(**options) -> SGEncoder:
+    sizes = dict(encoder_embed_dim=16, encoder_ffn_embed_dim=32, encoder_attention_heads=2, encoder_layers=3)
+    return SGEncoder.build_model(SimpleNamespace(**(sizes | options)), task())
+
+
+def lstm(**options) -> SGLSTM:
+    return SGLSTM.build_model(SimpleNamespace(**(dict(embed_dim=6, hidden_dim=8) | options)), task())
+
+
+def build(kind: str, **options):
+    torch.manual_seed(0)
+    make = lstm if kind in LSTMS else encoder
+    return make(**(KINDS[kind] | options)).eval()
+
+
+def pad(rows, left: bool, extra: int = 0):
+    width = max(map(len, rows)) + extra
+    return torch.tensor([[PAD] * (width - len(r)) + r if left else r + [PAD] * (width - len(r)) for r in rows])
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_first_and_last_column(left):
+    mask = pad(SENTENCES, left, extra=2).eq(PAD)
+    first, last = first_column(mask).tolist(), last_column(mask).tolist()
+    assert first == ([2, 5, 4] if left else [0, 0, 0])
+    assert last == ([8, 8, 8] if left else [6, 3, 4])
+
+
+def test_row_of_padding_alone_has_columns():
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    assert first_column(mask).tolist() == [0] and last_column(mask).tolist() == [2]
+
+
+@pytest.mark.parametrize("readout", ["first", "last"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_class_is_read_from_the_column(readout, left):
+    model = build("relative", readout=readout)
+    tokens = pad(SENTENCES, left)
+    states = model.encoder(tokens)["encoder_out"][0]
+    symbol = {"first": 0, "last": 2}[readout]
+    logits = model(tokens)[0]
+    for row in range(3):
+        column = tokens[row].tolist().index(symbol)
+        torch.testing.assert_close(logits[row], model.classifier(states[column, row]))
+
+
+@kinds
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_padding_changes_nothing(kind, left):
+    model = build(kind)
+    together = model(pad(SENTENCES, left, extra=3))[0]
+    assert together.shape == (3, CLASSES)
+    for row, sentence in enumerate(SENTENCES):
+        torch.testing.assert_close(together[row], model(torch.tensor([sentence]))[0][0], rtol=1e-4, atol=1e-5)
+
+
+@kinds
+def test_row_of_padding_alone_is_finite_and_changes_no_other(kind):
+    model = build(kind)
+    rows = torch.cat([pad(SENTENCES, False), torch.full((1, 7), PAD)])
+    logits = model(rows)[0]
+    assert logits.isfinite().all()
+    torch.testing.assert_close(logits[:3], model(rows[:3])[0], rtol=1e-4, atol=1e-5)
+
+
+@kinds
+def test_every_parameter_learns(kind):
+    model = build(kind).train()
+    logits, extra = model(pad(SENTENCES, False))
+    loss = logits.square().sum() + sum(sum(values) for values in extra.get("aux_losses", {}).values())
+    loss.backward()
+    idle = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not idle
+
+
+@kinds
+def test_state_dict_makes_the_same_model(kind):
+    model, other = build(kind), build(kind)
+    for p in other.parameters():
+        torch.nn.init.normal_(p)
+    other.load_state_dict(model.state_dict())
+    tokens = pad(SENTENCES, False)
+    assert torch.equal(model(tokens)[0], other(tokens)[0])
+
+
+def test_encoder_is_that_of_sg_transformer_and_takes_more_steps():
+    model, deeper = build("ndr"), build("ndr", encoder_layers=7)
+    assert type(model.encoder) is SGTransformerEncoder
+    deeper.load_state_dict(model.state_dict())
+    tokens = pad(SENTENCES, False)
+    _, extra = deeper(tokens, return_all_hiddens=True)
+    assert len(extra["inner_states"]) == 7
+    torch.testing.assert_close(extra["inner_states"][2], model(tokens, return_all_hiddens=True)[1]["inner_states"][-1])
+
+
+def test_value_losses_of_every_application():
+    model = build("relative", depth="shared")
+    losses = model(pad(SENTENCES, False), value_losses={"encoder": OrthogonalityLoss(name="o")})[1]["aux_losses"]
+    assert [len(values) for values in losses.values()] == [3] and list(losses) == ["o"]
+    with pytest.raises(
+        UsageError, match="--orthogonality-roles has cross, decoder: a model without decoder has encoder"
+    ):
+        model(pad(SENTENCES, False), value_losses={"cross": OrthogonalityLoss(), "decoder": OrthogonalityLoss()})
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    "scaling,std", [("none", 1.0), ("position_down", (2 / 512) ** 0.5), ("auto", (2 / 1512) ** 0.5)]
+)
+def test_embeddings_of_gated_and_relative_models(scaling, std):
+    """N(0, 1), Kaiming and Glorot: the three starts that the reference's models have (without scale or positions)."""
+    config = resolve(SimpleNamespace(encoder_attention="relative", embedding_scaling=scaling, encoder_embed_dim=512))
+    model = SGTransformerEncoder(config, dictionary(996))
+    assert model.embedding.tokens.weight[4:].std().item() == pytest.approx(std, rel=0.02)
+    assert model.embedding.token_scale == 1.0 and model.embedding.dropout.p == 0.0
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"readout": "middle"}, "--readout is 'middle': choose from first, last"),
+        ({"encoder_attention": "square"}, "unknown attention 'square'"),
+        ({"qk_norm": "l2"}, "--qk-norm l2 has no effect on the chosen mechanisms"),
+        ({"position": "sinusoidal", "encoder_attention": "relative"}, "--position sinusoidal has no effect"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(UsageError, match=message):
+        encoder(**options)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"hidden_dim": 7, "bidirectional": True}, "--hidden-dim is 7: with --bidirectional choose an even number"),
+        ({"layers": 0}, "--layers is 0: choose at least 1"),
+        ({"embed_dim": 0}, "--embed-dim is 0: choose at least 1"),
+    ],
+)
+def test_wrong_options_of_the_lstm(options, message):
+    with pytest.raises(UsageError, match=message):
+        lstm(**options)
+
+
+@pytest.mark.parametrize("model", [SGEncoder, SGLSTM])
+def test_task_without_classes(model):
+    with pytest.raises(UsageError, match="this --arch is a classifier: choose --task sg_classification"):
+        model.build_model(SimpleNamespace(), SimpleNamespace(source_dictionary=dictionary(3)))
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize("arch", ENCODER_ARCHITECTURES)
+def test_every_architecture_builds(arch):
+    config = resolve(SimpleNamespace(**ENCODER_ARCHITECTURES[arch]))
+    assert config.encoder_embed_dim % config.encoder_attention_heads == 0 and config.depth == "shared"
+    assert config.readout == ("last" if arch in LAST else "first")
+
+
+#: The rest read the first column, in the released code.
+LAST = ("sg_encoder_ctl", "sg_encoder_ctl_baseline", "sg_encoder_arithmetic")
+
+
+@pytest.mark.parametrize("arch", LSTM_ARCHITECTURES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_every_lstm_builds(arch, bidirectional):
+    model = lstm(**LSTM_ARCHITECTURES[arch], bidirectional=bidirectional)
+    width = LSTM_ARCHITECTURES[arch]["hidden_dim"]
+    assert model.classifier.in_features == width
+    assert model.lstm.hidden_size == (width // 2 if bidirectional else width)
+
+
+def parameters(model) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_parameter_count_of_the_lstm_of_ctlpp():
+    """Csordás 2023, Table E.1: 408k. The reference has a row of embeddings for each of the 40 words and one more, we four."""
+    bilstm = SGLSTM.build_model(SimpleNamespace(**LSTM_ARCHITECTURES["sg_lstm_ctlpp"], bidirectional=True), task(40, 8))
+    assert round((parameters(bilstm) - 3 * 256) / 1000) == 408
+
+
+# LSTMs.
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_lstm_reads_the_final_state_of_each_direction_of_the_last_layer(layers, bidirectional):
+    model = build("lstm", layers=layers, bidirectional=bidirectional)
+    for sentence in SENTENCES:
+        outputs, _ = model.lstm(model.embedding(torch.tensor([sentence])))
+        half = outputs.size(-1) // 2
+        # The backward direction ends at the first column.
+        state = torch.cat([outputs[0, -1, :half], outputs[0, 0, half:]]) if bidirectional else outputs[0, -1]
+        torch.testing.assert_close(model(torch.tensor([sentence]))[0][0], model.classifier(state))
+
+
+def test_lstm_has_dropout_on_embeddings_and_between_layers(recwarn):
+    one, two = build("lstm", layers=1, dropout=0.5), build("lstm", layers=2, dropout=0.5)
+    assert (one.lstm.dropout, two.lstm.dropout, one.dropout.p) == (0.0, 0.5, 0.5) and not recwarn.list
+    tokens = pad(SENTENCES, False)
+    assert not torch.equal(one.train()(tokens)[0], one(tokens)[0]) and torch.equal(
+        one.eval()(tokens)[0], one(tokens)[0]
+    )
