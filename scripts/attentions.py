@@ -69,11 +69,12 @@ SMALL = [
 
 
 def main() -> int:
-    models = MODELS
+    models, sizes = MODELS, "Csordás 2023 Table C.1"
     if "--small" in sys.argv:
+        sizes = f"half the width of {sizes} (--small)"
         sys.argv.remove("--small")
         models = {name: [*SMALL, *arguments] for name, arguments in MODELS.items()}
-    return quickstart.main(models, {}, __doc__, "runs/attentions")
+    return quickstart.main(models, {}, __doc__, "runs/attentions", sizes)
 
 
 if __name__ == "__main__":

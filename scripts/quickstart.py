@@ -27,6 +27,9 @@ from runs import REPOSITORY, Run, curve, environment, partial_result, position, 
 
 LINEAR = ["--encoder-attention", "linear", "--decoder-attention", "linear", "--cross-attention", "linear"]
 
+#: What was typed, before a script takes options of its own out of it.
+COMMAND_LINE = sys.argv[1:]
+
 #: model -> its arguments; all are universal transformers (one shared layer, three steps) of the size of Table C.1
 MODELS: Dict[str, List[str]] = {
     "absolute": [],
@@ -232,10 +235,13 @@ def report(runs: List[Run]) -> List[Dict[str, Any]]:
 
 
 def summarize(
-    args: argparse.Namespace, records: List[Dict[str, Any]], published: Dict[str, Tuple[str, str, str]]
+    args: argparse.Namespace,
+    records: List[Dict[str, Any]],
+    published: Dict[str, Tuple[str, str, str]],
+    sizes: str = "Csordás 2023 Table C.1",
 ) -> Dict[str, Any]:
     return {
-        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder layer, 3 steps), Csordás 2023 Table C.1",
+        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder layer, 3 steps), {sizes}",
         **common_summary(args, records),
         "steps": max((r["result"]["steps"] for r in records if "result" in r), default=0),
         "batch_size": args.batch_size,
@@ -249,7 +255,7 @@ def summarize(
 def common_summary(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[str, Any]:
     """How the records came about, and the records themselves."""
     return {
-        "command": shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *COMMAND_LINE]),
         "commits": sorted({r["commit"] for r in records if r}),
         "machines": [json.loads(m) for m in sorted({json.dumps(r["machine"]) for r in records if r})],
         "seeds": args.seeds,
@@ -377,12 +383,13 @@ def main(
     published: Dict[str, Tuple[str, str, str]] = PUBLISHED,
     about: str = __doc__,
     out: str = "runs/scan26",
+    sizes: str = "Csordás 2023 Table C.1",
 ) -> int:
     """Trains, evaluates and reports ``models`` (name -> arguments) beside ``published`` numbers; runs go to ``out``."""
     args = parse_arguments(models, about, out)
 
     def publish(records: List[Dict[str, Any]]) -> None:
-        summary = summarize(args, records, published)
+        summary = summarize(args, records, published, sizes)
         write_results(args.results, summary, as_markdown(summary))
         print(f"\n{title_of(args.data)}: exact match on commands as long as in training (IID) and longer (OOD)\n")
         print(as_text(table(summary)))
