@@ -8,4 +8,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh </dev/null
 # A process for each of two cores, with one thread each: more threads than cores make small models slower, not faster.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-exec "${SG_VENV:-.venv}/bin/python" -m pytest -n 2 --dist loadfile "$@" </dev/null
+# Files in their order: those that run whole commands come early, and no process is left alone with them at the end.
+exec "${SG_VENV:-.venv}/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" </dev/null
