@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,8 +99,13 @@ class Corpus(Material):
             if wrong is not None:
                 raise DataError(f"{name} has a target that is not one word: {shorten(wrong.target)}")
 
+    @cached_property
+    def _words(self) -> Counts:
+        """The sizes of the vocabularies: counting takes a pass over every subset, which may be millions of pairs."""
+        return count_words(self.subsets)
+
     def _check_vocabulary(self) -> None:
-        found = count_words(self.subsets)
+        found = self._words
         for side, expected in zip(Pair._fields, self.vocabulary or (None, None), strict=True):
             if expected is not None and getattr(found, side) != expected:
                 raise DataError(f"the {side} vocabulary has {getattr(found, side)} words instead of {expected}")
@@ -132,7 +138,7 @@ class Corpus(Material):
                 name: {"published_size": self.published.get(name), **measure(pairs), **self._count_types(name)}
                 for name, pairs in self.subsets.items()
             },
-            "vocabulary": count_words(self.subsets)._asdict() | ({"joined": True} if self.joined else {}),
+            "vocabulary": self._words._asdict() | ({"joined": True} if self.joined else {}),
         }
         if self.groups:
             entries["groups"] = {name: list(kinds) for name, kinds in self.groups.items()}

@@ -6,7 +6,8 @@ the same way: a decorator registers, a duplicate is refused, an unknown name is 
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Type, TypeVar
+from dataclasses import fields
+from typing import Any, Callable, Dict, List, Optional, Type, TypeVar
 
 from fairseq_sg.errors import UsageError
 
@@ -53,3 +54,8 @@ class Registry(Dict[str, type]):
         if name not in self:
             raise UnknownName(f"unknown {self.kind} {name!r} ({self.option}): choose from {', '.join(sorted(self))}")
         return self[name]
+
+
+def option_values(options: Optional[type], config: Any) -> Dict[str, Any]:
+    """The values that a configuration has for the fields of a mechanism's dataclass of ``options``, None being no options."""
+    return {} if options is None else {f.name: getattr(config, f.name) for f in fields(options)}

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.modules.attention import ROLES, Attention
 from fairseq_sg.modules.update import Update
+from fairseq_sg.ops.precision import accumulation_dtype
 
 #: What a Query or Key is on its way: the projection, φ of it, and what ``--qk-norm`` makes of that.
 STAGES = ("projected", "mapped", "normalized")
@@ -152,7 +153,7 @@ def _norms_of(attention: Attention) -> Iterator[Dict[str, Tensor]]:
 
 
 def _norm(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+    return torch.linalg.vector_norm(x, dim=-1, dtype=accumulation_dtype(x))
 
 
 def _update_hook(name: str, recording: Recording) -> Callable:

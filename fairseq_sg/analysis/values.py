@@ -21,6 +21,7 @@ from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
 from fairseq_sg.analysis.options import add_selection, add_sentence
 from fairseq_sg.analysis.record import record
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.ops.precision import accumulation_dtype
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +53,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
 
 def cosines(vectors: Tensor) -> Tensor:
     """vectors (…, N, E) -> cosines of their angles (…, N, N), float32 or wider; 0 with a vector that is 0."""
-    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    vectors = vectors.to(accumulation_dtype(vectors))
     unit = torch.nn.functional.normalize(vectors, dim=-1)
     return unit @ unit.transpose(-1, -2)
 

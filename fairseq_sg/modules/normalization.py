@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg.ops.precision import accumulation_dtype
 from fairseq_sg.registry import Registry
 
 QK_NORM_REGISTRY = Registry("query/key normalization", "--qk-norm")
@@ -46,7 +47,7 @@ class L1Normalization(_Normalization):
     """x / (‖x‖₁ + ε)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = x.abs().sum(-1, keepdim=True, dtype=_accumulator(x))
+        norm = x.abs().sum(-1, keepdim=True, dtype=accumulation_dtype(x))
         return (x / (norm + self.eps)).type_as(x)
 
 
@@ -55,7 +56,7 @@ class L2Normalization(_Normalization):
     """x / (‖x‖₂ + ε)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_accumulator(x))
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x))
         return (x / (norm + self.eps)).type_as(x)
 
 
@@ -68,9 +69,5 @@ class RMSNormalization(_Normalization):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_accumulator(x))
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x))
         return (x / (norm * self.dim**-0.5 + self.eps) * self.weight).type_as(x)
-
-
-def _accumulator(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)

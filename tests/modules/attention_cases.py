@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+import attention_kinds
 import torch
 from torch import Tensor, nn
 
-import attention_kinds
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Attention
 from fairseq_sg.modules.attention.base import ROLES
 from fairseq_sg.modules.position import POSITION_REGISTRY

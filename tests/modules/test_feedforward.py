@@ -13,7 +13,9 @@ from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY, DenseFeedForwar
 
 def config(**options):
     sizes = dict(encoder_embed_dim=6, encoder_ffn_embed_dim=10, decoder_embed_dim=8, decoder_ffn_embed_dim=14)
-    return SimpleNamespace(**(sizes | dict(activation_dropout=0.1, ffn_init="reference", ffn_activation="relu") | options))
+    return SimpleNamespace(
+        **(sizes | dict(activation_dropout=0.1, ffn_init="reference", ffn_activation="relu") | options)
+    )
 
 
 def test_formula():

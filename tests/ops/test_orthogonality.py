@@ -223,9 +223,7 @@ def test_non_contiguous_values(length, device):
 
 
 @properties
-@given(
-    length=st.integers(1, 20), width=st.integers(1, 20), padding=st.integers(0, 20), seed=st.integers(0, 2**16)
-)
+@given(length=st.integers(1, 20), width=st.integers(1, 20), padding=st.integers(0, 20), seed=st.integers(0, 2**16))
 def test_amount_of_padding_is_irrelevant(length, width, padding, seed, device):
     """Also where the padding makes the other Gram matrix the smaller."""
     torch.manual_seed(seed)

@@ -14,7 +14,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 
 import quickstart  # noqa: E402
-
 import runs  # noqa: E402
 
 LOG = """\

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, FrozenSet, Optional, Set, Tuple
 
 import torch
@@ -27,6 +27,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.losses import ValueLoss
 from fairseq_sg.modules.position import MakePosition
+from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.registry import option_values
 
 ROLES = ("encoder", "decoder", "cross")
 State = Dict[str, Any]
@@ -149,7 +151,7 @@ class Attention(nn.Module):
     @classmethod
     def settings(cls, config: Any) -> Dict[str, Any]:
         """The keyword arguments that a model's configuration gives the class: its options, unless it overrides this."""
-        return {f.name: getattr(config, f.name) for f in fields(cls.options or AttentionOptions)}
+        return option_values(cls.options or AttentionOptions, config)
 
     @classmethod
     def parts(cls, config: Any) -> Set[type]:
@@ -279,6 +281,28 @@ class Attention(nn.Module):
                 f"{self.registered_name} attention has no attn_mask: it is causal in the decoder role and sees all "
                 "keys in the others; pass attn_mask=None, and key_padding_mask for padding"
             )
+
+    def _visible_keys(self, queries: int, keys: int, key_padding_mask: Optional[Tensor], offset: int = 0) -> Tensor:
+        """The number of keys each query sees, int64, broadcastable to (B, H, N, 1).
+
+        It is 1 for a query that sees none: there, sums over keys are 0 anyway, and quotients and logarithms stay finite.
+        """
+        device = self.q_proj.weight.device
+        if key_padding_mask is None:
+            if not self.causal:
+                return torch.full((1, 1, 1, 1), keys, device=device)
+            return torch.arange(offset + 1, offset + queries + 1, device=device)[None, None, :, None]
+        real = (~key_padding_mask).long()
+        seen = real.cumsum(1)[:, offset : offset + queries] if self.causal else real.sum(1, keepdim=True)
+        return seen.clamp(min=1)[:, None, :, None]
+
+    def _visible_only(self, similarity: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
+        """similarity (B, H, N, M), with 0 where a query of a full pass does not see a key."""
+        if self.causal:
+            similarity = similarity.tril()
+        if key_padding_mask is None:
+            return similarity
+        return similarity.masked_fill(key_padding_mask[:, None, None, :], 0.0)
 
     def extra_repr(self) -> str:
         return f"role={self.role}, heads={self.num_heads}, head_dim={self.head_dim}"
@@ -413,25 +437,14 @@ class SoftmaxAttentionBase(Attention):
 
     def _factor(self, q: Tensor, keys: int, key_padding_mask: Optional[Tensor], offset: int) -> Optional[Tensor]:
         """What the logits are multiplied with beside ``scale``, broadcastable to (B, H, N, 1), or None for 1."""
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulation_dtype(q)
         factors = []
         if self.log_length:
-            factors.append(self._visible_keys(q.size(2), keys, key_padding_mask, offset).to(dtype).log())
+            counted = None if self.count_padding else key_padding_mask
+            factors.append(self._visible_keys(q.size(2), keys, counted, offset).to(dtype).log())
         if self.learned_scale is not None:
             factors.append(self.learned_scale.to(dtype) / self.scale)
         return math.prod(factors).type_as(q) if factors else None
-
-    def _visible_keys(self, queries: int, keys: int, key_padding_mask: Optional[Tensor], offset: int) -> Tensor:
-        """The number of keys each query sees, at least 1, broadcastable to (B, H, N, 1)."""
-        device = self.q_proj.weight.device
-        if key_padding_mask is None or self.count_padding:
-            if not self.causal:
-                return torch.full((1, 1, 1, 1), keys, device=device)
-            return torch.arange(offset + 1, offset + queries + 1, device=device)[None, None, :, None]
-        real = (~key_padding_mask).long()
-        seen = real.cumsum(1)[:, offset : offset + queries] if self.causal else real.sum(1, keepdim=True)
-        # A query that sees nothing has no weights, whatever the factor; ln 0 would make it NaN.
-        return seen.clamp(min=1)[:, None, :, None]
 
     def _weights(self, q: Tensor, k: Tensor, bias: Optional[Tensor], hidden: Optional[Tensor]) -> Tensor:
         logits = (q @ k.transpose(-1, -2)) * self.scale

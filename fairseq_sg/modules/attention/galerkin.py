@@ -108,7 +108,7 @@ class GalerkinAttention(Attention):
 
     def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights):
         self._check_mask(attn_mask)
-        dtype, seen = v.dtype, self._seen(k, key_padding_mask)
+        dtype, seen = v.dtype, self._visible_keys(q.size(2), k.size(2), key_padding_mask)
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
         # The sums leave the operator in float32: of many keys they are beyond float16, their mean is not.
         total = linear_attention(
@@ -118,18 +118,7 @@ class GalerkinAttention(Attention):
         return out, self._implied_weights(q, k, key_padding_mask, seen) if need_weights else None
 
     def _implied_weights(self, q: Tensor, k: Tensor, key_padding_mask: Optional[Tensor], seen: Tensor) -> Tensor:
-        similarity = q @ k.transpose(-1, -2)
-        if self.causal:
-            similarity = similarity.tril()
-        if key_padding_mask is not None:
-            similarity = similarity.masked_fill(key_padding_mask[:, None, None, :], 0.0)
-        return similarity * self.scale / seen
-
-    def _seen(self, k: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
-        """The number of keys that each query sees, (B, 1, N or 1, 1); 1 for none, whose sum is 0 anyway."""
-        real = _real(k, key_padding_mask)
-        seen = real.cumsum(1) if self.causal else real.sum(1, keepdim=True)
-        return seen.clamp(min=1)[:, None, :, None]
+        return self._visible_only(q @ k.transpose(-1, -2), key_padding_mask) * self.scale / seen
 
     def extend(self, q, k, v, key_padding_mask, state):
         dtype = v.dtype
@@ -152,7 +141,7 @@ class GalerkinAttention(Attention):
 
     def fold(self, k, v, key_padding_mask):
         S, z = linear_attention_state(self.k_norm(k), self.v_norm(v), key_padding_mask=key_padding_mask)
-        return {"S": S * self.scale / self._seen(k, key_padding_mask), "z": z}
+        return {"S": S * self.scale / self._visible_keys(1, k.size(2), key_padding_mask), "z": z}
 
     def read(self, q, state):
         return linear_attention_read(self.q_norm(q), (state["S"], state["z"]), normalize=False).type_as(q)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions, append_to_cache
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.ops import geometric_attention
+from fairseq_sg.ops.precision import accumulation_dtype
 
 
 @dataclass
@@ -123,7 +124,7 @@ class GeometricAttention(Attention):
 
     def _logits(self, q: Tensor, k: Tensor, x: Tensor) -> Tensor:
         """α (q_i + b)ᵀ k_j + β D_ij + γ, (B, H, N, M), in float32 or better."""
-        accurate = torch.promote_types(q.dtype, torch.float32)
+        accurate = accumulation_dtype(q)
         if self.query_bias is not None:
             q = q + self.query_bias
         content = ((q * self.alpha.type_as(q)) @ self.key_dropout(k).transpose(-1, -2)).to(accurate)

@@ -10,7 +10,7 @@ features of the output).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Set
 
 import torch
@@ -25,6 +25,7 @@ from fairseq_sg.modules.normalization import build_qk_norm
 from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import autocast_disabled
+from fairseq_sg.registry import option_values
 
 
 @dataclass
@@ -89,9 +90,8 @@ class LinearAttention(Attention):
 
     @classmethod
     def settings(cls, config: Any) -> Dict[str, Any]:
-        map_options = FEATURE_MAP_REGISTRY.find(config.feature_map).options
-        own = {f.name: getattr(config, f.name) for f in fields(map_options)} if map_options else {}
-        return super().settings(config) | {"feature_map_options": own}
+        feature_map = FEATURE_MAP_REGISTRY.find(config.feature_map)
+        return super().settings(config) | {"feature_map_options": option_values(feature_map.options, config)}
 
     @classmethod
     def parts(cls, config: Any) -> Set[type]:
@@ -140,18 +140,13 @@ class LinearAttention(Attention):
 
     def _implied_weights(self, q: Tensor, k: Tensor, key_padding_mask) -> Tensor:
         """The matrix A with O = A V: A_ni = Q̂_n·K̂_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, M)."""
-        similarity = self._visible(_dot(q, k), key_padding_mask)
+        similarity = self._visible_only(_dot(q, k), key_padding_mask)
         denominator = similarity.sum(-1, keepdim=True) + self.eps
         if self.position is not None:
-            similarity = self._visible(_dot(self.position.rotate(q, 0), self.position.rotate(k, 0)), key_padding_mask)
+            similarity = self._visible_only(
+                _dot(self.position.rotate(q, 0), self.position.rotate(k, 0)), key_padding_mask
+            )
         return similarity / denominator
-
-    def _visible(self, similarity: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
-        if self.causal:
-            similarity = similarity.tril()
-        if key_padding_mask is None:
-            return similarity
-        return similarity.masked_fill(key_padding_mask[:, None, None, :], 0.0)
 
     def extend(self, q, k, v, key_padding_mask, state):
         # How many positions, and how many real tokens of each sentence, (B, 1, 1), there were.

@@ -19,6 +19,7 @@ from fairseq_sg.modules.attention.base import SoftmaxAttentionBase
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.position import angles, sinusoid
 from fairseq_sg.ops import relative_logits
+from fairseq_sg.ops.precision import accumulation_dtype
 
 
 @register_attention("relative")
@@ -60,7 +61,7 @@ class RelativeAttention(SoftmaxAttentionBase):
         if r.size(-1) % 2:
             r = nn.functional.pad(r, (0, 1))
         # Only sines and cosines are rounded to half precision: it cannot tell large angles apart.
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulation_dtype(q)
         at_queries, at_keys = (angles(p, self.embed_dim, dtype) for p in (of_queries, of_keys))
         (sin, cos), (key_sin, key_cos) = ((a.sin().type_as(q), a.cos().type_as(q)) for a in (at_queries, at_keys))
         r_sin, r_cos = r[..., 0::2], r[..., 1::2]

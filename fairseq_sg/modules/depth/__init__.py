@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, Callable
 
 from torch import nn
@@ -11,6 +10,7 @@ from fairseq_sg.modules.depth.base import DEPTH_REGISTRY, IncrementalState, Stac
 from fairseq_sg.modules.depth.separate import SeparateLayers
 from fairseq_sg.modules.depth.shared import SharedLayer
 from fairseq_sg.modules.depth.shared_act import SharedACT
+from fairseq_sg.registry import option_values
 
 
 def build_stack(config: Any, side: str, build_layer: Callable[[int], nn.Module]) -> Stack:
@@ -19,7 +19,7 @@ def build_stack(config: Any, side: str, build_layer: Callable[[int], nn.Module])
     ``build_layer`` makes the layer of a step. Raises ValueError for an unknown name, or a wrong option.
     """
     cls = DEPTH_REGISTRY.find(config.depth)
-    options = {} if cls.options is None else {f.name: getattr(config, f.name) for f in fields(cls.options)}
+    options = option_values(cls.options, config)
     return cls(build_layer, getattr(config, f"{side}_layers"), getattr(config, f"{side}_embed_dim"), **options)
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Optional
 
-import torch
 from torch import Tensor, nn
 
+from fairseq_sg.ops.precision import accumulation_dtype
 from fairseq_sg.registry import Registry
 
 FEATURE_MAP_REGISTRY = Registry("feature map", "--feature-map")
@@ -61,4 +61,4 @@ class FeatureMap(nn.Module):
 
 def accurate(x: Tensor) -> Tensor:
     """x in float32, or in float64 if it is that."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(accumulation_dtype(x))

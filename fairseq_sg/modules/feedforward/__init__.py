@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from fairseq_sg.modules.feedforward.base import FeedForward, FeedForwardOptions
 from fairseq_sg.modules.feedforward.dense import DenseFeedForward
 from fairseq_sg.modules.feedforward.registry import FEEDFORWARD_REGISTRY, register_feedforward
+from fairseq_sg.registry import option_values
 
 
 def build_feedforward(name: str, config: Any, side: str) -> FeedForward:
@@ -16,7 +16,7 @@ def build_feedforward(name: str, config: Any, side: str) -> FeedForward:
     Raises ValueError for an unknown name, with the choices.
     """
     cls = FEEDFORWARD_REGISTRY.find(name)
-    options = {f.name: getattr(config, f.name) for f in fields(cls.options or FeedForwardOptions)}
+    options = option_values(cls.options or FeedForwardOptions, config)
     return cls(getattr(config, f"{side}_embed_dim"), getattr(config, f"{side}_ffn_embed_dim"), **options)
 
 

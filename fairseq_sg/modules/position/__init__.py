@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Optional
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.position.alibi import AlibiPosition
@@ -25,15 +24,11 @@ from fairseq_sg.modules.position.randomized import RandomizedPosition
 from fairseq_sg.modules.position.rotary import RotaryPosition
 from fairseq_sg.modules.position.sinusoidal import SinusoidalPosition
 from fairseq_sg.modules.position.t5 import T5Position
+from fairseq_sg.registry import option_values
 
 #: What a position may give inside an attention that brings none of its own.
 INSIDE = ("rotation", "bias")
 MakePosition = Callable[[int, int], AttentionPosition]
-
-
-def position_options(cls: type, config: Any) -> Dict[str, Any]:
-    """The values of a position's own options."""
-    return {f.name: getattr(config, f.name) for f in fields(cls.options)} if cls.options else {}
 
 
 def build_embedded_position(name: str, dim: int, config: Any) -> EmbeddedPosition:
@@ -42,7 +37,7 @@ def build_embedded_position(name: str, dim: int, config: Any) -> EmbeddedPositio
     Raises ValueError for an unknown name or a wrong option.
     """
     cls = POSITION_REGISTRY.find(name)
-    return cls(dim, **position_options(cls, config)) if cls.gives_with(config) == "embedding" else NoPosition(dim)
+    return cls(dim, **option_values(cls.options, config)) if cls.gives_with(config) == "embedding" else NoPosition(dim)
 
 
 def attention_position(attention: type, config: Any, role: str) -> Optional[MakePosition]:
@@ -71,7 +66,7 @@ def attention_position(attention: type, config: Any, role: str) -> Optional[Make
             f"--position {name} is not defined for {attention.registered_name} attention (--{role}-attention); with it go: "
             f"{', '.join(sorted(positions_for(attention, config))) or 'none, it brings its own'}"
         )
-    return None if gives == "indices" else partial(cls, causal=role == "decoder", **position_options(cls, config))
+    return None if gives == "indices" else partial(cls, causal=role == "decoder", **option_values(cls.options, config))
 
 
 def build_indices(config: Any) -> Optional[Position]:
@@ -79,7 +74,7 @@ def build_indices(config: Any) -> Optional[Position]:
     if not gives_indices(config):
         return None
     cls = POSITION_REGISTRY.find(config.position)
-    return cls(**position_options(cls, config))
+    return cls(**option_values(cls.options, config))
 
 
 def gives_indices(config: Any) -> bool:
@@ -114,7 +109,6 @@ __all__ = [
     "build_embedded_position",
     "build_indices",
     "gives_indices",
-    "position_options",
     "positions_for",
     "real_positions",
     "register_position",

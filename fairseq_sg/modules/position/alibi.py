@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.modules.position.base import AttentionPosition, register_position
+from fairseq_sg.ops.precision import accumulation_dtype
 
 
 @register_position("alibi")
@@ -31,7 +32,7 @@ class AlibiPosition(AttentionPosition):
         device = self.slopes.device
         i = torch.arange(offset, offset + queries, device=device)[:, None]
         j = torch.arange(keys, device=device)
-        accurate = self.slopes.to(torch.promote_types(self.slopes.dtype, torch.float32))
+        accurate = self.slopes.to(accumulation_dtype(self.slopes))
         return -accurate[:, None, None] * (i - j).abs()
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.position.base import AttentionPosition, angles, register_position
+from fairseq_sg.ops.precision import accumulation_dtype
 
 
 @register_position("rotary")
@@ -39,7 +40,7 @@ class RotaryPosition(AttentionPosition):
     def rotate(self, x: Tensor, offset: int) -> Tensor:
         positions = torch.arange(offset, offset + x.size(-2), device=x.device)
         # Half precision cannot tell angles beyond a few turns apart; only the result is rounded to it.
-        phases = angles(positions, self.dim, torch.promote_types(x.dtype, torch.float32))
+        phases = angles(positions, self.dim, accumulation_dtype(x))
         cos, sin = phases.cos(), phases.sin()
         even, odd = x[..., 0::2], x[..., 1::2]
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).type_as(x)

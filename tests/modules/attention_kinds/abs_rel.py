@@ -6,6 +6,7 @@ import math
 
 import torch
 from attention_cases import Case, Row
+
 from attention_kinds.relative import positional
 
 CASES = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attention_cases import ROLES, Case
+
 from attention_kinds import galerkin
 
 CASES = [
