@@ -68,14 +68,7 @@ SMALL = [
 ]
 
 
-def main() -> int:
-    models, sizes = MODELS, "Csordás 2023 Table C.1"
-    if "--small" in sys.argv:
-        sizes = f"half the width of {sizes} (--small)"
-        sys.argv.remove("--small")
-        models = {name: [*SMALL, *arguments] for name, arguments in MODELS.items()}
-    return quickstart.main(models, {}, __doc__, "runs/attentions", sizes)
-
+COMPARISON = quickstart.Comparison(MODELS, __doc__, "runs/attentions", small=SMALL)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quickstart.main(COMPARISON))

@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import quickstart  # noqa: E402
-from runs import REPOSITORY, Run, environment  # noqa: E402
+from runs import REPOSITORY, Run, environment, on, schedule  # noqa: E402
 
 
 @dataclass
@@ -210,7 +210,6 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def make_runs(args: argparse.Namespace) -> List[Run]:
-    device = ["--cpu"] if args.device == "cpu" else []
     # `dev` comes first: fairseq keeps the best checkpoint by the first subset.
     selection = {} if args.dataset == "ctlpp" else {"dev": "OOD validation"}
     runs = []
@@ -224,11 +223,8 @@ def make_runs(args: argparse.Namespace) -> List[Run]:
                 "--task", "sg_classification", "--criterion", "classification", *recipe.arguments.split(),
                 "--optimizer", "torch_adam", "--lr", str(recipe.lr), "--weight-decay", str(recipe.weight_decay),
                 "--warmup-updates", str(recipe.warmup), "--clip-norm", str(recipe.clip),
-                "--batch-size", str(args.batch_size or recipe.batch), "--required-batch-size-multiple", "1",
-                "--length-window", str(WINDOW if recipe.buckets else 1), "--batch-size-valid", "1000",
-                "--validate-interval-updates", str(every), "--validate-interval", "1000000",
-                "--save-interval-updates", str(every), "--keep-interval-updates", "1", "--save-interval", "1000000",
-                "--no-epoch-checkpoints", "--log-interval", "100", "--num-workers", "0" if device else "1", *device,
+                "--batch-size", str(args.batch_size or recipe.batch),
+                "--length-window", str(WINDOW if recipe.buckets else 1), "--batch-size-valid", "1000", *schedule(every, args.device),
             ]  # fmt: skip
             runs.append(
                 Run(
@@ -239,7 +235,7 @@ def make_runs(args: argparse.Namespace) -> List[Run]:
                     steps=steps,
                     arguments=arguments,
                     subsets=selection | {"valid": "IID", "gen": "OOD"},
-                    evaluation=["--batch-size", "1000", *layers, *device],
+                    evaluation=["--batch-size", "1000", *layers, *on(args.device)],
                     generate=False,
                     best=bool(selection),
                 )

@@ -19,16 +19,27 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from runs import REPOSITORY, Run, curve, environment, partial_result, position, result_of, run_all, saved, write_json  # noqa: E402
+from runs import (  # noqa: E402
+    REPOSITORY,
+    Run,
+    curve,
+    environment,
+    on,
+    partial_result,
+    position,
+    result_of,
+    run_all,
+    saved,
+    schedule,
+    write_json,
+)
 
 LINEAR = ["--encoder-attention", "linear", "--decoder-attention", "linear", "--cross-attention", "linear"]
-
-#: What was typed, before a script takes options of its own out of it.
-COMMAND_LINE = sys.argv[1:]
 
 #: model -> its arguments; all are universal transformers (one shared layer, three steps) of the size of Table C.1
 MODELS: Dict[str, List[str]] = {
@@ -49,14 +60,38 @@ PUBLISHED = {
 SUBSETS = {"valid": "IID", "gen": "OOD"}
 
 
-def parse_arguments(models: Dict[str, List[str]], about: str, out: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+@dataclass
+class Comparison:
+    """Models that are trained alike on SCAN, and what a script tells of them.
+
+    Attributes:
+        models: name -> arguments. about: the script's help. out: where runs go. default: the models that it trains unasked.
+        published: name -> (IID, OOD, source). paper: the model of ``--paper``, if there is that option.
+        small: the arguments of ``--small``, if there is that option.
+    """
+
+    models: Dict[str, List[str]]
+    about: str
+    out: str
+    default: str = "all"
+    published: Dict[str, Tuple[str, str, str]] = field(default_factory=dict)
+    paper: str = ""
+    small: List[str] = field(default_factory=list)
+
+
+QUICKSTART = Comparison(
+    MODELS, __doc__, "runs/scan26", "absolute,relative,linear", PUBLISHED, paper="linear-l2-orthogonality"
+)
+
+
+def parse_arguments(comparison: Comparison) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=comparison.about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--models",
-        default="absolute,relative,linear" if models is MODELS else "all",
-        help=f"comma separated, of {', '.join(models)}; or all",
+        default=comparison.default,
+        help=f"comma separated, of {', '.join(comparison.models)}; or all",
     )
-    add_arguments(parser, out)
+    add_arguments(parser, comparison.out)
     parser.add_argument("--steps", type=int, help="training steps (default: 4,000 on a CPU, 20,000 on a GPU)")
     parser.add_argument("--batch-size", type=int, help="sentences a step (default: 64 on a CPU, 256 on a GPU)")
     parser.add_argument(
@@ -68,9 +103,14 @@ def parse_arguments(models: Dict[str, List[str]], about: str, out: str) -> argpa
     parser.add_argument(
         "--validate-every", type=int, help="steps between evaluations (default: an eighth of the steps)"
     )
-    if models is MODELS:
+    parser.set_defaults(paper=False, small=False)
+    if comparison.paper:
         parser.add_argument(
-            "--paper", action="store_true", help="Park & Kim's linear + L2 + orthogonality, 50,000 steps of 256"
+            "--paper", action="store_true", help=f"{comparison.paper} at its paper's length, 50,000 steps of 256"
+        )
+    if comparison.small:
+        parser.add_argument(
+            "--small", action="store_true", help=f"narrower models, for a CPU: {shlex.join(comparison.small)}"
         )
     parser.add_argument(
         "--no-generation",
@@ -78,12 +118,11 @@ def parse_arguments(models: Dict[str, List[str]], about: str, out: str) -> argpa
         help="do not decode at the end (no BLEU): accuracy comes out of one teacher-forced pass",
     )
     args = parser.parse_args()
-    args.paper = models is MODELS and args.paper
     if args.paper:
-        args.models, args.steps, args.batch_size, args.length_window = "linear-l2-orthogonality", 50_000, 256, 1
+        args.models, args.steps, args.batch_size, args.length_window = comparison.paper, 50_000, 256, 1
     args.data = args.data or Path("data-bin/scan26")
-    args.out = args.out or Path(f"{out}-paper" if args.paper else out)
-    complete_arguments(parser, args, models)
+    args.out = args.out or Path(f"{comparison.out}-paper" if args.paper else comparison.out)
+    complete_arguments(parser, args, comparison.models)
     args.steps = args.steps or (20_000 if args.device == "cuda" else 4_000)
     args.batch_size = args.batch_size or (256 if args.device == "cuda" else 64)
     args.validate_every = args.validate_every or max(1, args.steps // 8)
@@ -143,16 +182,14 @@ def prepare_data(data: Path) -> None:
         subprocess.run(command, cwd=REPOSITORY, env=environment(), check=True)
 
 
-def make_runs(args: argparse.Namespace, models: Dict[str, List[str]]) -> List[Run]:
-    device = ["--cpu"] if args.device == "cpu" else []
+def make_runs(args: argparse.Namespace, comparison: Comparison) -> List[Run]:
     common = [
         "--task", "sg_translation", "--arch", "sg_transformer_scan", "--depth", "shared",
         "--criterion", "cross_entropy_orthogonality",
         "--optimizer", "torch_adam", "--lr", "1e-3", "--clip-norm", "5",
-        "--batch-size", str(args.batch_size), "--length-window", str(args.length_window), "--required-batch-size-multiple", "1",
-        "--batch-size-valid", "1024", "--validate-interval-updates", str(args.validate_every), "--validate-interval", "1000000",
-        "--save-interval-updates", str(args.validate_every), "--keep-interval-updates", "1", "--save-interval", "1000000",
-        "--no-epoch-checkpoints", "--log-interval", "100", "--num-workers", "0" if device else "1", *device,
+        "--batch-size", str(args.batch_size), "--length-window", str(args.length_window),
+        "--batch-size-valid", "1024", *schedule(args.validate_every, args.device),
+        *(comparison.small if args.small else []),
     ]  # fmt: skip
     return [
         Run(
@@ -161,10 +198,10 @@ def make_runs(args: argparse.Namespace, models: Dict[str, List[str]]) -> List[Ru
             folder=args.out / f"{model.replace(' ', '_')}-seed{seed}",
             data=args.data,
             steps=args.steps,
-            arguments=common + models[model],
+            arguments=common + comparison.models[model],
             subsets=SUBSETS,
             # The longest target has 48 tokens; a model that has not learned to stop is stopped at 64.
-            evaluation=["--batch-size", "256", *device],
+            evaluation=["--batch-size", "256", *on(args.device)],
             generation=["--max-len-b", "64"],
             generate=not args.no_generation,
         )
@@ -234,14 +271,11 @@ def report(runs: List[Run]) -> List[Dict[str, Any]]:
     ]
 
 
-def summarize(
-    args: argparse.Namespace,
-    records: List[Dict[str, Any]],
-    published: Dict[str, Tuple[str, str, str]],
-    sizes: str = "Csordás 2023 Table C.1",
-) -> Dict[str, Any]:
+def summarize(args: argparse.Namespace, records: List[Dict[str, Any]], comparison: Comparison) -> Dict[str, Any]:
+    sizes = "narrower than" * args.small + " Csordás 2023 Table C.1" + " (--small)" * args.small
+    published = comparison.published
     return {
-        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder layer, 3 steps), {sizes}",
+        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder layer, 3 steps), {sizes.strip()}",
         **common_summary(args, records),
         "steps": max((r["result"]["steps"] for r in records if "result" in r), default=0),
         "batch_size": args.batch_size,
@@ -255,7 +289,7 @@ def summarize(
 def common_summary(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[str, Any]:
     """How the records came about, and the records themselves."""
     return {
-        "command": shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *COMMAND_LINE]),
+        "command": shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commits": sorted({r["commit"] for r in records if r}),
         "machines": [json.loads(m) for m in sorted({json.dumps(r["machine"]) for r in records if r})],
         "seeds": args.seeds,
@@ -378,23 +412,17 @@ def plot(summary: Dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def main(
-    models: Dict[str, List[str]] = MODELS,
-    published: Dict[str, Tuple[str, str, str]] = PUBLISHED,
-    about: str = __doc__,
-    out: str = "runs/scan26",
-    sizes: str = "Csordás 2023 Table C.1",
-) -> int:
-    """Trains, evaluates and reports ``models`` (name -> arguments) beside ``published`` numbers; runs go to ``out``."""
-    args = parse_arguments(models, about, out)
+def main(comparison: Comparison = QUICKSTART) -> int:
+    """Trains, evaluates and reports the models of a comparison beside their published numbers."""
+    args = parse_arguments(comparison)
 
     def publish(records: List[Dict[str, Any]]) -> None:
-        summary = summarize(args, records, published, sizes)
+        summary = summarize(args, records, comparison)
         write_results(args.results, summary, as_markdown(summary))
         print(f"\n{title_of(args.data)}: exact match on commands as long as in training (IID) and longer (OOD)\n")
         print(as_text(table(summary)))
 
-    return carry_out(args, make_runs(args, models), lambda: prepare_data(args.data), publish)
+    return carry_out(args, make_runs(args, comparison), lambda: prepare_data(args.data), publish)
 
 
 def write_results(prefix: Path, summary: Dict[str, Any], markdown: str) -> None:

@@ -95,6 +95,22 @@ class Run:
         ]  # fmt: skip
 
 
+def on(device: str) -> List[str]:
+    """The arguments of fairseq's commands that choose the device ``cpu`` or ``cuda``."""
+    return ["--cpu"] if device == "cpu" else []
+
+
+def schedule(every: int, device: str) -> List[str]:
+    """Arguments of a training that evaluates and saves every so many steps, keeps the last checkpoint, and can be stopped."""
+    return [
+        "--required-batch-size-multiple", "1",
+        "--validate-interval-updates", str(every), "--validate-interval", "1000000",
+        "--save-interval-updates", str(every), "--keep-interval-updates", "1", "--save-interval", "1000000",
+        "--no-epoch-checkpoints", "--log-interval", "100",
+        "--num-workers", "0" if device == "cpu" else "1", *on(device),
+    ]  # fmt: skip
+
+
 def executable(command: List[str]) -> List[str]:
     """The command through this very interpreter: ``fairseq-train`` is the module ``fairseq_cli.train``."""
     return [sys.executable, "-m", command[0].replace("fairseq-", "fairseq_cli."), *command[1:]]
