@@ -20,9 +20,8 @@ import torch
 from report import publish, table, where
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-from attentions import MODELS  # noqa: E402
+from attentions import MODELS, build  # noqa: E402
 from fairseq.data import Dictionary  # noqa: E402
-from fairseq.models import ARCH_MODEL_REGISTRY  # noqa: E402
 
 import fairseq_sg  # noqa: E402, F401
 from fairseq_sg.models.sg_transformer import (
@@ -53,19 +52,13 @@ def dictionary(words: int) -> Dictionary:
 
 def model_of(arguments: List[str]) -> SGTransformer:
     """The universal transformer of SCAN with the arguments of a ``fairseq-train`` command."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    ARCH_MODEL_REGISTRY["sg_transformer_scan"].add_args(parser)
-    cfg = parser.parse_args(["--depth", "shared", *arguments])
-    from fairseq.models import ARCH_CONFIG_REGISTRY
-
-    ARCH_CONFIG_REGISTRY["sg_transformer_scan"](cfg)
     task = SimpleNamespace(
         source_dictionary=dictionary(13),
         target_dictionary=dictionary(6),
         cfg=SimpleNamespace(left_pad_target=False),
     )
     torch.manual_seed(1)
-    return SGTransformer.build_model(cfg, task).train()
+    return build(arguments, task)
 
 
 def interleaved(steps: Dict[str, Callable[[], None]], rounds: int, device: str) -> Dict[str, float]:

@@ -11,9 +11,10 @@ Options, files and commands are those of ``scripts/quickstart.py``; only the mod
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Any, Dict, List
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import quickstart  # noqa: E402
@@ -57,6 +58,9 @@ MODELS: Dict[str, List[str]] = {
     "relative + linear": [
         *("--encoder-attention", "relative", "--decoder-attention", "linear", "--cross-attention", "linear"),
     ],
+    "ndr + relative": [
+        *("--encoder-attention", "geometric", "--encoder-update", "copy_gate", "--decoder-attention", "relative"),
+    ],
 }
 
 
@@ -66,6 +70,22 @@ SMALL = [
     *("--decoder-embed-dim", "64", "--decoder-ffn-embed-dim", "128", "--decoder-attention-heads", "4"),
     *("--lr", "2e-3"),
 ]
+
+
+def build(arguments: List[str], task: Any) -> Any:
+    """The universal transformer of SCAN that ``arguments`` of a ``fairseq-train`` command make, in training mode.
+
+    ``task`` has a ``source_dictionary``, a ``target_dictionary``, and a ``cfg`` with ``left_pad_target``.
+    """
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    import fairseq_sg  # noqa: F401
+
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ARCH_MODEL_REGISTRY["sg_transformer_scan"].add_args(parser)
+    cfg = parser.parse_args(["--depth", "shared", *arguments])
+    ARCH_CONFIG_REGISTRY["sg_transformer_scan"](cfg)
+    return ARCH_MODEL_REGISTRY["sg_transformer_scan"].build_model(cfg, task).train()
 
 
 COMPARISON = quickstart.Comparison(MODELS, __doc__, "runs/attentions", small=SMALL)

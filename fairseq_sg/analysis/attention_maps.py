@@ -14,12 +14,11 @@ import argparse
 from typing import TYPE_CHECKING, Dict, List, Sequence
 
 import numpy as np
-import torch
 
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
+from fairseq_sg.analysis.checkpoint import Loaded, record_sentence
 from fairseq_sg.analysis.options import add_selection, add_sentence, choose_numbers, choose_roles
-from fairseq_sg.analysis.record import Recording, record
+from fairseq_sg.analysis.record import Recording
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 
@@ -32,11 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
 
 
-@torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
-    sentence = read_sentence(loaded, args.input, args.target, args.max_len)
-    with record(loaded.model) as recording:
-        loaded.model(**sentence.inputs)
+    sentence, recording = record_sentence(loaded, args)
     roles = roles_of(recording, loaded.arch)
     result = Result(facts={**sentence.facts(), "roles": {}}, summary=sentence.summary())
     for role in roles:

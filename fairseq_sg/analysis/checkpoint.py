@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 import torch
 from fairseq import checkpoint_utils, utils
@@ -13,6 +13,7 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor, nn
 
+from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.errors import UsageError
 
 
@@ -186,6 +187,15 @@ def read_sentence(loaded: Loaded, source: str, target: Optional[str] = None, lon
     previous = inputs["prev_output_tokens"][0].tolist()
     named = ([answers[i] for i in indices] for indices in (previous, output, predicted))
     return Sentence(inputs, words, *named, complete=complete)
+
+
+@torch.no_grad()
+def record_sentence(loaded: Loaded, args: Namespace) -> Tuple[Sentence, Recording]:
+    """The sentence that the options of ``add_sentence`` name, and what goes on in the model when it reads it."""
+    sentence = read_sentence(loaded, args.input, args.target, args.max_len)
+    with record(loaded.model) as recording:
+        loaded.model(**sentence.inputs)
+    return sentence, recording
 
 
 def _encode(line: str, dictionary: Dictionary, option: str, data: str) -> Tensor:

@@ -11,12 +11,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Dict
 
-import torch
-
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
+from fairseq_sg.analysis.checkpoint import Loaded, record_sentence
 from fairseq_sg.analysis.options import add_sentence
-from fairseq_sg.analysis.record import record
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 
@@ -31,11 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sentence(parser)
 
 
-@torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
-    sentence = read_sentence(loaded, args.input, args.target, args.max_len)
-    with record(loaded.model) as recording:
-        loaded.model(**sentence.inputs)
+    sentence, recording = record_sentence(loaded, args)
     if not recording.updates:
         raise UsageError(f"{loaded.arch} was trained without copy gates (--encoder-update copy_gate)")
     result = Result(facts={**sentence.facts(), "sides": {}}, summary=sentence.summary())

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.analysis.attention_maps import draw_heads, roles_of
-from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
+from fairseq_sg.analysis.checkpoint import Loaded, record_sentence
 from fairseq_sg.analysis.options import add_selection, add_sentence
-from fairseq_sg.analysis.record import record
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.ops.precision import accumulation_dtype
 
@@ -32,11 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
 
 
-@torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
-    sentence = read_sentence(loaded, args.input, args.target, args.max_len)
-    with record(loaded.model) as recording:
-        loaded.model(**sentence.inputs)
+    sentence, recording = record_sentence(loaded, args)
     result = Result(facts={**sentence.facts(), "roles": {}}, summary=sentence.summary())
     for role in roles_of(recording, loaded.arch):
         keys = sentence.words(role)["keys"]

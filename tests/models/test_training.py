@@ -6,10 +6,8 @@ The models are those that ``scripts/attentions.py`` compares, smaller.
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
 from pathlib import Path
 from types import SimpleNamespace
-from typing import List
 
 import pytest
 
@@ -19,15 +17,14 @@ import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from numpy.random import RandomState
 
 import fairseq_sg  # noqa: F401
 from data_prep.scan_grammar import generate
-from fairseq_sg.models.sg_transformer import MECHANISMS, SGTransformer
+from fairseq_sg.models.sg_transformer import MECHANISMS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-from attentions import MODELS
+from attentions import MODELS, build
 
 SMALL = "--encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64".split()
 SMALL += "--encoder-attention-heads 4 --decoder-attention-heads 4 --encoder-layers 2 --decoder-layers 2".split()
@@ -59,18 +56,10 @@ def scan() -> Scan:
     return Scan()
 
 
-def model_of(arguments: List[str], task: Scan) -> SGTransformer:
-    parser = ArgumentParser(allow_abbrev=False)
-    ARCH_MODEL_REGISTRY["sg_transformer_scan"].add_args(parser)
-    cfg = parser.parse_args(["--depth", "shared", *SMALL, *arguments])
-    ARCH_CONFIG_REGISTRY["sg_transformer_scan"](cfg)
-    return SGTransformer.build_model(cfg, task).train()
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_learns(name, scan):
     torch.manual_seed(1)
-    model, losses = model_of(MODELS[name], scan), []
+    model, losses = build([*SMALL, *MODELS[name]], scan), []
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(STEPS):
         source, target, previous = scan.batch(step)
