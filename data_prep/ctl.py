@@ -26,6 +26,8 @@ of them are valid, test and train, the reference leaves to an unseeded generator
 departures, that nothing tested be in training: `test` is without the 88 functions alone that the reference's has, and
 `new_composition` without 3 of them.
 
+A smaller task of our own, for a first look on a CPU, is made with `--functions` and `--longest`.
+
 Source: generated, nothing is downloaded.
 """
 
@@ -33,9 +35,10 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.common import Dataset, Json, Pair, seed_number
+from data_prep.common import DataError, Dataset, Json, Pair, seed_number
 from data_prep.corpus import Corpus
-from data_prep.ctl_sample import FUNCTIONS, SYMBOLS, Example, Tables, sample
+from data_prep.ctl_sample import COMPOSED, FUNCTIONS, SYMBOLS, Example, Sample, Tables, sample
+from data_prep.ctl_small import HELD_OUT, sample_small
 
 REFERENCE_SEED = 0x12345678
 PUBLISHED = {
@@ -73,10 +76,38 @@ class Ctl(Dataset):
             help=f"of the tables and the examples (default: {REFERENCE_SEED}, the reference's)",
         )
 
+        small = parser.add_argument_group("a smaller task, of our own (see data_prep/ctl_small.py)")
+        small.add_argument("--functions", type=int, metavar="N", help=f"so many functions, 2 to {COMPOSED}")
+        small.add_argument(
+            "--longest",
+            type=int,
+            metavar="N",
+            help="the most functions of a training example, 3 to 6 (default: 4); dev has one more, gen two and three",
+        )
+
     def request(self, args: argparse.Namespace) -> Json:
-        return {"order": args.order, "seed": args.seed}
+        request = {"order": args.order, "seed": args.seed}
+        if args.functions is None:
+            if args.longest is not None:
+                raise DataError("--longest is for the smaller task: give its --functions too")
+            return request
+        longest = 4 if args.longest is None else args.longest
+        for option, value, allowed in (
+            ("--functions", args.functions, range(2, 10)),
+            ("--longest", longest, range(3, 7)),
+        ):
+            if value not in allowed:
+                raise DataError(f"{option} is {value}: choose {allowed[0]} to {allowed[-1]}")
+        if len(SYMBOLS) * args.functions**longest < 4 * HELD_OUT:
+            raise DataError(
+                f"--functions {args.functions} --longest {longest} has too few examples to hold some out for valid: "
+                "choose a greater number"
+            )
+        return request | {"functions": args.functions, "longest": longest}
 
     def build(self, args: argparse.Namespace, request: Json) -> Corpus:
+        if "functions" in request:
+            return self.build_small(request["order"], request["seed"], request["functions"], request["longest"])
         drawn = sample(request["seed"])
         membership = "drawn as by the reference, from another seed"
         if request["seed"] == REFERENCE_SEED:
@@ -94,13 +125,31 @@ class Ctl(Dataset):
             membership,
             {"generator": "data_prep.ctl_sample", "tables": dict(zip(FUNCTIONS, named(drawn.tables), strict=True))},
             VOCABULARY,
-            types={
-                name: [f"length_{len(example.functions)}" for example in examples]
-                for name, examples in drawn.subsets.items()
-                if name != "train"
-            },
+            types=types_of(drawn),
             labels=True,
         )
+
+    def build_small(self, order: str, seed: int, functions: int, longest: int) -> Corpus:
+        drawn = sample_small(functions, longest, seed)
+        return Corpus(
+            {name: [render(e, drawn.tables, order) for e in examples] for name, examples in drawn.subsets.items()},
+            {},
+            f"train and valid have at most {longest} functions, dev {longest + 1}, gen {longest + 2} and {longest + 3}; {order}",
+            "a smaller task of our own, not the published one",
+            {"generator": "data_prep.ctl_small", "tables": dict(zip(FUNCTIONS, named(drawn.tables), strict=False))},
+            (len(SYMBOLS) + functions, len(SYMBOLS)),
+            types=types_of(drawn),
+            labels=True,
+        )
+
+
+def types_of(drawn: Sample) -> dict[str, list[str]]:
+    """The numbers of functions, of all but the training examples."""
+    return {
+        name: [f"length_{len(example.functions)}" for example in examples]
+        for name, examples in drawn.subsets.items()
+        if name != "train"
+    }
 
 
 def render(example: Example, tables: Tables, order: str) -> Pair:

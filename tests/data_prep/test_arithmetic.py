@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep.__main__ import main
 from data_prep.arithmetic import RECIPES, Meaning, Sampler, interpret, sample, single_operations
 from data_prep.common import DataError, Pair
 
@@ -199,3 +200,15 @@ def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert result.err.startswith(f"error: {message}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_smaller_task(tmp_path):
+    out = tmp_path / "small"
+    assert (
+        main(["arithmetic", "--deepest", "3", "--train", "1000", "--test", "30", "--raw-only", "--out", str(out)]) == 0
+    )
+    depths = {
+        name: Counter(map(depth_by_brackets, (out / f"raw/{name}.src").read_text().splitlines()))
+        for name in ("train", "valid", "dev", "gen")
+    }
+    assert depths == {"train": {1: 200, 2: 500, 3: 500}, "valid": {2: 15, 3: 15}, "dev": {4: 30}, "gen": {5: 15, 6: 15}}

@@ -252,3 +252,52 @@ def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:
     result = run("ctl", *options.split(), "--raw-only", "--out", tmp_path / "out")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert result.err.startswith(f"error: {message}") and list(tmp_path.iterdir()) == []
+
+
+def test_smaller_task(tmp_path):
+    out = tmp_path / "small"
+    assert (
+        main(["ctl", "--order", "backward", "--functions", "3", "--longest", "5", "--raw-only", "--out", str(out)]) == 0
+    )
+    examples = {
+        name: [
+            (*source.split(), target)
+            for source, target in zip(
+                (out / f"raw/{name}.src").read_text().splitlines(),
+                (out / f"raw/{name}.tgt").read_text().splitlines(),
+                strict=True,
+            )
+        ]
+        for name in ("train", "valid", "dev", "gen")
+    }
+    tables = dict(zip("abc", json.loads((out / "dataset.json").read_text())["origin"]["tables"].values(), strict=True))
+    for subset in examples.values():
+        for *functions, symbol, target in subset:
+            for function in reversed(functions):
+                symbol = tables[function].split()[SYMBOLS.index(symbol)]
+            assert symbol == target
+    lengths = {name: Counter(len(example) - 2 for example in subset) for name, subset in examples.items()}
+    assert lengths["train"] == dict.fromkeys(range(1, 6), 1_500)
+    assert lengths["valid"] == {5: 250} and set(lengths["dev"]) == {6} and set(lengths["gen"]) == {7, 8}
+    assert min(lengths["gen"].values()) > 200
+    evaluated = [example for name in ("valid", "dev", "gen") for example in examples[name]]
+    assert len(evaluated) == len(set(evaluated)) == 1_250
+    assert not set(evaluated) & set(examples["train"])
+    assert {example for example in examples["train"] if len(example) == 3} == {
+        (function, symbol, tables[function].split()[i]) for function in "abc" for i, symbol in enumerate(SYMBOLS)
+    }
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ("--longest 4", "--longest is for the smaller task: give its --functions too"),
+        ("--functions 12", "--functions is 12: choose 2 to 9"),
+        ("--functions 4 --longest 9", "--longest is 9: choose 3 to 6"),
+        ("--functions 2", "--functions 2 --longest 4 has too few examples"),
+    ],
+)
+def test_refused_sizes_of_the_smaller_task(options, message, tmp_path, capsys):
+    out = tmp_path / "small"
+    assert main(["ctl", "--order", "forward", *options.split(), "--out", str(out)]) == 1
+    assert message in capsys.readouterr().err and not out.exists()

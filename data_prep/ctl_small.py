@@ -1,0 +1,49 @@
+"""A smaller compositional table lookup, of our own: few functions, short compositions, every length equally frequent.
+
+The published task (`ctl_sample`) takes a model of the published size some 30,000 steps. Here `train` has compositions
+of 1 to `longest` functions, as many of each length, the few short ones repeated; `dev` has one function more, `gen` two
+and three. What is to be learnt is the same: to look up a table step by step, however often.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from numpy.random import RandomState
+
+from data_prep.ctl_sample import SYMBOLS, Example, Sample, distinct
+
+EACH_LENGTH = 1_500  # training examples of every number of functions
+HELD_OUT = 250  # for valid, of every length that has four times as many
+LONGER = 500  # examples in dev and in gen
+
+
+def sample_small(functions: int, longest: int, seed: int) -> Sample:
+    """All subsets; those of evaluation have no example twice, and none of training.
+
+    Args:
+        functions: how many there are. longest: the most functions of a training example.
+        seed: of numpy's frozen legacy generator.
+    """
+    random = RandomState(seed)
+    tables = [random.permutation(len(SYMBOLS)).tolist() for _ in range(functions)]
+    train: list[Example] = []
+    valid: list[Example] = []
+    for length in range(1, longest + 1):
+        chosen = list(itertools.product(range(functions), repeat=length))
+        pool = [Example(symbol, composition) for composition in chosen for symbol in range(len(SYMBOLS))]
+        pool = [pool[index] for index in random.permutation(len(pool))[: EACH_LENGTH + HELD_OUT]]
+        if len(pool) >= 4 * HELD_OUT:
+            valid += pool[:HELD_OUT]
+            pool = pool[HELD_OUT:]
+        train += itertools.islice(itertools.cycle(pool), EACH_LENGTH)
+
+    def longer(lengths: range) -> list[Example]:
+        def draw() -> Example:
+            length = random.randint(lengths[0], lengths[-1] + 1)
+            return Example(int(random.randint(len(SYMBOLS))), tuple(random.randint(functions, size=length).tolist()))
+
+        return distinct(LONGER, draw)
+
+    dev, gen = longer(range(longest + 1, longest + 2)), longer(range(longest + 2, longest + 4))
+    return Sample(tables, {"train": train, "valid": valid, "dev": dev, "gen": gen})
