@@ -3,6 +3,7 @@
     python scripts/ndr.py ctl --order forward --models ndr,relative --seeds 1,2,3
     python scripts/ndr.py arithmetic --steps-scale 0.1 --results results/arithmetic
     python scripts/ndr.py ctlpp --variant R --models ndr,bilstm
+    python scripts/ndr.py ctl --small                             # a smaller task and smaller models, for a CPU
 
 The protocol is the papers': of the checkpoints of a training, evaluated every 1,000 steps, the one with the best accuracy on `dev`
 (out-of-distribution validation; the latest of several) is tested on `gen` (OOD); IID is the accuracy on `valid` at the end of the
@@ -12,9 +13,10 @@ training. CTL++ has no `dev`: its last checkpoint is tested. What is done is ski
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -52,7 +54,8 @@ RELATIVE = "--encoder-attention relative"
 NDR = f"{GATED} {GEOMETRIC} --geometric-key-dropout 0.1"
 TANH = f"{GATED} --copy-gate-content tanh --attention-dropout 0.1 --attention-scale learned"
 
-#: dataset -> model -> recipe: Tables D.3 to D.5 and appendix E.1.2 of Csordás 2023, and the released code where it differs
+#: dataset -> model -> recipe: Tables D.3 to D.5 and appendix E.1.2 of Csordás 2023, and the released code where it differs.
+#: Beyond the papers is `linear_gate`, a copy-gated model with linear attention.
 RECIPES: Dict[str, Dict[str, Recipe]] = {
     "ctl": {
         "ndr": Recipe(
@@ -80,6 +83,10 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
         ),
         "absolute": Recipe(
             f"--arch sg_encoder_ctl_baseline {ABSOLUTE} --dropout 0.1", 1.5e-4, 0.0025, 5, 30_000, buckets=False
+        ),
+        "linear_gate": Recipe(
+            f"--arch sg_encoder_ctl {GATED} --encoder-attention linear --copy-gate-dropout 0.1 --dropout 0.5",
+            *(1.5e-4, 0.01, 5, 30_000),
         ),
         "lstm": Recipe("--no-source-bos --arch sg_lstm_ctl --dropout 0.5", 1e-3, 0, 5, 20_000, batch=256, buckets=False),
         "bilstm": Recipe(
@@ -169,6 +176,15 @@ PUBLISHED: Dict[str, Dict[str, Tuple[str, str]]] = {
 }  # fmt: skip
 SOURCE = "Csordás 2023, Tables 5.1, 5.3, 5.4 and 6.1, five seeds (CTL++: 25), as fractions"
 
+#: ``--small``: dataset -> the options of its data, and what differs from the recipes: sizes, dropout, optimization.
+SMALL: Dict[str, Tuple[List[str], str, Dict[str, Any]]] = {
+    "ctl": (
+        ["--functions", "4", "--longest", "4"],
+        "--encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-layers 8 --dropout 0.1",
+        {"lr": 1e-3, "batch": 128, "steps": 3_000, "buckets": True},
+    ),
+}
+
 #: Batches with sentences of like lengths are cut from so many, sorted.
 WINDOW = 16_384
 CONDITIONS = {"ctl": ("--order", ("forward", "backward")), "ctlpp": ("--variant", ("A", "R"))}
@@ -180,6 +196,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--order", choices=CONDITIONS["ctl"][1], help="of CTL (default: forward)")
     parser.add_argument("--variant", choices=CONDITIONS["ctlpp"][1], help="of CTL++ (default: A)")
     parser.add_argument("--models", default="all", help="comma separated (default: all that the dataset has)")
+    parser.add_argument(
+        "--small", action="store_true", help=f"a smaller task and smaller transformers, for a CPU ({', '.join(SMALL)})"
+    )
     parser.add_argument("--steps-scale", type=float, default=1.0, help="of the published number of steps (default: 1)")
     parser.add_argument("--batch-size", type=int, help="sentences a step (default: the published number)")
     parser.add_argument("--validate-every", type=int, help="steps between evaluations (default: 1,000)")
@@ -195,16 +214,31 @@ def parse_arguments() -> argparse.Namespace:
     if args.steps_scale <= 0:
         parser.error(f"--steps-scale is {args.steps_scale}: choose a number above 0")
     args.title = f"{args.dataset} {args.condition}" if args.condition else args.dataset
-    name = args.title.replace(" ", "_")
+    recipes = RECIPES[args.dataset]
+    if args.small:
+        if args.dataset not in SMALL:
+            parser.error(f"--small is for {', '.join(SMALL)}")
+        args.title += " (small)"
+        recipes = {model: smaller(recipe, args.dataset) for model, recipe in recipes.items() if "lstm" not in model}
+    args.recipes = recipes
+    name = re.sub(r"\W+", "_", args.title).strip("_")
     args.data, args.out = args.data or Path("data-bin", name), args.out or Path("runs", name)
-    quickstart.complete_arguments(parser, args, RECIPES[args.dataset])
+    quickstart.complete_arguments(parser, args, recipes)
     return args
+
+
+def smaller(recipe: Recipe, dataset: str) -> Recipe:
+    """The recipe with what ``--small`` changes; the last of two equal options counts."""
+    _, sizes, changes = SMALL[dataset]
+    return replace(recipe, arguments=f"{recipe.arguments} {sizes}", **changes)
 
 
 def prepare(args: argparse.Namespace) -> None:
     """Generates the data when their folder has no dataset.json."""
     if not (REPOSITORY / args.data / "dataset.json").exists():
         condition = [CONDITIONS[args.dataset][0], args.condition] if args.condition else []
+        if args.small:
+            condition += SMALL[args.dataset][0]
         command = [sys.executable, "-m", "data_prep", args.dataset, *condition, "--out", str(args.data)]
         subprocess.run(command, cwd=REPOSITORY, env=environment(), check=True)
 
@@ -215,7 +249,7 @@ def make_runs(args: argparse.Namespace) -> List[Run]:
     runs = []
     for seed in args.seeds:
         for model in args.models:
-            recipe = RECIPES[args.dataset][model]
+            recipe = args.recipes[model]
             steps = max(1, round(recipe.steps * args.steps_scale))
             every = args.validate_every or min(1000, steps)
             layers = ["--model-overrides", f"{{'encoder_layers': {recipe.more_layers}}}"] if recipe.more_layers else []
@@ -257,7 +291,9 @@ def summarize(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[s
 
 def table(summary: Dict[str, Any]) -> List[List[str]]:
     """Rows of text, the header first; percentages over the sentences, mean ± sample std over the seeds."""
-    rows = [["model", "steps", "IID %", "OOD %", "OOD of step", "minutes", "published IID / OOD", "folder"]]
+    published = summary["published"]
+    columns = ["model", "steps", "IID %", "OOD %", "OOD of step", "minutes"]
+    rows = [[*columns, *(["published IID / OOD"] if published else []), "folder"]]
     for model, done, steps, folder in quickstart.by_model(summary):
         cells = [steps] + ["–"] * 4
         if done:
@@ -269,8 +305,8 @@ def table(summary: Dict[str, Any]) -> List[List[str]]:
                 ", ".join(str(r["checkpoint_step"]) for r in results),
                 quickstart.spread([r["minutes"] for r in done]),
             ]
-        beside = summary["published"].get(model)
-        rows.append([model, *cells, f"{beside['IID']} / {beside['OOD']}" if beside else "–", folder])
+        beside = [f"{published[model]['IID']} / {published[model]['OOD']}"] if model in published else []
+        rows.append([model, *cells, *(beside or ["–"] * bool(published)), folder])
     return rows
 
 
@@ -279,8 +315,10 @@ def as_markdown(summary: Dict[str, Any]) -> str:
     text = (
         f"Commit {', '.join(summary['commits'])}; {quickstart.machines(summary)}; seeds {', '.join(map(str, summary['seeds']))}. IID is "
         "the accuracy on `valid` at the last step, OOD that on `gen` of the checkpoint with the best accuracy on `dev` (of the last "
-        f"one where there is no `dev`). The published numbers are those of {SOURCE}."
+        "one where there is no `dev`)."
     )
+    if summary["published"]:
+        text += f" The published numbers are those of {SOURCE}."
     return "\n".join([f"# {summary['what']}", "", f"`{summary['command']}`", "", text, "", *lines, ""])
 
 

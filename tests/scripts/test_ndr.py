@@ -46,6 +46,19 @@ def test_every_recipe_is_a_model(dataset, model, monkeypatch):
     assert ("checkpoint_best.pt" in str(run.checkpoint)) == (dataset != "ctlpp")
 
 
+@pytest.mark.parametrize("dataset", ndr.SMALL)
+def test_small_recipes(dataset, monkeypatch):
+    full = ndr.make_runs(arguments(monkeypatch, dataset, "--models", "ndr,relative", "--device", "cpu"))
+    small = ndr.make_runs(arguments(monkeypatch, dataset, "--small", "--models", "ndr,relative", "--device", "cpu"))
+    for run, model in zip(small, ("ndr", "relative"), strict=True):
+        assert run.steps == 3_000 and run.name == model and run.data != full[0].data and run.folder != full[0].folder
+        # What makes the model comes from the published recipe; the last of two equal options counts.
+        kept = [word for word in ndr.RECIPES[dataset][model].arguments.split() if word.startswith("--encoder-att")]
+        assert set(kept) <= set(run.arguments)
+        last = len(run.arguments) - 1 - run.arguments[::-1].index("--encoder-embed-dim")
+        assert run.arguments[last + 1] == "64"
+
+
 def test_latest_of_the_best_is_selected(tmp_path):
     points = [{"step": s, "dev": dev, "gen": gen} for s, dev, gen in ((1, 50, 9), (2, 70, 1), (3, 70, 2), (4, 60, 3))]
     run = runs.Run("m", 1, tmp_path, tmp_path, 4, [], {"dev": "x", "gen": "OOD"}, best=True)
@@ -59,6 +72,8 @@ def test_latest_of_the_best_is_selected(tmp_path):
     [
         (["ctl", "--models", "bert"], "unknown model 'bert': choose from ndr, abs_rel_gate"),
         (["listops", "--order", "forward"], "--order is for ctl"),
+        (["listops", "--small"], "--small is for ctl"),
+        (["ctl", "--small", "--models", "lstm"], "unknown model 'lstm': choose from ndr"),
         (["ctl", "--steps-scale", "0"], "--steps-scale is 0.0: choose a number above 0"),
     ],
 )
