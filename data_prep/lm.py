@@ -1,7 +1,8 @@
-"""Text for language modelling: streamed from files into the indexed datasets that fairseq's `language_modeling` reads.
+"""Text for language modelling: streamed from files into the indexed datasets that `sg_language_modeling` and fairseq's
+`language_modeling` read.
 
-The text becomes one long row of tokens per subset, which fairseq cuts into blocks of `--tokens-per-sample`. Nothing is
-ever in memory but one line, or one block, at a time.
+The text becomes one long row of tokens per subset, which the tasks cut into streams, or blocks. Nothing is ever in
+memory but one line, or one block, at a time.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ class Span(NamedTuple):
 class Unit(ABC):
     """What a token is. `symbols` are all of them; token N of the model is `symbols[N]`, after fairseq's specials.
 
-    context, batch  tokens in a training example and examples in a batch, of the models in Table F.2 of Csordás 2023.
+    size            of a model in Table F.2 of Csordás 2023, as the end of the architecture's name.
+    context, batch  its tokens in a segment, as many as it remembers, and streams.
     eos             whether every entry ends with fairseq's end symbol.
     """
 
     symbols: Sequence[str]
+    size: str
     context: int
     batch: int
     eos: bool
@@ -59,7 +62,7 @@ class Bytes(Unit):
     """A token is a byte. All 256 are in the dictionary, in their order, as `<0x00>` to `<0xFF>`; no end symbols."""
 
     symbols = tuple(f"<0x{byte:02X}>" for byte in range(256))
-    context, batch, eos = 512, 32, False
+    size, context, batch, eos = "e8", 512, 32, False
     files = MappingProxyType({})
 
     def entries(self, text: Path) -> Iterator[list[int]]:
@@ -71,7 +74,7 @@ class Bytes(Unit):
 class Pieces(Unit):
     """A token is a subword; every line ends with fairseq's end symbol, which stands for the newline."""
 
-    context, batch, eos = 256, 64, True
+    size, context, batch, eos = "wt_s", 256, 64, True
 
     def __init__(self, subwords: Subwords) -> None:
         """`subwords` learnt `by_bytes`, so that no letter is unknown, and `exact`, so that all spaces are kept."""
@@ -156,11 +159,14 @@ class TextCorpus(Material):
     def training_command(self, arch: str, out: Path) -> str:
         names = ",".join(name for name in self.spans if name != "train")
         validation = f"--valid-subset {names}" if names else "--disable-validation"
+        context = self.unit.context
         return (
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task language_modeling --arch {arch}"
-            f" --sample-break-mode none --tokens-per-sample {self.unit.context} --batch-size {self.unit.batch}"
-            f" {validation} --optimizer adam --lr 0.00025 --clip-norm 0.25 --max-update 100000"
-            " --required-batch-size-multiple 1"
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_language_modeling"
+            f" --arch {arch}_{self.unit.size} --decoder-attention relative --attention-scale learned "
+            "--attention-dropout 0"
+            f" --criterion cross_entropy_orthogonality --tokens-per-sample {context} --memory-length {context}"
+            f" --eval-memory-length {4 * context} --batch-size {self.unit.batch} --batch-size-valid 4 {validation}"
+            " --optimizer adam --lr 0.00025 --lr-scheduler cosine --clip-norm 0.25 --max-update 100000"
         )
 
 

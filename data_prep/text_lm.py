@@ -22,9 +22,10 @@ which is read as one). A line ends with fairseq's end symbol,
 also an empty one.
 
 raw/SUBSET.txt has the very bytes of the text, and dataset.json how many bytes, characters, words, lines and tokens they
-are. With a loss of x bits per token, as fairseq-eval-lm prints it (base 2): x · tokens / characters is bits per
-character, and 2^(x · tokens / (words + lines)) the perplexity per word, where the end of a line counts as a word. Give
-fairseq-eval-lm `--required-batch-size-multiple 1`: without it, the last few blocks are lost.
+are. `--task sg_language_modeling` logs bits per character and byte and the perplexity per word by these. With a loss of
+x bits per token, as fairseq-eval-lm prints it (base 2): x · tokens / characters is bits per character, and
+2^(x · tokens / (words + lines)) the perplexity per word, where the end of a line counts as a word. Give fairseq-eval-lm
+`--required-batch-size-multiple 1`: without it, the last few blocks are lost.
 
 Source: yours.
 """
@@ -63,7 +64,7 @@ class Text(Dataset):
     source = "text files of yours"
     licence = "that of your text"
     size = "that of your files"
-    arch = "transformer_lm"
+    arch = "sg_transformer_lm"
     splits = UNITS
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@
 - it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run, and
   its report of "shared parameters" that are the absent biases of ``nn.Linear(bias=False)``;
 - it mends ``--amp``, whose gradients fairseq divides by the loss scale twice;
+- it has a task gather what its workers keep before a checkpoint is saved, where the task asks for it;
 - it makes fairseq's commands end with the message alone where the user can mend the error (:class:`UsageError`), and
   with the name of the file where a checkpoint is not whole.
 """
@@ -64,6 +65,7 @@ def prepare() -> None:
     report_usage_errors_plainly()
     if installed:
         name_broken_checkpoints()
+        gather_before_saving()
         leave_out_absent_parameters()
         unscale_gradients_once()
 
@@ -165,6 +167,20 @@ def _load_checkpoint(load, path, *args, **kwargs):
             f"the checkpoint {path} is not a whole file of torch's: it was cut off, or is something else. Delete it, "
             "or name another one with --path or --restore-file"
         ) from error
+
+
+def gather_before_saving() -> None:
+    from fairseq import checkpoint_utils
+
+    _wrap(checkpoint_utils, "save_checkpoint", _save_checkpoint)
+
+
+def _save_checkpoint(save, cfg, trainer, *args, **kwargs):
+    """fairseq's ``save_checkpoint``, which every worker calls; but only the first one's task is asked for its state."""
+    gather = getattr(trainer.task, "gather_state", None)
+    if gather is not None and not cfg.no_save:
+        gather()
+    return save(cfg, trainer, *args, **kwargs)
 
 
 def leave_out_absent_parameters() -> None:

@@ -4,6 +4,7 @@
     python -m fairseq_sg.analysis gates    CHECKPOINT --input "a b c 3"
     python -m fairseq_sg.analysis values   CHECKPOINT --input "jump twice"
     python -m fairseq_sg.analysis norms    CHECKPOINT --subset valid
+    python -m fairseq_sg.analysis experts  CHECKPOINT --subset valid
     python -m fairseq_sg.analysis accuracy CHECKPOINT --subset valid,gen --by target_length
     python -m fairseq_sg.analysis symbols  CHECKPOINT
 
@@ -19,7 +20,7 @@ import os
 import sys
 from typing import Any, Dict, NoReturn, Sequence
 
-from fairseq_sg.analysis import accuracy, attention_maps, gates, norms, plots, symbols, values
+from fairseq_sg.analysis import accuracy, attention_maps, experts, gates, norms, plots, symbols, values
 from fairseq_sg.analysis.checkpoint import load
 from fairseq_sg.errors import UsageError
 
@@ -28,6 +29,7 @@ COMMANDS = {
     "gates": gates,
     "values": values,
     "norms": norms,
+    "experts": experts,
     "accuracy": accuracy,
     "symbols": symbols,
 }
@@ -85,7 +87,8 @@ def run(args: argparse.Namespace) -> None:
     module = COMMANDS[args.command]
     if args.format != "none":
         plots.require_matplotlib()
-    loaded = load(args.checkpoint, args.data, args.model_overrides, args.device, args.user_dir)
+    language_models = getattr(module, "LANGUAGE_MODELS", False)
+    loaded = load(args.checkpoint, args.data, args.model_overrides, args.device, args.user_dir, language_models)
     result = module.measure(loaded, args)
     shown = {"command": args.command, "checkpoint": args.checkpoint, "arch": loaded.arch, "data": loaded.data}
     result.facts = {**shown, "model_overrides": args.model_overrides, **result.facts}

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.segment_memory import Remembering
+from fairseq_sg.tasks.streams import Text
 
 
 @dataclass
@@ -43,12 +45,24 @@ class Loaded:
     def batches(self, dataset: Any, size: int, limit: Optional[int] = None) -> Iterator[Dict[str, Any]]:
         """The first ``limit`` sentences, ``size`` at a time, on the model's device.
 
-        fairseq sorts the sentences of a batch by their lengths; its ``id`` tells which they are.
+        fairseq sorts the sentences of a batch by their lengths; its ``id`` tells which they are. Of a text they are
+        segments, ``size`` of which are read side by side.
         """
+        if isinstance(dataset, Text):
+            segment = self.task.cfg.tokens_per_sample
+            size = max(1, min(size, len(dataset) // segment))
+            dataset = dataset.streams(size, size, segment, whole=True)
         count = len(dataset) if limit is None else min(limit, len(dataset))
         for start in range(0, count, size):
             batch = dataset.collater([dataset[i] for i in range(start, min(start + size, count))])
             yield utils.apply_to_sample(lambda x: x.to(self.device), batch)
+
+    def run(self, batch: Dict[str, Any]) -> Any:
+        """The model's output for one of ``batches``; a language model remembers the batches before."""
+        model, length = self.model, getattr(self.task, "eval_memory_length", 0)
+        if length:
+            model = Remembering(model, self.task.evaluated, batch["segment"], length)
+        return model(**batch["net_input"])
 
 
 def load(
@@ -57,6 +71,7 @@ def load(
     overrides: Optional[Mapping[str, Any]] = None,
     device: str = "cpu",
     user_dir: Optional[str] = None,
+    language_models: bool = False,
 ) -> Loaded:
     """The model of a checkpoint, as fairseq's own commands load it.
 
@@ -65,6 +80,7 @@ def load(
         overrides: new values of options it was trained with, by name, such as ``{"encoder_layers": 24}``.
         device: ``cpu``, ``cuda``, or ``auto``.
         user_dir: a folder with mechanisms of the user's own, as fairseq's ``--user-dir``.
+        language_models: whether a model without an encoder will do.
 
     Raises:
         UsageError: no such file, folder or option; a checkpoint that is not whole; weights that do not fit the model;
@@ -98,8 +114,8 @@ def load(
             f"the weights in {checkpoint} do not fit the model that its options and --model-overrides make: {error}"
         ) from error
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
-    if hasattr(model, "decoder") and not hasattr(model, "encoder"):
-        raise UsageError(f"{arch} is a language model: the analysis is of encoder–decoder models and classifiers")
+    if not language_models and hasattr(model, "decoder") and not hasattr(model, "encoder"):
+        raise UsageError(f"{arch} is a language model: this analysis is of encoder–decoder models and classifiers")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return Loaded(model.to(device).eval(), task, data, arch, torch.device(device))

@@ -84,18 +84,34 @@ def _name(axis: Any, names: Sequence[str], **how: Any) -> None:
     axis.set_ticklabels(names, fontsize=6, parse_math=False, **how)
 
 
-def boxes(panels: Panels, titles: Sequence[Sequence[str]], label: str) -> Figure:
-    """A grid of box plots of panels (H, count): a box a head, from quartile to quartile, whiskers to 5 % and 95 %."""
+def boxes(panels: Panels, titles: Sequence[Sequence[str]], label: str, across_label: str = "head") -> Figure:
+    """A grid of box plots of panels (H, count): a box a row (a head), from quartile to quartile, whiskers to 5 % and 95 %."""
     figure, axes = _grid(len(panels), len(panels[0]), max(2.0, 0.35 * len(panels[0][0]) + 0.8), 2.0, sharey="row")
     for across, row, names in zip(axes, panels, titles, strict=True):
         for ax, panel, title in zip(across, row, names, strict=True):
             ax.boxplot(list(panel), whis=(5, 95), showfliers=False, widths=0.6)
             ax.set_title(title, fontsize=8)
-            ax.set_xlabel("head", fontsize=7)
+            ax.set_xlabel(across_label, fontsize=7)
             ax.tick_params(labelsize=7)
             ax.grid(axis="y", alpha=0.3)
         across[0].set_ylabel(label, fontsize=8)
         across[0].set_ylim(bottom=0)
+    return figure
+
+
+def shares(curves: Mapping[str, np.ndarray], across: str, up: str) -> Figure:
+    """Lines of falling shares, and for comparison the share that all would have if they were equal."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    ax = figure.subplots()
+    for name, values in curves.items():
+        ax.plot(range(1, len(values) + 1), values, ".-", label=name)
+    ax.axhline(1 / len(next(iter(curves.values()))), color="gray", lw=0.8, ls="--", label="all equal")
+    ax.set(xlabel=across, ylabel=up)
+    ax.set_ylim(bottom=0)
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8, frameon=False)
     return figure
 
 

@@ -7,14 +7,15 @@ encoder's self-attention; each head by itself; mean over sentences and heads; su
 padding excluded. λ is only comparable between runs that agree in these.
 
 Logged: ``loss`` (all of it) and ``nll_loss`` in bits as fairseq does, ``orthogonality_encoder`` and the like (after the
-reduction, before λ), and ``accuracy``: the percentage of sentences that are right. Where sentences have types, the accuracy of
-groups of them (``--accuracy-by`` of the task).
+reduction, before λ), every other loss by its name (the sum over applications, before ``--aux-loss-weights``), statistics
+by theirs (the mean over applications), and ``accuracy``: the percentage of sentences that are right. Where sentences have
+types, the accuracy of groups of them (``--accuracy-by`` of the task).
 """
 
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import torch
 from fairseq.criterions import FairseqCriterion
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ROLES
-from fairseq_sg.modules.losses import AuxLosses, OrthogonalityLoss
+from fairseq_sg.modules.losses import AuxLosses, OrthogonalityLoss, Statistic
 from fairseq_sg.tasks.breakdown import log_breakdown
 
 LAYER_REDUCTIONS = {
@@ -130,9 +131,12 @@ class SGCriterion(FairseqCriterion):
         }
         if "type" in sample:
             logs.update(self.task.breakdown.logs(sample["type"], right))
-        for name, (weight, value) in self._auxiliary(extra.get("aux_losses") or {}).items():
+        losses, statistics = split(extra.get("aux_losses") or {})
+        for name, (weight, value) in self._auxiliary(losses).items():
             loss = loss + weight * sample_size * value
             logs[f"aux_{name}"] = value.detach() * sample_size
+        for name, value in statistics.items():
+            logs[f"stat_{name}"] = value.detach() * sample_size
         logs["loss"] = loss.detach()
         return loss, sample_size, logs
 
@@ -181,13 +185,21 @@ class SGCriterion(FairseqCriterion):
         metrics.log_scalar("nll_loss", total("nll_loss") / predictions / math.log(2), predictions, round=4)
         metrics.log_scalar("accuracy", 100.0 * total("n_exact") / sentences, sentences, round=4)
         log_breakdown(logging_outputs)
-        for key in sorted({key for log in logging_outputs for key in log if key.startswith("aux_")}):
-            metrics.log_scalar(key[len("aux_") :], total(key) / sample_size, sample_size, round=4)
+        for prefix in ("aux_", "stat_"):
+            for key in sorted({key for log in logging_outputs for key in log if key.startswith(prefix)}):
+                metrics.log_scalar(key[len(prefix) :], total(key) / sample_size, sample_size, round=4)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         """All logs are sums over sentences or predictions, so workers' logs may be added up."""
         return True
+
+
+def split(emitted: AuxLosses) -> Tuple[AuxLosses, Dict[str, Tensor]]:
+    """What a model returned: its losses as they are, and the mean of each statistic over the applications of layers."""
+    watched = {name for name, values in emitted.items() if isinstance(values[0], Statistic)}
+    losses = {name: values for name, values in emitted.items() if name not in watched}
+    return losses, {name: torch.stack([s.value for s in emitted[name]]).float().mean() for name in sorted(watched)}
 
 
 def _json_weights(text: str) -> Dict[str, float]:

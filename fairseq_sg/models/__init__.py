@@ -1,3 +1,3 @@
 """fairseq models; importing this package registers them."""
 
-from fairseq_sg.models import sg_encoder, sg_lstm, sg_transformer  # noqa: F401
+from fairseq_sg.models import sg_encoder, sg_lstm, sg_transformer, sg_transformer_lm  # noqa: F401

@@ -8,6 +8,9 @@ from differs, the code's: the column that is read out (the text has the last one
 and 256 for CTL++ (text: 1024 and 512), one LSTM layer for CTL, and bidirectional LSTMs of the width of the others, half of it
 a direction (text: 400 and 1024). ``sg_encoder_…`` are the sizes of the Neural Data Router, ``…_baseline`` those of the
 transformers without copy gate.
+
+Language models: Table F.2, pre-norm, with the initialization by depth. The names are the thesis's, the widths of
+feedforward layers those of its dense models; docs/language_models.md has those of its mixtures of experts.
 """
 
 from __future__ import annotations
@@ -58,6 +61,20 @@ LSTM_ARCHITECTURES: Dict[str, Dict[str, Any]] = {
     "sg_lstm_arithmetic": _lstm(200, 200, layers=2),
     "sg_lstm_listops": _lstm(512, 512, layers=4),
     "sg_lstm_ctlpp": _lstm(256, 256, layers=1),
+}
+
+
+def _language_model(dim: int, ffn: int, heads: int, head_dim: int, layers: int, dropout: float = 0.1) -> Dict[str, Any]:
+    shell = {"decoder_head_dim": head_dim, "dropout": dropout, "pre_norm": True, "linear_init": "depth"}
+    return _side("decoder", dim, ffn, heads, layers) | shell
+
+
+#: architecture of sg_transformer_lm -> values of the model's configuration
+LM_ARCHITECTURES: Dict[str, Dict[str, Any]] = {
+    "sg_transformer_lm_wt_s": _language_model(412, 2053, heads=10, head_dim=41, layers=16),
+    "sg_transformer_lm_wt_s_star": _language_model(412, 16480, heads=10, head_dim=41, layers=16),
+    "sg_transformer_lm_wt_b": _language_model(1024, 4110, heads=16, head_dim=64, layers=18, dropout=0.2),
+    "sg_transformer_lm_e8": _language_model(512, 2053, heads=8, head_dim=64, layers=12),
 }
 
 

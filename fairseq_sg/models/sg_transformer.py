@@ -6,7 +6,7 @@ embeddings. What its released code does and the text omits is an option; ``docs/
 """
 
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,10 @@ from fairseq_sg.modules.position import (
     gives_indices,
 )
 from fairseq_sg.modules.update import UPDATE_REGISTRY
+
+#: What a decoder remembers of a stream: ``hidden``, the input (M, B, C) of every step's layer at the last M positions,
+#: without gradient, and ``position``, the number of positions so far.
+Memory = Dict[str, Any]
 
 #: The registries whose mechanisms have options of their own.
 MECHANISMS = (
@@ -69,7 +73,12 @@ class EncoderConfig:
             "layer, comma separated"
         },
     )
-    encoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the encoder: dense"})
+    encoder_ffn: str = field(
+        default="dense",
+        metadata={
+            "help": "feedforward layer of the encoder, by name (docs/feedforward.md has the list); one name, or one a layer"
+        },
+    )
     encoder_update: str = field(
         default="residual",
         metadata={
@@ -79,8 +88,8 @@ class EncoderConfig:
 
 
 @dataclass
-class DecoderConfig:
-    """Sizes and mechanisms of a decoder."""
+class CausalConfig:
+    """Sizes and mechanisms of a decoder without an encoder."""
 
     decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder"})
     decoder_ffn_embed_dim: int = field(
@@ -94,15 +103,23 @@ class DecoderConfig:
     decoder_attention: str = field(
         default="softmax", metadata={"help": "self-attention of the decoder, by name or names like the encoder's"}
     )
-    cross_attention: str = field(
-        default="softmax", metadata={"help": "attention of the decoder to the encoder, by name or names"}
+    decoder_ffn: str = field(
+        default="dense", metadata={"help": "feedforward layer of the decoder, by name or names like the encoder's"}
     )
-    decoder_ffn: str = field(default="dense", metadata={"help": "feedforward layer of the decoder: dense"})
     decoder_update: str = field(
         default="residual", metadata={"help": "update of the decoder's layers, like the encoder's"}
     )
     no_output_bias: bool = field(
         default=False, metadata={"help": "no bias in the output layer (the reference has a free one)"}
+    )
+
+
+@dataclass
+class DecoderConfig(CausalConfig):
+    """Sizes and mechanisms of a decoder."""
+
+    cross_attention: str = field(
+        default="softmax", metadata={"help": "attention of the decoder to the encoder, by name or names"}
     )
     untied_output: bool = field(
         default=False, metadata={"help": "an output matrix of its own, instead of the decoder's embedding table"}
@@ -329,7 +346,12 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         self.embedding = side_embedding(config, "decoder", dictionary)
         self.indices = build_indices(config)
         options = ("decoder_attention", "cross_attention", "decoder_ffn", "decoder_update")
-        names = list(zip(*(layer_names(config, option) for option in options), strict=True))
+        # A language model has no cross-attention.
+        named = [
+            layer_names(config, option) if hasattr(config, option) else [None] * config.decoder_layers
+            for option in options
+        ]
+        names = list(zip(*named, strict=True))
         self.stack = build_stack(config, "decoder", lambda step: DecoderLayer(config, *names[step]))
         self.final_norm = nn.LayerNorm(config.decoder_embed_dim) if config.pre_norm else nn.Identity()
         self.output_weight = None
@@ -348,35 +370,66 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         return_all_hiddens: bool = False,
         need_attn: bool = False,
         value_losses: Optional[Mapping[str, ValueLoss]] = None,
+        memory: Optional[Memory] = None,
+        memory_length: int = 0,
     ):
         """prev_output_tokens (B, N) -> logits (B, N, V) (features (B, N, C) with ``features_only``) and a dict.
 
         With ``incremental_state`` only the last token is computed, N = 1. The dict has ``attn`` (cross-attention of the last layer,
         (B, N, M), with ``need_attn`` and outside decoding), ``inner_states``, ``aux_losses``. ``value_losses`` may have a loss for
-        ``decoder`` (self-attention) and ``cross``.
+        ``decoder`` (self-attention) and ``cross``. With a ``memory_length`` above 0, each row goes on where it ended
+        in the call that returned ``memory``, and the dict has the ``memory`` for the next call (see ``Memory``).
+
+        Raises:
+            UsageError: a memory for a mechanism that is not defined on parts of a stream.
+            ValueError: a memory in step-by-step decoding.
         """
         value_losses = value_losses or {}
         padding_mask = prev_output_tokens.eq(self.dictionary.pad())
         decoding = incremental_state is not None
-        x = self.embedding(prev_output_tokens, last=decoding)
+        if memory_length:
+            self._check_streams(decoding)
+        start = 0 if memory is None else memory["position"]
+        x = self.embedding(prev_output_tokens, last=decoding, first=start).transpose(0, 1)
         if decoding:
             padding_mask = padding_mask[:, -1:]
+        past: Dict[str, Any] = {}
+        if memory is not None:
+            past = {"memory": memory["hidden"], "first": start - memory["hidden"][0].size(0)}
         out = self.stack(
-            x.transpose(0, 1),
-            encoder_out=encoder_out["encoder_out"][0],
-            encoder_padding_mask=encoder_out["encoder_padding_mask"][0],
+            x,
+            encoder_out=None if encoder_out is None else encoder_out["encoder_out"][0],
+            encoder_padding_mask=None if encoder_out is None else encoder_out["encoder_padding_mask"][0],
             padding_mask=padding_mask,
             self_padding_mask=padding_mask if self.left_pad_target else None,
             incremental_state=incremental_state,
             need_weights=need_attn,
-            keep_hidden=return_all_hiddens,
+            keep_hidden=return_all_hiddens or memory_length > 0,
             value_loss=value_losses.get("decoder"),
             cross_value_loss=value_losses.get("cross"),
             positions=None if self.indices is None else self.indices(prev_output_tokens.size(1), x.device),
+            **past,
         )
         features = self.final_norm(out.x).transpose(0, 1)
-        extra = {"attn": [out.weights], "inner_states": out.hidden_states, "aux_losses": out.losses}
+        inner_states = out.hidden_states if return_all_hiddens else []
+        extra = {"attn": [out.weights], "inner_states": inner_states, "aux_losses": out.losses}
+        if memory_length:
+            inputs = (x, *out.hidden_states[:-1])
+            hidden = [remember(h, past.get("memory"), step, memory_length) for step, h in enumerate(inputs)]
+            extra["memory"] = {"hidden": hidden, "position": start + x.size(0)}
         return (features if features_only else self.output_layer(features)), extra
+
+    def _check_streams(self, decoding: bool) -> None:
+        if decoding:
+            raise ValueError("decoding step by step has a state of its own, and no memory of earlier segments")
+        for positions in (self.embedding.positions, self.indices):
+            if positions is not None and not positions.continues:
+                raise UsageError(
+                    f"--position {positions.registered_name} numbers whole sentences, not segments of a stream: leave "
+                    "--memory-length out, or choose another --position"
+                )
+        if self.left_pad_target:
+            raise UsageError("a memory is for rows that are padded on the right: leave --left-pad-target out")
 
     def extract_features(self, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, **kwargs):
         """``forward`` up to the output layer."""
@@ -390,6 +443,13 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
     def max_positions(self) -> int:
         """No position of ours has a longest length; the task's ``--max-target-positions`` is the limit."""
         return int(1e9)
+
+
+def remember(h: Tensor, memory: Optional[Sequence[Tensor]], step: int, length: int) -> Tensor:
+    """The last ``length`` positions of a step's ``memory`` (M, B, C) and of h (N, B, C) after it, without gradient."""
+    if memory is not None and h.size(0) < length:
+        h = torch.cat([memory[step].type_as(h), h])
+    return h[-length:].detach()
 
 
 @register_model("sg_transformer", dataclass=Config)

@@ -71,13 +71,15 @@ class TokenEmbedding(nn.Module):
         self.positions = positions
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: Tensor, token_embeddings: Optional[Tensor] = None, last: bool = False) -> Tensor:
+    def forward(
+        self, tokens: Tensor, token_embeddings: Optional[Tensor] = None, last: bool = False, first: int = 0
+    ) -> Tensor:
         """tokens (B, N) -> (B, N, d); with ``last``, (B, 1, d) for the last token at its position in the whole prefix.
 
-        ``token_embeddings`` (B, N, d) stands in for E[tokens].
+        ``token_embeddings`` (B, N, d) stands in for E[tokens]. ``first`` is the position of the first real token.
         """
-        length = tokens.size(1)
-        positions = token_positions(tokens, self.padding_idx)
+        length = first + tokens.size(1)
+        positions = first + token_positions(tokens, self.padding_idx)
         if last:
             tokens, positions = tokens[:, -1:], positions[:, -1:]
         x = self.tokens(tokens) if token_embeddings is None else token_embeddings[:, -tokens.size(1) :]

@@ -16,8 +16,8 @@ LayerOutput = Tuple[Tensor, Optional[Tensor], Dict[str, Tensor]]
 class TransformerLayer(nn.Module):
     """What encoder and decoder layers share: attention in residuals, an update, losses on Values and from the update."""
 
-    def _attend(self, attention, x, memory, value_loss: Optional[ValueLoss], losses: Dict[str, Tensor], **kwargs):
-        out = attention(x, memory, memory, value_loss=value_loss, **kwargs)
+    def _attend(self, attention, x, source, value_loss: Optional[ValueLoss], losses: Dict[str, Tensor], **kwargs):
+        out = attention(x, source, source, value_loss=value_loss, **kwargs)
         if value_loss is not None:
             out, weights, losses[value_loss.name] = out
             return out, weights
@@ -105,6 +105,8 @@ class DecoderLayer(TransformerLayer):
         value_loss: Optional[ValueLoss] = None,
         cross_value_loss: Optional[ValueLoss] = None,
         positions: Optional[Tensor] = None,
+        memory: Optional[Tensor] = None,
+        first: int = 0,
     ) -> LayerOutput:
         """One layer of the decoder.
 
@@ -114,6 +116,8 @@ class DecoderLayer(TransformerLayer):
             self_padding_mask: (B, N), what self-attention must not see, None where causality hides all padding already.
             incremental_state: the decoding states of this step of the stack.
             positions: int64, the positions of the whole prefix, for attentions that take indices.
+            memory: (M, B, C), the layer's input at the M positions before x, which self-attention sees too.
+            first: the position of the first of memory, or without it of x, in its stream.
 
         Returns:
             x, cross-attention weights (B, N, M) or None, losses by name.
@@ -129,6 +133,8 @@ class DecoderLayer(TransformerLayer):
             incremental_state=incremental_state,
             need_weights=False,
             positions=positions,
+            memory=None if memory is None else self.self_attn_residual.before(memory),
+            first=first,
         )
         a = self.self_attn_residual.after(x, update)
         weights = None

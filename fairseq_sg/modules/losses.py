@@ -3,19 +3,30 @@
 They travel in arguments and return values, never in module attributes: the criterion hands the model a *value loss* per role
 (encoder, decoder, cross), each attention of that role returns its value, the encoder and decoder collect one scalar per layer
 application, and the criterion finds them in the model's output under ``extra["aux_losses"]``: a dict from name to a list.
+
+What is only to be watched travels with them as a `Statistic`: the criterion logs it and trains on nothing of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Mapping, Optional, Protocol
+from typing import Dict, Iterable, List, Mapping, Optional, Protocol, Union
 
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.ops import orthogonality_loss
 
-AuxLosses = Dict[str, List[Tensor]]
+
+@dataclass(frozen=True)
+class Statistic:
+    """A scalar that is logged, as the mean over the applications of layers, and that nothing is trained on."""
+
+    value: Tensor
+
+
+#: name -> what each application of a layer returned: losses, or statistics.
+AuxLosses = Dict[str, List[Union[Tensor, Statistic]]]
 
 
 class ValueLoss(Protocol):
@@ -90,8 +101,8 @@ class OverRealPositions:
         return self.loss(values, self.padding_mask)
 
 
-def collect(losses: AuxLosses, emitted: Mapping[str, Tensor]) -> None:
-    """Appends each loss that a layer returned to the list of its name."""
+def collect(losses: AuxLosses, emitted: Mapping[str, Union[Tensor, Statistic]]) -> None:
+    """Appends each loss, or statistic, that a layer returned to the list of its name."""
     for name, value in emitted.items():
         losses.setdefault(name, []).append(value)
 

@@ -369,3 +369,54 @@ def test_colors_of_negative_entries_are_even_on_both_sides_of_0():
         axes = plots.heatmaps([[np.array(panel)]], [["$ a"]], ["$ r"], ["c$", "$d"]).axes[0]
         assert axes.images[0].get_clim() == pytest.approx(limits)
         assert [label.get_text() for label in axes.get_xticklabels()] == ["c$", "$d"]
+
+
+@torch.no_grad()
+def test_experts(analyse, saved, loaded, tmp_path):
+    arrays, facts, printed = analyse("experts", saved("experts"), "--subset", "gen", "--batch-size", "4")
+    model = loaded("experts")
+    calls = defaultdict(list)
+    for layer, name in ((model.model.encoder.stack, "encoder"), (model.model.decoder.stack, "decoder")):
+        (ffn,) = [module for module in layer.modules() if hasattr(module, "activity")]
+        ffn.register_forward_hook(lambda m, a, k, o, name=name: calls[name].append((m, a[0], k)), with_kwargs=True)
+    dataset = model.subset("gen")
+    expected = {f"encoder.step{s}.{w}": 0 for s in (1, 2, 3) for w in ("selections", "weights", "together")}
+    active = {1: [], 2: []}
+    for index in range(len(dataset)):  # one sentence at a time, without padding
+        calls.clear()
+        model.model(**dataset.collater([dataset[index]])["net_input"])
+        for step, (module, x, _) in enumerate(calls["encoder"], start=1):
+            for token in x.flatten(0, 1):
+                scores = (module.w3 @ token).sigmoid()
+                chosen = scores.topk(2)
+                one_hot = torch.zeros(6).scatter_(0, chosen.indices, 1.0).numpy()
+                expected[f"encoder.step{step}.selections"] += one_hot
+                expected[f"encoder.step{step}.together"] += np.outer(one_hot, one_hot)
+                expected[f"encoder.step{step}.weights"] += one_hot * scores.numpy()
+        for step, (module, x, _) in enumerate(calls["decoder"], start=1):
+            hidden = module.fc1(x).relu()
+            # Zeros are as large as the fifth where fewer are positive.
+            active[step] += [min(5, int((token > 0).sum())) for token in hidden.flatten(0, 1)]
+    assert set(arrays) == set(expected) | {"decoder.step1.active", "decoder.step2.active"}
+    for name, value in expected.items():
+        np.testing.assert_allclose(arrays[name], value, rtol=1e-5)
+    for step, units in active.items():
+        assert sorted(arrays[f"decoder.step{step}.active"]) == sorted(units)
+    shares = expected["encoder.step2.selections"] / expected["encoder.step2.selections"].sum()
+    used = np.exp(-sum(share * np.log(share) for share in shares if share))
+    assert facts["layers"]["encoder.step2"]["experts"]["effective"] == pytest.approx(used)
+    assert facts["layers"]["encoder.step2"]["experts"]["dead"] == [e for e in range(6) if shares[e] == 0]
+    assert facts["layers"]["decoder.step1"]["active_units"]["mean"] == pytest.approx(np.mean(active[1]))
+    assert f"encoder.step2: {used:.1f} of 6 experts in use in effect" in printed
+
+
+def test_pictures_of_experts(saved, tmp_path):
+    out = tmp_path / "out"
+    assert main(["experts", saved("experts"), "--device", "cpu", "--subset", "valid", "--out", str(out)]) == 0
+    names = ("encoder.usage", "encoder.together", "decoder.active")
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == sorted(f"out.{name}.png" for name in names)
+
+
+def test_model_without_feedforward_layers_of_ours(saved, capsys):
+    assert main(["experts", saved("lstm"), "--device", "cpu"]) == 1
+    assert "sg_lstm has no feedforward layer that this command knows" in capsys.readouterr().err

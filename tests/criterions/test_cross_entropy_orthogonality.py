@@ -19,6 +19,7 @@ from fairseq.sequence_generator import SequenceGenerator
 import fairseq_sg  # noqa: F401
 from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality, CrossEntropyOrthogonalityConfig
 from fairseq_sg.models.sg_transformer import SGTransformer
+from fairseq_sg.modules.losses import Statistic
 
 PAD, EOS = 1, 2
 SENTENCES = ([[4, 5, 6, 7, 2], [8, 9, 2], [5, 2]], [[4, 5, 2], [6, 7, 8, 9, 2], [2]])
@@ -437,6 +438,26 @@ def test_json_weights_pass_the_command_line():
     config = convert_namespace_to_omegaconf(parsed).criterion
     assert CrossEntropyOrthogonality.build_criterion(config, TASK).aux_loss_weights == {"a_b": 0.01, "c": 2.0}
     assert config.orthogonality_roles == "encoder,cross"
+
+
+def test_statistics_are_logged_and_not_trained_on():
+    """The mean over the applications, pooled over workers and accumulated batches as everything else."""
+    net, batch = emitting(balance=[1, 2])
+    emitted = net()[1]["aux_losses"]
+    emitted["effective"] = [Statistic(torch.tensor(v)) for v in (3.0, 5.0)]
+    weights = '{"balance": 0.5}'
+    loss, size, logs = criterion(aux_loss_weights=weights)(net, batch)
+    plain = criterion()(lambda: (net()[0], {}), batch)[0].item()
+    assert loss.item() == pytest.approx(plain + size * 0.5 * 3, rel=1e-6)
+    assert logs["stat_effective"].item() == pytest.approx(size * 4.0) and "aux_effective" not in logs
+    other = dict(logs, sample_size=3 * size, stat_effective=3 * size * 8.0)
+    for calls in ([[logs, other]], [[logs], [other]], [[{k: logs[k] + other[k] for k in logs}]]):
+        with metrics.aggregate() as aggregator:
+            for call in calls:
+                CrossEntropyOrthogonality.reduce_metrics(call)
+        assert aggregator["effective"].avg == pytest.approx((4.0 + 3 * 8.0) / 4)
+    with pytest.raises(ValueError, match=r"--aux-loss-weights names effective, which is none of .* \(balance\)"):
+        criterion(aux_loss_weights='{"effective": 1}')(net, batch)
 
 
 # Logs.

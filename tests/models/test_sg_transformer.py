@@ -326,7 +326,7 @@ def test_hybrid_decodes_as_it_trains_and_learns():
         ({"position": "learnt"}, r"unknown position 'learnt' \(--position\): choose from .*none, .*sinusoidal"),
         ({**KINDS["relative"], "position": "sinusoidal"}, r"--position sinusoidal has no effect: relative attention brings its own"),
         ({"embedding_scaling": "up"}, r"--embedding-scaling is 'up': choose from auto, token_up, none, position_down"),
-        ({"ffn_init": "zeros"}, r"--ffn-init is 'zeros': choose from reference, torch"),
+        ({"ffn_init": "zeros"}, r"--ffn-init is 'zeros': choose from reference, scaled, torch"),
     ],
 )  # fmt: skip
 def test_wrong_options(options, message):

@@ -1,4 +1,4 @@
-"""Feedforward layers: the formula, initialization, dropout, options and their errors."""
+"""The dense feedforward layer: formula, initialization, dropout, options and their errors; how all kinds are built."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY, DenseFeedForwar
 
 def config(**options):
     sizes = dict(encoder_embed_dim=6, encoder_ffn_embed_dim=10, decoder_embed_dim=8, decoder_ffn_embed_dim=14)
+    sizes |= dict(encoder_layers=3, decoder_layers=5, pre_norm=False)
     return SimpleNamespace(
         **(sizes | dict(activation_dropout=0.1, ffn_init="reference", ffn_activation="relu") | options)
     )
@@ -49,15 +50,17 @@ def test_built_with_the_sizes_and_options_of_its_side(side, dim, ffn_dim):
 
 
 def test_names():
-    assert set(FEEDFORWARD_REGISTRY) == {"dense"} and DenseFeedForward.registered_name == "dense"
+    names = {"dense", "topk", "pkm", "noisy_topk", "switch", "s_base", "sigma_moe"}
+    assert set(FEEDFORWARD_REGISTRY) == names and DenseFeedForward.registered_name == "dense"
+    choices = ", ".join(sorted(names))
     with pytest.raises(
-        ValueError, match=r"unknown feedforward layer 'moe' \(--encoder-ffn, --decoder-ffn\): choose from dense"
+        ValueError, match=rf"unknown feedforward layer 'moe' \(--encoder-ffn, --decoder-ffn\): choose from {choices}"
     ):
         build_feedforward("moe", config(), "encoder")
 
 
 def test_wrong_initialization():
-    with pytest.raises(ValueError, match="--ffn-init is 'zeros': choose from reference, torch"):
+    with pytest.raises(ValueError, match="--ffn-init is 'zeros': choose from reference, scaled, torch"):
         build_feedforward("dense", config(ffn_init="zeros"), "encoder")
 
 
@@ -82,6 +85,17 @@ def test_initialization(init, first, second):
     for linear, fan_in in ((module.fc1, 100), (module.fc2, 300)):  # biases are PyTorch's either way
         bound = linear.bias.detach().abs().max().item()
         assert 0.9 / math.sqrt(fan_in) < bound <= 1 / math.sqrt(fan_in)
+
+
+@pytest.mark.parametrize("pre_norm,side,layers", [(True, "encoder", 3), (True, "decoder", 5), (False, "decoder", 1)])
+def test_scaled_initialization_knows_the_layers_of_a_pre_norm_model(pre_norm, side, layers):
+    sizes = {f"{side}_embed_dim": 200, f"{side}_ffn_embed_dim": 800}
+    module = build_feedforward("dense", config(ffn_init="scaled", pre_norm=pre_norm, **sizes), side)
+    for linear, fan_in in ((module.fc1, 200), (module.fc2, 800)):
+        std = math.sqrt(2 / (layers * fan_in))
+        assert linear.weight.std().item() == pytest.approx(std, rel=0.01)
+        assert linear.weight.abs().max().item() <= 2 * std / 0.87962  # cut off at two deviations of the uncut one
+        assert (linear.bias == 0).all()
 
 
 def test_dropout_is_after_the_activation():

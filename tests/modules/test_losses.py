@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_sg.modules.losses import OrthogonalityLoss, OverRealPositions, collect, merge
+from fairseq_sg.modules.losses import OrthogonalityLoss, OverRealPositions, Statistic, collect, merge
 
 CHOICES = {
     "heads": ("separate", "concat"),
@@ -141,3 +141,14 @@ def test_merge_joins_lists_and_leaves_its_parts_alone():
     merged["a"].append(None)
     assert first["a"] == scalars(1) and second["a"] == scalars(3, 4)
     assert merge([]) == merge([None]) == {}
+
+
+def test_statistics_are_collected_and_merged_as_losses_are():
+    first, second, third = (Statistic(torch.tensor(float(v))) for v in range(3))
+    encoder, decoder = {}, {}
+    for emitted in ({"a": torch.tensor(1.0), "used": first}, {"used": second}):
+        collect(encoder, emitted)
+    collect(decoder, {"used": third})
+    assert merge([encoder, decoder]) == {"a": scalars(1), "used": [first, second, third]}
+    with pytest.raises(AttributeError):
+        first.value = torch.tensor(3.0)

@@ -22,8 +22,8 @@ def build_attention(name: str, config: Any, role: str) -> Attention:
     Args:
         name: a name in ``ATTENTION_REGISTRY``.
         config: has ``encoder_embed_dim`` and ``encoder_attention_heads`` (role ``encoder``), ``decoder_embed_dim`` and
-            ``decoder_attention_heads`` (role ``decoder``), all but the encoder's heads for ``cross``, and one attribute for each
-            option of the kind.
+            ``decoder_attention_heads`` (role ``decoder``), all but the encoder's heads for ``cross``, perhaps
+            ``decoder_head_dim`` (role ``decoder``), and one attribute for each option of the kind.
         role: ``encoder``, ``decoder`` or ``cross``.
 
     Raises:
@@ -38,6 +38,9 @@ def build_attention(name: str, config: Any, role: str) -> Attention:
     position = attention_position(cls, config, role)
     if position is not None:
         settings["position"] = position
+    head_dim = getattr(config, "decoder_head_dim", None)
+    if role == "decoder" and head_dim is not None:
+        settings["head_dim"] = head_dim
     return cls(width, heads, role=role, kv_dim=config.encoder_embed_dim if role == "cross" else None, **settings)
 
 

@@ -4,7 +4,8 @@
     A_ij = 1/√d_head · [ (q_i + u)ᵀ k_j  +  r_i (q_i + v)ᵀ W_P p_{j−i}  +  (1 − r_i) (q_i + v)ᵀ W_P p_j ]       (D.7)
 
 and weights = softmax over j. h_i is the input of the layer; u, v, W_P and the sinusoids p are those of ``relative``.
-Positions j count from 0 at the sentence's first real token, whichever side the padding is on.
+Positions j count from 0 at the sentence's first real token, whichever side the padding is on; with a memory of earlier
+segments, from the start of the stream.
 
 The thesis writes one gate for all heads and p_{i−j}; its code has a gate a head and p_{j−i}. The sign matters here,
 because p_j and p_{j−i} share W_P.
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.attention.relative import RelativeAttention
-from fairseq_sg.modules.position import real_positions, sinusoid
+from fairseq_sg.modules.position import PRECISE, real_positions, sinusoid
 
 
 @register_attention("abs_rel")
@@ -33,6 +34,7 @@ class AbsRelAttention(RelativeAttention):
 
     takes = frozenset()
     sees_input = True
+    counts_positions = True
     reference_init = "fused"
 
     def __init__(self, embed_dim: int, num_heads: int, **kwargs):
@@ -51,18 +53,21 @@ class AbsRelAttention(RelativeAttention):
             nn.init.uniform_(k, -bound, bound)
             nn.init.uniform_(v, -bound, bound)
 
-    def logits_of(self, q: Tensor, keys: int, offset: int, key_padding_mask: Optional[Tensor] = None, *, x: Tensor):
+    def logits_of(
+        self, q: Tensor, keys: int, offset: int, key_padding_mask: Optional[Tensor] = None, *, x: Tensor, first: int = 0
+    ):
         queries, relative = super().logits_of(q, keys, offset)
-        absolute = self._absolute(q, keys, key_padding_mask)
+        absolute = self._absolute(q, keys, key_padding_mask, first)
         r = self.gate(x).sigmoid().permute(1, 2, 0).unsqueeze(-1)  # (B, H, N, 1)
         return queries, r * relative + (1 - r) * absolute
 
-    def _absolute(self, q: Tensor, keys: int, key_padding_mask: Optional[Tensor]) -> Tensor:
-        """(q_i + v)ᵀ W_P p_j · scale, (B, H, N, M)."""
+    def _absolute(self, q: Tensor, keys: int, key_padding_mask: Optional[Tensor], first: int) -> Tensor:
+        """(q_i + v)ᵀ W_P p_j · scale, (B, H, N, M), for keys at ``first``, ``first`` + 1, …."""
         if key_padding_mask is None:
-            positions = torch.arange(keys, device=q.device).unsqueeze(0)
+            positions = torch.arange(first, first + keys, device=q.device).unsqueeze(0)
         else:
-            positions = real_positions(key_padding_mask)
-        projected = self.pos_proj(sinusoid(positions, self.embed_dim).to(self.pos_proj.weight.dtype))
+            positions = first + real_positions(key_padding_mask)
+        dtype = torch.float64 if first + keys > PRECISE else torch.float32
+        projected = self.pos_proj(sinusoid(positions, self.embed_dim, dtype).to(self.pos_proj.weight.dtype))
         p = projected.unflatten(-1, (self.num_heads, -1)).permute(0, 2, 3, 1)  # (B or 1, H, D, M)
         return ((q + self.position_bias) * self.scale) @ p.type_as(q)

@@ -8,7 +8,9 @@ A kind of attention subclasses :class:`Attention` and writes
 
 and nothing else. A kind that needs more than q, k, v says so: ``sees_input`` hands ``attend``, ``extend`` and
 ``read`` the layer's input as ``x`` (N, B, C), and a kind that takes ``indices`` gets ``positions`` where positions
-are not 0, 1, 2, … Shapes inside: q ``(B, H, N, D)``, k ``(B, H, M, D)``, v ``(B, H, M, E)``; masks are bool, True at
+are not 0, 1, 2, … A causal kind that ``remembers`` attends to a memory of positions before the queries: in its
+``attend`` the N queries are the last of M ≥ N keys, and one that ``counts_positions`` gets the position ``first`` of
+the first key. Shapes inside: q ``(B, H, N, D)``, k ``(B, H, M, D)``, v ``(B, H, M, E)``; masks are bool, True at
 padding.
 """
 
@@ -64,11 +66,12 @@ class Attention(nn.Module):
 
     Args:
         embed_dim: width of the queries and of the output.
-        num_heads: H; must divide ``embed_dim``.
+        num_heads: H; must divide ``embed_dim``, unless ``head_dim`` is given.
         role: ``encoder`` (self-attention over the whole sequence), ``decoder`` (causal self-attention) or ``cross``.
         kv_dim: width of keys and values; ``embed_dim`` unless cross-attention reads an encoder of another width.
+        head_dim: E, the width of a head's values; C / H unless given.
         qk_head_dim: D, the width of a head's queries and keys; that of its values unless given.
-        value_heads: how many heads of width C / H the Values have; H unless given.
+        value_heads: how many heads of width E the Values have; H unless given.
         output_projection: whether the heads' outputs go through a last projection.
         attention_init, attention_bias, attention_output_dropout: see :class:`AttentionOptions`.
 
@@ -85,6 +88,10 @@ class Attention(nn.Module):
     takes: ClassVar[FrozenSet[str]] = frozenset()
     #: Whether ``attend``, ``extend`` and ``read`` need the layer's input beside the projections.
     sees_input: ClassVar[bool] = False
+    #: Whether the causal ``attend`` may have more keys than queries: a memory, before the positions of the queries.
+    remembers: ClassVar[bool] = False
+    #: Whether the outputs depend on where in the stream the keys are, and not on distances alone.
+    counts_positions: ClassVar[bool] = False
     #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
     options: ClassVar[Optional[type]] = None
     #: What ``--attention-init reference`` stands for: glorot, torch, or a name that its ``reset_parameters`` knows.
@@ -97,6 +104,7 @@ class Attention(nn.Module):
         *,
         role: str,
         kv_dim: Optional[int] = None,
+        head_dim: Optional[int] = None,
         qk_head_dim: Optional[int] = None,
         value_heads: Optional[int] = None,
         output_projection: bool = True,
@@ -111,7 +119,7 @@ class Attention(nn.Module):
                 f"{self.registered_name} attention cannot serve as {role!r} attention: its roles are {allowed}; "
                 f"choose another --{role}-attention"
             )
-        if num_heads < 1 or embed_dim % num_heads:
+        if num_heads < 1 or head_dim is None and embed_dim % num_heads:
             side = "encoder" if role == "encoder" else "decoder"
             raise UsageError(
                 f"the width {embed_dim} is not divisible by the number of attention heads {num_heads}: "
@@ -119,7 +127,14 @@ class Attention(nn.Module):
             )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
-        self.head_dim = embed_dim // num_heads
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        if self.head_dim < 1:
+            raise UsageError(f"--decoder-head-dim is {head_dim}: choose a positive number")
+        if not output_projection and num_heads * self.head_dim != embed_dim:
+            raise UsageError(
+                f"{self.registered_name} attention has no output projection, and its {num_heads} heads of "
+                f"--decoder-head-dim {head_dim} do not add up to the width {embed_dim}: leave the option out"
+            )
         self.role = role
         self.causal = role == "decoder"
         self.qk_head_dim = self.head_dim if qk_head_dim is None else qk_head_dim
@@ -128,7 +143,9 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(kv_dim, num_heads * self.qk_head_dim, bias=attention_bias)
         self.value_heads = num_heads if value_heads is None else value_heads
         self.v_proj = nn.Linear(kv_dim, self.value_heads * self.head_dim, bias=attention_bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=attention_bias) if output_projection else nn.Identity()
+        self.out_proj = nn.Identity()
+        if output_projection:
+            self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=attention_bias)
         self.output_dropout = nn.Dropout(attention_output_dropout)
         if attention_init not in ("reference", "glorot", "torch"):
             raise UsageError(f"--attention-init is {attention_init!r}: choose from reference, glorot, torch")
@@ -169,7 +186,10 @@ class Attention(nn.Module):
         attn_mask: Optional[Tensor],
         need_weights: bool,
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Outputs (B, H, N, E) and, where asked for, the attention matrix (B, H, N, M) they are the product of."""
+        """Outputs (B, H, N, E) and, where asked for, the attention matrix (B, H, N, M) they are the product of.
+
+        Causal queries are as many as the keys or, of a kind that ``remembers``, the last N of them.
+        """
         raise NotImplementedError
 
     def extend(
@@ -202,6 +222,8 @@ class Attention(nn.Module):
         need_head_weights: bool = False,
         value_loss: Optional[ValueLoss] = None,
         positions: Optional[Tensor] = None,
+        memory: Optional[Tensor] = None,
+        first: int = 0,
     ):
         """Attention of ``query`` over ``key`` and ``value``.
 
@@ -217,6 +239,10 @@ class Attention(nn.Module):
             value_loss: a loss on the projected Values; its value is returned as a third element. Not in decoding (ValueError).
             positions: int64, the positions of the keys where they are not 0, 1, 2, … (in decoding, of the prefix with the new
                 ones at its end); only for kinds that take ``indices`` (ValueError).
+            memory: (M, B, C), the layer's input at the M positions before ``query``: keys and values are of them too.
+                For causal kinds that ``remember``, without ``key_padding_mask``, ``attn_mask``, ``positions`` and
+                decoding (ValueError).
+            first: the position of the first key (of ``memory``, or without one of ``query``) in its stream.
 
         Returns:
             output (N, B, C) and weights or None; with ``value_loss``, also its scalar.
@@ -232,6 +258,11 @@ class Attention(nn.Module):
         extra: Dict[str, Any] = {"x": query} if self.sees_input else {}
         if positions is not None:
             extra["positions"] = positions
+        if self.counts_positions and first:
+            extra["first"] = first
+        if memory is not None:
+            self._check_memory(key_padding_mask, attn_mask, positions, incremental_state)
+            key = value = torch.cat([memory.type_as(query), query])
         key = query if key is None else key
         value = key if value is None else value
         q = self._heads(self.q_proj(query))
@@ -253,7 +284,8 @@ class Attention(nn.Module):
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         if value_loss is None:
             return self._join(out), weights
-        return self._join(out), weights, value_loss(v, key_padding_mask)
+        new = v if memory is None else v[:, :, memory.size(0) :]
+        return self._join(out), weights, value_loss(new, key_padding_mask)
 
     def reorder_incremental_state(self, incremental_state: Dict[str, State], new_order: Tensor) -> None:
         """Selects and orders the sentences of the decoding state; every tensor in it is batch first."""
@@ -270,6 +302,22 @@ class Attention(nn.Module):
     def _join(self, out: Tensor) -> Tensor:
         """(B, H, N, E) -> (N, B, C), through the output projection."""
         return self.out_proj(self.output_dropout(out.permute(2, 0, 1, 3).flatten(2)))
+
+    def _check_memory(self, *absent: Any) -> None:
+        if not self.causal or not self.remembers:
+            raise UsageError(
+                f"{self.registered_name} attention as {self.role} has no memory of earlier segments: leave "
+                "--memory-length out, or choose another --decoder-attention"
+            )
+        if any(x is not None for x in absent):
+            raise ValueError(
+                "attention to a memory has no key_padding_mask, attn_mask, positions or incremental_state: only its "
+                "rows' ends may be padded"
+            )
+
+    def _remembered(self, q: Tensor, k: Tensor) -> int:
+        """How many keys come before the first query of ``attend``."""
+        return k.size(2) - q.size(2) if self.causal else 0
 
     def _check_mask(self, attn_mask: Optional[Tensor]) -> None:
         """For kinds without attn_mask: fairseq's decoder layers hand them the causal one; no other will do."""
@@ -297,9 +345,9 @@ class Attention(nn.Module):
         return seen.clamp(min=1)[:, None, :, None]
 
     def _visible_only(self, similarity: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
-        """similarity (B, H, N, M), with 0 where a query of a full pass does not see a key."""
+        """similarity (B, H, N, M), with 0 where a query does not see a key; causal queries are the last of the keys."""
         if self.causal:
-            similarity = similarity.tril()
+            similarity = similarity.tril(similarity.size(-1) - similarity.size(-2))
         if key_padding_mask is None:
             return similarity
         return similarity.masked_fill(key_padding_mask[:, None, None, :], 0.0)
@@ -357,6 +405,7 @@ class SoftmaxAttentionBase(Attention):
 
     options = SoftmaxOptions
     takes = frozenset({"rotation", "bias"})
+    remembers = True
 
     def __init__(
         self,
@@ -399,13 +448,14 @@ class SoftmaxAttentionBase(Attention):
         return q, None
 
     def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, **extra):
-        q, k = self._rotated(q, k, 0)
-        return self._attend(q, k, v, key_padding_mask, attn_mask, need_weights, 0, **extra)
+        offset = self._remembered(q, k)
+        q, k = self._rotated(q, k, offset, 0)
+        return self._attend(q, k, v, key_padding_mask, attn_mask, need_weights, offset, **extra)
 
-    def _rotated(self, q: Tensor, k: Tensor, offset: int) -> Tuple[Tensor, Tensor]:
+    def _rotated(self, q: Tensor, k: Tensor, of_queries: int, of_keys: int) -> Tuple[Tensor, Tensor]:
         if self.position is None or self.position.gives != "rotation":
             return q, k
-        return self.position.rotate(q, offset), self.position.rotate(k, offset)
+        return self.position.rotate(q, of_queries), self.position.rotate(k, of_keys)
 
     def _attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int, **extra):
         queries, keys = q.size(2), k.size(2)
@@ -470,7 +520,7 @@ class SoftmaxAttentionBase(Attention):
 
     def extend(self, q, k, v, key_padding_mask, state, **extra):
         start = 0 if state is None else state["length"]
-        q, k = self._rotated(q, k, start)
+        q, k = self._rotated(q, k, start, start)
         cache = append_to_cache(state, k, v, key_padding_mask)
         length = cache["length"]
         k, v = cache["k"][:, :, :length], cache["v"][:, :, :length]

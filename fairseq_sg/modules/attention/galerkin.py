@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions
+from fairseq_sg.modules.attention.linear import attend_after
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import to_accumulation_dtype
@@ -77,6 +78,7 @@ class GalerkinAttention(Attention):
     """
 
     options = GalerkinOptions
+    remembers = True
     reference_init = "small_identity"
     #: Which of q, k, v go through a layer norm.
     normed: Tuple[str, ...] = ("k", "v")
@@ -108,11 +110,18 @@ class GalerkinAttention(Attention):
 
     def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights):
         self._check_mask(attn_mask)
-        dtype, seen = v.dtype, self._visible_keys(q.size(2), k.size(2), key_padding_mask)
+        memory = self._remembered(q, k)
+        dtype, seen = v.dtype, self._visible_keys(q.size(2), k.size(2), key_padding_mask, memory)
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
         # The sums leave the operator in float32: of many keys they are beyond float16, their mean is not.
-        total = linear_attention(
-            q, k, *to_accumulation_dtype(v), causal=self.causal, key_padding_mask=key_padding_mask, normalize=False
+        total = attend_after(
+            memory,
+            q,
+            k,
+            *to_accumulation_dtype(v),
+            causal=self.causal,
+            key_padding_mask=key_padding_mask,
+            normalize=False,
         )
         out = (total * self.scale / seen).to(dtype)
         return out, self._implied_weights(q, k, key_padding_mask, seen) if need_weights else None

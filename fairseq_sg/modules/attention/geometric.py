@@ -68,6 +68,7 @@ class GeometricAttention(Attention):
     roles = frozenset({"encoder", "decoder"})
     brings_position = True
     sees_input = True
+    remembers = True
     options = GeometricOptions
     reference_init = "fans_of_a_head"
 
@@ -103,7 +104,7 @@ class GeometricAttention(Attention):
                 nn.init.uniform_(projection.weight, -bound, bound)
 
     def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, x):
-        weights = self._weights(q, k, key_padding_mask, attn_mask, 0, x).type_as(v)
+        weights = self._weights(q, k, key_padding_mask, attn_mask, self._remembered(q, k), x).type_as(v)
         return weights @ v, weights if need_weights else None
 
     def extend(self, q, k, v, key_padding_mask, state, x):

@@ -65,6 +65,7 @@ class LinearAttention(Attention):
 
     options = LinearOptions
     takes = frozenset({"rotation"})
+    remembers = True
 
     def __init__(
         self,
@@ -77,10 +78,11 @@ class LinearAttention(Attention):
         qk_norm: str = "none",
         linear_attention_eps: float = 1e-6,
         position: Optional[MakePosition] = None,
+        head_dim: Optional[int] = None,
         **kwargs,
     ):
-        head_dim = embed_dim // max(num_heads, 1)
-        super().__init__(embed_dim, num_heads, qk_head_dim=_width(feature_dim, head_dim), **kwargs)
+        width = _width(feature_dim, embed_dim // max(num_heads, 1) if head_dim is None else head_dim)
+        super().__init__(embed_dim, num_heads, head_dim=head_dim, qk_head_dim=width, **kwargs)
         self.feature_map = build_feature_map(feature_map, self.qk_head_dim, **(feature_map_options or {}))
         features = self.feature_map.features
         self.q_norm = build_qk_norm(qk_norm, features)
@@ -124,18 +126,21 @@ class LinearAttention(Attention):
         self._check_mask(attn_mask)
         self.feature_map.begin()
         at_keys = self._positions(k, key_padding_mask)
-        at_queries = self._positions(q, None) if self.role == "cross" else at_keys
+        if self.role == "cross":
+            at_queries = self._positions(q, None)
+        else:
+            at_queries = None if at_keys is None else at_keys[..., self._remembered(q, k) :]
         q, k = self._queries(q, at_queries), self._keys(k, at_keys)
         out = self._linear(q, k, v, key_padding_mask)
         return out, self._implied_weights(q, k, key_padding_mask).type_as(v) if need_weights else None
 
     def _linear(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
-        visible = dict(causal=self.causal, key_padding_mask=key_padding_mask)
+        memory, visible = self._remembered(q, k), dict(causal=self.causal, key_padding_mask=key_padding_mask)
         if self.position is None:
-            return linear_attention(q, k, v, eps=self.eps, **visible)
-        rotated = self.position.rotate(q, 0), self.position.rotate(k, 0)
-        numerator = linear_attention(*rotated, accurate(v), normalize=False, **visible)
-        denominator = linear_attention(q, k, _ones(k), normalize=False, **visible)
+            return attend_after(memory, q, k, v, eps=self.eps, **visible)
+        rotated = self.position.rotate(q, memory), self.position.rotate(k, 0)
+        numerator = attend_after(memory, *rotated, accurate(v), normalize=False, **visible)
+        denominator = attend_after(memory, q, k, _ones(k), normalize=False, **visible)
         return (numerator / (denominator + self.eps)).type_as(v)
 
     def _implied_weights(self, q: Tensor, k: Tensor, key_padding_mask) -> Tensor:
@@ -143,9 +148,8 @@ class LinearAttention(Attention):
         similarity = self._visible_only(_dot(q, k), key_padding_mask)
         denominator = similarity.sum(-1, keepdim=True) + self.eps
         if self.position is not None:
-            similarity = self._visible_only(
-                _dot(self.position.rotate(q, 0), self.position.rotate(k, 0)), key_padding_mask
-            )
+            rotated = self.position.rotate(q, self._remembered(q, k)), self.position.rotate(k, 0)
+            similarity = self._visible_only(_dot(*rotated), key_padding_mask)
         return similarity / denominator
 
     def extend(self, q, k, v, key_padding_mask, state):
@@ -186,6 +190,21 @@ class LinearAttention(Attention):
         state["read"] = start + q.size(2)
         features = self._queries(q, self._positions(q, None, start))
         return linear_attention_read(features, (state["S"], state["z"]), eps=self.eps).type_as(q)
+
+
+def attend_after(
+    memory: int, q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Optional[Tensor], **options: Any
+) -> Tensor:
+    """``linear_attention`` whose first ``memory`` keys come before all queries: they are folded to a state, of time
+    O(M·F·E).
+    """
+    if not memory:
+        return linear_attention(q, k, v, key_padding_mask=key_padding_mask, **options)
+    before, rest = None, None
+    if key_padding_mask is not None:
+        before, rest = key_padding_mask[:, :memory], key_padding_mask[:, memory:]
+    state = linear_attention_state(k[:, :, :memory], v[:, :, :memory], key_padding_mask=before)
+    return linear_attention(q, k[:, :, memory:], v[:, :, memory:], key_padding_mask=rest, state=state, **options)
 
 
 def _dot(q: Tensor, k: Tensor) -> Tensor:

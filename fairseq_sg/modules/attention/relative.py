@@ -36,7 +36,7 @@ class RelativeAttention(SoftmaxAttentionBase):
 
     def __init__(self, embed_dim: int, num_heads: int, **kwargs):
         super().__init__(embed_dim, num_heads, **kwargs)
-        self.pos_proj = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.pos_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))
         if self._init == "glorot":

@@ -6,7 +6,7 @@ step its own decoding state, and collects what the layers return.
 
 from __future__ import annotations
 
-from typing import Any, Callable, ClassVar, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
@@ -57,15 +57,29 @@ class Stack(nn.Module):
         """The layer of a step and the incremental state to hand it."""
         raise NotImplementedError
 
+    @staticmethod
+    def of_step(memory: Optional[Sequence[Tensor]], step: int) -> Dict[str, Tensor]:
+        """The argument ``memory`` of a step's layer, where there is one."""
+        return {} if memory is None else {"memory": memory[step]}
+
     def forward(
-        self, x: Tensor, *, incremental_state=None, need_weights: bool = False, keep_hidden: bool = False, **kwargs
+        self,
+        x: Tensor,
+        *,
+        incremental_state=None,
+        need_weights: bool = False,
+        keep_hidden: bool = False,
+        memory: Optional[Sequence[Tensor]] = None,
+        **kwargs,
     ) -> StackOutput:
-        """x (N, B, C); further arguments go to every layer."""
+        """x (N, B, C); ``memory`` has an entry for each step's layer, further arguments go to every layer."""
         hidden_states, losses, weights = [], {}, None
         for step in range(self.steps):
             layer, state = self.at(step, incremental_state)
             last = step == self.steps - 1
-            x, weights, emitted = layer(x, incremental_state=state, need_weights=need_weights and last, **kwargs)
+            x, weights, emitted = layer(
+                x, incremental_state=state, need_weights=need_weights and last, **self.of_step(memory, step), **kwargs
+            )
             collect(losses, emitted)
             if keep_hidden:
                 hidden_states.append(x)

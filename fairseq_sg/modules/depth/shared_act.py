@@ -128,8 +128,18 @@ class SharedACT(SharedLayer):
         self.ponder_padding = act_ponder_padding
         self.halting_unit = nn.Linear(dim, 1)
 
-    def forward(self, x, *, incremental_state=None, need_weights=False, keep_hidden=False, padding_mask=None, **kwargs):
-        """x (N, B, C), padding_mask (B, N) or None; further arguments go to every layer.
+    def forward(
+        self,
+        x,
+        *,
+        incremental_state=None,
+        need_weights=False,
+        keep_hidden=False,
+        memory=None,
+        padding_mask=None,
+        **kwargs,
+    ):
+        """x (N, B, C), padding_mask (B, N) or None, memory of each step or None; further arguments go to every layer.
 
         The output's attention weights are added up over the steps as the states are; ``hidden_states`` are the h^(t).
         """
@@ -143,7 +153,12 @@ class SharedACT(SharedLayer):
             layer, state = self.at(step, incremental_state)
             before = x
             x, attended, emitted = layer(
-                x, incremental_state=state, need_weights=need_weights, padding_mask=padding_mask, **kwargs
+                x,
+                incremental_state=state,
+                need_weights=need_weights,
+                padding_mask=padding_mask,
+                **self.of_step(memory, step),
+                **kwargs,
             )
             p = self.halting_probability(before if self.halting_state == "input" else x)
             weight = halting.weigh(p, force=self.variant == "graves" and step == self.steps - 1)

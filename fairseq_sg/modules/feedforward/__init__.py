@@ -6,18 +6,40 @@ from typing import Any
 
 from fairseq_sg.modules.feedforward.base import FeedForward, FeedForwardOptions
 from fairseq_sg.modules.feedforward.dense import DenseFeedForward
+from fairseq_sg.modules.feedforward.moe import MixtureOfExperts
+from fairseq_sg.modules.feedforward.noisy_topk import NoisyTopK
+from fairseq_sg.modules.feedforward.pkm import ProductKeyMemory
 from fairseq_sg.modules.feedforward.registry import FEEDFORWARD_REGISTRY, register_feedforward
+from fairseq_sg.modules.feedforward.s_base import SBase
+from fairseq_sg.modules.feedforward.sigma_moe import SigmaMoE
+from fairseq_sg.modules.feedforward.switch import Switch
+from fairseq_sg.modules.feedforward.topk import TopKFeedForward
 from fairseq_sg.registry import option_values
 
 
 def build_feedforward(name: str, config: Any, side: str) -> FeedForward:
-    """The feedforward layer ``name`` of the ``encoder`` or the ``decoder`` (``side``), sized and set by a model's configuration.
+    """The feedforward layer ``name`` of the ``encoder`` or ``decoder`` (``side``), set by a model's configuration.
 
-    Raises ValueError for an unknown name, with the choices.
+    Raises ValueError for an unknown name, with the choices, or for a wrong option.
     """
     cls = FEEDFORWARD_REGISTRY.find(name)
     options = option_values(cls.options or FeedForwardOptions, config)
+    if cls.needs_layers:
+        options["layers"] = getattr(config, f"{side}_layers") if config.pre_norm else 1
     return cls(getattr(config, f"{side}_embed_dim"), getattr(config, f"{side}_ffn_embed_dim"), **options)
 
 
-__all__ = ["FEEDFORWARD_REGISTRY", "DenseFeedForward", "FeedForward", "build_feedforward", "register_feedforward"]
+__all__ = [
+    "FEEDFORWARD_REGISTRY",
+    "DenseFeedForward",
+    "FeedForward",
+    "MixtureOfExperts",
+    "NoisyTopK",
+    "ProductKeyMemory",
+    "SBase",
+    "SigmaMoE",
+    "Switch",
+    "TopKFeedForward",
+    "build_feedforward",
+    "register_feedforward",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Dict, Optional
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,8 @@ from fairseq_sg.modules.feedforward.base import FeedForward, FeedForwardOptions
 from fairseq_sg.modules.feedforward.registry import register_feedforward
 
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
+#: Standard deviation of a standard normal variable that is cut off at ±2.
+CUT_OFF_STD = 0.8796256610342398
 
 
 @dataclass
@@ -22,12 +24,15 @@ class DenseOptions(FeedForwardOptions):
     ffn_init: str = field(
         default="reference",
         metadata={
-            "help": "initialization of the dense feedforward layer: 'reference' (Glorot uniform, W1 with gain √2, biases PyTorch's, "
-            "as the thesis's released code) or 'torch' (PyTorch's default throughout)"
+            "help": "initialization of dense and topk feedforward layers: 'reference' (Glorot uniform, W1 with gain "
+            "√2, biases PyTorch's, as the thesis's released code), 'scaled' (normal, cut off at two standard "
+            "deviations, √(2/(fan-in · layers)), biases 0, as its language models) or 'torch' (PyTorch's default "
+            "throughout)"
         },
     )
     ffn_activation: str = field(
-        default="relu", metadata={"help": "activation of the dense feedforward layer: relu, or gelu (as in CTL++)"}
+        default="relu",
+        metadata={"help": "activation of dense and topk feedforward layers: relu, or gelu (as in CTL++)"},
     )
 
 
@@ -37,17 +42,21 @@ class DenseFeedForward(FeedForward):
 
     Args:
         dim, ffn_dim: d_model and the hidden width.
+        layers: for ``ffn_init`` ``scaled``; see `FeedForward.needs_layers`.
         activation_dropout: dropout after the activation.
-        ffn_init: ``reference`` or ``torch``. ffn_activation: ``relu`` or ``gelu``. Another value is a ValueError.
+        ffn_init: ``reference``, ``scaled`` or ``torch``. ffn_activation: ``relu`` or ``gelu``. Another value is a
+            ValueError.
     """
 
     options = DenseOptions
+    needs_layers = True
 
     def __init__(
         self,
         dim: int,
         ffn_dim: int,
         *,
+        layers: int = 1,
         activation_dropout: Optional[float] = 0.0,
         ffn_init: str = "reference",
         ffn_activation: str = "relu",
@@ -63,14 +72,26 @@ class DenseFeedForward(FeedForward):
         if ffn_init == "reference":
             nn.init.xavier_uniform_(self.fc1.weight, gain=math.sqrt(2.0))
             nn.init.xavier_uniform_(self.fc2.weight)
+        elif ffn_init == "scaled":
+            for linear in (self.fc1, self.fc2):
+                std = math.sqrt(2 / (linear.in_features * layers)) / CUT_OFF_STD
+                nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
+                nn.init.zeros_(linear.bias)
         elif ffn_init != "torch":
-            raise UsageError(f"--ffn-init is {ffn_init!r}: choose from reference, torch")
+            raise UsageError(f"--ffn-init is {ffn_init!r}: choose from reference, scaled, torch")
 
     def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None, return_losses: bool = False):
-        y = self.fc2(self.dropout(self.activation(self.fc1(x))))
+        y = self.fc2(self.hidden(x))
         return (y, {}) if return_losses else y
 
+    def hidden(self, x: Tensor) -> Tensor:
+        """x (…, d_model) -> u (…, ffn_dim), after dropout."""
+        return self.dropout(self.activation(self.fc1(x)))
+
+    def activity(self, x: Tensor) -> Dict[str, Tensor]:
+        return {"active": self.hidden(x).count_nonzero(-1)}
+
     def rescale_output(self, gain: float) -> None:
-        if self.init == "reference":
+        if self.init != "torch":
             with torch.no_grad():
                 self.fc2.weight.mul_(gain)

@@ -9,6 +9,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.position.alibi import AlibiPosition
 from fairseq_sg.modules.position.base import (
     POSITION_REGISTRY,
+    PRECISE,
     AttentionPosition,
     EmbeddedPosition,
     Position,
@@ -93,6 +94,7 @@ def positions_for(attention: type, config: Any) -> set:
 
 __all__ = [
     "POSITION_REGISTRY",
+    "PRECISE",
     "AlibiPosition",
     "AttentionPosition",
     "EmbeddedPosition",

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from fairseq_sg.registry import Registry
 
+#: Positions up to which single precision tells the angles of sinusoids apart.
+PRECISE = 1 << 14
 POSITION_REGISTRY = Registry("position", "--position")
 register_position = POSITION_REGISTRY.register
 
@@ -36,6 +38,8 @@ class Position(nn.Module):
     options: ClassVar[Optional[type]] = None
     #: See the module's docstring.
     gives: ClassVar[str] = "nothing"
+    #: Whether positions after a prefix are the same however much of the prefix is there.
+    continues: ClassVar[bool] = True
 
     @classmethod
     def gives_with(cls, config: Any) -> str:
@@ -85,12 +89,12 @@ def angles(positions: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> T
     return positions.unsqueeze(-1).to(dtype) * torch.pow(10000.0, -exponent)
 
 
-def sinusoid(positions: Tensor, dim: int) -> Tensor:
-    """Sinusoids of (signed) positions, (…) -> (…, dim) float32: sin at even features, cos at odd, angle pos / 10000^(2⌊j/2⌋/dim).
+def sinusoid(positions: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Sinusoids of (signed) positions, (…) -> (…, dim): sin at even features, cos at odd.
 
-    Vaswani et al. 2017, section 3.5.
+    The angle is pos / 10000^(2⌊j/2⌋/dim) (Vaswani et al. 2017, section 3.5). Angles and result are of ``dtype``.
     """
-    phases = angles(positions, dim)
+    phases = angles(positions, dim, dtype)
     return torch.stack([phases.sin(), phases.cos()], dim=-1).flatten(-2)[..., :dim]
 
 

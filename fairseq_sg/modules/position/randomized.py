@@ -70,6 +70,8 @@ class RandomizedPosition(Position):
     """
 
     options = RandomizedOptions
+    #: In training, every pass draws all positions anew.
+    continues = False
 
     def __init__(
         self,

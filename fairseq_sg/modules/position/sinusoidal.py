@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fairseq_sg.modules.position.base import EmbeddedPosition, register_position, sinusoid
+from fairseq_sg.modules.position.base import PRECISE, EmbeddedPosition, register_position, sinusoid
 
 
 @register_position("sinusoidal")
@@ -17,6 +17,10 @@ class SinusoidalPosition(EmbeddedPosition):
         self.register_buffer("table", sinusoid(torch.arange(128), dim), persistent=False)
 
     def forward(self, positions: Tensor, length: int) -> Tensor:
+        if length > PRECISE:  # in a stream, positions have no end, and a table of them all neither
+            return sinusoid(positions, self.dim, torch.float64).type_as(self.table)
         if length > self.table.size(0):
-            self.table = sinusoid(torch.arange(2 * length, device=self.table.device), self.dim).type_as(self.table)
+            self.table = sinusoid(torch.arange(min(2 * length, PRECISE), device=self.table.device), self.dim).type_as(
+                self.table
+            )
         return self.table[positions]

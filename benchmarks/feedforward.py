@@ -1,0 +1,119 @@
+"""Time and memory of σ-MoE as the experts grow in number, beside dense layers of as many parameters or FLOPs.
+
+    python benchmarks/feedforward.py                       # 16 to 128 experts, on the GPU if there is one
+    python benchmarks/feedforward.py --device cpu --tokens 2048 --rounds 5
+
+The size of an expert and the experts of a token stay the same, so that the work of a token does, too. Times are medians
+of interleaved rounds, forward and backward; read them as ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Callable, Dict, List, Tuple
+
+import torch
+from attention import interleaved, kept_activations
+from report import publish, table, where
+from torch import nn
+
+from fairseq_sg.modules.feedforward import DenseFeedForward, SigmaMoE
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def layers_of(experts: int, size: int, k: int, dim: int) -> Dict[str, nn.Module]:
+    """The mixture, and the dense layers of its parameters and of its FLOPs (the selection left out)."""
+    return {
+        "sigma_moe": SigmaMoE(dim, experts * size, moe_experts=experts, moe_k=k, moe_expert_dropout=0.0),
+        "dense, same parameters": DenseFeedForward(dim, experts * size),
+        "dense, same FLOPs": DenseFeedForward(dim, k * size),
+    }
+
+
+def peak_memory(step: Callable[[], None]) -> int:
+    """Bytes that a GPU has at most beyond what it had before the step."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def rows(args: argparse.Namespace) -> List[Tuple[str, ...]]:
+    """One row a layer: microseconds and bytes a token, and both as multiples of the dense layer of as many FLOPs."""
+    torch.manual_seed(0)
+    dtype = DTYPES[args.dtype]
+    x = torch.randn(args.tokens, args.dim, device=args.device, dtype=dtype, requires_grad=True)
+    grad = torch.randn_like(x)
+    steps, kept, peaks, sizes = {}, {}, {}, {}
+    for experts in args.experts:
+        for name, layer in layers_of(experts, args.size, args.k, args.dim).items():
+            if name == "dense, same FLOPs" and experts != args.experts[0]:
+                continue
+            layer = layer.to(args.device, dtype).train()
+
+            def run(layer=layer) -> torch.Tensor:
+                y, emitted = layer(x, return_losses=True)
+                losses = [value for value in emitted.values() if torch.is_tensor(value)]
+                return torch.stack([(y.float() * grad).sum(), *losses]).sum()
+
+            def step(layer=layer, run=run) -> None:
+                layer.zero_grad()
+                run().backward()
+
+            key = name if name == "dense, same FLOPs" else f"{name}, N_E = {experts}"
+            kept[key] = kept_activations(layer, run)
+            step()  # gradients are there from now on
+            peaks[key] = peak_memory(step) if args.device == "cuda" else None
+            sizes[key] = sum(p.numel() for p in layer.parameters())
+            steps[key] = step
+    times = interleaved(steps, args.rounds, args.device)
+    base = "dense, same FLOPs"
+    found = []
+    for key in sorted(steps, key=lambda key: (key != base, key.split(",")[0] != "sigma_moe")):
+        memory = (f"{kept[key] / args.tokens:,.0f}", f"{kept[key] / kept[base]:.2f}")
+        if peaks[key] is not None:
+            memory += (f"{peaks[key] / 1e6:,.0f}",)
+        time = (f"{1000 * times[key] / args.tokens:.2f}", f"{times[key] / times[base]:.2f}")
+        found.append((key, f"{sizes[key]:,}", *time, *memory))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experts", type=int, nargs="+", default=[16, 32, 64, 128], help="numbers of experts")
+    parser.add_argument("--size", type=int, default=128, help="hidden units of an expert, G (default 128)")
+    parser.add_argument("--k", type=int, default=4, help="experts of a token, K (default 4)")
+    parser.add_argument("--dim", type=int, default=512, help="d_model (default 512)")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a batch (default 8192)")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32", help="of weights and activations")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds that count (default 10)")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU (default 1)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    header = ("layer", "parameters", "µs/token", "times", "bytes kept/token", "times")
+    if args.device == "cuda":
+        header += ("peak MB",)
+    text = (
+        f"Forward and backward of one feedforward layer, {args.tokens:,} tokens of width {args.dim}, experts of "
+        f"{args.size} units of which a token has {args.k}, {args.dtype}, {args.threads} thread(s) of the CPU; median "
+        f"of {args.rounds} interleaved rounds. Kept is what autograd keeps for the backward pass, weights left out; "
+        "'times' are multiples of the dense layer of as many FLOPs. "
+    )
+    experts = " ".join(map(str, args.experts))
+    command = (
+        f"`python benchmarks/feedforward.py --device {args.device} --experts {experts} --size {args.size} "
+        f"--k {args.k} --dim {args.dim} --tokens {args.tokens} --dtype {args.dtype} --rounds {args.rounds}`"
+    )
+    machine = where(gpu=args.device == "cuda")
+    title = f"Feedforward layers by experts ({args.device}, {args.dtype})"
+    publish(title, f"{text}{command}; {machine}.\n\n{table(header, rows(args))}", args.results)
+
+
+if __name__ == "__main__":
+    main()

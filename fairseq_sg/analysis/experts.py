@@ -1,0 +1,161 @@
+"""What the feedforward layers do with a subset: active hidden units, and the use of experts (Csordás 2023, Figures
+7.1, 7.3 and F.2 to F.4).
+
+For every feedforward layer SIDE.stepS (layers, or the steps of a shared layer, from 1 on), over all positions that are
+not padding, OUT.npz has
+
+    SIDE.stepS.active       (positions,), dense kinds: how many hidden units of a token are not 0
+    SIDE.stepS.selections   (experts,), mixtures of experts: how many tokens select an expert
+    SIDE.stepS.weights      (experts,), the sum of the weights they select it with
+    SIDE.stepS.together     (experts, experts), how many tokens select both; the diagonal is `selections`
+
+OUT.json has mean and standard deviation of the active units, the experts that nothing selects, and how many are in use
+in effect: exp of the entropy of their shares. Of the pictures, OUT.SIDE.active.png has active units by step,
+OUT.SIDE.usage.png the experts' shares of the weights, largest first, OUT.SIDE.together.png the share of an expert's
+(row's) tokens that also select another (column), experts in their own order.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.analysis import plots
+from fairseq_sg.analysis.checkpoint import Loaded
+from fairseq_sg.analysis.options import add_batches, add_subset
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.feedforward import FeedForward
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Language models can be looked at, too.
+LANGUAGE_MODELS = True
+#: side -> of every application in turn, the arrays of OUT.npz, of one batch.
+Calls = Dict[str, List[Dict[str, Tensor]]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_subset(parser, "valid")
+    add_batches(parser, "default: 1000")
+    parser.set_defaults(limit=1000)
+
+
+@contextmanager
+def watch(model: nn.Module) -> Iterator[Calls]:
+    """What all feedforward layers do in passes of ``model`` inside the ``with`` block; copy gates are left out."""
+    calls: Calls = defaultdict(list)
+    handles = []
+
+    def hook(side: str):
+        def after(module: FeedForward, args: Tuple[Tensor, ...], kwargs: Dict[str, Any], output: object) -> None:
+            x, mask = args[0], kwargs.get("padding_mask")
+            real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if mask is None else ~mask
+            found = {name: value[real] for name, value in module.activity(x).items()}
+            if "experts" in found:
+                found |= count(found.pop("experts"), found.pop("weights"), module.experts)
+            calls[side].append({name: value.cpu() for name, value in found.items()})
+
+        return after
+
+    try:
+        for name, module in model.named_modules():
+            if isinstance(module, FeedForward) and name.rpartition(".")[2] == "ffn":
+                handles.append(module.register_forward_hook(hook(name.partition(".")[0]), with_kwargs=True))
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def count(experts: Tensor, weights: Tensor, number: int) -> Dict[str, Tensor]:
+    """experts, weights (T, K) -> selections (E,), sums of weights (E,), and selections together (E, E), float64."""
+    chosen = torch.zeros(len(experts), number, dtype=torch.float64, device=experts.device).scatter_(1, experts, 1.0)
+    summed = torch.zeros(number, dtype=torch.float64, device=experts.device)
+    summed.index_add_(0, experts.flatten(), weights.flatten().double())
+    return {"selections": chosen.sum(0), "weights": summed, "together": chosen.t() @ chosen}
+
+
+@torch.no_grad()
+def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
+    dataset = loaded.subset(args.subset)
+    if not len(dataset):
+        raise UsageError(f"the subset {args.subset!r} of {loaded.data} is empty")
+    parts: Dict[str, List[Tensor]] = defaultdict(list)
+    steps: Dict[str, int] = {}
+    for batch in loaded.batches(dataset, args.batch_size, args.limit):
+        with watch(loaded.model) as calls:
+            loaded.run(batch)
+        for side, applications in calls.items():
+            steps[side] = max(steps.get(side, 0), len(applications))
+            for step, found in enumerate(applications, start=1):
+                for name, values in found.items():
+                    parts[f"{side}.step{step}.{name}"].append(values)
+    if not parts:
+        raise UsageError(f"{loaded.arch} has no feedforward layer that this command knows")
+    arrays = {
+        name: (torch.cat(found) if name.endswith(".active") else torch.stack(found).sum(0)).numpy()
+        for name, found in parts.items()
+    }
+    return describe(arrays, steps, args)
+
+
+def effective(selections: np.ndarray) -> float:
+    """exp of the entropy of the shares: as many equally used experts have the same entropy."""
+    shares = selections / selections.sum()
+    return float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
+
+
+def describe(arrays: Dict[str, np.ndarray], steps: Dict[str, int], args: argparse.Namespace) -> Result:
+    result = Result(arrays, {"subset": args.subset, "steps": steps, "layers": {}})
+    for side, number in steps.items():
+        for name in (f"{side}.step{step}" for step in range(1, number + 1)):
+            facts = {}
+            if f"{name}.active" in arrays:
+                units = arrays[f"{name}.active"].astype("float64")
+                facts["active_units"] = {"mean": units.mean(), "std": units.std()}
+                result.summary.append(
+                    f"{name}: {units.mean():.1f} ± {units.std():.1f} hidden units of a token are active"
+                )
+            if f"{name}.selections" in arrays:
+                selections = arrays[f"{name}.selections"]
+                used = effective(selections)
+                facts["experts"] = {"effective": used, "dead": np.flatnonzero(selections == 0).tolist()}
+                result.summary.append(
+                    f"{name}: {used:.1f} of {len(selections)} experts in use in effect, {len(facts['experts']['dead'])} never"
+                )
+            result.facts["layers"][name] = facts
+    return result
+
+
+def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+    figures = {}
+    for side, number in result.facts["steps"].items():
+        names = [f"{side}.step{step}" for step in range(1, number + 1)]
+        found = {
+            what: [result.arrays[f"{name}.{what}"] for name in names if f"{name}.{what}" in result.arrays]
+            for what in ("active", "weights", "together")
+        }
+        if found["active"]:
+            # One panel, a box a step.
+            figures[f"{side}.active"] = plots.boxes([[found["active"]]], [[side]], "active hidden units", "step")
+        if found["weights"]:
+            shares = {f"step {i}": np.sort(w / w.sum())[::-1] for i, w in enumerate(found["weights"], start=1)}
+            figures[f"{side}.usage"] = plots.shares(shares, "expert, the most used first", "share of the weights")
+            experts = [str(expert + 1) for expert in range(len(found["weights"][0]))]
+            panels = [
+                np.divide(t, t.diagonal()[:, None], where=t.diagonal()[:, None] > 0, out=np.zeros_like(t))
+                for t in found["together"]
+            ]
+            titles = [f"{side}, step {step}" for step in range(1, len(panels) + 1)]
+            figures[f"{side}.together"] = plots.heatmaps(
+                *(plots.in_rows(sequence, 4) for sequence in (panels, titles)), rows=experts, columns=experts
+            )
+    return figures

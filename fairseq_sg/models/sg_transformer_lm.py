@@ -1,0 +1,171 @@
+"""``sg_transformer_lm``: a language model, the decoder of ``sg_transformer`` by itself, with a memory of earlier
+segments.
+
+A stream of text comes in segments of N tokens. Transformer-XL (Dai et al. 2019, section 3.2) keeps what the layers of
+the last M positions had as input, h_{n−1}; SG is what no gradient goes into:
+
+    h̃_n = [SG(memory_n); h_n]          queries of h_n, keys and values of h̃_n
+
+Here ``memory_n`` is the input of layer n, before its layer norm. It goes through the layer norm and the projections of
+keys and values as they are now, so these get gradients through it, and what was computed in earlier segments gets
+none. The memory is an argument and a return value of ``forward``; ``--task sg_language_modeling`` carries it from
+batch to batch.
+
+The language models of Csordás 2023, chapter 7, are pre-norm, with an output matrix of their own, dropout after the
+embedding and before the output, relative attention (``--decoder-attention relative --attention-scale learned
+--attention-dropout 0``), and the initialization ``--linear-init depth``; ``--arch sg_transformer_lm_wt_s`` and the
+like have their sizes, norm and initialization.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Optional
+
+from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from torch import Tensor, nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.models.architectures import LM_ARCHITECTURES, preset
+from fairseq_sg.models.config import Configuration
+from fairseq_sg.models.sg_transformer import (
+    MECHANISMS,
+    CausalConfig,
+    Memory,
+    SGTransformerDecoder,
+    ShellConfig,
+    complete,
+)
+from fairseq_sg.modules.attention import Attention
+from fairseq_sg.modules.feedforward.dense import CUT_OFF_STD
+from fairseq_sg.modules.losses import ValueLoss
+
+LINEAR_INITS = ("mechanism", "depth")
+
+
+@dataclass
+class SGTransformerLMConfig(ShellConfig, CausalConfig):
+    """Sizes and mechanisms of ``sg_transformer_lm``; the options of the mechanisms themselves are joined to these."""
+
+    decoder_head_dim: Optional[int] = field(
+        default=None,
+        metadata={"help": "width of an attention head (default: --decoder-embed-dim / --decoder-attention-heads)"},
+    )
+    embedding_dropout: Optional[float] = field(
+        default=None, metadata={"help": "dropout on the embeddings (default: --dropout)"}
+    )
+    output_dropout: Optional[float] = field(
+        default=None, metadata={"help": "dropout before the output layer (default: --dropout)"}
+    )
+    tied_output: bool = field(
+        default=False, metadata={"help": "the embedding table as output matrix (the reference has another)"}
+    )
+    linear_init: str = field(
+        default="mechanism",
+        metadata={
+            "help": "start of the linear layers of attention and of dense feedforward layers: that of each "
+            "'mechanism', or 'depth', a truncated normal of standard deviation √(2/(layers · fan-in)) with zero "
+            "biases, as the reference's language models (layers is 1 in a post-norm model)"
+        },
+    )
+
+
+configuration = Configuration(SGTransformerLMConfig, MECHANISMS, LM_ARCHITECTURES)
+
+
+def resolve(cfg) -> Any:
+    """A checked configuration with every default filled in. Raises UsageError for one that makes no sense."""
+    config = complete(configuration.read(cfg))
+    if config.linear_init not in LINEAR_INITS:
+        raise UsageError(f"--linear-init is {config.linear_init!r}: choose from {', '.join(LINEAR_INITS)}")
+    for option in ("attention_init", "ffn_init") if config.linear_init == "depth" else ():
+        if getattr(config, option) != "reference":
+            flag = "--" + option.replace("_", "-")
+            raise UsageError(
+                f"{flag} {getattr(config, option)} has no effect with --linear-init depth: choose --linear-init "
+                "mechanism"
+            )
+    if config.linear_init == "depth":
+        config.ffn_init = "scaled"
+    for name in ("embedding_dropout", "output_dropout"):
+        if getattr(config, name) is None:
+            setattr(config, name, config.dropout)
+    config.untied_output = not config.tied_output
+    return config
+
+
+class SGLanguageDecoder(SGTransformerDecoder):
+    """The decoder without an encoder; rows are padded on the right."""
+
+    def __init__(self, config, dictionary):
+        super().__init__(config, dictionary)
+        self.output_dropout = nn.Dropout(config.output_dropout)
+        if config.linear_init == "depth":
+            self._scale_attentions(config.decoder_layers if config.pre_norm else 1)
+
+    def _scale_attentions(self, layers: int) -> None:
+        attentions = [module for module in self.stack.modules() if isinstance(module, Attention)]
+        linears = [part for attention in attentions for part in attention.modules() if isinstance(part, nn.Linear)]
+        for linear in linears:
+            std = math.sqrt(2 / (layers * linear.in_features)) / CUT_OFF_STD
+            nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """features (…, C) -> logits (…, V), with dropout before."""
+        return super().output_layer(self.output_dropout(features))
+
+
+@register_model("sg_transformer_lm", dataclass=configuration.dataclass)
+class SGTransformerLM(FairseqLanguageModel):
+    """See the module's docstring; for this project's task and for fairseq's ``language_modeling``."""
+
+    #: What tells ``sg_language_modeling`` that ``forward`` has the arguments of a memory.
+    remembers = True
+
+    @classmethod
+    def build_model(cls, cfg, task) -> "SGTransformerLM":
+        """A model for the task's dictionary. Raises ValueError for a configuration that makes no sense (see
+        ``resolve``).
+        """
+        return cls(SGLanguageDecoder(resolve(cfg), task.target_dictionary))
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        return_all_hiddens: bool = False,
+        features_only: bool = False,
+        value_losses: Optional[Mapping[str, ValueLoss]] = None,
+        memory: Optional[Memory] = None,
+        memory_length: int = 0,
+    ):
+        """Logits (B, N, V) of the next tokens, and the decoder's dict.
+
+        Args:
+            src_tokens: (B, N), each row the tokens of a stream that come after those of the call before, padded on the
+                right.
+            value_losses: may have a loss for ``decoder``, on the Values of this segment.
+            memory: ``extra["memory"]`` of that call; None at the start of the streams.
+            memory_length: how many positions the next call is to remember; 0 for none, and no ``memory`` in the dict.
+
+        Raises:
+            UsageError: a loss on Values of attentions that a language model has not; a memory for a mechanism without.
+        """
+        others = sorted(set(value_losses or {}) - {"decoder"})
+        if others:
+            raise UsageError(f"--orthogonality-roles has {', '.join(others)}: a language model has decoder alone")
+        logits, extra = self.decoder(
+            src_tokens,
+            return_all_hiddens=return_all_hiddens,
+            features_only=features_only,
+            value_losses=value_losses,
+            memory=memory,
+            memory_length=memory_length,
+        )
+        return logits, extra
+
+
+configuration.follow(SGTransformerLM, "sg_transformer_lm")
+for _name, _values in LM_ARCHITECTURES.items():
+    register_model_architecture("sg_transformer_lm", _name)(preset(_values))

@@ -1,0 +1,296 @@
+"""What all mixtures of experts share (Csordás 2023, section 7.2.3).
+
+    z = W₃ x                                          selection logits, computed in float32
+    E = K experts, s their weights                    by the kind: see ``select`` of each
+    y = Σ_{e ∈ E} W₂ᵉ · Drop(s[e] ReLU(W₁ᵉ x))                                      (7.11)
+
+N_E experts of size G take the place of d_ff = N_E · G hidden units; there are no biases and no limit to the tokens of
+an expert. The K experts of all tokens share one sort (`fairseq_sg.ops.cvmm_sorted`).
+
+Tokens of padding are neither routed nor counted, and their output is 0.
+
+In training a layer returns its load balancing loss, multiplied by its weight γ, and statistics of this worker's batch:
+
+    experts_effective      exp of the entropy of the experts' shares of the selections: how many are in use, in effect
+    experts_dead           share of the experts that no token selects
+    experts_largest        share of the selections that the expert has which is selected most
+    experts_token_entropy  mean entropy of softmax(z) of a token, in nats: 0 if it knows its experts, log N_E if not
+
+Initialization (``--moe-init``), all normal; L is the number of layers in a pre-norm model, where their outputs add up,
+and 1 in a post-norm one:
+
+    dense_equivalent   W₁ᵉ √(2/(d_model L)), W₂ᵉ √(2/(N_E G L)): as one dense layer of width d_ff    (section 7.4)
+    standard           W₂ᵉ √(2/(G L)): each expert as a layer of its own
+    switch             the standard one times √0.1, for W₃ too, after Fedus et al. (2022)
+
+W₃ has the standard deviation of W₁ᵉ and, except with ``switch``, rows of equal norm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Dict, NamedTuple, Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.feedforward.base import FeedForward
+from fairseq_sg.modules.feedforward.workers import sum_over_workers
+from fairseq_sg.modules.losses import Statistic
+from fairseq_sg.ops import cvmm_sorted, sort_selection
+from fairseq_sg.ops.cvmm import SortedSelection
+from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
+
+INITS = ("dense_equivalent", "standard", "switch")
+EXPERTS = 16
+
+
+@dataclass
+class MoEOptions:
+    """Options of every mixture of experts; None is the kind's own default."""
+
+    moe_experts: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "number of experts N_E; N_E times their size is the hidden width (--encoder-ffn-embed-dim), so "
+            f"give this or --moe-expert-dim (default: {EXPERTS})"
+        },
+    )
+    moe_expert_dim: Optional[int] = field(
+        default=None,
+        metadata={"help": "hidden units G of an expert (default: the hidden width divided by --moe-experts)"},
+    )
+    moe_k: Optional[int] = field(
+        default=None,
+        metadata={"help": "experts of a token, K (default: 4 for sigma_moe and noisy_topk, 1 for switch and s_base)"},
+    )
+    moe_init: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "start of a mixture of experts: 'dense_equivalent' (as a dense layer of the whole hidden width), "
+            "'standard' (each expert by itself) or 'switch' (standard, variance times 0.1) (default: switch for "
+            "switch, else dense_equivalent)"
+        },
+    )
+    moe_regularization: Optional[float] = field(
+        default=None,
+        metadata={
+            "help": "weight γ of the experts' load balancing loss in training, which each layer returns multiplied by "
+            "it; 0 leaves it out (default: 0.001 for sigma_moe and s_base, 0.01 for switch, 0.1 for noisy_topk)"
+        },
+    )
+    moe_expert_dropout: Optional[float] = field(
+        default=None,
+        metadata={
+            "help": "probability δ with which a token cannot select an expert in training (default: 0.05 for "
+            "sigma_moe, else 0)"
+        },
+    )
+    moe_dropout: float = field(
+        default=0.0, metadata={"help": "standard dropout on the hidden units of the selected experts"}
+    )
+
+
+class Selection(NamedTuple):
+    """The experts of each token, (T, K) int64, and their weights, (T, K)."""
+
+    experts: Tensor
+    weights: Tensor
+
+
+class MixtureOfExperts(FeedForward):
+    """Base class; a kind says how experts are selected, and what its load balancing loss is.
+
+    Args:
+        dim, ffn_dim: d_model, and d_ff = N_E · G.
+        layers: L of the initialization.
+        moe_…: see `MoEOptions`.
+
+    Raises:
+        UsageError: an option outside its range, or N_E · G that is not d_ff.
+    """
+
+    options = MoEOptions
+    needs_layers = True
+    #: Name under which the load balancing loss is returned.
+    loss_name: ClassVar[str]
+    default_k: ClassVar[int] = 4
+    default_init: ClassVar[str] = "dense_equivalent"
+    default_regularization: ClassVar[float] = 0.001
+    default_expert_dropout: ClassVar[float] = 0.0
+
+    def __init__(
+        self,
+        dim: int,
+        ffn_dim: int,
+        *,
+        layers: int = 1,
+        moe_experts: Optional[int] = None,
+        moe_expert_dim: Optional[int] = None,
+        moe_k: Optional[int] = None,
+        moe_init: Optional[str] = None,
+        moe_regularization: Optional[float] = None,
+        moe_expert_dropout: Optional[float] = None,
+        moe_dropout: float = 0.0,
+    ):
+        super().__init__(dim, ffn_dim)
+        self.experts, self.expert_dim = sizes(ffn_dim, moe_experts, moe_expert_dim)
+        self.k = self.default_k if moe_k is None else moe_k
+        self.regularization_weight = self.default_regularization if moe_regularization is None else moe_regularization
+        self.expert_dropout = self.default_expert_dropout if moe_expert_dropout is None else moe_expert_dropout
+        init = self.default_init if moe_init is None else moe_init
+        if not 1 <= self.k <= self.experts:
+            raise UsageError(f"--moe-k is {self.k} of {self.experts} experts: choose a number from 1 to {self.experts}")
+        if self.regularization_weight < 0:
+            raise UsageError(f"--moe-regularization is {self.regularization_weight}: choose 0 or more, such as 0.001")
+        for option, p in (("--moe-expert-dropout", self.expert_dropout), ("--moe-dropout", moe_dropout)):
+            if not 0 <= p < 1:
+                raise UsageError(f"{option} is {p}: choose a number from 0 to below 1")
+        if init not in INITS:
+            raise UsageError(f"--moe-init is {init!r}: choose from {', '.join(INITS)}")
+        self.dropout = nn.Dropout(moe_dropout)
+        self.w1 = nn.Parameter(torch.empty(self.experts, dim, self.expert_dim))
+        self.w2 = nn.Parameter(torch.empty(self.experts, self.expert_dim, dim))
+        self.w3 = nn.Parameter(torch.empty(self.experts, dim))
+        self._initialize(init, layers)
+
+    @torch.no_grad()
+    def _initialize(self, init: str, layers: int) -> None:
+        scale = math.sqrt((0.2 if init == "switch" else 2.0) / layers)
+        width = self.experts * self.expert_dim if init == "dense_equivalent" else self.expert_dim
+        self.w1.normal_(std=scale / math.sqrt(self.dim))
+        self.w2.normal_(std=scale / math.sqrt(width))
+        self.w3.normal_(std=scale / math.sqrt(self.dim))
+        if init != "switch":
+            # Elements of d_model-vectors of norm `scale` have the standard deviation scale/√d_model.
+            self.w3.copy_(scale * F.normalize(self.w3, dim=1))
+
+    def rescale_output(self, gain: float) -> None:
+        with torch.no_grad():
+            self.w2.mul_(gain)
+
+    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None, return_losses: bool = False):
+        flat, real = x.reshape(-1, self.dim), None
+        if padding_mask is not None:
+            real = ~padding_mask.reshape(-1)
+            # Whatever stands at padding must not reach the selection's gradient, not even multiplied by 0.
+            flat = flat.masked_fill(~real.unsqueeze(1), 0.0)
+        logits = self.logits(flat)
+        chosen = self.select(logits, real)
+        experts = chosen.experts if real is None else chosen.experts.masked_fill(~real.unsqueeze(1), -1)
+        routing = sort_selection(experts, self.experts, complete=real is None)
+        hidden = F.relu(cvmm_sorted(flat, routing, self.w1, from_tokens=True))
+        hidden = self.dropout(hidden * routing.sort(chosen.weights).unsqueeze(1).to(hidden.dtype))
+        y = cvmm_sorted(hidden, routing, self.w2, to_tokens=True).reshape(x.shape)
+        if not return_losses:
+            return y
+        return y, self._watch(logits, chosen, routing, real) if self.training else {}
+
+    def activity(self, x: Tensor) -> Dict[str, Tensor]:
+        chosen = self.select(self.logits(x.reshape(-1, self.dim)), None)
+        return {name: value.reshape(*x.shape[:-1], self.k) for name, value in chosen._asdict().items()}
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x (T, d_model) -> z (T, N_E), in float32 (float64): a rounded logit selects another expert."""
+        return self._float_linear(x, self.w3)
+
+    def select(self, logits: Tensor, real: Optional[Tensor]) -> Selection:
+        """z (T, N_E) and which tokens are real, (T,) bool or None for all -> experts and weights of each token."""
+        raise NotImplementedError
+
+    def balance(self, logits: Tensor, chosen: Selection, routing: SortedSelection, real: Optional[Tensor]) -> Tensor:
+        """The load balancing loss, a scalar, over the batch of all workers, without its weight."""
+        raise NotImplementedError
+
+    def kept(self, logits: Tensor) -> Optional[Tensor]:
+        """m of (7.21), drawn for each token and expert as in the released code: (T, N_E) bool, None where δ is 0."""
+        if not self.training or self.expert_dropout == 0:
+            return None
+        return torch.rand_like(logits) >= self.expert_dropout
+
+    def _watch(self, logits, chosen, routing, real) -> Dict[str, Union[Tensor, Statistic]]:
+        emitted: Dict[str, Union[Tensor, Statistic]] = {}
+        if self.regularization_weight:
+            emitted[self.loss_name] = self.regularization_weight * self.balance(logits, chosen, routing, real)
+        return emitted | {
+            name: Statistic(value) for name, value in usage(logits.detach(), routing.counts, real).items()
+        }
+
+    @staticmethod
+    def _float_linear(x: Tensor, weight: Tensor) -> Tensor:
+        dtype = accumulation_dtype(x)
+        with autocast_disabled(x.device):
+            return F.linear(x.to(dtype), weight.to(dtype))
+
+
+def sizes(ffn_dim: int, experts: Optional[int], expert_dim: Optional[int]) -> Tuple[int, int]:
+    """N_E and G with N_E · G = d_ff. Raises UsageError where there are none."""
+    for option, value in (("--moe-experts", experts), ("--moe-expert-dim", expert_dim)):
+        if value is not None and value < 1:
+            raise UsageError(f"{option} is {value}: choose 1 or more")
+    if experts is not None and expert_dim is not None:
+        if experts * expert_dim != ffn_dim:
+            raise UsageError(
+                f"--moe-experts {experts} of --moe-expert-dim {expert_dim} are {experts * expert_dim} hidden units, "
+                f"and the hidden width is {ffn_dim}: set --encoder-ffn-embed-dim (--decoder-ffn-embed-dim) "
+                f"{experts * expert_dim}, or leave one of the two out"
+            )
+        return experts, expert_dim
+    option, part = ("--moe-expert-dim", expert_dim) if expert_dim else ("--moe-experts", experts or EXPERTS)
+    if ffn_dim % part:
+        raise UsageError(
+            f"{option} {part} does not divide the hidden width {ffn_dim} (--encoder-ffn-embed-dim, "
+            f"--decoder-ffn-embed-dim)"
+        )
+    rest = ffn_dim // part
+    return (rest, part) if expert_dim else (part, rest)
+
+
+def top_k(scores: Tensor, k: int, kept: Optional[Tensor]) -> Selection:
+    """The K largest scores, all above 0, and their experts; a score that is not kept is 0."""
+    weights, experts = (scores if kept is None else scores * kept).topk(k)
+    return Selection(experts, weights)
+
+
+def softmax_of_top_k(logits: Tensor, k: int, kept: Optional[Tensor]) -> Selection:
+    """The K largest logits' experts, weighted by the softmax of these K (norm topk, F.3), by 0 where not kept."""
+    lowest = torch.finfo(logits.dtype).min
+    chosen, experts = (logits if kept is None else logits.masked_fill(~kept, lowest)).topk(k)
+    weights = chosen.softmax(-1)
+    return Selection(experts, weights if kept is None else weights * kept.gather(1, experts))
+
+
+def sum_of_real(values: Tensor, real: Optional[Tensor]) -> Tensor:
+    """values (T, C) -> (C,), summed over the real tokens."""
+    return (values if real is None else values.masked_fill(~real.unsqueeze(1), 0.0)).sum(0)
+
+
+def batch_mean(values: Tensor, real: Optional[Tensor]) -> Tensor:
+    """values (T, C) -> (C,), the mean over the real tokens of all workers; 0 where there are none."""
+    tokens = values.new_full((1,), len(values)) if real is None else real.sum().to(values.dtype).reshape(1)
+    sums = sum_over_workers(torch.cat([sum_of_real(values, real), tokens]))
+    return sums[:-1] / sums[-1].clamp_min(1.0)
+
+
+def entropy_loss(logits: Tensor, real: Optional[Tensor]) -> Tensor:
+    """Σ_e p[e] log p[e], p = mean of softmax(z) over the real tokens of all workers (7.19, 7.20); −log N_E at best."""
+    p = batch_mean(logits.softmax(-1), real)
+    # An expert whose p has underflowed adds 0, and its gradient is 0 as well.
+    return (p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum()
+
+
+@torch.no_grad()
+def usage(logits: Tensor, counts: Tensor, real: Optional[Tensor]) -> Dict[str, Tensor]:
+    """The statistics of the module's docstring, each a scalar; counts (N_E,) are the tokens of each expert."""
+    shares = counts.to(logits.dtype) / counts.sum().clamp_min(1)
+    entropies = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
+    tokens = max(len(logits), 1) if real is None else real.sum().clamp_min(1)
+    return {
+        "experts_effective": torch.special.entr(shares).sum().exp(),
+        "experts_dead": (counts == 0).to(logits.dtype).mean(),
+        "experts_largest": shares.max(),
+        "experts_token_entropy": sum_of_real(entropies, real)[0] / tokens,
+    }

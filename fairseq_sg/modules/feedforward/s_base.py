@@ -1,0 +1,88 @@
+"""S-BASE (Clark et al. 2022, after Lewis et al. 2021; Csordás 2023, section 7.3): a balanced assignment in training.
+
+    training     log R = z + a + b, the K experts of the largest R
+    otherwise    the K experts of the largest z
+    s = σ(z) of the chosen, z = W₃ x                                                               (7.17)
+
+R is what Sinkhorn's iteration makes of exp z: b_t scales a token's row to sum 1, a_e an expert's column to sum T/N_E,
+
+    b_t = −LSE_e(z_te + a_e),   a_e = log(T/N_E) − LSE_t(z_te + b_t),
+
+over the T real tokens of this worker's batch. The released code subtracts a and b where they are added here, in the
+iteration but not in R, which is not balanced then (``--s-base-sinkhorn released``; the published numbers are its own).
+
+The load balancing loss is that of σ-MoE, as in the thesis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.feedforward.moe import MixtureOfExperts, MoEOptions, Selection, entropy_loss
+from fairseq_sg.modules.feedforward.registry import register_feedforward
+
+SIGNS = {"textbook": 1.0, "released": -1.0}
+
+
+@dataclass
+class SBaseOptions(MoEOptions):
+    s_base_iterations: int = field(default=3, metadata={"help": "Sinkhorn iterations of s_base in training"})
+    s_base_sinkhorn: str = field(
+        default="textbook",
+        metadata={
+            "help": "Sinkhorn iteration of s_base: 'textbook', which balances the experts, or 'released', with the "
+            "signs of the thesis's code"
+        },
+    )
+
+
+@register_feedforward("s_base")
+class SBase(MixtureOfExperts):
+    """See the module's docstring, and `MixtureOfExperts`."""
+
+    options = SBaseOptions
+    loss_name = "expert_entropy"
+    default_k = 1
+
+    def __init__(
+        self, dim: int, ffn_dim: int, *, s_base_iterations: int = 3, s_base_sinkhorn: str = "textbook", **kwargs
+    ):
+        super().__init__(dim, ffn_dim, **kwargs)
+        if s_base_iterations < 1:
+            raise UsageError(f"--s-base-iterations is {s_base_iterations}: choose 1 or more")
+        if s_base_sinkhorn not in SIGNS:
+            raise UsageError(f"--s-base-sinkhorn is {s_base_sinkhorn!r}: choose from {', '.join(SIGNS)}")
+        self.iterations = s_base_iterations
+        self.sign = SIGNS[s_base_sinkhorn]
+
+    def select(self, logits, real):
+        scores = sinkhorn(logits, real, self.iterations, self.sign) if self.training else logits
+        kept = self.kept(logits)
+        if kept is not None:
+            scores = scores.masked_fill(~kept, -torch.inf)
+        experts = scores.topk(self.k).indices
+        weights = logits.gather(1, experts).sigmoid()
+        return Selection(experts, weights if kept is None else weights * kept.gather(1, experts))
+
+    def balance(self, logits, chosen, routing, real):
+        return entropy_loss(logits, real)
+
+
+@torch.no_grad()
+def sinkhorn(logits: Tensor, real: Optional[Tensor], iterations: int, sign: float = 1.0) -> Tensor:
+    """z (T, N_E), real (T,) bool or None -> log R (T, N_E); rows of padding have no meaning and no effect on others."""
+    experts = logits.shape[1]
+    seen, tokens = logits, logits.new_full((), len(logits))
+    if real is not None:
+        seen, tokens = logits.masked_fill(~real.unsqueeze(1), -torch.inf), real.sum().to(logits.dtype)
+    column = (tokens / experts).log()
+    a = logits.new_zeros(experts)
+    for _ in range(iterations):
+        b = -torch.logsumexp(logits + sign * a, dim=1, keepdim=True)
+        a = column - torch.logsumexp(seen + sign * b, dim=0)
+    return logits + a + b

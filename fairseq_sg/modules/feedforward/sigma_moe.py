@@ -1,0 +1,77 @@
+"""σ-MoE (Csordás 2023, section 7.4; Csordás et al. 2023, "Approximating Two-Layer Feedforward Networks").
+
+    s = σ(W₃ x) ⊙ m in training, σ(W₃ x) otherwise,  m ~ Bernoulli(1 − δ)      (7.21)
+    E = the K experts of the largest s,  s[e] their weights                    (7.11)
+    L = γ Σ_e p[e] log p[e],  p = mean of softmax(W₃ x) over the batch         (7.19, 7.20)
+
+Its ablations in table 7.4 are options: ``--moe-selection softmax_before_topk`` (s = softmax(W₃ x), as they come) and
+``softmax_after_topk`` (softmax of the chosen K alone, "renom."), ``--moe-init standard``, ``--moe-regularization 0``,
+``--moe-expert-dropout 0``, ``--moe-dropout``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from torch import Tensor
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.feedforward.moe import (
+    MixtureOfExperts,
+    MoEOptions,
+    Selection,
+    entropy_loss,
+    softmax_of_top_k,
+    top_k,
+)
+from fairseq_sg.modules.feedforward.registry import register_feedforward
+
+
+def sigmoid(logits: Tensor, k: int, kept: Optional[Tensor]) -> Selection:
+    """Weights σ(z): no expert competes with another."""
+    return top_k(logits.sigmoid(), k, kept)
+
+
+def softmax_before_topk(logits: Tensor, k: int, kept: Optional[Tensor]) -> Selection:
+    """Weights softmax(z), not normalized again."""
+    return top_k(logits.softmax(-1), k, kept)
+
+
+SELECTIONS = {
+    "sigmoid": sigmoid,
+    "softmax_before_topk": softmax_before_topk,
+    "softmax_after_topk": softmax_of_top_k,
+}
+
+
+@dataclass
+class SigmaMoEOptions(MoEOptions):
+    moe_selection: str = field(
+        default="sigmoid",
+        metadata={
+            "help": "weights of sigma_moe's experts: 'sigmoid', 'softmax_before_topk' (over all experts) or "
+            "'softmax_after_topk' (over the selected ones)"
+        },
+    )
+
+
+@register_feedforward("sigma_moe")
+class SigmaMoE(MixtureOfExperts):
+    """See the module's docstring, and `MixtureOfExperts`."""
+
+    options = SigmaMoEOptions
+    loss_name = "expert_entropy"
+    default_expert_dropout = 0.05
+
+    def __init__(self, dim: int, ffn_dim: int, *, moe_selection: str = "sigmoid", **kwargs):
+        super().__init__(dim, ffn_dim, **kwargs)
+        if moe_selection not in SELECTIONS:
+            raise UsageError(f"--moe-selection is {moe_selection!r}: choose from {', '.join(SELECTIONS)}")
+        self.selection = SELECTIONS[moe_selection]
+
+    def select(self, logits, real):
+        return self.selection(logits, self.k, self.kept(logits))
+
+    def balance(self, logits, chosen, routing, real):
+        return entropy_loss(logits, real)

@@ -1,0 +1,39 @@
+"""The dense layer with the top-K activation (Csordás 2023, section 7.2.1): W₂ · topK(Dropout(ReLU(W₁ x + b₁))) + b₂.
+
+All but the K largest hidden units of a token are set to 0 (7.6, 7.7). Units that are as large as the K-th stay, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.feedforward.dense import DenseFeedForward, DenseOptions
+from fairseq_sg.modules.feedforward.registry import register_feedforward
+
+
+@dataclass
+class TopKOptions(DenseOptions):
+    topk_k: int = field(default=128, metadata={"help": "hidden units of a token that the topk feedforward layer keeps"})
+
+
+@register_feedforward("topk")
+class TopKFeedForward(DenseFeedForward):
+    """The dense layer, of whose hidden units K are kept.
+
+    Args:
+        topk_k: K. A number that is not from 1 to ffn_dim is a UsageError. The others are those of `DenseFeedForward`.
+    """
+
+    options = TopKOptions
+
+    def __init__(self, dim: int, ffn_dim: int, *, topk_k: int = 128, **kwargs):
+        super().__init__(dim, ffn_dim, **kwargs)
+        if not 1 <= topk_k <= ffn_dim:
+            raise UsageError(f"--topk-k is {topk_k} of {ffn_dim} hidden units: choose a number from 1 to {ffn_dim}")
+        self.k = topk_k
+
+    def hidden(self, x):
+        u = super().hidden(x)
+        smallest = u.detach().topk(self.k).values[..., -1:]
+        return u.masked_fill(u < smallest, 0.0)

@@ -1,0 +1,87 @@
+"""What a language model remembers of each group of streams, kept by the task from one segment to the next."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.models.sg_transformer import Memory
+
+
+class SegmentMemories:
+    """The memories of groups of streams (``streams``), by the number of the group.
+
+    Of each group there are two: the one that the last segment was computed with, and the one it left. fairseq computes
+    a batch again where a step has failed (``--amp``, or memory that has run out), and that must start from the same
+    memory.
+    """
+
+    def __init__(self):
+        self._of: Dict[int, Tuple[Optional[Memory], Optional[Memory]]] = {}
+
+    def before(self, group: int, start: int, rows: int) -> Optional[Memory]:
+        """The memory for the segment that begins at ``start``; None at the start of the streams.
+
+        Raises:
+            UsageError: there is none, or it is of another number of ``rows``.
+        """
+        if start == 0:
+            return None
+        for memory in self._of.get(group, ()):
+            if memory is not None and memory["position"] == start and memory["hidden"][0].size(1) == rows:
+                return memory
+        raise UsageError(
+            f"there is no memory for position {start} of the streams: resume with the --memory-length, --batch-size, "
+            "--update-freq, --tokens-per-sample and number of workers that the checkpoint was made with, or begin "
+            "the epoch anew with --reset-dataloader"
+        )
+
+    def after(self, group: int, used: Optional[Memory], left: Optional[Memory]) -> None:
+        """Keeps what a segment was computed with and what it left, None after the last segment."""
+        self._of[group] = used, left
+
+    def state(self) -> Dict[int, Memory]:
+        """What the next segments need, on the CPU; plain data."""
+        left = {group: memory for group, (_, memory) in self._of.items() if memory is not None}
+        # Contiguous: fairseq hands a checkpoint to other workers number by number, whatever the strides.
+        return {
+            group: {
+                "hidden": [h.cpu().clone(memory_format=torch.contiguous_format) for h in memory["hidden"]],
+                "position": memory["position"],
+            }
+            for group, memory in left.items()
+        }
+
+    def load(self, state: Dict[int, Memory]) -> None:
+        self._of = {group: (None, memory) for group, memory in state.items()}
+
+
+class Remembering:
+    """A model on one group's segment: called with a batch's inputs, it adds the memory and keeps the one that is
+    returned.
+
+    To the criterion it is the model. The memory is no attribute of the model's, so copies of it, and wrappers for
+    several workers, know nothing of it.
+    """
+
+    def __init__(self, model: nn.Module, memories: SegmentMemories, segment: Dict[str, Any], length: int):
+        self._model, self._memories, self._segment, self._length = model, memories, segment, length
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, src_tokens: Tensor, **inputs: Any) -> Any:
+        group, start = self._segment["group"], self._segment["start"]
+        used = on_device(self._memories.before(group, start, src_tokens.size(0)), src_tokens.device)
+        logits, extra = self._model(src_tokens=src_tokens, memory=used, memory_length=self._length, **inputs)
+        left = extra.pop("memory")
+        self._memories.after(group, used, None if self._segment["last"] else left)
+        return logits, extra
+
+
+def on_device(memory: Optional[Memory], device: torch.device) -> Optional[Memory]:
+    """A memory of a checkpoint is on the CPU."""
+    return None if memory is None else {**memory, "hidden": [h.to(device) for h in memory["hidden"]]}

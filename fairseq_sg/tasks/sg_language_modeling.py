@@ -1,0 +1,299 @@
+"""``sg_language_modeling``: language models on the folders of ``python -m data_prep text``, in streams with a memory.
+
+It differs from fairseq's ``language_modeling`` in these points, all of which change a number:
+
+- the text is read as ``--batch-size`` streams side by side (``streams``), and the model has a memory of the segments
+  before (``--memory-length``), instead of independent blocks in random order;
+- evaluation scores every token once, also the last ones, with a memory of its own length (``--eval-memory-length``);
+- beside ``ppl``, per token, it logs bits per character and per byte and the perplexity per word, by the counts in
+  ``dataset.json``.
+
+The memory of the training streams is saved with the checkpoint, so that a resumed run is bit-equal to an uninterrupted
+one. An epoch begins with the streams' beginnings and without memory.
+
+``fairseq-interactive`` continues prompts: in decoding all of the prefix is remembered. ``fairseq-eval-lm`` has no
+place for a memory: use it with fairseq's task, ``--task language_modeling``, which reads the same folder and the same
+checkpoints.
+"""
+
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+import torch
+import torch.distributed
+from fairseq import utils
+from fairseq.data import Dictionary, FairseqDataset, data_utils, iterators
+from fairseq.dataclass import FairseqDataclass
+from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II
+from torch import Tensor
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
+from fairseq_sg.tasks.streams import Text
+
+#: what ``dataset.json`` counts -> the metric of bits per one of these
+UNITS = {"characters": "bpc", "bytes": "bpb", "words": "bits_per_word"}
+COUNT = "text_n_"
+
+
+@dataclass
+class SGLanguageModelingConfig(FairseqDataclass):
+    data: str = field(default="", metadata={"help": "folder made by `python -m data_prep text`"})
+    tokens_per_sample: int = field(default=256, metadata={"help": "N, tokens in a segment of a stream"})
+    memory_length: int = field(
+        default=0,
+        metadata={
+            "help": "positions before a segment that the model remembers in training; 0: segments are independent"
+        },
+    )
+    eval_memory_length: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "positions that it remembers in evaluation (default: --memory-length); may be changed at test time"
+        },
+    )
+    update_freq: List[int] = II("optimization.update_freq")
+
+
+@register_task("sg_language_modeling", dataclass=SGLanguageModelingConfig)
+class SGLanguageModelingTask(FairseqTask):
+    """See the module's docstring.
+
+    Raises:
+        UsageError: a folder that ``data_prep text`` has not made, a wrong option, a model without memory, a command
+            that carries none.
+    """
+
+    def __init__(self, cfg: SGLanguageModelingConfig, dictionary: Dictionary, subsets: Dict[str, Dict[str, Any]]):
+        super().__init__(cfg)
+        self.dictionary, self.subsets = dictionary, subsets
+        self.memory_length = cfg.memory_length
+        self.eval_memory_length = cfg.memory_length if cfg.eval_memory_length is None else cfg.eval_memory_length
+        self.trained, self.evaluated = SegmentMemories(), SegmentMemories()
+        #: Which of how many workers trains on the batches of the last training iterator.
+        self._shard = 0, 1
+        #: The memories of all workers, for the one that saves them.
+        self._gathered: Optional[Dict[int, Any]] = None
+
+    @classmethod
+    def setup_task(cls, cfg: SGLanguageModelingConfig, **kwargs) -> "SGLanguageModelingTask":
+        for name, smallest in (("tokens_per_sample", 1), ("memory_length", 0), ("eval_memory_length", 0)):
+            value = getattr(cfg, name)
+            if value is not None and value < smallest:
+                raise UsageError(f"--{name.replace('_', '-')} is {value}: choose at least {smallest}")
+        if len(utils.split_paths(cfg.data)) != 1:
+            raise UsageError(f"--task sg_language_modeling takes one folder, not {cfg.data!r}")
+        subsets = read_manifest(cfg.data).get("subsets", {})
+        if not subsets or not all("tokens" in subset for subset in subsets.values()):
+            raise UsageError(
+                f"{cfg.data} is no text for language models: make one with `python -m data_prep text`, without "
+                "--raw-only"
+            )
+        return cls(cfg, Dictionary.load(os.path.join(cfg.data, "dict.txt")), subsets)
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    # Data.
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
+        path = os.path.join(self.cfg.data, split)
+        entries = data_utils.load_indexed_dataset(path, self.dictionary) if split in self.subsets else None
+        if entries is None:
+            raise UsageError(f"{self.cfg.data} has no subset {split!r}: it has {', '.join(self.subsets)}")
+        text = Text(entries, entries.sizes, self.dictionary, split, units_of(self.subsets[split]))
+        if len(text) != self.subsets[split]["tokens"]:
+            raise UsageError(
+                f"{path}.bin has {len(text)} tokens, and dataset.json says {self.subsets[split]['tokens']}: prepare "
+                "the folder again with `python -m data_prep text`"
+            )
+        self.datasets[split] = text
+
+    def get_batch_iterator(
+        self,
+        dataset: Text,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        seed: int = 1,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        skip_remainder_batch: bool = False,
+        **others: Any,
+    ) -> iterators.EpochBatchIterator:
+        """The batches of a subset's streams, in their order, in every epoch the same."""
+        if not isinstance(dataset, Text):  # prompts
+            return super().get_batch_iterator(dataset, max_tokens, max_sentences, num_workers=num_workers, **others)
+        if max_tokens is not None or max_sentences is None or max_sentences < 1:
+            raise UsageError(
+                "streams have as many rows as --batch-size says: give it, and leave --max-tokens out (to continue "
+                "prompts, use fairseq-interactive)"
+            )
+        # fairseq's trainer names this argument when it asks for batches to train on, and nobody else does.
+        training = "grouped_shuffling" in others
+        if training:
+            self._shard = shard_id, num_shards
+        updates = self._update_freq(epoch) if training else 1
+        count = max_sentences * num_shards * updates
+        if training and len(dataset) < count:
+            raise UsageError(
+                f"{dataset.name} has {len(dataset)} tokens, fewer than the {count} streams of --batch-size "
+                f"{max_sentences}, --update-freq {updates} and {num_shards} workers: choose smaller ones"
+            )
+        streams = dataset.streams(count, max_sentences, self.cfg.tokens_per_sample, whole=not training)
+        return iterators.EpochBatchIterator(
+            dataset=streams,
+            collate_fn=streams.collater,
+            batch_sampler=streams.batches(),
+            seed=seed,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            num_workers=num_workers,
+            epoch=epoch,
+            buffer_size=data_buffer_size,
+            disable_shuffling=True,
+            skip_remainder_batch=skip_remainder_batch,
+            persistent_workers=False,
+        )
+
+    def _update_freq(self, epoch: int) -> int:
+        return self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
+
+    # Steps.
+
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        model = super().build_model(cfg, from_checkpoint)
+        if max(self.memory_length, self.eval_memory_length) and not getattr(model, "remembers", False):
+            raise UsageError(
+                "this --arch has no memory of earlier segments: choose --arch sg_transformer_lm, or leave "
+                "--memory-length and --eval-memory-length out"
+            )
+        return model
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        # A batch whose gradient is ignored is a copy that fills a gap at the end of an epoch, and no part of the
+        # streams.
+        if self.memory_length and not ignore_grad:
+            model = Remembering(model, self.trained, sample["segment"], self.memory_length)
+        loss, size, logs = super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        return loss, size, counted(logs, sample)
+
+    def valid_step(self, sample, model, criterion):
+        if self.eval_memory_length:
+            model = Remembering(model, self.evaluated, sample["segment"], self.eval_memory_length)
+        loss, size, logs = super().valid_step(sample, model, criterion)
+        return loss, size, counted(logs, sample)
+
+    def reduce_metrics(self, logging_outputs: List[Dict[str, Any]], criterion) -> None:
+        """The criterion's metrics; ``ppl`` per token, ``bpc`` and ``bpb`` per character and byte, ``word_ppl`` per
+        word.
+        """
+        super().reduce_metrics(logging_outputs, criterion)
+        if any("nll_loss" in log for log in logging_outputs):
+            metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
+        # fairseq's cross_entropy has one loss alone.
+        nll = sum(float(log.get("nll_loss", log.get("loss", 0))) for log in logging_outputs) / math.log(2)
+        for unit, name in UNITS.items():
+            count = sum(float(log.get(COUNT + unit, 0)) for log in logging_outputs)
+            if count:
+                metrics.log_scalar(name, nll / count, count, round=4)
+        if any(COUNT + "words" in log for log in logging_outputs):
+            metrics.log_derived("word_ppl", lambda meters: utils.get_perplexity(meters["bits_per_word"].avg))
+
+    # Checkpoints.
+
+    def gather_state(self) -> None:
+        """Called on every worker before a checkpoint is saved (``compat``): the first one saves what all remember."""
+        workers = distributed_utils.get_data_parallel_world_size() if torch.distributed.is_initialized() else 1
+        if workers == 1 or not self.memory_length:
+            return
+        first = distributed_utils.get_data_parallel_rank() == 0
+        parts: Optional[List[Any]] = [None] * workers if first else None
+        torch.distributed.gather_object(self.trained.state(), parts, group=distributed_utils.get_data_parallel_group())
+        self._gathered = {group: memory for part in parts or () for group, memory in part.items()}
+
+    def get_checkpoint_dict(self) -> Dict[str, Any]:
+        """What fairseq saves with a checkpoint: the memories of the training streams, none at the end of an epoch."""
+        state = self.trained.state() if self._gathered is None else self._gathered
+        self._gathered = None
+        return {type(self).__name__: {"trained": state}} if state else {}
+
+    def set_checkpoint_dict(self, state: Dict[str, Any]) -> None:
+        """Called with what ``get_checkpoint_dict`` returned, once the streams are where the checkpoint was saved."""
+        shard, shards = self._shard
+        self.trained.load({group: memory for group, memory in state["trained"].items() if group % shards == shard})
+
+    # Other commands.
+
+    def build_dataset_for_inference(self, src_tokens: List[Tensor], src_lengths: List[int], **kwargs):
+        """Prompts as ``fairseq-interactive`` reads them, which end in the end symbol; here it comes before them."""
+        return Prompts([tokens[:-1] for tokens in src_tokens], self.dictionary)
+
+    def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
+        """Continues the prompts of ``build_dataset_for_inference``."""
+        if "segment" in sample or prefix_tokens is not None or constraints is not None:
+            raise UsageError(
+                "this task continues prompts without constraints: use fairseq-interactive, not fairseq-generate"
+            )
+        with torch.no_grad():
+            prompts = sample["net_input"]["src_tokens"][:, 1:]
+            return generator.generate(models, sample, prefix_tokens=prompts, bos_token=self.dictionary.eos())
+
+    def eval_lm_dataloader(self, *args, **kwargs):
+        raise UsageError(
+            "fairseq-eval-lm has no place for a memory of earlier segments: use it with --task language_modeling, "
+            "which reads the same folder and checkpoints, or evaluate with fairseq-validate"
+        )
+
+
+class Prompts(FairseqDataset):
+    """Beginnings of texts, without end symbols; int64 (N,) each. Batches have an end symbol before them, as texts
+    have.
+    """
+
+    def __init__(self, prompts: List[Tensor], dictionary: Dictionary):
+        self.prompts, self.dictionary = prompts, dictionary
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        end = torch.tensor([self.dictionary.eos()])
+        return {"id": index, "source": torch.cat([end, self.prompts[index].long()])}
+
+    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+        rows = [sample["source"] for sample in samples]
+        tokens = data_utils.collate_tokens(rows, self.dictionary.pad())
+        inputs = {"src_tokens": tokens, "src_lengths": torch.tensor([len(row) for row in rows])}
+        return {"id": torch.tensor([sample["id"] for sample in samples]), "net_input": inputs}
+
+    def size(self, index: int) -> int:
+        return len(self.prompts[index]) + 1
+
+    num_tokens = size
+
+
+def counted(logs: Dict[str, Any], sample: Dict[str, Any]) -> Dict[str, Any]:
+    """Logs with how many characters, bytes and words a batch's tokens are, on the average of its subset."""
+    return {**logs, **{COUNT + unit: count for unit, count in sample["units"].items()}}
+
+
+def units_of(subset: Dict[str, Any]) -> Dict[str, float]:
+    """Characters (where the text is UTF-8), bytes, and words with line ends per token, from an entry of
+    ``dataset.json``.
+    """
+    counts = {**subset, "words": subset["words"] + subset["lines"]}
+    return {unit: counts[unit] / subset["tokens"] for unit in UNITS if counts[unit] is not None}
