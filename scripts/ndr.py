@@ -55,7 +55,7 @@ NDR = f"{GATED} {GEOMETRIC} --geometric-key-dropout 0.1"
 TANH = f"{GATED} --copy-gate-content tanh --attention-dropout 0.1 --attention-scale learned"
 
 #: dataset -> model -> recipe: Tables D.3 to D.5 and appendix E.1.2 of Csordás 2023, and the released code where it differs.
-#: Beyond the papers is `linear_gate`, a copy-gated model with linear attention.
+#: Beyond the papers are `linear_gate`, copy gates with linear attention, and `ndr_sigma_moe`, a mixture of experts for the new content.
 RECIPES: Dict[str, Dict[str, Recipe]] = {
     "ctl": {
         "ndr": Recipe(
@@ -86,6 +86,10 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
         ),
         "linear_gate": Recipe(
             f"--arch sg_encoder_ctl {GATED} --encoder-attention linear --copy-gate-dropout 0.1 --dropout 0.5",
+            *(1.5e-4, 0.01, 5, 30_000),
+        ),
+        "ndr_sigma_moe": Recipe(
+            f"--arch sg_encoder_ctl {NDR} --copy-gate-dropout 0.1 --dropout 0.5 --encoder-ffn sigma_moe --moe-experts 8 --moe-k 2",
             *(1.5e-4, 0.01, 5, 30_000),
         ),
         "lstm": Recipe("--no-source-bos --arch sg_lstm_ctl --dropout 0.5", 1e-3, 0, 5, 20_000, batch=256, buckets=False),
