@@ -44,8 +44,6 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         result.facts["types"] = sorted(_breakdown(loaded).types, key=natural)
     for name in (name.strip() for name in args.subset.split(",")):
         dataset = loaded.subset(name)
-        if not len(dataset):
-            raise UsageError(f"the subset {name!r} of {loaded.data} is empty")
         right = np.zeros(min(len(dataset), args.limit or len(dataset)), dtype=bool)
         for batch in loaded.batches(dataset, args.batch_size, args.limit):
             logits = loaded.model(**batch["net_input"])[0]

@@ -34,12 +34,14 @@ class Loaded:
         return hasattr(self.model, "decoder")
 
     def subset(self, name: str) -> Any:
-        """A subset of the data folder. Raises UsageError for one that is not there."""
+        """A subset of the data folder. Raises UsageError for one that is not there, or is empty."""
         if name not in self.task.datasets:
             try:
                 self.task.load_dataset(name)
             except FileNotFoundError:
                 raise UsageError(f"the data folder {self.data} has no subset {name!r}") from None
+        if not len(self.task.datasets[name]):
+            raise UsageError(f"the subset {name!r} of {self.data} is empty")
         return self.task.datasets[name]
 
     def batches(self, dataset: Any, size: int, limit: Optional[int] = None) -> Iterator[Dict[str, Any]]:

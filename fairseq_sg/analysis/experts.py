@@ -86,8 +86,6 @@ def count(experts: Tensor, weights: Tensor, number: int) -> Dict[str, Tensor]:
 @torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     dataset = loaded.subset(args.subset)
-    if not len(dataset):
-        raise UsageError(f"the subset {args.subset!r} of {loaded.data} is empty")
     parts: Dict[str, List[Tensor]] = defaultdict(list)
     steps: Dict[str, int] = {}
     for batch in loaded.batches(dataset, args.batch_size, args.limit):

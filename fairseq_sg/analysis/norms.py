@@ -24,7 +24,6 @@ from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_batches, add_subset, choose_roles
 from fairseq_sg.analysis.record import STAGES, record
 from fairseq_sg.analysis.result import Result
-from fairseq_sg.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,8 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     dataset = loaded.subset(args.subset)
-    if not len(dataset):
-        raise UsageError(f"the subset {args.subset!r} of {loaded.data} is empty")
     parts: Dict[str, List[Tensor]] = defaultdict(list)
     steps: Dict[str, int] = {}
     for batch in loaded.batches(dataset, args.batch_size, args.limit):
