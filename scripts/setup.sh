@@ -12,6 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=${SG_VENV:-.venv}
 torch=${SG_TORCH:-torch==2.13.0}
 fairseq=fairseq-fixed==0.12.3.1
+triton=triton==3.6.0
 # A change of anything that is installed makes the stamp differ, and so the set-up run again.
 wanted=$(cat scripts/requirements.txt scripts/setup.sh pyproject.toml setup.py; echo "$torch")
 stamp=$venv/.fairseq_sg
@@ -53,6 +54,8 @@ rm -f "$stamp"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 pip install -q setuptools==80.9.0 wheel==0.45.1 cython==3.1.4 ninja==1.13.0
 echo "setup: $torch";                pip install -q "$torch"
+# A torch for GPUs brings its own; beside one for CPUs it serves the tests of kernels, by its interpreter.
+"$venv/bin/python" -c 'import triton' 2>/dev/null || { echo "setup: $triton"; pip install -q --no-deps "$triton"; }
 echo "setup: requirements.txt";      pip install -q -r scripts/requirements.txt
 # Without its declared dependencies (torchaudio among them, which nothing here uses), and compiled against the torch above.
 echo "setup: $fairseq";              pip install -q --no-deps --no-build-isolation "$fairseq"

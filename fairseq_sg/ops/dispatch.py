@@ -36,6 +36,16 @@ def force_implementation(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+def requested(implementation: str) -> tuple[str, str]:
+    """The name that counts (``"auto"`` where nobody asked for another), and who asked for it."""
+    name, asked_by = implementation, "argument implementation"
+    if name == AUTO:
+        name, asked_by = _forced.get(), "force_implementation"
+    if name is None:
+        name, asked_by = os.environ.get(ENVIRONMENT_VARIABLE) or AUTO, f"environment variable {ENVIRONMENT_VARIABLE}"
+    return name, asked_by
+
+
 def resolve(operator: str, implementation: str, implementations: Mapping[str, Callable], automatic: str) -> Callable:
     """The function that an operator is to run.
 
@@ -48,11 +58,7 @@ def resolve(operator: str, implementation: str, implementations: Mapping[str, Ca
     Raises:
         ValueError: the operator has no implementation of the name asked for; the message lists the choices.
     """
-    name, asked_by = implementation, "argument implementation"
-    if name == AUTO:
-        name, asked_by = _forced.get(), "force_implementation"
-    if name is None:
-        name, asked_by = os.environ.get(ENVIRONMENT_VARIABLE) or AUTO, f"environment variable {ENVIRONMENT_VARIABLE}"
+    name, asked_by = requested(implementation)
     if name == AUTO:
         return implementations[automatic]
     if name not in implementations:

@@ -339,7 +339,7 @@ def test_any_shape_and_mask(before, queries, after, batch, causal, data, device)
         ((2, 3, 6, 4), {}, ValueError, r"offset 0 does not fit logits \(2, 3, 6, 4\)"),
         ((2, 3, 4, 6), {"key_padding_mask": torch.zeros(2, 4) > 0}, ValueError, r"must be .* \(2, 6\), not \(2, 4\)"),
         ((2, 3, 4, 6), {"key_padding_mask": torch.zeros(2, 6)}, TypeError, "must be bool, True at padding"),
-        ((2, 3, 4, 4), {"implementation": "triton"}, ValueError, "no implementation 'triton' .*: auto, naive, scan"),
+        ((2, 3, 4, 4), {"implementation": "chunked"}, ValueError, "no implementation 'chunked' .*: auto, naive, scan"),
     ],
     ids=["rank", "offset-beyond", "offset-before", "more-queries", "mask-shape", "mask-dtype", "implementation"],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,8 +13,41 @@ from fairseq_sg.ops.dispatch import AUTO, resolve
 from fairseq_sg.ops.geometric.naive import geometric_attention_naive
 from fairseq_sg.ops.geometric.scan import geometric_attention_scan
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
+from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
 
-IMPLEMENTATIONS = {"naive": geometric_attention_naive, "scan": geometric_attention_scan}
+# In a row, for Triton: a program holds all of it.
+MOST_KEYS = 8192
+
+
+def _in_torch(function: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    """An implementation that takes logits of −∞ where P = 0, and knows neither masks nor half precision."""
+
+    def run(logits: Tensor, key_padding_mask: Tensor | None, causal: bool, offset: int) -> Tensor:
+        hidden = _hidden(*logits.shape[2:], key_padding_mask, causal, offset, logits.device)
+        (visible,) = to_accumulation_dtype(logits)
+        return function(visible.masked_fill(hidden, -math.inf), offset).to(logits.dtype)
+
+    return run
+
+
+def _why_not_triton(logits: Tensor) -> str | None:
+    if logits.shape[3] > MOST_KEYS:
+        return f"rows have {logits.shape[3]} keys, and {MOST_KEYS} is the most"
+    return why_not_triton(logits)
+
+
+def _triton(logits: Tensor, key_padding_mask: Tensor | None, causal: bool, offset: int) -> Tensor:
+    require_triton("geometric_attention", _why_not_triton(logits))
+    from fairseq_sg.ops.geometric.triton import geometric_attention_triton
+
+    return geometric_attention_triton(logits, key_padding_mask, causal, offset)
+
+
+IMPLEMENTATIONS = {
+    "naive": _in_torch(geometric_attention_naive),
+    "scan": _in_torch(geometric_attention_scan),
+    "triton": _triton,
+}
 
 
 def geometric_attention(
@@ -45,14 +79,15 @@ def geometric_attention(
         causal: whether position i sees the keys 0 … i − 1 only.
         offset: the position of query 0 among the keys. Self-attention has N = M and offset 0; a step of incremental
             decoding has N = 1 and offset M − 1.
-        implementation: ``"auto"``, ``"naive"`` or ``"scan"``.
+        implementation: ``"auto"``, ``"naive"``, ``"scan"`` or ``"triton"``.
 
     Returns:
         A (B, H, N, M), in the dtype of the logits.
 
     Raises:
         TypeError: the logits are not floating, or the mask not bool.
-        ValueError: shapes do not fit, a query is not among the keys, or there is no such implementation.
+        ValueError: shapes do not fit, a query is not among the keys, there is no such implementation, or Triton was
+            asked for and cannot run here.
     """
     check_floating(logits=logits)
     if logits.dim() != 4:
@@ -64,11 +99,10 @@ def geometric_attention(
             f"queries stand at the positions offset … offset + N - 1 of the keys 0 … M - 1: "
             f"offset {offset} does not fit {describe(logits=logits)}"
         )
-    function = resolve("geometric_attention", implementation, IMPLEMENTATIONS, automatic="scan")
-    hidden = _hidden(queries, keys, key_padding_mask, causal, offset, logits.device)
+    automatic = "triton" if prefers_triton(logits, _why_not_triton(logits)) else "scan"
+    function = resolve("geometric_attention", implementation, IMPLEMENTATIONS, automatic)
     with autocast_disabled(logits.device):
-        (visible,) = to_accumulation_dtype(logits)
-        return function(visible.masked_fill(hidden, -math.inf), offset).to(logits.dtype)
+        return function(logits, key_padding_mask, causal, offset)
 
 
 def _hidden(

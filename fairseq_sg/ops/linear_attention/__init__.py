@@ -5,14 +5,23 @@ from __future__ import annotations
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
-from fairseq_sg.ops.dispatch import AUTO, resolve
+from fairseq_sg.ops.dispatch import AUTO, requested, resolve
 from fairseq_sg.ops.linear_attention.chunked import fold, linear_attention_chunked, read
 from fairseq_sg.ops.linear_attention.naive import linear_attention_naive
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
-
-IMPLEMENTATIONS = {"naive": linear_attention_naive, "chunked": linear_attention_chunked}
+from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
 
 State = tuple[Tensor, Tensor]
+
+
+def _triton(q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, State | None]:
+    require_triton("linear_attention", why_not_triton(q, k, v))
+    from fairseq_sg.ops.linear_attention.triton import linear_attention_triton
+
+    return linear_attention_triton(q, k, v, **options)
+
+
+IMPLEMENTATIONS = {"naive": linear_attention_naive, "chunked": linear_attention_chunked, "triton": _triton}
 
 
 def linear_attention(
@@ -50,7 +59,7 @@ def linear_attention(
         return_state: whether to return the state too, with everything folded in: `state` and all of k, v.
         normalize: False leaves out the denominator.
         eps: added to the denominator.
-        implementation: ``"auto"``, ``"naive"`` or ``"chunked"``.
+        implementation: ``"auto"``, ``"naive"``, ``"chunked"`` or ``"triton"``.
 
     Returns:
         out (B, H, N, E) in the dtype of v; with `return_state` the pair (out, (S, z)), S and z in float32 (float64).
@@ -58,13 +67,14 @@ def linear_attention(
 
     Raises:
         TypeError: a tensor is not floating, or the mask not bool.
-        ValueError: shapes do not fit, or there is no such implementation.
+        ValueError: shapes do not fit, there is no such implementation, or Triton was asked for and cannot run here.
     """
     _check(q, k, v, causal)
     check_padding_mask("key_padding_mask", key_padding_mask, k.shape[0], k.shape[2])
     if state is not None:
         _check_state(state, (*k.shape[:2], k.shape[3], v.shape[3]))
-    function = resolve("linear_attention", implementation, IMPLEMENTATIONS, automatic="chunked")
+    automatic = "triton" if prefers_triton(q, why_not_triton(q, k, v)) else "chunked"
+    function = resolve("linear_attention", implementation, IMPLEMENTATIONS, automatic)
     with autocast_disabled(q.device):
         out, new_state = function(
             q,
@@ -100,6 +110,10 @@ def linear_attention_state(k: Tensor, v: Tensor, *, key_padding_mask: Tensor | N
     """
     _check(k, k, v, causal=False)
     check_padding_mask("key_padding_mask", key_padding_mask, k.shape[0], k.shape[2])
+    if _takes_triton("linear_attention_state", k, v):
+        from fairseq_sg.ops.linear_attention.triton import fold_triton
+
+        return fold_triton(k, v, key_padding_mask)
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
     with autocast_disabled(k.device):
@@ -126,9 +140,21 @@ def linear_attention_read(q: Tensor, state: State, *, normalize: bool = True, ep
     """
     check_floating(q=q)
     _check_state(state, (*q.shape[:2], q.shape[-1], state[0].shape[-1]))
+    if _takes_triton("linear_attention_read", q, *state):
+        from fairseq_sg.ops.linear_attention.triton import read_triton
+
+        return read_triton(q, state, normalize, eps)
     with autocast_disabled(q.device):
         query, s, z = to_accumulation_dtype(q, *state)
         return read(query, (s, z), normalize, eps).to(q.dtype)
+
+
+def _takes_triton(operator: str, *tensors: Tensor) -> bool:
+    """Whether the folded forms run in Triton; all other implementations share one way in torch."""
+    name, _ = requested(AUTO)
+    if name == "triton":
+        require_triton(operator, why_not_triton(*tensors))
+    return name == "triton" or (name == AUTO and prefers_triton(tensors[0], why_not_triton(*tensors)))
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:

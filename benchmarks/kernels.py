@@ -1,0 +1,198 @@
+"""Triton kernels against the same operators in torch, and linear attention against softmax attention, on a GPU.
+
+    python benchmarks/kernels.py linear_attention      # forward and backward by length; softmax beside
+    python benchmarks/kernels.py decoding              # one step of linear attention with its state
+    python benchmarks/kernels.py orthogonality_loss    # forward and backward by length
+    python benchmarks/kernels.py geometric_attention   # forward and backward by length
+
+Results are compared before anything is timed. Times are medians of interleaved rounds; read them as ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from typing import Callable, Dict, List, Tuple
+
+import torch
+from report import publish, table, where
+from torch import Tensor
+
+from fairseq_sg.ops import geometric_attention, linear_attention, linear_attention_state, orthogonality_loss
+from fairseq_sg.ops.triton_support import why_not_triton
+
+HEADS = 8
+POSITIONS = 8192  # in a batch, whatever the length
+LENGTHS = {
+    "linear_attention": (32, 64, 256, 1024, 4096),
+    "orthogonality_loss": (32, 64, 256, 1024, 4096),
+    "geometric_attention": (16, 50, 200, 1000),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Run = Callable[[], List[Tensor]]
+
+
+def interleaved(runs: Dict[str, Run], rounds: int) -> Dict[str, Tuple[float, float]]:
+    """Median and interquartile range in milliseconds on the GPU; the first five rounds do not count."""
+    times: Dict[str, List[float]] = {name: [] for name in runs}
+    for number in range(rounds + 5):
+        for name, run in runs.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            if number >= 5:
+                times[name].append(begin.elapsed_time(end))
+    found = {}
+    for name, measured in times.items():
+        low, _, high = statistics.quantiles(measured, n=4)
+        found[name] = statistics.median(measured), high - low
+    return found
+
+
+def peak(run: Run) -> float:
+    """Megabytes at the peak of a run, beside what there was before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def check(runs: Dict[str, Run], exact: List[Tensor], dtype: torch.dtype) -> None:
+    """Stops if a result, value or gradient, is farther from float64 than 5 times the torch path and some roundings."""
+    errors = {
+        name: [float((x.double() - truth).abs().max()) for x, truth in zip(run(), exact, strict=True)]
+        for name, run in runs.items()
+    }
+    for ours, theirs, truth in zip(errors["triton"], errors["torch"], exact, strict=True):
+        allowed = 5 * theirs + 8 * torch.finfo(dtype).eps * float(truth.abs().max())
+        if not ours <= allowed:
+            sys.exit(f"kernels: wrong result, error {ours:.3g} where {allowed:.3g} is allowed; nothing was timed")
+
+
+def differentiated(function: Callable[..., Tensor], *inputs: Tensor) -> Run:
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    weighting = torch.randn_like(function(*leaves))
+
+    def run() -> List[Tensor]:
+        out = function(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, weighting.to(out.dtype))]
+
+    return run
+
+
+def compared(
+    function: Callable[..., Tensor], inputs: List[Tensor], in_torch: str, seed: int = 1
+) -> Tuple[Dict[str, Run], List[Tensor]]:
+    """Runs of both implementations with one weighting of the outputs, and the results in float64."""
+
+    def of(implementation: str, *tensors: Tensor) -> Run:
+        torch.manual_seed(seed)
+        return differentiated(lambda *x: function(*x, implementation=implementation), *tensors)
+
+    torch.manual_seed(seed)
+    weighting = torch.randn_like(function(*inputs, implementation=in_torch))
+    leaves = [x.detach().double().requires_grad_() for x in inputs]
+    out = function(*leaves, implementation=in_torch)
+    exact = [out.detach(), *torch.autograd.grad(out, leaves, weighting.double())]
+    return {"triton": of("triton", *inputs), "torch": of(in_torch, *inputs)}, exact
+
+
+def cases(what: str, length: int, dim: int, dtype: torch.dtype) -> Tuple[Dict[str, Run], List[Tensor]]:
+    batch = max(POSITIONS // length, 1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device="cuda").to(dtype)
+
+    if what == "linear_attention":
+        q, k = (torch.nn.functional.elu(normal(batch, HEADS, length, dim).float()).add(1).to(dtype) for _ in range(2))
+        v = normal(batch, HEADS, length, dim)
+        runs, exact = compared(lambda *x, **options: linear_attention(*x, causal=True, **options), [q, k, v], "chunked")
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        runs["softmax"] = differentiated(lambda *x: sdpa(*x, is_causal=True), q, k, v)
+        return runs, exact
+    if what == "orthogonality_loss":
+        return compared(orthogonality_loss, [normal(batch, HEADS, length, dim)], "chunked")
+    rows = max(POSITIONS // length, 1)
+    return compared(geometric_attention, [normal(rows, HEADS, length, length)], "scan")
+
+
+def rows_of(what: str, dim: int, dtype: torch.dtype, rounds: int) -> List[Tuple[str, ...]]:
+    rows = []
+    for length in LENGTHS[what]:
+        runs, exact = cases(what, length, dim, dtype)
+        check({name: runs[name] for name in ("triton", "torch")}, exact, dtype)
+        memory = {name: peak(run) for name, run in runs.items()}
+        times = interleaved(runs, rounds)
+        base = times["triton"][0]
+        for name, (median, spread) in times.items():
+            rows.append(
+                (f"{length:,}", name, f"{median:.3f}", f"{spread:.3f}", f"{median / base:.2f}", f"{memory[name]:.1f}")
+            )
+    return rows
+
+
+def decoding_rows(dim: int, dtype: torch.dtype, rounds: int) -> List[Tuple[str, ...]]:
+    rows = []
+    for batch in (1, 16, 256):
+        q, k, v = (torch.rand(batch, HEADS, 1, dim, device="cuda").to(dtype) for _ in range(3))
+        state = linear_attention_state(k, v)
+
+        def step(implementation: str, q=q, k=k, v=v, state=state) -> Run:
+            def run() -> List[Tensor]:
+                with torch.no_grad():
+                    out, new = linear_attention(
+                        q, k, v, causal=True, state=state, return_state=True, implementation=implementation
+                    )
+                return [out, *new]
+
+            return run
+
+        runs = {"triton": step("triton"), "torch": step("chunked")}
+        exact, (s, z) = linear_attention(
+            q.double(), k.double(), v.double(), causal=True, state=state, return_state=True, implementation="naive"
+        )
+        check(runs, [exact, s, z], dtype)
+        times = interleaved(runs, rounds)
+        for name, (median, spread) in times.items():
+            ratio = median / times["triton"][0]
+            rows.append((f"{batch}", name, f"{1e3 * median:.1f}", f"{1e3 * spread:.1f}", f"{ratio:.2f}"))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*LENGTHS, "decoding"])
+    parser.add_argument("--dim", type=int, default=64, help="width of a head (default 64)")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=50, help="rounds that count (default 50)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("kernels: these are kernels for a GPU, and torch sees none; on the CPU there is nothing to compare")
+    dtype = DTYPES[args.dtype]
+    reason = why_not_triton(torch.empty(0, dtype=dtype, device="cuda"))
+    if reason is not None:
+        sys.exit(f"kernels: {reason}")
+    torch.manual_seed(0)
+    command = f"`python benchmarks/kernels.py {args.what} --dim {args.dim} --dtype {args.dtype} --rounds {args.rounds}`"
+    about = f"median of {args.rounds} interleaved rounds, and interquartile range; {command}; {where(gpu=True)}.\n\n"
+    if args.what == "decoding":
+        text = f"One step of linear attention with its state ({HEADS} heads, width {args.dim}), {args.dtype}; {about}"
+        header = ("batch", "implementation", "µs", "spread", "times triton")
+        text += table(header, decoding_rows(args.dim, dtype, args.rounds))
+    else:
+        text = f"Forward and backward, {POSITIONS:,} positions in a batch, {HEADS} heads, {args.dtype}; {about}"
+        header = ("length", "implementation", "ms", "spread", "times triton", "MB at the peak")
+        text += table(header, rows_of(args.what, args.dim, dtype, args.rounds))
+    publish(f"Kernels: {args.what} ({args.dtype}, width {args.dim})", text, args.results)
+
+
+if __name__ == "__main__":
+    main()

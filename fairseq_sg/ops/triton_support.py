@@ -1,0 +1,86 @@
+"""Where Triton kernels can run, and how they are launched. Triton itself is imported by the kernels' files alone.
+
+Kernels are in ``triton.py`` of each operator. They take float32, float16 and bfloat16, and compute in float32.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+OLDEST = (3, 2)
+CAPABILITY = (8, 0)
+#: Whether ``"auto"`` takes the kernels where they can run. Not before they have been run and measured on a GPU
+#: (docs/kernels.md): until then they are asked for by name.
+AUTOMATIC = False
+
+
+def why_not_triton(*tensors: Tensor) -> str | None:
+    """Why Triton kernels cannot run on these tensors; None where they can.
+
+    They run on an Nvidia GPU of compute capability 8.0 or newer, and on the CPU under Triton's interpreter
+    (``TRITON_INTERPRET=1`` in the environment before the first import of Triton).
+    """
+    other = next((x.dtype for x in tensors if x.dtype not in DTYPES), None)
+    if other is not None:
+        return f"kernels take float32, float16 and bfloat16, not {str(other).removeprefix('torch.')}"
+    devices = {x.device for x in tensors}
+    if len(devices) != 1:
+        return f"the tensors are on several devices: {', '.join(sorted(map(str, devices)))}"
+    return _why_not_installed() or _why_not_on(devices.pop(), os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def prefers_triton(tensor: Tensor, reason: str | None) -> bool:
+    """Whether ``"auto"`` runs Triton kernels: never on a CPU, nor for a reason of `why_not_triton` (or the operator)."""
+    return AUTOMATIC and tensor.is_cuda and reason is None
+
+
+def require_triton(operator: str, reason: str | None) -> None:
+    """Raises `ValueError` with the reason of `why_not_triton` (or of the operator), if there is one."""
+    if reason is not None:
+        raise ValueError(f"{operator} cannot run its implementation 'triton' here: {reason}")
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Runs a kernel on the device of the first argument; an empty grid is nothing to do."""
+    if 0 in grid:
+        return
+    device = arguments[0].device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        kernel[grid](*arguments, **options)
+
+
+def power_of_two(size: int, least: int, most: int) -> int:
+    """The smallest power of two that is not below `size`, kept between two others."""
+    return min(max(1 << max(size - 1, 0).bit_length(), least), most)
+
+
+@cache
+def _why_not_installed() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    import triton
+
+    version = triton.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        return f"Triton {version} is older than {'.'.join(map(str, OLDEST))}"
+    return None
+
+
+@cache
+def _why_not_on(device: torch.device, interpreted: bool) -> str | None:
+    if device.type == "cpu":
+        return None if interpreted else "the tensors are on the CPU"
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"kernels are for Nvidia GPUs, not for {device.type if torch.version.hip is None else 'ROCm'}"
+    found = torch.cuda.get_device_capability(device)
+    if found < CAPABILITY:
+        return "compute capability {}.{} is below {}.{}".format(*found, *CAPABILITY)
+    return None

@@ -1,0 +1,147 @@
+"""Kernels in Triton: their own tests, each file in a process of its own, and when they are chosen."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_sg.ops import (
+    force_implementation,
+    geometric_attention,
+    linear_attention,
+    linear_attention_read,
+    linear_attention_state,
+    orthogonality_loss,
+    triton_support,
+)
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+
+HERE = Path(__file__).resolve().parent
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def operators(x, **options):
+    return {
+        "linear_attention": lambda: linear_attention(x, x, x, **options),
+        "orthogonality_loss": lambda: orthogonality_loss(x, **options),
+        "geometric_attention": lambda: geometric_attention(x, **options),
+    }
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+@pytest.mark.parametrize("name", ["linear_attention", "orthogonality", "geometric"])
+def test_kernels(name):
+    """On a GPU, or under the interpreter, which has to be chosen before the first import of Triton."""
+    environment = {name: value for name, value in os.environ.items() if name != ENVIRONMENT_VARIABLE}
+    if not torch.cuda.is_available():
+        environment["TRITON_INTERPRET"] = "1"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", str(HERE / f"triton_{name}.py")]
+    done = subprocess.run(command, cwd=HERE.parents[1], env=environment, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout
+
+
+def test_automatic_choice_on_a_cpu_is_torch(monkeypatch):
+    """Also under the interpreter: it is for tests."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(triton_support, "launch", None)
+    x = torch.rand(2, 3, 5, 5)
+    for name, fast in (
+        ("linear_attention", "chunked"),
+        ("orthogonality_loss", "chunked"),
+        ("geometric_attention", "scan"),
+    ):
+        assert torch.equal(operators(x)[name](), operators(x, implementation=fast)[name]())
+
+
+@pytest.mark.parametrize("name", operators(None))
+@pytest.mark.parametrize("how", ["argument", "block", "environment"])
+def test_refused_where_it_cannot_run(name, how, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    x = torch.rand(2, 3, 5, 5)
+    message = f"{name} cannot run its implementation 'triton' here: "
+    message += "the tensors are on the CPU" if HAS_TRITON else "Triton is not installed"
+    if how == "environment":
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, "triton")
+    with pytest.raises(ValueError, match=message):
+        if how == "argument":
+            operators(x, implementation="triton")[name]()
+        elif how == "block":
+            with force_implementation("triton"):
+                operators(x)[name]()
+        else:
+            operators(x)[name]()
+
+
+def test_folded_forms_are_refused_by_name(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    x = torch.rand(2, 3, 5, 4)
+    state = linear_attention_state(x, x)
+    with force_implementation("triton"):
+        with pytest.raises(ValueError, match="linear_attention_state cannot run"):
+            linear_attention_state(x, x)
+        with pytest.raises(ValueError, match="linear_attention_read cannot run"):
+            linear_attention_read(x, state)
+
+
+def test_reasons(monkeypatch):
+    """Dtype, then devices, then what is installed, then the device itself."""
+    single, double, meta = torch.ones(1), torch.ones(1, dtype=torch.float64), torch.ones(1, device="meta")
+    assert "not float64" in triton_support.why_not_triton(single, double)
+    assert "several devices: cpu, meta" in triton_support.why_not_triton(single, meta)
+    monkeypatch.setattr(triton_support, "_why_not_installed", lambda: None)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert triton_support.why_not_triton(single) == "the tensors are on the CPU"
+    assert "not for meta" in triton_support.why_not_triton(meta)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert triton_support.why_not_triton(single) is None
+    monkeypatch.setattr(triton_support, "AUTOMATIC", True)
+    assert not triton_support.prefers_triton(single, None)
+    monkeypatch.setattr(triton_support, "_why_not_installed", lambda: "Triton 3.1.0 is older than 3.2")
+    assert triton_support.why_not_triton(single) == "Triton 3.1.0 is older than 3.2"
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "reason"),
+    [
+        ((9, 0), None, None),
+        ((8, 0), None, None),
+        ((7, 5), None, "compute capability 7.5 is below 8.0"),
+        ((9, 0), "6.2", "kernels are for Nvidia GPUs, not for ROCm"),
+    ],
+    ids=["Hopper", "Ampere", "Turing", "ROCm"],
+)
+def test_which_gpus(capability, hip, reason, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert triton_support._why_not_on.__wrapped__(torch.device("cuda", 0), False) == reason
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_automatic_choice_on_a_gpu(automatic, monkeypatch):
+    class OnGPU:
+        is_cuda = True
+
+    monkeypatch.setattr(triton_support, "AUTOMATIC", automatic)
+    assert triton_support.prefers_triton(OnGPU(), None) == automatic
+    assert not triton_support.prefers_triton(OnGPU(), "E is beyond 512")
+
+
+@pytest.mark.parametrize(("size", "expected"), [(0, 16), (1, 16), (16, 16), (17, 32), (64, 64), (65, 64), (300, 64)])
+def test_power_of_two(size, expected):
+    assert triton_support.power_of_two(size, 16, 64) == expected
+
+
+def test_operators_work_where_importing_triton_fails():
+    code = "import sys; sys.modules['triton'] = None; import torch, fairseq_sg.ops as ops; x = torch.rand(1, 2, 4, 4); "
+    code += "ops.linear_attention(x, x, x); ops.orthogonality_loss(x); ops.geometric_attention(x); print('done')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HERE.parents[1], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stdout.strip() == "done", done.stderr
