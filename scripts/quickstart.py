@@ -25,9 +25,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import (  # noqa: E402
+    ENDED,
     REPOSITORY,
     Run,
     curve,
+    diverged,
     environment,
     on,
     partial_result,
@@ -158,12 +160,12 @@ def complete_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace
         args.seeds = [int(seed) for seed in args.seeds.split(",")]
     except ValueError:
         parser.error(f"--seeds is {args.seeds!r}: it must be numbers, comma separated")
-    args.device = args.device if args.device != "auto" else ("cuda" if _has_gpu() else "cpu")
+    args.device = args.device if args.device != "auto" else ("cuda" if has_gpu() else "cpu")
     args.jobs = args.jobs or min(len(args.models) * len(args.seeds), max(3, os.cpu_count() or 1))
     args.results = Path(args.results or args.out / "summary")
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
@@ -217,6 +219,9 @@ class Watcher:
         self.seen: Dict[str, Any] = {}
         self.bars = None
         self.asked = 0.0
+        self.started = time.time()
+        self.ended: Dict[str, Dict[str, Any]] = {}
+        self.at_start = {str(run.folder): position(run)["step"] for run in runs}
         if sys.stdout.isatty():
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -227,27 +232,48 @@ class Watcher:
             self.ids = {
                 str(r.folder): self.bars.add_task(f"{r.name} (seed {r.seed})", total=r.steps, note="") for r in runs
             }
+            self.all = self.bars.add_task("all", total=sum(r.steps for r in runs), note="")
             self.bars.start()
 
+    def left(self, runs: List[Run], state: Dict[str, str], steps: Dict[str, int]) -> str:
+        """About how long the trainings still take, by the steps made since the start; empty before the first ones."""
+        made = sum(steps[str(r.folder)] - self.at_start[str(r.folder)] for r in runs)
+        to_make = sum(max(0, r.steps - steps[str(r.folder)]) for r in runs if state[str(r.folder)] not in ENDED)
+        if made <= 0 or not to_make:
+            return ""
+        minutes = (time.time() - self.started) / made * to_make / 60
+        return f"about {minutes:.0f} min left" if minutes < 120 else f"about {minutes / 60:.1f} h left"
+
     def __call__(self, runs: List[Run], state: Dict[str, str]) -> None:
-        finished = all(s in ("done", "failed") for s in state.values())
+        finished = all(s in ENDED for s in state.values())
         if time.time() - self.asked < 5 and not finished:
             return
         self.asked = time.time()
+        # A run that has ended is not read again.
+        at_all = {str(r.folder): self.ended.get(str(r.folder)) or position(r) for r in runs}
+        self.ended = {key: at for key, at in at_all.items() if state[key] in ENDED}
+        left = self.left(runs, state, {key: at["step"] for key, at in at_all.items()})
         for run in runs:
             key = str(run.folder)
-            at = position(run)
+            at = at_all[key]
             note = "  ".join(f"{shown} {at[s]:.1f}%" for s, shown in run.subsets.items() if s in at)
             note = f"{state[key]}  {note}"
             step = run.steps if state[key] == "done" else at["step"]
             if self.bars:
-                self.bars.update(self.ids[key], completed=step, note=note)
+                # A terminal has no room for the bars of a whole table.
+                seen = len(runs) <= 20 or state[key] in ("training", "evaluating")
+                self.bars.update(self.ids[key], completed=step, note=note, visible=seen)
             elif self.seen.get(key) != note:
                 self.seen[key] = note
-                print(
-                    f"{time.strftime('%H:%M:%S')}  {run.name} (seed {run.seed})  step {step}/{run.steps}  {note}",
-                    flush=True,
-                )
+                where = f"{run.name} (seed {run.seed})  step {step}/{run.steps}"
+                print(f"{time.strftime('%H:%M:%S')}  {where}  {note}  {left}".rstrip(), flush=True)
+        if self.bars:
+            ended = sum(s in ENDED for s in state.values())
+            self.bars.update(
+                self.all,
+                completed=sum(at["step"] for at in at_all.values()),
+                note=f"{ended} of {len(runs)} ended  {left}",
+            )
 
     def close(self) -> None:
         """Gives the terminal back; a live display hides its cursor."""
@@ -384,32 +410,61 @@ def machines(summary: Dict[str, Any]) -> str:
     return "; ".join(", ".join(f"{k} {v}" for k, v in m.items()) for m in summary["machines"])
 
 
+#: More models than this are drawn as bars: their curves could not be told apart.
+CURVES = 8
+
+
 def plot(summary: Dict[str, Any], path: Path) -> None:
-    """Accuracy through training: OOD solid, IID dashed; mean over seeds, with a band from the least to the most."""
+    """Accuracy through training, or, of many models or trainings evaluated once, their last accuracies as bars."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 4.2))
-    models = list(dict.fromkeys(r["name"] for r in summary["runs"] if r and "result" in r))
-    for number, model in enumerate(models):
-        curves = [r["result"]["curve"] for r in summary["runs"] if r and r["name"] == model and "result" in r]
-        for subset, style in (("valid", "--"), ("gen", "-")):
-            steps = sorted(set.intersection(*({p["step"] for p in c if subset in p} for c in curves)))
-            values = [[next(p[subset] for p in c if p["step"] == s) for c in curves] for s in steps]
-            label = f"{model} ({SUBSETS[subset]})"
-            axes.plot(steps, [statistics.mean(v) for v in values], style, color=f"C{number}", label=label)
-            if len(curves) > 1:
-                axes.fill_between(
-                    steps, [min(v) for v in values], [max(v) for v in values], color=f"C{number}", alpha=0.15, lw=0
-                )
-    axes.set(xlabel="training step", ylabel="exact match, %", ylim=(-2, 102), title=summary["what"].partition(";")[0])
+    curves: Dict[str, List[List[Dict[str, float]]]] = {}
+    for record in summary["runs"]:
+        if record and "result" in record:
+            curves.setdefault(record["name"], []).append(record["result"]["curve"])
+    as_bars = len(curves) > CURVES or all(len(curve) == 1 for found in curves.values() for curve in found)
+    figure, axes = plt.subplots(figsize=(9, max(4.2, 0.28 * len(curves)) if as_bars else 4.2))
+    (draw_bars if as_bars else draw_curves)(axes, curves)
+    axes.set_title(summary["what"].partition(";")[0])
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8 if len(models) <= 8 else 5, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def draw_curves(axes: Any, curves: Dict[str, List[List[Dict[str, float]]]]) -> None:
+    """OOD solid, IID dashed; mean over seeds, with a band from the least to the most."""
+    for number, (model, found) in enumerate(curves.items()):
+        for subset, style in (("valid", "--"), ("gen", "-")):
+            steps = sorted(set.intersection(*({p["step"] for p in c if subset in p} for c in found)))
+            values = [[next(p[subset] for p in c if p["step"] == s) for c in found] for s in steps]
+            label = f"{model} ({SUBSETS[subset]})"
+            axes.plot(steps, [statistics.mean(v) for v in values], style, color=f"C{number}", label=label)
+            if len(found) > 1:
+                axes.fill_between(
+                    steps, [min(v) for v in values], [max(v) for v in values], color=f"C{number}", alpha=0.15, lw=0
+                )
+    axes.set(xlabel="training step", ylabel="exact match, %", ylim=(-2, 102))
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+
+
+def draw_bars(axes: Any, curves: Dict[str, List[List[Dict[str, float]]]]) -> None:
+    """A bar for IID and one for OOD, from above in the models' order; mean over seeds, a line from the least to the
+    most."""
+    for number, (subset, shown) in enumerate(SUBSETS.items()):
+        values = [[curve[-1][subset] for curve in found] for found in curves.values()]
+        means = [statistics.mean(v) for v in values]
+        reach = [[m - min(v) for m, v in zip(means, values)], [max(v) - m for m, v in zip(means, values)]]
+        places = [model + 0.4 * number for model in range(len(curves))]
+        axes.barh(places, means, height=0.4, xerr=reach, label=shown, color=f"C{number}")
+    axes.set(
+        xlabel="exact match, %", xlim=(0, 102), yticks=[m + 0.2 for m in range(len(curves))], yticklabels=list(curves)
+    )
+    axes.invert_yaxis()
+    axes.legend(frameon=False)
 
 
 def main(comparison: Comparison = QUICKSTART) -> int:
@@ -438,24 +493,27 @@ def carry_out(
     runs: List[Run],
     prepare: Callable[[], None],
     publish: Callable[[List[Dict[str, Any]]], None],
+    read: Callable[[List[Run]], List[Dict[str, Any]]] = report,
+    train: Callable[..., List[Dict[str, Any]]] = run_all,
 ) -> int:
     """Prepares the data, trains and evaluates ``runs``, or with ``--report`` only reads them, and publishes their records.
 
-    Returns the exit status.
+    ``read`` and ``train`` (called as ``run_all``) give the records in the two cases. Returns the exit status: a
+    training that diverged is a result, one that failed is an error.
     """
     os.chdir(REPOSITORY)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a kill, too, ends the trainings with it
     started = time.time()
     try:
         if args.report:
-            records = report(runs)
+            records = read(runs)
         else:
             prepare()
             print(f"{len(runs)} trainings on {args.device}, {args.jobs} at a time:")
             for run in runs:
                 print(f"  {shlex.join(run.train_command())}")
             with contextlib.closing(Watcher(runs)) as watcher:
-                records = run_all(runs, args.jobs, watcher)
+                records = train(runs, args.jobs, watcher)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -467,9 +525,13 @@ def carry_out(
         f"\nlogs: FOLDER/train.log, checkpoints: FOLDER/{runs[0].checkpoint.name}, plot: {args.results.with_suffix('.png')}"
     )
     print(f"{(time.time() - started) / 60:.1f} minutes in all")
-    failed = [run for run, record in zip(runs, records) if "result" not in record]
+    for run in filter(diverged, runs):
+        print(f"{run.name} (seed {run.seed}) diverged: {diverged(run)['why']}; see {run.log}", file=sys.stderr)
+    failed = [run for run, record in zip(runs, records) if record.get("failed")]
     for run in failed:
-        print(f"error: {run.name} (seed {run.seed}) failed; see {run.log}", file=sys.stderr)
+        print(
+            f"error: {run.name} (seed {run.seed}) failed in {saved(run)['failed']}; see {run.folder}", file=sys.stderr
+        )
     return 1 if failed else 0
 
 

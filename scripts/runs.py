@@ -24,6 +24,12 @@ from typing import IO, Any, Callable, Dict, List, Optional
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
+#: A training that was right in so many percent of some subset has learnt something …
+LEARNT = 10.0
+#: … and has collapsed when it is right in none of any subset at so many evaluations, one after another.
+EVALUATIONS_AT_ZERO = 5
+#: States in which nothing more happens to a run.
+ENDED = ("done", "failed", "diverged")
 
 
 @dataclass
@@ -94,6 +100,11 @@ class Run:
             "--scoring", "sacrebleu", "--sacrebleu-tokenizer", "none", *self.evaluation, *self.generation,
         ]  # fmt: skip
 
+    def commands(self) -> List[List[str]]:
+        """Of the training and of its evaluation."""
+        decoded = self.subsets if self.generate else ()
+        return [self.train_command(), self.validate_command(), *(self.generate_command(s) for s in decoded)]
+
 
 def on(device: str) -> List[str]:
     """The arguments of fairseq's commands that choose the device ``cpu`` or ``cuda``."""
@@ -149,14 +160,54 @@ def curve(run: Run) -> List[Dict[str, float]]:
         if subset in run.subsets:
             step = int(event[f"{subset}_num_updates"])
             point = points.setdefault(step, {"step": step})
-            point[subset] = event[f"{subset}_accuracy"]
-            point[f"{subset}_loss"] = event[f"{subset}_nll_loss"]
+            for key, logged in (("", "accuracy"), ("_loss", "nll_loss")):
+                if f"{subset}_{logged}" in event:
+                    point[f"{subset}{key}"] = event[f"{subset}_{logged}"]
     return [points[step] for step in sorted(points)]
+
+
+def complete(run: Run, point: Dict[str, float]) -> bool:
+    """Whether every subset was evaluated at a point of a curve."""
+    return all(subset in point or f"{subset}_loss" in point for subset in run.subsets)
+
+
+def divergence(run: Run, finished: bool = False) -> Optional[Dict[str, Any]]:
+    """Why and at which step a training is a "Fail", by its log; None if it is not.
+
+    Either a loss is NaN or infinite (or fairseq gave up for that reason), or the accuracy fell to 0 and did not
+    recover: it was at least ``LEARNT`` percent on some subset and is 0 on all of them at the last
+    ``EVALUATIONS_AT_ZERO`` evaluations, or at the last one of a training that has ``finished``.
+    """
+    for event in events(run.log):
+        prefix = f"{event['kind']}_" if event["kind"] in run.subsets else ""
+        for name in ("loss", "nll_loss"):
+            loss = event.get(f"{prefix}{name}", 0.0)
+            if isinstance(loss, float) and not math.isfinite(loss):
+                where = f" on {event['kind']}" if prefix else ""
+                return {"step": int(event.get(f"{prefix}num_updates", 0)), "why": f"the loss{where} is {loss}"}
+    if _gave_up(run):
+        return {"step": position(run)["step"], "why": "a gradient is not finite (FloatingPointError)"}
+    points = [point for point in curve(run) if all(subset in point for subset in run.subsets)]
+    best = [max(point[subset] for subset in run.subsets) for point in points]
+    zeros = len(best) - next((i + 1 for i in range(len(best) - 1, -1, -1) if best[i] > 0), 0)
+    if zeros >= (1 if finished else EVALUATIONS_AT_ZERO) and max(best) >= LEARNT:
+        fell = points[len(points) - zeros]["step"]
+        return {
+            "step": fell,
+            "why": f"the accuracy was {max(best):.1f} %, fell to 0 at step {fell} and did not recover",
+        }
+    return None
+
+
+def _gave_up(run: Run) -> bool:
+    """Whether the last start of the training ended because fairseq met a gradient that is not finite."""
+    last = run.log.read_text(errors="replace").rpartition("\n$ fairseq-train ")[2]
+    return "\nFloatingPointError" in last
 
 
 def selected(run: Run, points: List[Dict[str, float]]) -> Dict[str, float]:
     """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the best on the first subset."""
-    points = [point for point in points if set(run.subsets) <= set(point)]
+    points = [point for point in points if complete(run, point)]
     selector = next(iter(run.subsets))
     return max(points, key=lambda point: (point[selector] if run.best else 0, point["step"]))
 
@@ -164,16 +215,18 @@ def selected(run: Run, points: List[Dict[str, float]]) -> Dict[str, float]:
 def partial_result(run: Run, step: int) -> Optional[Dict[str, Any]]:
     """The result at ``step`` of a training that has not finished, from its log alone: accuracies, curve up to there, minutes."""
     points = [point for point in curve(run) if point["step"] <= step]
-    if not points or points[-1]["step"] != step or not set(run.subsets) <= set(points[-1]):
+    if not points or points[-1]["step"] != step or not complete(run, points[-1]):
         return None
+    chosen = selected(run, points)
     stamps = re.findall(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ", _log_until(run, step), re.MULTILINE)
     first, last = (datetime.fromisoformat(stamp) for stamp in (stamps[0], stamps[-1]))
     return {
         "minutes": (last - first).total_seconds() / 60,
         "result": {
             "steps": step,
-            "checkpoint_step": selected(run, points)["step"],
-            "accuracy": {s: selected(run, points)[s] for s in run.subsets},
+            "checkpoint_step": chosen["step"],
+            "accuracy": {s: chosen[s] for s in run.subsets if s in chosen},
+            "loss": {s: chosen[f"{s}_loss"] for s in run.subsets if f"{s}_loss" in chosen},
             "generated": {},
             "curve": points,
         },
@@ -193,7 +246,8 @@ def position(run: Run) -> Dict[str, Any]:
         if event["kind"] == "train_inner":
             state["step"] = int(event["num_updates"])
         elif event["kind"] in run.subsets:
-            state[event["kind"]] = event[f"{event['kind']}_accuracy"]
+            if f"{event['kind']}_accuracy" in event:
+                state[event["kind"]] = event[f"{event['kind']}_accuracy"]
             state["step"] = int(event[f"{event['kind']}_num_updates"])
     return state
 
@@ -215,67 +269,160 @@ def result_of(run: Run) -> Optional[Dict[str, Any]]:
     Raises:
         ValueError: the folder holds a run with other settings.
     """
+    done = _checked(run).get("result")
+    return done if done and done["steps"] >= run.steps else None
+
+
+def diverged(run: Run) -> Optional[Dict[str, Any]]:
+    """Why and when a run was found to have diverged, or None. Raises ValueError as ``result_of`` does."""
+    return _checked(run).get("diverged")
+
+
+def _checked(run: Run) -> Dict[str, Any]:
     record = saved(run)
     if record and record["settings"] != _settings(run):
         raise ValueError(
             f"{run.folder} holds a training with other settings (see its run.json): choose another --out, or delete the folder"
         )
-    done = record.get("result")
-    return done if done and done["steps"] >= run.steps else None
+    return record
 
 
 def _settings(run: Run) -> Dict[str, Any]:
     return {"data": str(run.data), "seed": run.seed, "arguments": run.arguments}
 
 
-def run_all(runs: List[Run], jobs: int, watch: Callable[[List[Run], Dict[str, str]], None]) -> List[Dict[str, Any]]:
+class Busy(ValueError):
+    """Another process trains in a run's folder."""
+
+
+def run_all(
+    runs: List[Run],
+    jobs: int,
+    watch: Callable[[List[Run], Dict[str, str]], None],
+    place: Optional[Callable[[List[Dict[str, Any]]], Optional[Dict[str, str]]]] = None,
+    share: bool = False,
+) -> List[Dict[str, Any]]:
     """Trains and evaluates what is not done yet, ``jobs`` at a time, and returns every run's record, in order.
 
-    ``watch`` is called every second with the state of each run by folder ("waiting", "training", "evaluating", "done", "failed").
-    A training that fails is recorded as failed and does not stop the others.
+    ``watch`` is called every second with the state of each run by folder ("waiting", "training", "evaluating",
+    "done", "diverged", "failed", "elsewhere"). A training that fails is recorded as failed and does not stop the
+    others; one that diverges (``divergence``) is stopped and recorded as that.
+
+    Args:
+        place: is given the jobs that are running, and says in which environment variables another one may start
+            now, or None if it has to wait. Without it, any may.
+        share: a folder in which another process trains is waited for, instead of refused.
+
+    Raises:
+        Busy: another process trains in a folder, without ``share``.
+        ValueError: a folder holds a run with other settings.
     """
     state = {str(run.folder): "waiting" for run in runs}
     active: Dict[str, Dict[str, Any]] = {}
     waiting = []
     for run in runs:
-        if result_of(run):
+        if diverged(run):
+            state[str(run.folder)] = "diverged"
+        elif result_of(run):
             state[str(run.folder)] = "done"
         else:
             waiting.append(run)
     try:
         while waiting or active:
-            while waiting and len(active) < jobs:
-                run = waiting.pop(0)
-                active[str(run.folder)] = _start(run)
-                state[str(run.folder)] = "training"
-            for key, job in list(active.items()):
-                if job["process"].poll() is None:
+            for run in list(waiting):
+                if len(active) >= jobs:
+                    break
+                where = place(list(active.values())) if place else {}
+                if where is None:
+                    break
+                try:
+                    job = _start(run, where)
+                except Busy:
+                    if not share:
+                        raise
+                    state[str(run.folder)] = "elsewhere"
                     continue
-                if job["process"].returncode != 0:
-                    state[key] = "failed"
+                waiting.remove(run)
+                active[str(run.folder)] = job
+                state[str(run.folder)] = "training" if job["process"] else _ended(run)
+            for key, job in list(active.items()):
+                if job["process"] is None or _advance(job):
+                    state[key] = _ended(job["run"])
+                    job["lock"].close()
                     del active[key]
-                    _record(job["run"], failed=job["stage"])
-                elif job["stage"] == "training":
-                    _finish_training(job)
-                    state[key] = "evaluating"
                 else:
-                    _finish_evaluation(job)
-                    state[key] = "done"
-                    del active[key]
+                    state[key] = "training" if job["stage"] == "training" else "evaluating"
             watch(runs, state)
             time.sleep(1)
     finally:
         for job in active.values():
             # The group: its data loaders, or the commands of its evaluation, end with it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(job["process"].pid, signal.SIGTERM)
+            _signal(job["process"], signal.SIGTERM)
     watch(runs, state)
     return [saved(run) for run in runs]
 
 
-def _start(run: Run) -> Dict[str, Any]:
+def _ended(run: Run) -> str:
+    record = saved(run)
+    return "diverged" if "diverged" in record else "done" if "result" in record else "failed"
+
+
+def _advance(job: Dict[str, Any]) -> bool:
+    """Carries a job on by what its process has done since; whether nothing is left to do."""
+    run, process = job["run"], job["process"]
+    ended = process.poll() is not None
+    if job["stage"] == "training":
+        # A log is read again when it has grown.
+        size = run.log.stat().st_size
+        found = divergence(run, finished=process.returncode == 0) if ended or size != job["size"] else None
+        job["size"] = size
+        if found:
+            _stop(process)
+            _record(run, diverged=found, minutes=_minutes(job))
+            return True
+    if not ended:
+        return False
+    if process.returncode != 0:
+        _record(run, failed=job["stage"])
+        return True
+    if job["stage"] == "training":
+        _finish_training(job)
+        return False
+    _finish_evaluation(job)
+    return True
+
+
+def begun(job: Dict[str, Any]) -> bool:
+    """Whether a job's training has logged a step since it was started, and so has all the memory that it needs."""
+    if not job["begun"]:
+        with open(job["run"].log, "rb") as log:
+            log.seek(job["from"])
+            job["begun"] = b"| INFO | train_inner |" in log.read()
+    return job["begun"]
+
+
+def _signal(process: subprocess.Popen, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _stop(process: subprocess.Popen) -> None:
+    """Ends a process and its group, by force if it has not gone after ten seconds."""
+    _signal(process, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    _signal(process, signal.SIGKILL)
+    process.wait()
+
+
+def _start(run: Run, where: Dict[str, str]) -> Dict[str, Any]:
     run.folder.mkdir(parents=True, exist_ok=True)
     lock = _lock(run.folder)
+    job = {"run": run, "lock": lock, "process": None, "stage": "training", "where": where}
+    job |= {"since": time.time(), "size": 0, "from": 0, "begun": False}
+    if diverged(run) or result_of(run):
+        # Another process has finished it while it was waited for.
+        return job
     record = {
         "settings": _settings(run),
         "minutes": saved(run).get("minutes", 0.0),
@@ -286,8 +433,9 @@ def _start(run: Run) -> Dict[str, Any]:
     with open(run.log, "a") as log:
         log.write(f"$ {shlex.join(run.train_command())}\n")
         log.flush()
-        process = _launch(executable(run.train_command()), lock, stdout=log, stderr=subprocess.STDOUT)
-    return {"run": run, "lock": lock, "process": process, "stage": "training", "since": time.time()}
+        job["from"] = job["size"] = log.tell()
+        job["process"] = _launch(executable(run.train_command()), lock, where, stdout=log, stderr=subprocess.STDOUT)
+    return job
 
 
 def _lock(folder: Path) -> IO[str]:
@@ -297,14 +445,14 @@ def _lock(folder: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise ValueError(f"{folder}: another process trains there already; wait for it, or stop it") from None
+        raise Busy(f"{folder}: another process trains there already; wait for it, or stop it") from None
     return lock
 
 
-def _launch(command: List[str], lock: IO[str], **kwargs: Any) -> subprocess.Popen:
+def _launch(command: List[str], lock: IO[str], where: Dict[str, str], **kwargs: Any) -> subprocess.Popen:
     """Starts a command in a process group of its own, with the lock in its hands."""
     return subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment(), start_new_session=True, pass_fds=(lock.fileno(),), **kwargs
+        command, cwd=REPOSITORY, env=environment() | where, start_new_session=True, pass_fds=(lock.fileno(),), **kwargs
     )
 
 
@@ -336,31 +484,36 @@ def machine(gpu: bool = True) -> Dict[str, Any]:
     return found
 
 
+def _minutes(job: Dict[str, Any]) -> float:
+    """Of a training, those of its earlier starts included, as far as they ended by themselves."""
+    return saved(job["run"])["minutes"] + (time.time() - job["since"]) / 60
+
+
 def _finish_training(job: Dict[str, Any]) -> None:
     run = job["run"]
-    record = saved(run)
-    record["minutes"] += (time.time() - job["since"]) / 60
-    write_json(run.folder / "run.json", record)
+    write_json(run.folder / "run.json", saved(run) | {"minutes": _minutes(job)})
     # Evaluation is one shell command, so that it, too, is one process to wait for.
+    _, *commands = run.commands()
     decoded = run.subsets if run.generate else ()
-    commands = [run.validate_command(), *(run.generate_command(subset) for subset in decoded)]
     outputs = [run.folder / "validate.log", *(run.folder / f"generate-{subset}.log" for subset in decoded)]
     script = " && ".join(f"{shlex.join(executable(c))} > {shlex.quote(str(o))} 2>&1" for c, o in zip(commands, outputs))
-    job.update(process=_launch(["bash", "-c", script], job["lock"]), stage="evaluation")
+    job.update(process=_launch(["bash", "-c", script], job["lock"], job["where"]), stage="evaluation")
 
 
 def _finish_evaluation(job: Dict[str, Any]) -> None:
     run = job["run"]
-    accuracy = {}
+    measured: Dict[str, Dict[str, float]] = {"accuracy": {}, "nll_loss": {}}
     for event in events(run.folder / "validate.log"):
-        if event["kind"] in run.subsets:
-            accuracy[event["kind"]] = event[f"{event['kind']}_accuracy"]
+        for name, values in measured.items():
+            if f"{event['kind']}_{name}" in event:
+                values[event["kind"]] = event[f"{event['kind']}_{name}"]
     decoded = run.subsets if run.generate else ()
     generated = {subset: _generated(run.folder / f"generate-{subset}.log") for subset in decoded}
     result = {
         "steps": run.steps,
         "checkpoint_step": selected(run, curve(run))["step"],
-        "accuracy": accuracy,
+        "accuracy": measured["accuracy"],
+        "loss": measured["nll_loss"],
         "generated": generated,
         "curve": curve(run),
     }
@@ -372,14 +525,7 @@ def _record(run: Run, **more: Any) -> None:
         "name": run.name,
         "seed": run.seed,
         "folder": str(run.folder),
-        "commands": [
-            shlex.join(c)
-            for c in (
-                run.train_command(),
-                run.validate_command(),
-                *(run.generate_command(s) for s in run.subsets if run.generate),
-            )
-        ],
+        "commands": [shlex.join(c) for c in run.commands()],
     }
     write_json(run.folder / "run.json", record | more)
 

@@ -1,0 +1,335 @@
+"""Recipes: a published table as a file ``scripts/recipes/NAME.yaml``, read strictly. ``docs/reproducing.md`` has
+the format."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+import yaml
+
+FOLDER = Path(__file__).resolve().parent / "recipes"
+#: What ``scripts/reproduce.py`` itself says to fairseq-train.
+RESERVED = {
+    "--user-dir", "--seed", "--max-update", "--save-dir", "--valid-subset", "--log-format", "--log-interval",
+    "--num-workers",
+    "--required-batch-size-multiple", "--validate-interval-updates", "--validate-interval", "--save-interval-updates",
+    "--save-interval", "--keep-interval-updates", "--no-epoch-checkpoints", "--batch-size-valid", "--cpu",
+    "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
+}  # fmt: skip
+METRICS = ("accuracy", "loss", "perplexity", "bleu")
+#: Where a column's number is read: in the evaluation of the chosen checkpoint, or at the end of training.
+PLACES = ("checkpoint", "end")
+_NUMBER = re.compile(r"(\d*\.?\d+)(?: ± (\d*\.?\d+))?")
+_NAME = re.compile(r"[\w.+-]+")
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be read; the message names the file, the row or other entry, and the key."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number as a paper prints it.
+
+    Attributes:
+        text: as printed. mean, std: its parts, None where it has none. half: half a unit of its last digit. fail:
+            whether it is "Fail", a training that diverged.
+    """
+
+    text: str
+    mean: float = 0.0
+    std: Optional[float] = None
+    half: float = 0.0
+    fail: bool = False
+
+
+@dataclass(frozen=True)
+class Data:
+    """A dataset: its ``folder`` inside ``--data``, the arguments of ``python -m data_prep`` that make it, and the
+    subsets that are evaluated; the first one chooses the best checkpoint."""
+
+    folder: str
+    prepare: str
+    subsets: Tuple[str, ...]
+
+    @property
+    def needs_file(self) -> bool:
+        """Whether the user has to name a file that is not downloaded (FILE in ``prepare``)."""
+        return "FILE" in self.prepare.split()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of the table: of which ``subset``, by which ``metric``, and ``at`` which step: that of the
+    checkpoint that is evaluated, the end of training, or the checkpoint that would have been chosen after so many
+    steps."""
+
+    subset: str
+    metric: str
+    at: Union[str, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        label: its name in the paper. arguments: what it adds to those of all rows; None for a line that is only
+            shown, and ``missing`` says why. on: the ``data`` that it is trained on. steps: of its training.
+        overrides: ``--model-overrides`` of the last evaluation. published: dataset -> column -> number.
+    """
+
+    label: str
+    arguments: Optional[Tuple[str, ...]]
+    missing: str
+    on: Tuple[str, ...]
+    steps: int
+    overrides: str
+    published: Dict[str, Dict[str, Published]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A published table. Fields are those of the file; see ``docs/reproducing.md``."""
+
+    name: str
+    title: str
+    source: str
+    data: Dict[str, Data]
+    train: Tuple[str, ...]
+    validate_every: int
+    batch_size_valid: int
+    seeds: int
+    statistic: str
+    unit: str
+    checkpoint: str
+    generate: Tuple[str, ...]
+    columns: Dict[str, Column]
+    rows: Dict[str, Row]
+    chosen: Tuple[str, ...]
+
+
+def names() -> List[str]:
+    """The recipes that are there."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def find(name: str) -> Path:
+    """The file of a recipe, by its name or as a path that ends in ``.yaml``. Raises RecipeError if there is none."""
+    path = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise RecipeError(
+            f"there is no recipe {name!r}: choose from {', '.join(names())}, or give the path of a .yaml file"
+        )
+    return path
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that is there twice is an error; plain YAML takes the last one."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> Dict[Any, Any]:
+    found: Dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise RecipeError(f"line {key_node.start_mark.line + 1}: the key {key!r} is no text: put it in quotes")
+        if key in found:
+            raise RecipeError(f"line {key_node.start_mark.line + 1}: {key!r} is there twice")
+        found[key] = loader.construct_object(value_node, deep=True)
+    return found
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def read(path: Path) -> Recipe:
+    """Reads a recipe.
+
+    Raises:
+        RecipeError: it is not one: no YAML, a key unknown, missing or there twice, a value of another type or
+        outside its choices.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        return _recipe(path.stem, content)
+    except (yaml.YAMLError, RecipeError) as error:
+        raise RecipeError(f"{path}: {error}") from None
+
+
+class _Entry:
+    """A mapping of the file, whose keys are taken one by one; at the end none may be left."""
+
+    def __init__(self, where: str, content: Any):
+        self.where = where
+        if not isinstance(content, dict):
+            raise RecipeError(f"{where}: must be a mapping (key: value), not {content!r}")
+        self.content = dict(content)
+
+    def error(self, key: str, message: str) -> RecipeError:
+        return RecipeError(f"{self.where}, key {key!r}: {message}")
+
+    def take(self, key: str, kind: type, description: str, default: Any = ...) -> Any:
+        if key not in self.content:
+            if default is ...:
+                raise self.error(key, "is missing")
+            return default
+        value = self.content.pop(key)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self.error(key, f"must be {description}, not {value!r}")
+        return value
+
+    def text(self, key: str, default: Any = ...) -> str:
+        return self.take(key, str, "text", default)
+
+    def count(self, key: str, default: Any = ...) -> int:
+        value = self.take(key, int, "a whole number", default)
+        if value < 1:
+            raise self.error(key, f"is {value}: it must be above 0")
+        return value
+
+    def choice(self, key: str, choices: Tuple[str, ...], default: Any = ...) -> str:
+        value = self.text(key, default)
+        if value not in choices:
+            raise self.error(key, f"is {value!r}: choose from {', '.join(choices)}")
+        return value
+
+    def texts(self, key: str, default: Any = ...) -> Tuple[str, ...]:
+        value = self.take(key, list, "a list of texts", default)
+        if not value or not all(isinstance(item, str) for item in value):
+            raise self.error(key, f"must be a list of texts, not {value!r}")
+        return tuple(value)
+
+    def arguments(self, key: str, default: Any = ...) -> Tuple[str, ...]:
+        """Options of a command, as one text or a list of them."""
+        value = self.take(key, (str, list), "text, or a list of texts", default)
+        if not isinstance(value, (str, list)) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, f"must be text, or a list of texts, not {value!r}")
+        try:
+            words = shlex.split(value if isinstance(value, str) else " ".join(value))
+        except ValueError as error:
+            raise self.error(key, f"cannot be split into words ({error})") from None
+        for word in words:
+            if word in RESERVED:
+                raise self.error(key, f"has {word}, which scripts/reproduce.py says itself")
+        return tuple(words)
+
+    def entries(self, key: str, what: str) -> Dict[str, "_Entry"]:
+        content = self.take(key, dict, "a mapping (key: value)")
+        if not content:
+            raise self.error(key, "is empty")
+        for name in content:
+            if not _NAME.fullmatch(name):
+                raise self.error(key, f"has the name {name!r}: use letters, digits and . _ + - only")
+        return {name: _Entry(f"{what} {name!r}", value) for name, value in content.items()}
+
+    def close(self) -> None:
+        if self.content:
+            raise self.error(next(iter(self.content)), "is not known here")
+
+
+def _recipe(name: str, content: Any) -> Recipe:
+    entry = _Entry("the recipe", content)
+    data = {key: _data(value) for key, value in entry.entries("data", "data").items()}
+    columns = {key: _column(value, data) for key, value in entry.entries("columns", "column").items()}
+    train, steps = entry.arguments("train"), entry.count("steps")
+    unit = entry.choice("unit", ("fraction", "percent"))
+    rows = {
+        key: _row(value, train, steps, data, columns, label=key) for key, value in entry.entries("rows", "row").items()
+    }
+    recipe = Recipe(
+        name=name,
+        title=entry.text("title"),
+        source=entry.text("source"),
+        data=data,
+        train=train,
+        validate_every=entry.count("validate_every"),
+        batch_size_valid=entry.count("batch_size_valid"),
+        seeds=entry.count("seeds"),
+        statistic=entry.choice("statistic", ("mean", "median"), "mean"),
+        unit=unit,
+        checkpoint=entry.choice("checkpoint", ("last", "best")),
+        generate=entry.arguments("generate", ""),
+        columns=columns,
+        rows=rows,
+        chosen=entry.texts("chosen"),
+    )
+    if any(column.metric == "bleu" for column in columns.values()) != bool(recipe.generate):
+        raise entry.error(
+            "generate", "is for a column with the metric 'bleu', which needs it (such as --max-len-b 200)"
+        )
+    entry.close()
+    return recipe
+
+
+def _data(entry: _Entry) -> Data:
+    data = Data(entry.text("folder"), entry.text("prepare"), entry.texts("subsets"))
+    if not _NAME.fullmatch(data.folder):
+        raise entry.error("folder", f"is {data.folder!r}: it must be the name of one folder, inside --data")
+    if "--out" in data.prepare.split():
+        raise entry.error("prepare", "has --out, which scripts/reproduce.py says itself")
+    entry.close()
+    return data
+
+
+def _column(entry: _Entry, data: Dict[str, Data]) -> Column:
+    at = entry.take("at", (str, int), "a number of steps, 'checkpoint' or 'end'", "checkpoint")
+    if at not in PLACES and not (isinstance(at, int) and at > 0):
+        raise entry.error("at", f"is {at!r}: it must be a number of steps, 'checkpoint' or 'end'")
+    column = Column(entry.text("subset"), entry.choice("metric", METRICS, "accuracy"), at)
+    if not any(column.subset in one.subsets for one in data.values()):
+        raise entry.error("subset", f"is {column.subset!r}, which no data has among its subsets")
+    if column.metric == "bleu" and at != "checkpoint":
+        raise entry.error("at", "BLEU is measured at the checkpoint only")
+    entry.close()
+    return column
+
+
+def _row(
+    entry: _Entry, train: Tuple[str, ...], steps: int, data: Dict[str, Data], columns: Dict[str, Column], label: str
+) -> Row:
+    arguments = entry.arguments("arguments", None) if "arguments" in entry.content else None
+    missing = entry.text("missing", "")
+    if (arguments is None) == (not missing):
+        raise entry.error("arguments", "must be there, or 'missing' that says why the row cannot be trained; not both")
+    if arguments is not None and "--task" not in train + arguments:
+        raise entry.error("arguments", "name no --task, nor does 'train'")
+    on = entry.texts("data", list(data))
+    for name in on:
+        if name not in data:
+            raise entry.error("data", f"names {name!r}, which is not among the data: {', '.join(data)}")
+    published = {}
+    given = entry.entries("published", f"{entry.where}, published on") if "published" in entry.content else {}
+    for name, numbers in given.items():
+        if name not in on:
+            raise entry.error("published", f"has numbers on {name!r}, which the row is not trained on: {', '.join(on)}")
+        published[name] = {column: _published(numbers, column, columns, data[name]) for column in list(numbers.content)}
+    row = Row(
+        label=entry.text("label", label),
+        arguments=arguments,
+        missing=missing,
+        on=on,
+        steps=entry.count("steps", steps),
+        overrides=entry.text("overrides", ""),
+        published=published,
+    )
+    entry.close()
+    return row
+
+
+def _published(entry: _Entry, name: str, columns: Dict[str, Column], data: Data) -> Published:
+    text = entry.take(name, str, "text in quotes, as printed in the paper")
+    if name not in columns or columns[name].subset not in data.subsets:
+        there = [key for key, column in columns.items() if column.subset in data.subsets]
+        raise entry.error(name, f"is no column of these data: {', '.join(there)}")
+    if text == "Fail":
+        return Published(text, fail=True)
+    match = _NUMBER.fullmatch(text)
+    if not match:
+        raise entry.error(name, f"is {text!r}: it must be like '.21 ± .01', '46.9 ± 8.9', '0.61' or 'Fail'")
+    digits = len(match[1].partition(".")[2])
+    return Published(text, float(match[1]), float(match[2]) if match[2] else None, 0.5 * 10**-digits)

@@ -1,0 +1,386 @@
+"""What trainings of a recipe gave beside what its paper has: numbers, verdicts, Markdown, LaTeX and figures."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from recipe import Column, Published, Recipe, Row
+from runs import Run, curve, diverged, partial_result, result_of, saved, selected
+
+
+@dataclass
+class Trial:
+    """A run of the plan, by its row, its data and its seed."""
+
+    run: Run
+    row: str
+    data: str
+
+
+@dataclass
+class Cell:
+    """A number of a line: the ``values`` of its seeds, in the paper's unit, what is published, and the verdict."""
+
+    values: List[float]
+    published: Optional[Published]
+    verdict: str
+
+
+@dataclass
+class Line:
+    """A row on one of its datasets.
+
+    Attributes:
+        steps: that its numbers are of; 0 if there are none. of: steps that the recipe has.
+        done, diverged, planned: numbers of seeds.
+    """
+
+    row: str
+    label: str
+    data: str
+    steps: int
+    of: int
+    done: int
+    diverged: int
+    planned: int
+    cells: Dict[str, Cell]
+    curves: List[List[Dict[str, float]]] = field(default_factory=list)
+
+
+def records_of(trials: Sequence[Trial]) -> List[Dict[str, Any]]:
+    """Every run's record as it is. A row on one dataset none of whose seeds has ended is cut at the last step that
+    all of its seeds that have begun were evaluated at."""
+    found = {id(t): saved(t.run) for t in trials}
+    for key in {(t.row, t.data) for t in trials}:
+        group = [t for t in trials if (t.row, t.data) == key]
+        if any(result_of(t.run) for t in group):
+            continue
+        begun = [t for t in group if not diverged(t.run) and curve(t.run)]
+        steps = set.intersection(*({p["step"] for p in curve(t.run)} for t in begun)) if begun else set()
+        for step in sorted(steps, reverse=True):
+            partial = [partial_result(t.run, int(step)) for t in begun]
+            if all(partial):
+                for trial, more in zip(begun, partial, strict=True):
+                    found[id(trial)] |= more
+                break
+    return [found[id(t)] for t in trials]
+
+
+def value(recipe: Recipe, column: Column, run: Run, record: Dict[str, Any], scale: float) -> Optional[float]:
+    """The number of a column that a run gave, in the paper's unit; None if its record does not have it."""
+    result = record["result"]
+    if column.metric == "bleu":
+        return result["generated"].get(column.subset, {}).get("bleu")
+    if column.at == "checkpoint":
+        measured, key = result["accuracy" if column.metric == "accuracy" else "loss"], column.subset
+    else:
+        points = result["curve"]
+        if column.at != "end":
+            at = round(column.at * scale)
+            points = [p for p in points if p["step"] <= at]
+            measured = selected(run, points) if points and result["steps"] >= at else {}
+        else:
+            measured = points[-1]
+        key = column.subset if column.metric == "accuracy" else f"{column.subset}_loss"
+    if key not in measured:
+        return None
+    found = measured[key]
+    if column.metric == "accuracy":
+        return found / 100 if recipe.unit == "fraction" else found
+    return 2**found if column.metric == "perplexity" else found
+
+
+def lines(recipe: Recipe, trials: Sequence[Trial], records: Sequence[Dict[str, Any]], scale: float) -> List[Line]:
+    """The table: one line for every row on every dataset, in the order of the recipe; rows that are only shown
+    included."""
+    found = []
+    planned = {(t.row, t.data) for t in trials}
+    for name, row in recipe.rows.items():
+        for data in row.on:
+            if row.arguments is not None and (name, data) not in planned:
+                continue
+            if row.arguments is None and not any(d == data for _, d in planned):
+                continue
+            group = [(t.run, r) for t, r in zip(trials, records, strict=True) if (t.row, t.data) == (name, data)]
+            found.append(_line(recipe, name, row, data, group, scale))
+    return found
+
+
+def _line(recipe: Recipe, name: str, row: Row, data: str, group: List[Any], scale: float) -> Line:
+    done = [(run, record) for run, record in group if "result" in record and "diverged" not in record]
+    failed = sum("diverged" in record for _, record in group)
+    cells = {}
+    for key, column in recipe.columns.items():
+        if column.subset in recipe.data[data].subsets:
+            values = [value(recipe, column, run, record, scale) for run, record in done]
+            values = [v for v in values if v is not None]
+            published = row.published.get(data, {}).get(key)
+            cells[key] = Cell(values, published, verdict(values, failed, published, recipe.statistic))
+    return Line(
+        row=name,
+        label=row.label,
+        data=data,
+        steps=max((record["result"]["steps"] for _, record in done), default=0),
+        of=row.steps,
+        done=len(done),
+        diverged=failed,
+        planned=len(group),
+        cells=cells,
+        curves=[record["result"]["curve"] for _, record in done],
+    )
+
+
+def centre(values: Sequence[float], statistic: str) -> float:
+    return statistics.median(values) if statistic == "median" else statistics.mean(values)
+
+
+def verdict(values: Sequence[float], diverged: int, published: Optional[Published], statistic: str) -> str:
+    """ "within one std", "above", "below", "fail", "not run", or "–" where nothing is published.
+
+    One std is the published one, but at least half a unit of the last published digit; where none is published,
+    that of ``values``. A row fails if all of its trainings that have ended diverged; the others are then left out.
+    """
+    if not values:
+        if not diverged:
+            return "not run"
+        return "fail, as published" if published and published.fail else "fail"
+    if published is None:
+        return "–"
+    if published.fail:
+        return "above (published: Fail)"
+    std = published.std
+    if std is None:
+        std = statistics.stdev(values) if len(values) > 1 else 0.0
+    difference = centre(values, statistic) - published.mean
+    # The last term is for the rounding of binary fractions.
+    if abs(difference) <= max(std, published.half) + 1e-9:
+        return "within one std"
+    return "above" if difference > 0 else "below"
+
+
+def shown(recipe: Recipe, column: Column, values: Sequence[float]) -> str:
+    """Mean ± sample std, or the median; "–" for no values."""
+    if not values:
+        return "–"
+    digits = 1 if column.metric == "accuracy" and recipe.unit == "percent" else 2
+    text = f"{centre(values, recipe.statistic):.{digits}f}"
+    if len(values) == 1 or recipe.statistic == "median":
+        return text
+    return f"{text} ± {statistics.stdev(values):.{digits}f}"
+
+
+def _here(recipe: Recipe, line: Line, key: str) -> str:
+    cell = line.cells.get(key)
+    if cell is None:
+        return ""
+    return "Fail" if not cell.values and line.diverged else shown(recipe, recipe.columns[key], cell.values)
+
+
+def _there(line: Line, key: str) -> str:
+    cell = line.cells.get(key)
+    return "" if cell is None else cell.published.text if cell.published else "–"
+
+
+def _seeds(line: Line) -> str:
+    text = f"{line.done} of {line.planned}" if line.planned else "–"
+    return text + (f", {line.diverged} Fail" if line.diverged else "")
+
+
+def _steps(line: Line) -> str:
+    return f"{line.steps:,}" + (f" of {line.of:,}" if line.steps != line.of else "") if line.steps else "–"
+
+
+def _verdict(recipe: Recipe, line: Line) -> str:
+    if not line.planned:
+        return recipe.rows[line.row].missing
+    verdicts = {key: cell.verdict for key, cell in line.cells.items() if cell.verdict != "–"}
+    if len(set(verdicts.values())) == 1 and len(verdicts) == len(line.cells):
+        return next(iter(verdicts.values()))
+    return "; ".join(f"{key} {text}" for key, text in verdicts.items()) or "–"
+
+
+def table(recipe: Recipe, found: Sequence[Line]) -> List[List[str]]:
+    """Rows of text, the header first."""
+    several = len(recipe.data) > 1
+    header = ["model", *(["data"] if several else []), "seeds", "steps"]
+    for key in recipe.columns:
+        header += [f"{key} here", f"{key} published"]
+    rows = [[*header, "verdict"]]
+    for line in found:
+        cells = [line.label, *([line.data] if several else []), _seeds(line), _steps(line)]
+        for key in recipe.columns:
+            cells += [_here(recipe, line, key), _there(line, key)]
+        rows.append([*cells, _verdict(recipe, line)])
+    return rows
+
+
+def legend(recipe: Recipe) -> str:
+    """What the numbers of the table are."""
+    unit = {"fraction": "as fractions, as in the paper", "percent": "in percent, as in the paper"}[recipe.unit]
+    spread = "median" if recipe.statistic == "median" else "mean ± sample standard deviation"
+    selector = next(iter(recipe.data.values())).subsets[0]
+    which = {
+        "last": "of the last checkpoint",
+        "best": f"of the checkpoint with the best accuracy on `{selector}` (the latest of several)",
+    }[recipe.checkpoint]
+    parts = []
+    for key, column in recipe.columns.items():
+        at = {"checkpoint": which, "end": "at the end of training"}.get(column.at, f"{which} up to step {column.at}")
+        parts.append(f"{key}: {column.metric} on `{column.subset}` {at}")
+    return (
+        f"{'; '.join(parts)}. Accuracies {unit}; {spread} over the seeds that did not diverge; the paper has "
+        f"{recipe.seeds} seeds. Verdict: within one published standard deviation (at least half a unit of the last "
+        "printed digit; where none is printed, ours), above or below; fail: all trainings diverged."
+    )
+
+
+def markdown(recipe: Recipe, found: Sequence[Line], summary: Dict[str, Any]) -> str:
+    rows = table(recipe, found)
+    cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    machine = "; ".join(", ".join(f"{k} {v}" for k, v in m.items()) for m in summary["machines"])
+    made = f"Commit {', '.join(summary['commits'])}; {machine}. " if summary["commits"] else ""
+    return "\n".join(
+        [
+            f"# {recipe.title}",
+            "",
+            f"`{summary['command']}`",
+            "",
+            f"{made}Published: {recipe.source}. {legend(recipe)}",
+            "",
+            cells[0],
+            "|" + "---|" * len(rows[0]),
+            *cells[1:],
+            "",
+            "Chosen where the paper is silent, or differently from it:",
+            "",
+            *(f"- {sentence}" for sentence in recipe.chosen),
+            "",
+        ]
+    )
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "–": "--", "φ": r"$\phi$",
+    "λ": r"$\lambda$", "≤": r"$\leq$", "†": r"$^\dagger$",
+}  # fmt: skip
+
+
+def escaped(text: str) -> str:
+    """Text for LaTeX."""
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def latex(recipe: Recipe, found: Sequence[Line]) -> str:
+    """A table environment for ``\\usepackage{booktabs}``."""
+    rows = [[escaped(cell) for cell in row] for row in table(recipe, found)]
+    body = [" & ".join(row) + r" \\" for row in rows]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            r"\begin{tabular}{" + "l" * len(rows[0]) + "}",
+            r"\toprule",
+            body[0],
+            r"\midrule",
+            *body[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\caption{{{escaped(recipe.title)}. Published: {escaped(recipe.source)}.}}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def plots(recipe: Recipe, found: Sequence[Line], prefix: Path) -> List[Path]:
+    """PREFIX.png, bars of ours beside the published ones, and, where accuracy was measured in training,
+    PREFIX-curves.png."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    written = [_bars(recipe, found, prefix.with_name(prefix.name + ".png"))]
+    with_curves = [line for line in found if line.curves]
+    if any(
+        column.subset in point
+        for line in with_curves
+        for c in line.curves
+        for point in c
+        for column in recipe.columns.values()
+    ):
+        written.append(_curves(recipe, with_curves, prefix.with_name(prefix.name + "-curves.png")))
+    return written
+
+
+def _bars(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
+    import matplotlib.pyplot as plt
+
+    several = len(recipe.data) > 1
+    figure, panels = plt.subplots(
+        1,
+        len(recipe.columns),
+        figsize=(4 + 4 * len(recipe.columns), 1.5 + 0.36 * len(found)),
+        sharey=True,
+        squeeze=False,
+    )
+    names = [f"{line.label}, {line.data}" if several else line.label for line in found]
+    for axes, key in zip(panels[0], recipe.columns, strict=True):
+        for y, line in enumerate(found):
+            cell = line.cells.get(key)
+            if cell is None:
+                continue
+            if cell.values:
+                spread = statistics.stdev(cell.values) if len(cell.values) > 1 and recipe.statistic == "mean" else None
+                axes.barh(y - 0.2, centre(cell.values, recipe.statistic), 0.38, xerr=spread, color="C0")
+            elif line.diverged:
+                axes.text(0, y - 0.2, " Fail", va="center", fontsize=7, color="C0")
+            if cell.published and cell.published.fail:
+                axes.text(0, y + 0.2, " Fail", va="center", fontsize=7, color="C1")
+            elif cell.published:
+                axes.barh(y + 0.2, cell.published.mean, 0.38, xerr=cell.published.std, color="C1", alpha=0.6)
+        column = recipe.columns[key]
+        unit = {"accuracy": ", %" if recipe.unit == "percent" else ""}.get(column.metric, f", {column.metric}")
+        axes.set(xlabel=key + unit, yticks=range(len(found)), yticklabels=names)
+        if column.metric == "accuracy":
+            axes.set_xlim(0, 102 if recipe.unit == "percent" else 1.02)
+        axes.grid(axis="x", alpha=0.3)
+    panels[0][0].invert_yaxis()
+    figure.suptitle(f"{recipe.title}\nblue: here, orange: {recipe.source}", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def _curves(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
+    """Accuracy through training, a panel for each dataset and subset; mean over seeds, with a band from the least
+    to the most."""
+    import matplotlib.pyplot as plt
+
+    subsets = list(dict.fromkeys(c.subset for c in recipe.columns.values() if c.metric != "bleu"))
+    datas = list(dict.fromkeys(line.data for line in found))
+    figure, panels = plt.subplots(
+        len(datas), len(subsets), figsize=(1 + 5 * len(subsets), 3.4 * len(datas)), sharey=True, squeeze=False
+    )
+    colours = {name: f"C{number % 10}" for number, name in enumerate(recipe.rows)}
+    for row, data in zip(panels, datas, strict=True):
+        for axes, subset in zip(row, subsets, strict=True):
+            for line in found:
+                if line.data != data:
+                    continue
+                steps = sorted(set.intersection(*({p["step"] for p in c if subset in p} for c in line.curves)))
+                values = [[next(p[subset] for p in c if p["step"] == step) for c in line.curves] for step in steps]
+                axes.plot(steps, [statistics.mean(v) for v in values], color=colours[line.row], label=line.label)
+                if len(line.curves) > 1:
+                    low, high = [min(v) for v in values], [max(v) for v in values]
+                    axes.fill_between(steps, low, high, color=colours[line.row], alpha=0.15, lw=0)
+            axes.set(title=f"{data}: {subset}", xlabel="training step", ylabel="accuracy, %", ylim=(-2, 102))
+            axes.grid(alpha=0.3)
+        row[-1].legend(fontsize=6, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
