@@ -82,7 +82,7 @@ def test_bytes_are_the_text(run, text, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = run("text", "--unit", "bytes", "--input", text(data), "--out", out)
     assert result.code == 0 and result.err == "" and "--task sg_language_modeling" in result.out
-    assert "--required-batch-size-multiple 1" in result.out
+    assert "--memory-length 512 --eval-memory-length 2048" in result.out
     share = len(data) // 20
     ends = {"train": (0, len(data) - 2 * share), "valid": (-2 * share, -share), "test": (-share, len(data))}
     for subset in SUBSETS:
