@@ -21,6 +21,8 @@ RESERVED = {
     "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
 }  # fmt: skip
 METRICS = ("accuracy", "loss", "perplexity", "bleu")
+#: sacreBLEU's, as fairseq_sg.scoring.plain_bleu has them.
+TOKENIZERS = ("13a", "none", "char", "intl", "zh")
 #: Where a column's number is read: in the evaluation of the chosen checkpoint, or at the end of training.
 PLACES = ("checkpoint", "end")
 _NUMBER = re.compile(r"(\d*\.?\d+)(?: ± (\d*\.?\d+))?")
@@ -49,12 +51,14 @@ class Published:
 
 @dataclass(frozen=True)
 class Data:
-    """A dataset: its ``folder`` inside ``--data``, the arguments of ``python -m data_prep`` that make it, and the
-    subsets that are evaluated; the first one chooses the best checkpoint."""
+    """A dataset: its ``folder`` inside ``--data``, the arguments of ``python -m data_prep`` that make it, the
+    subsets that are evaluated (the first one chooses the best checkpoint), and what a training on it adds to the
+    arguments of all rows, such as the sizes of its models."""
 
     folder: str
     prepare: str
     subsets: Tuple[str, ...]
+    arguments: Tuple[str, ...] = ()
 
     @property
     def needs_file(self) -> bool:
@@ -66,11 +70,12 @@ class Data:
 class Column:
     """A number of the table: of which ``subset``, by which ``metric``, and ``at`` which step: that of the
     checkpoint that is evaluated, the end of training, or the checkpoint that would have been chosen after so many
-    steps."""
+    steps; and on which ``data``."""
 
     subset: str
     metric: str
     at: Union[str, int]
+    data: Tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+class ByLength:
+    """How translations are also scored by the length of their source (``scripts/bleu_by_length.py``): the row that
+    is the ``baseline`` of the tests, what sacreBLEU shall ``tokenize`` by, and the greatest length of every bucket
+    but the last."""
+
+    baseline: str
+    tokenize: str
+    bounds: Tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A published table. Fields are those of the file; see ``docs/reproducing.md``."""
 
@@ -111,6 +127,11 @@ class Recipe:
     columns: Dict[str, Column]
     rows: Dict[str, Row]
     chosen: Tuple[str, ...]
+    by_length: Optional[ByLength] = None
+
+    def columns_of(self, data: str) -> Dict[str, Column]:
+        """The columns that a training on ``data`` has numbers in."""
+        return {name: column for name, column in self.columns.items() if data in column.data}
 
 
 def names() -> List[str]:
@@ -257,17 +278,31 @@ def _recipe(name: str, content: Any) -> Recipe:
         columns=columns,
         rows=rows,
         chosen=entry.texts("chosen"),
+        by_length=_by_length(entry, rows) if "by_length" in entry.content else None,
     )
     if any(column.metric == "bleu" for column in columns.values()) != bool(recipe.generate):
         raise entry.error(
             "generate", "is for a column with the metric 'bleu', which needs it (such as --max-len-b 200)"
         )
+    if recipe.by_length and not recipe.generate:
+        raise entry.error("by_length", "is for a recipe with columns of the metric 'bleu'")
     entry.close()
     return recipe
 
 
+def _by_length(recipe: _Entry, rows: Dict[str, Row]) -> ByLength:
+    entry = _Entry("by_length", recipe.take("by_length", dict, "a mapping (key: value)"))
+    bounds = entry.take("bounds", list, "a list of whole numbers")
+    if not bounds or not all(type(b) is int and b > 0 for b in bounds) or bounds != sorted(set(bounds)):
+        raise entry.error("bounds", f"must be whole numbers above 0, ascending, not {bounds!r}")
+    trained = tuple(name for name, row in rows.items() if row.arguments is not None)
+    found = ByLength(entry.choice("baseline", trained), entry.choice("tokenize", TOKENIZERS, "13a"), tuple(bounds))
+    entry.close()
+    return found
+
+
 def _data(entry: _Entry) -> Data:
-    data = Data(entry.text("folder"), entry.text("prepare"), entry.texts("subsets"))
+    data = Data(entry.text("folder"), entry.text("prepare"), entry.texts("subsets"), entry.arguments("arguments", ""))
     if not _NAME.fullmatch(data.folder):
         raise entry.error("folder", f"is {data.folder!r}: it must be the name of one folder, inside --data")
     if "--out" in data.prepare.split():
@@ -280,9 +315,18 @@ def _column(entry: _Entry, data: Dict[str, Data]) -> Column:
     at = entry.take("at", (str, int), "a number of steps, 'checkpoint' or 'end'", "checkpoint")
     if at not in PLACES and not (isinstance(at, int) and at > 0):
         raise entry.error("at", f"is {at!r}: it must be a number of steps, 'checkpoint' or 'end'")
-    column = Column(entry.text("subset"), entry.choice("metric", METRICS, "accuracy"), at)
-    if not any(column.subset in one.subsets for one in data.values()):
-        raise entry.error("subset", f"is {column.subset!r}, which no data has among its subsets")
+    subset, on = entry.text("subset"), entry.texts("data", list(data))
+    for name in on:
+        if name not in data:
+            raise entry.error("data", f"names {name!r}, which is not among the data: {', '.join(data)}")
+    column = Column(
+        subset,
+        entry.choice("metric", METRICS, "accuracy"),
+        at,
+        tuple(name for name in on if subset in data[name].subsets),
+    )
+    if not column.data:
+        raise entry.error("subset", f"is {subset!r}, which no data has among its subsets")
     if column.metric == "bleu" and at != "checkpoint":
         raise entry.error("at", "BLEU is measured at the checkpoint only")
     entry.close()
@@ -307,7 +351,7 @@ def _row(
     for name, numbers in given.items():
         if name not in on:
             raise entry.error("published", f"has numbers on {name!r}, which the row is not trained on: {', '.join(on)}")
-        published[name] = {column: _published(numbers, column, columns, data[name]) for column in list(numbers.content)}
+        published[name] = {column: _published(numbers, column, columns, name) for column in list(numbers.content)}
     row = Row(
         label=entry.text("label", label),
         arguments=arguments,
@@ -321,10 +365,10 @@ def _row(
     return row
 
 
-def _published(entry: _Entry, name: str, columns: Dict[str, Column], data: Data) -> Published:
+def _published(entry: _Entry, name: str, columns: Dict[str, Column], data: str) -> Published:
     text = entry.take(name, str, "text in quotes, as printed in the paper")
-    if name not in columns or columns[name].subset not in data.subsets:
-        there = [key for key, column in columns.items() if column.subset in data.subsets]
+    there = [key for key, column in columns.items() if data in column.data]
+    if name not in there:
         raise entry.error(name, f"is no column of these data: {', '.join(there)}")
     if text == "Fail":
         return Published(text, fail=True)

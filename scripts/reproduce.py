@@ -144,12 +144,15 @@ def make_run(args: argparse.Namespace, name: str, data: str, seed: int) -> Run:
     every = max(1, min(steps, round(recipe.validate_every * min(1.0, args.steps_scale))))
     arguments = [
         *recipe.train,
+        *source.arguments,
         *row.arguments,
         "--batch-size-valid",
         str(recipe.batch_size_valid),
         *schedule(every, args.device),
     ]
-    shown = {column.subset: key for key, column in recipe.columns.items()}
+    columns = recipe.columns_of(data)
+    # What is shown in training is accuracy.
+    shown = {column.subset: key for key, column in columns.items() if column.metric == "accuracy"}
     overrides = ["--model-overrides", row.overrides] if row.overrides else []
     return Run(
         name=f"{row.label}, {data}" if len(recipe.data) > 1 else row.label,
@@ -289,8 +292,8 @@ def dry_run(args: argparse.Namespace) -> None:
     print(f"{recipe.title}: {recipe.source}")
     seeds = ", ".join(map(str, args.seeds))
     print(f"{len(args.trials)} trainings, {steps:,} steps in all, seeds {seeds}; nothing is run\n")
-    for data in used(args).values():
-        print(shlex.join(prepare_command(args, data)))
+    for command in dict.fromkeys(shlex.join(prepare_command(args, data)) for data in used(args).values()):
+        print(command)
     for number, trial in enumerate(args.trials):
         run = trial.run
         print(f"\n# {number}: {run.name} (seed {run.seed}), {run.steps:,} steps, in {run.folder}")
@@ -322,6 +325,50 @@ def publish(args: argparse.Namespace, records: List[Dict[str, Any]]) -> None:
     verdicts.plots(recipe, found, prefix)
     print(f"\n{recipe.title} ({recipe.source})\n")
     print(quickstart.as_text(verdicts.table(recipe, found)))
+    if recipe.by_length:
+        publish_by_length(args, records, summary)
+
+
+def publish_by_length(args: argparse.Namespace, records: List[Dict[str, Any]], summary: Dict[str, Any]) -> None:
+    """Writes PREFIX-bleu.json, .md and .png from the translations of the runs that have ended, and prints the tables.
+
+    Ends the program with one line where translations are missing or are not of these data.
+    """
+    import bleu_by_length
+
+    recipe, how = args.recipe, args.recipe.by_length
+    comparisons = {}
+    try:
+        for name, data in used(args).items():
+            shown = (column.subset for column in recipe.columns_of(name).values() if column.metric == "bleu")
+            subsets = list(dict.fromkeys(shown))
+            systems = [
+                bleu_by_length.System(
+                    recipe.rows[trial.row].label,
+                    trial.run.seed,
+                    {s: bleu_by_length.find_output(trial.run.folder, s) for s in subsets},
+                )
+                for trial, record in zip(args.trials, records, strict=True)
+                if trial.data == name and record.get("result", {}).get("generated")
+            ]
+            if subsets and systems:
+                text = bleu_by_length.read_text(args.data / data.folder, subsets)
+                comparisons[name] = bleu_by_length.compare(
+                    text, systems, recipe.rows[how.baseline].label, how.bounds, how.tokenize
+                )
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    if not comparisons:
+        print("\nBLEU by length: no training has ended yet")
+        return
+    ended = [record["result"]["steps"] for record in records if "result" in record]
+    note = (
+        f"Commit {', '.join(summary['commits'])}; {quickstart.machines(summary)}. {len(ended)} of {len(records)} "
+        f"trainings, of {', '.join(f'{steps:,}' for steps in sorted(set(ended)))} steps. "
+        f"The settings are in `{args.results.name}.md`."
+    )
+    prefix = args.results.with_name(args.results.name + "-bleu")
+    bleu_by_length.publish(prefix, recipe.title, summary["command"], note, comparisons)
 
 
 def main() -> int:

@@ -113,12 +113,11 @@ def _line(recipe: Recipe, name: str, row: Row, data: str, group: List[Any], scal
     done = [(run, record) for run, record in group if "result" in record and "diverged" not in record]
     failed = sum("diverged" in record for _, record in group)
     cells = {}
-    for key, column in recipe.columns.items():
-        if column.subset in recipe.data[data].subsets:
-            values = [value(recipe, column, run, record, scale) for run, record in done]
-            values = [v for v in values if v is not None]
-            published = row.published.get(data, {}).get(key)
-            cells[key] = Cell(values, published, verdict(values, failed, published, recipe.statistic))
+    for key, column in recipe.columns_of(data).items():
+        values = [value(recipe, column, run, record, scale) for run, record in done]
+        values = [v for v in values if v is not None]
+        published = row.published.get(data, {}).get(key)
+        cells[key] = Cell(values, published, verdict(values, failed, published, recipe.statistic))
     return Line(
         row=name,
         label=row.label,
@@ -219,7 +218,8 @@ def table(recipe: Recipe, found: Sequence[Line]) -> List[List[str]]:
 
 def legend(recipe: Recipe) -> str:
     """What the numbers of the table are."""
-    unit = {"fraction": "as fractions, as in the paper", "percent": "in percent, as in the paper"}[recipe.unit]
+    accuracies = any(column.metric == "accuracy" for column in recipe.columns.values())
+    unit = {"fraction": "as fractions", "percent": "in percent"}[recipe.unit]
     spread = "median" if recipe.statistic == "median" else "mean ± sample standard deviation"
     selector = next(iter(recipe.data.values())).subsets[0]
     which = {
@@ -229,11 +229,14 @@ def legend(recipe: Recipe) -> str:
     parts = []
     for key, column in recipe.columns.items():
         at = {"checkpoint": which, "end": "at the end of training"}.get(column.at, f"{which} up to step {column.at}")
-        parts.append(f"{key}: {column.metric} on `{column.subset}` {at}")
+        metric = {"loss": "loss in bits per token", "perplexity": "perplexity per token"}.get(column.metric)
+        parts.append(f"{key}: {metric or column.metric} on `{column.subset}` {at}")
     return (
-        f"{'; '.join(parts)}. Accuracies {unit}; {spread} over the seeds that did not diverge; the paper has "
-        f"{recipe.seeds} seeds. Verdict: within one published standard deviation (at least half a unit of the last "
-        "printed digit; where none is printed, ours), above or below; fail: all trainings diverged."
+        f"{'; '.join(parts)}. {f'Accuracies {unit}, as in the paper. ' if accuracies else ''}"
+        f"{spread[0].upper() + spread[1:]} over the seeds that did not diverge; the paper has "
+        f"{recipe.seeds} seed{'s' * (recipe.seeds > 1)}. Verdict: within one published standard deviation (at least "
+        "half a unit of the last printed digit; where none is printed, ours), above or below; fail: all trainings "
+        "diverged."
     )
 
 
@@ -297,8 +300,8 @@ def latex(recipe: Recipe, found: Sequence[Line]) -> str:
 
 
 def plots(recipe: Recipe, found: Sequence[Line], prefix: Path) -> List[Path]:
-    """PREFIX.png, bars of ours beside the published ones, and, where accuracy was measured in training,
-    PREFIX-curves.png."""
+    """PREFIX.png, bars of ours beside the published ones, and, where the table has accuracies that were measured in
+    training, PREFIX-curves.png."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -310,6 +313,7 @@ def plots(recipe: Recipe, found: Sequence[Line], prefix: Path) -> List[Path]:
         for c in line.curves
         for point in c
         for column in recipe.columns.values()
+        if column.metric == "accuracy"
     ):
         written.append(_curves(recipe, with_curves, prefix.with_name(prefix.name + "-curves.png")))
     return written
@@ -360,7 +364,7 @@ def _curves(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
     to the most."""
     import matplotlib.pyplot as plt
 
-    subsets = list(dict.fromkeys(c.subset for c in recipe.columns.values() if c.metric != "bleu"))
+    subsets = list(dict.fromkeys(c.subset for c in recipe.columns.values() if c.metric == "accuracy"))
     datas = list(dict.fromkeys(line.data for line in found))
     figure, panels = plt.subplots(
         len(datas), len(subsets), figsize=(1 + 5 * len(subsets), 3.4 * len(datas)), sharey=True, squeeze=False

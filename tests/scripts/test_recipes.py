@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ sys.path.insert(0, str(REPOSITORY / "scripts"))
 import ndr  # noqa: E402
 import recipe  # noqa: E402
 import reproduce  # noqa: E402
+import verdicts  # noqa: E402
 
 #: Those of papers; the others are our own, without published numbers.
 PUBLISHED = [name for name in recipe.names() if not name.startswith("own_")]
@@ -65,7 +67,82 @@ def test_a_recipe_is_read(tmp_path):
     assert plain.published["short"]["IID"] == recipe.Published("99.8 ± 0.1", 99.8, 0.1, 0.05)
     assert plain.published["short"]["OOD"].fail
     assert other.arguments is None and other.label == "another" and other.published["long"]["all"].std is None
-    assert found.columns["IID"] == recipe.Column("valid", "accuracy", "end")
+    assert found.columns["IID"] == recipe.Column("valid", "accuracy", "end", ("short",))
+    assert [list(found.columns_of(data)) for data in found.data] == [["IID", "OOD"], ["all"]]
+
+
+SIZES = """\
+title: A model in two sizes
+source: Nobody 1999, Table 1
+data:
+  small: {folder: text, prepare: text --unit bytes --input FILE, subsets: [test], arguments: --batch-size 8 --lr 2}
+  large: {folder: text, prepare: text --unit bytes --input FILE, subsets: [test], arguments: [--batch-size 9, --lr 3]}
+steps: 100
+validate_every: 10
+batch_size_valid: 4
+seeds: 1
+unit: fraction
+checkpoint: last
+train: --task sg_language_modeling --lr 1
+columns:
+  ppl: {subset: test, metric: perplexity, data: [small]}
+  bits: {subset: test, metric: loss, data: [large]}
+rows:
+  plain:
+    arguments: --depth shared
+    published:
+      small: {ppl: "8.00"}
+      large: {bits: "2.0"}
+  fast:
+    arguments: --lr 4
+chosen: [all of it]
+"""
+
+
+def test_data_with_arguments_and_columns_of_their_own(tmp_path, capsys):
+    """Sizes of a model beside one another: one folder, arguments between those of all rows and the row's."""
+    read(tmp_path, SIZES)
+    args = reproduce.parse_arguments([str(tmp_path / "small.yaml"), "--device", "cpu", "--out", str(tmp_path)])
+    trained = {(t.row, t.data): " ".join(t.run.train_command()) for t in args.trials}
+    assert "--lr 1 --batch-size 8 --lr 2 --depth shared --batch-size-valid 4" in trained["plain", "small"]
+    assert "--lr 1 --batch-size 9 --lr 3 --lr 4 --batch-size-valid 4" in trained["fast", "large"]
+    assert [t.run.subsets for t in args.trials] == [{"test": "test"}] * 4
+    reproduce.dry_run(args)
+    assert capsys.readouterr().out.count("python -m data_prep text --unit bytes --input FILE --out") == 1
+
+    result = {"steps": 100, "accuracy": {}, "loss": {"test": 3.0}, "generated": {}, "curve": []}
+    records = [{"result": result}, {"result": result}, {}, {}]
+    found = verdicts.lines(args.recipe, args.trials, records, 1.0)
+    assert [list(line.cells) for line in found] == [["ppl"], ["bits"]] * 2
+    assert verdicts.table(args.recipe, found)[1:3] == [
+        ["plain", "small", "1 of 1", "100", "8.00", "8.00", "", "", "within one std"],
+        ["plain", "large", "1 of 1", "100", "", "", "3.00", "2.0", "above"],
+    ]
+    legend = verdicts.legend(args.recipe)
+    assert legend.startswith("ppl: perplexity per token on `test` of the last checkpoint; bits: loss in bits per token")
+    assert ". Mean ± sample standard deviation over the seeds" in legend and "Accuracies" not in legend
+    assert "the paper has 1 seed. " in legend
+
+
+@pytest.mark.parametrize(
+    "old,new,message",
+    [
+        (
+            "arguments: --batch-size 8",
+            "arguments: --seed 8",
+            "data 'small', key 'arguments': has --seed, which scripts/",
+        ),
+        ("arguments: [--batch-size 9, --lr 3]", "arguments: 3", "data 'large', key 'arguments': must be text, or a"),
+        ("loss, data: [large]", "loss, data: [lage]", "column 'bits', key 'data': names 'lage', which is not among"),
+        ("loss, data: [large]", "loss, data: large", "column 'bits', key 'data': must be a list of texts, not 'large'"),
+        ('large: {bits: "2.0"}', 'large: {ppl: "2.0"}', "on 'large', key 'ppl': is no column of these data: bits"),
+    ],
+)
+def test_what_is_wrong_in_data_with_arguments_is_named(old, new, message, tmp_path):
+    assert SIZES.count(old) == 1
+    with pytest.raises(recipe.RecipeError) as error:
+        read(tmp_path, SIZES.replace(old, new))
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +189,7 @@ def test_a_recipe_is_read(tmp_path):
         ('"46.9"', "46.9", "published on 'long', key 'all': must be text in quotes, as printed in the paper, not 46.9"),
         ('"46.9"', '"46,9"', "published on 'long', key 'all': is '46,9': it must be like '.21 ± .01'"),
         ("subset: test}", "subset: tset}", "column 'all', key 'subset': is 'tset', which no data has"),
+        ("subset: test}", "subset: test, data: [short]}", "column 'all', key 'subset': is 'test', which no data has"),
         ("at: end", "at: 0", "column 'IID', key 'at': is 0: it must be a number of steps, 'checkpoint' or 'end'"),
         ("subset: gen}", "subset: gen, metric: bleu}", "key 'generate': is for a column with the metric 'bleu'"),
         ("at: end", "at: end, metric: bleu", "column 'IID', key 'at': BLEU is measured at the checkpoint only"),
@@ -201,8 +279,8 @@ def test_every_dataset_is_one_of_data_prep(name):
     for data in content.data.values():
         make_parser().parse_args([*shlex.split(data.prepare), "--out", data.folder])
         assert data.needs_file == (data.prepare.split()[0] in ("cfq", "mathematics", "text"))
-    folders = [data.folder for data in content.data.values()]
-    assert len(set(folders)) == len(folders)
+    trainings = [(data.folder, data.arguments) for data in content.data.values()]
+    assert len(set(trainings)) == len(trainings)
 
 
 def test_a_folder_holds_the_same_data_in_every_recipe():
@@ -235,6 +313,136 @@ def test_the_settings_are_those_of_ndr_py(dataset, name, plans, parsed, monkeypa
         assert differing <= {"data", "save_dir"}, f"{row}: {differing}"
         ends = [c[c.index("--batch-size") :] for c in (run.validate_command(), planned.validate_command())]
         assert ends[0] == ends[1] and run.best == planned.best and list(run.subsets) == list(planned.subsets)
+
+
+# Language models: their sizes are arguments of the data.
+
+#: Millions of parameters that the thesis gives for each size.
+MILLIONS = {"wt_s": 47, "wt_s_star": 238, "wt_b": 262, "e8": 41}
+LANGUAGE_MODELS = [f"thesis_table_7_{number}" for number in (1, 2, 3, 4)]
+
+
+@pytest.fixture(scope="module")
+def language_models():
+    """recipe -> (row, data) -> what fairseq reads from its training command, with the defaults of mechanisms."""
+    pytest.importorskip("fairseq")
+    from fairseq import options
+
+    from fairseq_sg.models.sg_transformer_lm import configuration
+
+    def parsed_run(trial):
+        args = options.parse_args_and_arch(options.get_training_parser(), trial.run.train_command()[1:])
+        return SimpleNamespace(**vars(configuration.dataclass()) | vars(args))
+
+    return {
+        name: {
+            (trial.row, trial.data): parsed_run(trial)
+            for trial in reproduce.parse_arguments([name, "--device", "cpu"]).trials
+        }
+        for name in LANGUAGE_MODELS
+    }
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_every_language_model_is_built_with_the_parameters_of_the_thesis(name, language_models):
+    """Within 1 %; a product-key memory with as many values as the dense layer has fewer parameters."""
+    import torch
+    from fairseq.data import Dictionary
+
+    from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
+
+    dictionaries = {}
+    for unit, words in (("subwords", 8000), ("bytes", 256)):
+        dictionaries[unit] = Dictionary()
+        for word in range(words):
+            dictionaries[unit].add_symbol(str(word))
+    for (row, data), args in language_models[name].items():
+        task = SimpleNamespace(target_dictionary=dictionaries["bytes" if data == "e8" else "subwords"])
+        with torch.device("meta"):
+            model = SGTransformerLM.build_model(args, task)
+        parameters = sum(p.numel() for p in model.parameters()) / 1e6
+        if "-values" in row:
+            assert parameters < 0.9 * MILLIONS[data]
+        else:
+            assert parameters == pytest.approx(MILLIONS[data], rel=0.01), (row, data)
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_settings_of_language_models(name, language_models):
+    found = language_models[name]
+    content = recipe.read(recipe.find(name))
+    assert (content.seeds, content.checkpoint, content.batch_size_valid) == (1, "last", 4)
+    for (row, data), args in found.items():
+        segment, batch = {"wt_b": (512, 64), "e8": (512, 32)}.get(data, (256, 64))
+        assert args.arch == f"sg_transformer_lm_{data}"
+        assert (args.tokens_per_sample, args.memory_length, args.eval_memory_length) == (segment, segment, 4 * segment)
+        assert (args.batch_size, args.max_update, args.amp) == (batch, 100_000, True)
+        assert (args.lr, args.lr_scheduler, args.min_lr) == ([2.5e-4], "cosine", 0)
+        assert args.warmup_updates == (4000 if data == "wt_b" else 0)
+        assert (args.optimizer, args.weight_decay) == ("torch_adam", 0)
+        assert (args.decoder_attention, args.attention_scale) == ("relative", "learned") and args.attention_dropout == 0
+        of_dense = args.decoder_ffn in ("dense", "topk") and data in ("wt_s", "wt_s_star")
+        assert args.clip_norm == (0.1 if of_dense else 0.25), (row, data)
+        assert content.data[data].folder == ("enwik8" if data == "e8" else "wikitext103_bpe8000")
+        assert set(content.rows[row].published[data]) == {"bpc" if data == "e8" else "perplexity"}
+    for data in content.data.values():
+        assert ("--unit bytes" in data.prepare) == (data.folder == "enwik8")
+    assert content.columns["bpc"].metric == "loss" and content.columns["bpc"].data == ("e8",)
+    assert content.columns["perplexity"].metric == "perplexity"
+    assert {column.subset for column in content.columns.values()} == {"test"}
+
+
+def test_mixtures_of_experts_of_language_models(language_models):
+    """Sizes, δ and γ (Table F.3, and where the released code differs, the code's); the code's effective γ of Switch."""
+
+    def settings(name, row, data, *keys):
+        args = language_models[name][row, data]
+        return tuple(getattr(args, key) for key in keys)
+
+    regularized = ("moe_expert_dropout", "moe_regularization")
+    sizes = ("decoder_ffn_embed_dim", "moe_expert_dim", "moe_k")
+    widths = {"wt_s": 2048, "wt_s_star": 16384, "wt_b": 4096, "e8": 2048}
+    expected = {"wt_s": (0, 1e-4), "wt_s_star": (0.05, 1e-3), "wt_b": (0.1, 1e-3), "e8": (0.05, 1e-4)}
+    for data, values in expected.items():
+        width = widths[data]
+        for row, dim, k in (("sigma_moe", 128, 4), ("k8-g64", 64, 8), ("k1-g512", 512, 1), ("s_base-g512", 512, 1)):
+            assert settings("thesis_table_7_4", row, data, *sizes) == (width, dim, k)
+        for row in ("sigma_moe", "softmax_after", "softmax_before", "standard_init", "k2-g256", "s_base"):
+            assert settings("thesis_table_7_4", row, data, *regularized) == values
+        assert settings("thesis_table_7_4", "no_reg", data, *regularized) == (0, 0)
+        dropout = "dropout-wt_b" if data == "wt_b" else "dropout"
+        assert settings("thesis_table_7_4", dropout, data, *regularized) == (0, values[1])
+        assert settings("thesis_table_7_4", dropout, data, "moe_dropout") == (0.2 if data == "wt_b" else 0.1,)
+        assert settings("thesis_table_7_3", f"sigma_moe-{data}", data, *sizes) == (width, 128, 4)
+        gamma = 1e-3 if data == "wt_s" else values[1]
+        assert settings("thesis_table_7_3", f"sigma_moe-{data}", data, *regularized) == (values[0], gamma)
+    switches = 0
+    for (row, data), args in language_models["thesis_table_7_4"].items():
+        if row.startswith("switch"):
+            experts = args.decoder_ffn_embed_dim // args.moe_expert_dim
+            assert args.decoder_ffn == "switch" and args.moe_expert_dropout == 0
+            assert args.moe_regularization == pytest.approx(0.01 / (experts**2 * args.moe_k), rel=1e-12)
+            without = "no_dropout" in row or args.moe_k == 4
+            assert args.moe_dropout == (0 if without else 0.2 if data == "wt_b" else 0.1), (row, data)
+            switches += 1
+        elif row.startswith("s_base"):
+            assert (args.decoder_ffn, args.s_base_sinkhorn) == ("s_base", "released")
+        else:
+            assert args.decoder_ffn == "sigma_moe"
+    assert switches == 17
+    assert settings("thesis_table_7_4", "softmax_after", "e8", "moe_selection") == ("softmax_after_topk",)
+    assert settings("thesis_table_7_4", "softmax_before", "e8", "moe_selection") == ("softmax_before_topk",)
+    assert settings("thesis_table_7_4", "standard_init", "e8", "moe_init") == ("standard",)
+    assert settings("thesis_table_7_1", "topk-64", "wt_s", "decoder_ffn", "topk_k") == ("topk", 64)
+
+
+def test_product_key_memories_of_language_models(language_models):
+    for (row, data), args in language_models["thesis_table_7_2"].items():
+        if not row.startswith("dense"):
+            small, large = (46, 64) if "-values" in row else (62, 89)
+            assert args.decoder_ffn == "pkm" and args.decoder_ffn_embed_dim == (large if data == "wt_b" else small) ** 2
+            assert args.pkm_activation == row.partition("-")[0] and (args.pkm_heads, args.pkm_k) == (4, None)
+            assert args.pkm_init == ("dense_equivalent" if "-init" in row else "reference")
 
 
 #: recipe, row, data, column, number; some of every table
@@ -281,6 +489,36 @@ thesis_figure_6_4 ndr o16-s6 OOD 1.00
 thesis_table_d1 relative_gate-first backward Longer 1.00 ± 0.00
 thesis_table_d2 relative-act-u forward Longer-30k 0.67 ± 0.41
 thesis_table_d2 geometric-act-a backward Longer-60k 0.45 ± 0.21
+thesis_table_7_1 dense e8 bpc 1.08
+thesis_table_7_1 topk-64 wt_s perplexity 11.86
+thesis_table_7_1 topk-128 e8 bpc 1.07
+thesis_table_7_1 topk-256 wt_b perplexity 9.34
+thesis_table_7_1 topk-512 wt_s perplexity 11.68
+thesis_table_7_2 softmax wt_s perplexity 13.96
+thesis_table_7_2 relu-wt_b wt_b perplexity 9.98
+thesis_table_7_2 relu-init wt_s perplexity 12.75
+thesis_table_7_2 relu-values e8 bpc 1.12
+thesis_table_7_2 softmax-values-wt_b wt_b perplexity 11.29
+thesis_table_7_3 sigma_moe-wt_s wt_s perplexity 11.71
+thesis_table_7_3 dense-wt_s wt_s_star perplexity 10.03
+thesis_table_7_3 sigma_moe-wt_b wt_b perplexity 9.44
+thesis_table_7_4 sigma_moe wt_s perplexity 11.59
+thesis_table_7_4 dropout-wt_b wt_b perplexity 9.53
+thesis_table_7_4 softmax_after wt_s_star perplexity 11.27
+thesis_table_7_4 softmax_before wt_b perplexity 9.62
+thesis_table_7_4 standard_init wt_s_star perplexity 10.59
+thesis_table_7_4 no_reg wt_s perplexity 11.83
+thesis_table_7_4 k8-g64 wt_s_star perplexity 10.30
+thesis_table_7_4 k4-g64 wt_s_star perplexity 10.53
+thesis_table_7_4 k1-g128 wt_s perplexity 12.26
+thesis_table_7_4 k8-g128 wt_s_star perplexity 10.22
+thesis_table_7_4 switch-g512 e8 bpc 1.08
+thesis_table_7_4 switch-g512-no_dropout-wt_b wt_b perplexity 9.77
+thesis_table_7_4 switch-k4-wt_s_star wt_s_star perplexity 11.37
+thesis_table_7_4 switch-g128 e8 bpc 1.11
+thesis_table_7_4 switch-g128-no_dropout wt_s perplexity 12.35
+thesis_table_7_4 s_base wt_b perplexity 10.50
+thesis_table_7_4 s_base-g512 e8 bpc 1.32
 """
 
 

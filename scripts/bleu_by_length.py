@@ -1,0 +1,428 @@
+"""BLEU by length of sentence: translations of several systems, with paired bootstrap tests against one of them.
+
+    python scripts/bleu_by_length.py data-bin/iwslt softmax=runs/softmax relative=runs/relative --results results/iwslt
+
+The data folder is one of ``python -m data_prep parallel`` (or ``iwslt_en_vi``). A system is a name and a folder with
+what ``fairseq-generate`` printed (generate-SUBSET.log) or wrote by ``--results-path`` (generate-SUBSET.txt) for every
+subset; the first system is the baseline. ``scripts/reproduce.py`` does the same for the runs of a recipe that has
+``by_length``. Nothing is generated here, so scoring can be repeated at will.
+
+Subwords are joined to words, and scored by sacreBLEU (BLEU and chrF2, Post 2018) against raw/SUBSET.plain.tgt: every
+subset, and the sentences of all subsets together by the length of their source. Confidence intervals of 95 % and
+p-values are those of sacreBLEU's paired bootstrap (Koehn 2004); its seed is the environment's SACREBLEU_SEED, or 12345.
+Written are PREFIX.json, PREFIX.md and PREFIX.png. docs/translation.md tells the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shlex
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+from quickstart import as_text, markdown_lines  # noqa: E402
+from recipe import TOKENIZERS  # noqa: E402
+from runs import write_json  # noqa: E402
+
+from data_prep.parallel import LENGTHS  # noqa: E402
+from fairseq_sg.errors import UsageError  # noqa: E402
+from fairseq_sg.scoring.plain_bleu import hypotheses_in_order, read_lines  # noqa: E402
+
+# With fairseq, the root logger prints everything; these tell of every resampling and font.
+for _name in ("sacrebleu", "matplotlib", "PIL"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
+
+#: Resamples of a bootstrap: sacreBLEU's default.
+SAMPLES = 1000
+BOUNDS = "10,20,30,40,50"
+#: By sacreBLEU's names, which have the defaults of chrF in them.
+METRICS = ("BLEU", "chrF2")
+Place = Tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is translated.
+
+    Attributes:
+        references: subset -> plain target of every sentence. lengths: subset -> length of every source. unit: what
+            lengths count. limit: the greatest length in training; 0 if there is none.
+    """
+
+    references: Dict[str, List[str]]
+    lengths: Dict[str, List[int]]
+    unit: str
+    limit: int
+
+
+@dataclass(frozen=True)
+class System:
+    """A model trained from a seed, and the output of ``fairseq-generate`` for every subset."""
+
+    name: str
+    seed: int
+    outputs: Dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sentences whose source has from ``low`` to ``high`` (None: any number of) words, by subset and line from 0."""
+
+    low: int
+    high: Optional[int]
+    places: List[Place]
+
+    @property
+    def label(self) -> str:
+        return f"{self.low}–{self.high}" if self.high else f"{self.low}+"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A corpus score, half the width of its 95 % confidence interval, and the p-value of its difference from the
+    baseline's (None for the baseline, or without one)."""
+
+    score: float
+    ci: float
+    p: Optional[float]
+
+
+def read_text(folder: Path, subsets: Sequence[str]) -> Text:
+    """Reads references and lengths. Raises UsageError for a folder that has not got them."""
+    try:
+        request = json.loads((folder / "dataset.json").read_text("utf-8"))["request"]
+    except OSError as error:
+        raise UsageError(f"{folder / 'dataset.json'}: {error.strerror}: name a folder of data_prep") from None
+    unit = request.get("length_unit") or "words"
+    references = {subset: read_lines(folder / "raw" / f"{subset}.plain.tgt") for subset in subsets}
+    sources = {subset: read_lines(folder / "raw" / f"{subset}.plain.src") for subset in subsets}
+    for subset in subsets:
+        if len(sources[subset]) != len(references[subset]):
+            raise UsageError(
+                f"{folder}/raw/{subset}.plain.tgt: {len(references[subset]):,} lines, and {subset}.plain.src has "
+                f"{len(sources[subset]):,}: prepare the data again"
+            )
+    lengths = {subset: [LENGTHS[unit](line) for line in lines] for subset, lines in sources.items()}
+    return Text(references, lengths, unit, request.get("max_length") or 0)
+
+
+def find_output(folder: Path, subset: str) -> Path:
+    """The output of ``fairseq-generate`` for a subset. Raises UsageError if there is none, or both of the two."""
+    names = [f"generate-{subset}.log", f"generate-{subset}.txt"]
+    found = [path for path in (folder / name for name in names) if path.is_file()]
+    if not found:
+        raise UsageError(f"{folder}: has no {' or '.join(names)}: run fairseq-generate for the subset {subset}")
+    if len(found) == 2:
+        raise UsageError(f"{folder}: has {' and '.join(names)}: remove the one that is not to be scored")
+    return found[0]
+
+
+def make_buckets(text: Text, bounds: Sequence[int]) -> List[Bucket]:
+    """Sentences of all subsets by their length, up to each bound and beyond the last; the limit of training is always
+    one of the bounds. Buckets without a sentence are left out."""
+    highs: List[Optional[int]] = [*sorted({*bounds, *([text.limit] if text.limit else [])}), None]
+    found = []
+    for low, high in zip([1, *(h + 1 for h in highs if h)], highs, strict=True):
+        places = [
+            (subset, line)
+            for subset, lengths in text.lengths.items()
+            for line, length in enumerate(lengths)
+            if low <= length and (high is None or length <= high)
+        ]
+        if places:
+            found.append(Bucket(low, high, places))
+    return found
+
+
+def bootstrap(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    tokenize: str,
+    baseline: Optional[Sequence[str]] = None,
+    samples: int = SAMPLES,
+) -> Tuple[Dict[str, Score], Dict[str, str]]:
+    """Scores of a system with their intervals, against those of a baseline if there is one, and sacreBLEU's
+    signatures, both by metric."""
+    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.significance import PairedTest
+
+    # Where nothing is tokenized, text that looks tokenized is meant; sacreBLEU would warn of it.
+    metrics = {"BLEU": BLEU(tokenize=tokenize, force=tokenize == "none"), "chrF2": CHRF()}
+    systems = [("baseline", list(baseline))] if baseline is not None else []
+    test = PairedTest([*systems, ("system", list(hypotheses))], metrics, [list(references)], "bs", samples)
+    signatures, results = test()
+    last = {metric: results[metric][-1] for metric in METRICS}
+    scores = {metric: Score(float(r.score), float(r.ci), r.p_value) for metric, r in last.items()}
+    return scores, {metric: str(signatures[metric]) for metric in METRICS}
+
+
+def length_ratio(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -> float:
+    """Words of the translations for each word of the references, as BLEU counts them."""
+    from sacrebleu.metrics import BLEU
+
+    found = BLEU(tokenize=tokenize, force=True).corpus_score(list(hypotheses), [list(references)])
+    return found.sys_len / max(1, found.ref_len)
+
+
+def check_seed() -> None:
+    """Raises UsageError where sacreBLEU's bootstrap would not be the same once more: it takes no seed for 0, too."""
+    seed = os.environ.get("SACREBLEU_SEED", "12345")
+    if not seed.isascii() or not seed.isdecimal() or int(seed) == 0:
+        raise UsageError(f"SACREBLEU_SEED is {seed!r} in the environment: make it a whole number above 0, or unset it")
+
+
+def compare(
+    text: Text,
+    systems: Sequence[System],
+    baseline: str,
+    bounds: Sequence[int],
+    tokenize: str,
+    samples: int = SAMPLES,
+) -> Dict[str, Any]:
+    """Scores of all systems on every subset and in every bucket.
+
+    A system is tested against the baseline of the same seed. Buckets have intervals but no p-values: the smallest have
+    too few sentences to test anything.
+
+    Raises:
+        UsageError: an output is missing, incomplete, or of other references; a seed that is none.
+    """
+    check_seed()
+    translations = {
+        (system.name, system.seed): {
+            subset: hypotheses_in_order(system.outputs[subset], references)
+            for subset, references in text.references.items()
+        }
+        for system in systems
+    }
+    if len(translations) < len(systems):
+        raise UsageError("two systems have the same name and seed: give them names of their own")
+    buckets = make_buckets(text, bounds)
+    signatures: Dict[str, str] = {}
+    found = []
+    for system in systems:
+        mine = translations[system.name, system.seed]
+        other = translations.get((baseline, system.seed)) if system.name != baseline else None
+        by_subset, by_bucket = {}, []
+        for subset, references in text.references.items():
+            against = other[subset] if other else None
+            scores, signatures = bootstrap(mine[subset], references, tokenize, against, samples)
+            by_subset[subset] = _entry(scores, mine[subset], references, tokenize)
+        for bucket in buckets:
+            hypotheses = [mine[subset][line] for subset, line in bucket.places]
+            references = [text.references[subset][line] for subset, line in bucket.places]
+            scores, _ = bootstrap(hypotheses, references, tokenize, samples=samples)
+            by_bucket.append(_entry(scores, hypotheses, references, tokenize))
+        outputs = {subset: str(path) for subset, path in system.outputs.items()}
+        found.append({"name": system.name, "seed": system.seed, "outputs": outputs})
+        found[-1] |= {"subsets": by_subset, "buckets": by_bucket}
+    return {
+        "baseline": baseline,
+        "unit": text.unit,
+        "limit": text.limit,
+        "samples": samples,
+        "signatures": signatures,
+        "subsets": {subset: len(references) for subset, references in text.references.items()},
+        "buckets": [{"low": b.low, "high": b.high, "label": b.label, "sentences": len(b.places)} for b in buckets],
+        "systems": found,
+    }
+
+
+def _entry(scores: Dict[str, Score], hypotheses: List[str], references: List[str], tokenize: str) -> Dict[str, Any]:
+    found: Dict[str, Any] = {metric: asdict(score) for metric, score in scores.items()}
+    return found | {"length_ratio": length_ratio(hypotheses, references, tokenize)}
+
+
+def with_interval(entry: Dict[str, float]) -> str:
+    return f"{entry['score']:.1f} ± {entry['ci']:.1f}"
+
+
+def p_value(entry: Dict[str, Any], samples: int) -> str:
+    """Three digits, and no less than the least that so many resamples can give."""
+    p = entry["p"]
+    return "–" if p is None else f"< {1 / samples:.3g}" if p < 1 / samples else f"{p:.3f}"
+
+
+def subset_table(comparison: Dict[str, Any]) -> List[List[str]]:
+    """Rows of text, the header first: every system on every subset."""
+    rows = [["subset", "model", "seed", "BLEU", "p", "chrF2", "p", "length"]]
+    for subset in comparison["subsets"]:
+        for system in comparison["systems"]:
+            entry = system["subsets"][subset]
+            tested = [
+                cell
+                for metric in METRICS
+                for cell in (with_interval(entry[metric]), p_value(entry[metric], comparison["samples"]))
+            ]
+            rows.append([subset, system["name"], str(system["seed"]), *tested, f"{entry['length_ratio']:.2f}"])
+    return rows
+
+
+def bucket_table(comparison: Dict[str, Any]) -> List[List[str]]:
+    """Rows of text, the header first: BLEU of every system by the length of the source."""
+    buckets = comparison["buckets"]
+    rows = [["model", "seed", *(bucket["label"] for bucket in buckets)]]
+    for system in comparison["systems"]:
+        cells = [with_interval(entry["BLEU"]) for entry in system["buckets"]]
+        rows.append([system["name"], str(system["seed"]), *cells])
+    return [*rows, ["sentences", "", *(str(bucket["sentences"]) for bucket in buckets)]]
+
+
+def markdown(title: str, command: str, note: str, comparisons: Dict[str, Dict[str, Any]]) -> str:
+    lines = [f"# {title}: BLEU by length", "", f"`{command}`", "", *([note, ""] if note else [])]
+    for name, comparison in comparisons.items():
+        limit, unit = comparison["limit"], comparison["unit"]
+        trained = f"sources of at most {limit} {unit}" if limit else "sources of all lengths"
+        sizes = ", ".join(f"`{subset}` {number:,}" for subset, number in comparison["subsets"].items())
+        lines += [
+            f"## {name}: trained on {trained}",
+            "",
+            f"Sentences: {sizes}. Scores ± half the width of the 95 % confidence interval; p: of the difference from "
+            f"{comparison['baseline']} (same seed), two-sided, by paired bootstrap with {comparison['samples']:,} "
+            "resamples, not corrected for the number of comparisons; length: words of the translations for each word "
+            "of the references.",
+            "",
+            *(f"- {metric}: `{signature}`" for metric, signature in comparison["signatures"].items()),
+            "",
+            *markdown_lines(subset_table(comparison)),
+            "",
+            f"BLEU by the {unit} of the source, {' and '.join(f'`{s}`' for s in comparison['subsets'])} together:",
+            "",
+            *markdown_lines(bucket_table(comparison)),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def plot(title: str, comparisons: Dict[str, Dict[str, Any]], path: Path) -> None:
+    """Scores by length, a row for each dataset and a panel for each metric: mean over the seeds, with a line from the
+    least to the most, or of one seed the confidence interval; the lengths of training are shaded."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(len(comparisons), 2, figsize=(12, 0.8 + 3.8 * len(comparisons)), squeeze=False)
+    for row, (name, comparison) in zip(panels, comparisons.items(), strict=True):
+        for axes, metric in zip(row, METRICS, strict=True):
+            draw(axes, comparison, metric)
+            axes.set_title(name, fontsize=9)
+    panels[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw(axes: Any, comparison: Dict[str, Any], metric: str) -> None:
+    buckets, limit = comparison["buckets"], comparison["limit"]
+    inside = sum(bool(bucket["high"]) and bucket["high"] <= limit for bucket in buckets)
+    if inside:
+        axes.axvspan(-0.5, inside - 0.5, color="0.9", label="lengths of training")
+    models = list(dict.fromkeys(system["name"] for system in comparison["systems"]))
+    for number, model in enumerate(models):
+        seeds = [[e[metric] for e in system["buckets"]] for system in comparison["systems"] if system["name"] == model]
+        means, below, above = [], [], []
+        for entries in zip(*seeds, strict=True):
+            scores = [e["score"] for e in entries]
+            means.append(statistics.mean(scores))
+            below.append(means[-1] - min(scores) if len(scores) > 1 else min(entries[0]["ci"], means[-1]))
+            above.append(max(scores) - means[-1] if len(scores) > 1 else entries[0]["ci"])
+        # Side by side, so that the lines of different models do not hide one another.
+        places = [x + 0.08 * (number - (len(models) - 1) / 2) for x in range(len(buckets))]
+        axes.errorbar(places, means, [below, above], marker="o", ms=4, lw=1, elinewidth=0.8, label=model)
+    axes.set(
+        xlabel=f"{comparison['unit']} of the source (below: sentences)",
+        ylabel=metric,
+        xticks=range(len(buckets)),
+        xticklabels=[f"{bucket['label']}\n{bucket['sentences']}" for bucket in buckets],
+        xlim=(-0.5, len(buckets) - 0.5),
+    )
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def publish(prefix: Path, title: str, command: str, note: str, comparisons: Dict[str, Dict[str, Any]]) -> None:
+    """Writes PREFIX.json, PREFIX.md and PREFIX.png, and prints the tables."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    summary = {"title": title, "command": command, "note": note, "data": comparisons}
+    write_json(prefix.with_name(prefix.name + ".json"), summary)
+    prefix.with_name(prefix.name + ".md").write_text(markdown(title, command, note, comparisons), "utf-8")
+    plot(title, comparisons, prefix.with_name(prefix.name + ".png"))
+    for name, comparison in comparisons.items():
+        print(f"\n{title}, {name}\n\n{as_text(subset_table(comparison))}\n\n{as_text(bucket_table(comparison))}")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
+def named_folder(text: str) -> Tuple[str, Path]:
+    name, equals, folder = text.partition("=")
+    if not (name and equals and folder):
+        raise argparse.ArgumentTypeError(f"must be NAME=FOLDER, not {text!r}")
+    return name, Path(folder)
+
+
+def ascending(text: str) -> List[int]:
+    parts = text.split(",")
+    numbers = [int(part) if part.isascii() and part.isdecimal() else 0 for part in parts]
+    if numbers != sorted(set(numbers)) or numbers[0] < 1:
+        raise argparse.ArgumentTypeError(f"must be whole numbers above 0, ascending, comma separated, not {text!r}")
+    return numbers
+
+
+def parse_arguments(line: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the data folder")
+    parser.add_argument(
+        "systems", type=named_folder, nargs="+", metavar="NAME=FOLDER", help="a system; the first is the baseline"
+    )
+    parser.add_argument("--subsets", default="test,gen", help="comma separated (default: test,gen)")
+    parser.add_argument("--tokenize", choices=TOKENIZERS, default="13a", help="by sacreBLEU (default: 13a)")
+    parser.add_argument(
+        "--bounds",
+        type=ascending,
+        default=ascending(BOUNDS),
+        help=f"greatest length of every bucket but the last; that of training is always one (default: {BOUNDS})",
+    )
+    parser.add_argument("--results", type=Path, required=True, metavar="PREFIX", help="where results go")
+    args = parser.parse_args(line)
+    args.subsets = args.subsets.split(",")
+    for what, names in (("--subsets", args.subsets), ("NAME=FOLDER", [name for name, _ in args.systems])):
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            parser.error(f"{what} has {twice!r} twice")
+    return args
+
+
+def main(line: Optional[Sequence[str]] = None) -> int:
+    """Returns the exit code: 0, or 2 for something that the user can mend."""
+    args = parse_arguments(line)
+    try:
+        text = read_text(args.folder, args.subsets)
+        systems = [
+            System(name, 1, {subset: find_output(folder, subset) for subset in args.subsets})
+            for name, folder in args.systems
+        ]
+        comparison = compare(text, systems, systems[0].name, args.bounds, args.tokenize)
+    except UsageError as error:
+        print("error:", error, file=sys.stderr)
+        return 2
+    command = shlex.join(["python", "scripts/bleu_by_length.py", *(sys.argv[1:] if line is None else line)])
+    publish(args.results, args.folder.name, command, "", {args.folder.name: comparison})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
