@@ -52,12 +52,15 @@ class Loaded:
         """
         if isinstance(dataset, Text):
             segment = self.task.cfg.tokens_per_sample
-            size = max(1, min(size, len(dataset) // segment))
-            dataset = dataset.streams(size, size, segment, whole=True)
-        count = len(dataset) if limit is None else min(limit, len(dataset))
-        for start in range(0, count, size):
-            batch = dataset.collater([dataset[i] for i in range(start, min(start + size, count))])
-            yield utils.apply_to_sample(lambda x: x.to(self.device), batch)
+            rows = max(1, min(size, len(dataset) // segment))
+            dataset = dataset.streams(rows, rows, segment, whole=True)
+            # Whole batches: the rows of the next one remember those of this one.
+            batches = dataset.batches()[: None if limit is None else max(1, limit // rows)]
+        else:
+            count = len(dataset) if limit is None else min(limit, len(dataset))
+            batches = [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+        for batch in batches:
+            yield utils.apply_to_sample(lambda x: x.to(self.device), dataset.collater([dataset[i] for i in batch]))
 
     def run(self, batch: Dict[str, Any]) -> Any:
         """The model's output for one of ``batches``; a language model remembers the batches before."""

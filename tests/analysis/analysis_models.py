@@ -13,6 +13,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 import fairseq_sg  # noqa: F401
+from data_prep.__main__ import main
 from data_prep.common import Pair
 from data_prep.corpus import Corpus
 from data_prep.prepare import write
@@ -39,6 +40,8 @@ MODELS = {
     "encoder": f"--arch sg_encoder {SIZES['encoder']} --encoder-layers 3 --depth shared --encoder-attention geometric "
     "--encoder-update copy_gate --readout first",
     "lstm": "--arch sg_lstm --embed-dim 8 --hidden-dim 8",
+    "lm": f"--arch sg_transformer_lm {SIZES['decoder']} --decoder-layers 2 --decoder-attention relative --decoder-ffn sigma_moe "
+    "--moe-experts 4 --moe-k 2 --tokens-per-sample 5 --memory-length 7",
 }
 CLASSIFIERS = ("encoder", "lstm")
 
@@ -83,9 +86,17 @@ def ctlpp_folder(folder: Path) -> Path:
     return folder
 
 
+def text_folder(folder: Path) -> Path:
+    """A text of 400 bytes."""
+    text = folder.with_suffix(".txt")
+    text.write_text("".join(random.Random(0).choices("abcd \n", k=400)))
+    assert main(["text", "--unit", "bytes", "--input", str(text), "--valid-share", "0.3", "--out", str(folder)]) == 0
+    return folder
+
+
 def checkpoint(path: Path, data: Path, model: str, *more: str) -> Path:
     """A random model's checkpoint, as fairseq-train writes them."""
-    kind = "classification" if model in CLASSIFIERS else "translation"
+    kind = "classification" if model in CLASSIFIERS else "language_modeling" if model == "lm" else "translation"
     criterion = "classification" if model in CLASSIFIERS else "cross_entropy_orthogonality"
     fixed = f"{data} --task sg_{kind} --criterion {criterion} --optimizer torch_adam --cpu"
     arguments = [*fixed.split(), *MODELS[model].split(), *more]

@@ -8,16 +8,17 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from analysis_models import CLASSIFIERS, checkpoint, ctlpp_folder, pairs_folder
+from analysis_models import CLASSIFIERS, checkpoint, ctlpp_folder, pairs_folder, text_folder
 
 from fairseq_sg.analysis import Loaded, load
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """``pairs`` and ``ctlpp``."""
+    """``pairs``, ``ctlpp`` and ``text``."""
     room = tmp_path_factory.mktemp("data")
-    return {"pairs": pairs_folder(room / "pairs"), "ctlpp": ctlpp_folder(room / "ctlpp")}
+    folders = {"pairs": pairs_folder, "ctlpp": ctlpp_folder, "text": text_folder}
+    return {name: make(room / name) for name, make in folders.items()}
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +27,7 @@ def saved(folders, tmp_path_factory) -> Callable[..., str]:
     room, made = tmp_path_factory.mktemp("checkpoints"), {}
 
     def get(model: str, data: str | None = None) -> str:
-        data = data or ("ctlpp" if model in CLASSIFIERS else "pairs")
+        data = data or ("ctlpp" if model in CLASSIFIERS else "text" if model == "lm" else "pairs")
         if (model, data) not in made:
             made[model, data] = str(checkpoint(room / f"{model}-{data}.pt", folders[data], model))
         return made[model, data]

@@ -19,7 +19,7 @@ import torch
 from analysis_models import CLASSIFIERS, GROUPS, TABLES
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 
-from fairseq_sg.analysis import accuracy, plots, read_sentence, record
+from fairseq_sg.analysis import accuracy, load, plots, read_sentence, record
 from fairseq_sg.analysis.__main__ import main
 
 
@@ -408,6 +408,29 @@ def test_experts(analyse, saved, loaded, tmp_path):
     assert facts["layers"]["encoder.step2"]["experts"]["dead"] == [e for e in range(6) if shares[e] == 0]
     assert facts["layers"]["decoder.step1"]["active_units"]["mean"] == pytest.approx(np.mean(active[1]))
     assert f"encoder.step2: {used:.1f} of 6 experts in use in effect" in printed
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("limit,batches", [(1000, None), (7, 1), (13, 3)])
+def test_experts_of_a_language_model(limit, batches, analyse, saved, loaded):
+    """Whole batches of four streams, and what a layer sees is what validation with a memory sees."""
+    options = ("--subset", "valid", "--batch-size", "4", "--limit", str(limit))
+    arrays, facts, _ = analyse("experts", saved("lm"), *options)
+    assert facts["steps"] == {"decoder": 2}
+    model = load(saved("lm"), language_models=True)
+    streams = model.subset("valid").streams(4, 4, 5, whole=True)
+    seen = []
+    layer = model.model.decoder.stack.layers[1].update.ffn
+    layer.register_forward_hook(lambda m, a, o: seen.append(m.activity(a[0])["experts"]), with_kwargs=False)
+    memory, tokens = None, 0
+    for batch in streams.batches()[:batches]:
+        made = streams.collater([streams[i] for i in batch])
+        _, extra = model.model(made["net_input"]["src_tokens"], memory=memory, memory_length=7)
+        memory, tokens = extra["memory"], tokens + made["ntokens"]
+        seen[-1] = seen[-1].transpose(0, 1)[made["target"] != model.task.target_dictionary.pad()]
+    chosen = torch.cat(seen).flatten()
+    np.testing.assert_array_equal(arrays["decoder.step2.selections"], torch.bincount(chosen, minlength=4))
+    assert arrays["decoder.step1.selections"].sum() == 2 * tokens == len(chosen)
 
 
 def test_pictures_of_experts(saved, tmp_path):
