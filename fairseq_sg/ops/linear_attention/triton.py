@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.ops.triton_support import launch, power_of_two
+from fairseq_sg.ops.triton_tiles import load_tile, real_rows
 
 State = tuple[Tensor, Tensor]
 
@@ -438,25 +439,9 @@ def _step(
 
 
 @triton.jit
-def _tile(base, rows, columns, stride, present, WIDTH: tl.constexpr):
-    """base[rows, columns] in float32, 0 where a row is not present or a column beyond WIDTH."""
-    inside = present[:, None] & (columns < WIDTH)[None, :]
-    return tl.load(base + rows[:, None] * stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _state_tile(base, f, e, F: tl.constexpr, E: tl.constexpr):
     inside = (f < F)[:, None] & (e < E)[None, :]
     return tl.load(base + f[:, None] * E + e[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def _real(mask, batch, rows, length):
-    """Which rows are keys: within the length and not padding."""
-    present = rows < length
-    if mask is not None:
-        present = present & (tl.load(mask + batch * length + rows, mask=present, other=1) == 0)
-    return present
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -513,9 +498,9 @@ def _fold_kernel(
             tl.store(each_s + (pair * chunks + chunk) * F * E + cell, s, mask=inside)
             tl.store(each_z + (pair * chunks + chunk) * F + f, z, mask=writes_z)
         rows = (chunk * CHUNK + tl.arange(0, CHUNK)).to(tl.int64)
-        present = _real(mask, batch, rows, length)
-        x_tile = _tile(x, rows, f, x_row, present, F)
-        y_tile = _tile(y, rows, e, y_row, present, E)
+        present = real_rows(mask, batch, rows, length)
+        x_tile = load_tile(x, rows, f, x_row, present, F)
+        y_tile = load_tile(y, rows, e, y_row, present, E)
         if divisor is not None:
             y_tile = y_tile / tl.load(divisor + pair * length + rows, mask=present, other=1.0)[:, None]
         s += tl.dot(tl.trans(x_tile), y_tile, input_precision=PRECISION)
@@ -574,16 +559,16 @@ def _out_kernel(
         of_state = pair * tl.cdiv(length, CHUNK) + chunk
         k += batch * k_batch + head * k_head
         v += batch * v_batch + head * v_head
-        present = _real(mask, batch, rows, length)
+        present = real_rows(mask, batch, rows, length)
 
     numerator = tl.zeros((CHUNK, BLOCK_E), dtype=tl.float32)
     total = tl.zeros((CHUNK,), dtype=tl.float32)
     scores = tl.zeros((CHUNK, CHUNK), dtype=tl.float32)
     for start in range(0, F, BLOCK_F):
         f = start + tl.arange(0, BLOCK_F)
-        q_tile = _tile(q, rows, f, q_row, inside, F)
+        q_tile = load_tile(q, rows, f, q_row, inside, F)
         if CAUSAL:
-            k_tile = _tile(k, rows, f, k_row, present, F)
+            k_tile = load_tile(k, rows, f, k_row, present, F)
             scores += tl.dot(q_tile, tl.trans(k_tile), input_precision=EXACT)
         if s is not None:
             numerator += tl.dot(q_tile, _state_tile(s + of_state * F * E, f, e, F, E), input_precision=MIXED)
@@ -592,7 +577,7 @@ def _out_kernel(
                 total += tl.sum(q_tile * z_tile[None, :], axis=1)
     if CAUSAL:
         scores = tl.where(rows[:, None] >= rows[None, :], scores, 0.0)
-        numerator += tl.dot(scores, _tile(v, rows, e, v_row, present, E), input_precision=MIXED)
+        numerator += tl.dot(scores, load_tile(v, rows, e, v_row, present, E), input_precision=MIXED)
         total += tl.sum(scores, axis=1)
     if NORMALIZE:
         total += eps
@@ -651,22 +636,22 @@ def _grad_q_kernel(
         of_state = pair * tl.cdiv(length, CHUNK) + chunk
         k += batch * k_batch + head * k_head
         v += batch * v_batch + head * v_head
-        present = _real(mask, batch, rows, length)
+        present = real_rows(mask, batch, rows, length)
 
     grad = tl.zeros((CHUNK, BLOCK_F), dtype=tl.float32)
     grad_scores = tl.zeros((CHUNK, CHUNK), dtype=tl.float32)
     along = tl.zeros((CHUNK,), dtype=tl.float32)
     for start in range(0, E, BLOCK_E):
         e = start + tl.arange(0, BLOCK_E)
-        g_tile = _tile(g, rows, e, g_row, inside, E)
+        g_tile = load_tile(g, rows, e, g_row, inside, E)
         if CAUSAL:
-            v_tile = _tile(v, rows, e, v_row, present, E)
+            v_tile = load_tile(v, rows, e, v_row, present, E)
             grad_scores += tl.dot(g_tile, tl.trans(v_tile), input_precision=EXACT)
         if s is not None:
             s_tile = _state_tile(s + of_state * F * E, f, e, F, E)
             grad += tl.dot(g_tile, tl.trans(s_tile), input_precision=MIXED)
         if NORMALIZE:
-            along += tl.sum(g_tile * _tile(exact + pair * length * E, rows, e, E, inside, E), axis=1)
+            along += tl.sum(g_tile * load_tile(exact + pair * length * E, rows, e, E, inside, E), axis=1)
     if NORMALIZE:
         divisor = tl.load(denominator + pair * length + rows, mask=inside, other=1.0)
         of_total = -along / divisor
@@ -678,7 +663,7 @@ def _grad_q_kernel(
             grad += of_total[:, None] * z_tile[None, :]
     if CAUSAL:
         grad_scores = tl.where(rows[:, None] >= rows[None, :], grad_scores, 0.0)
-        grad += tl.dot(grad_scores, _tile(k, rows, f, k_row, present, F), input_precision=MIXED)
+        grad += tl.dot(grad_scores, load_tile(k, rows, f, k_row, present, F), input_precision=MIXED)
     cell = (pair * length + rows)[:, None] * F + f[None, :]
     tl.store(grad_q + cell, grad, mask=inside[:, None] & (f < F)[None, :])
 
@@ -721,7 +706,7 @@ def _grad_k_kernel(
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
     rows = (chunk * CHUNK + tl.arange(0, CHUNK)).to(tl.int64)
     inside = rows < length
-    present = _real(mask, batch, rows, length)
+    present = real_rows(mask, batch, rows, length)
     v += batch * v_batch + head * v_head
     of_state = pair
     if CAUSAL:
@@ -733,9 +718,9 @@ def _grad_k_kernel(
     grad_scores = tl.zeros((CHUNK, CHUNK), dtype=tl.float32)  # of keys (rows) and queries (columns)
     for start in range(0, E, BLOCK_E):
         e = start + tl.arange(0, BLOCK_E)
-        v_tile = _tile(v, rows, e, v_row, present, E)
+        v_tile = load_tile(v, rows, e, v_row, present, E)
         if CAUSAL:
-            g_tile = _tile(g, rows, e, g_row, inside, E)
+            g_tile = load_tile(g, rows, e, g_row, inside, E)
             grad_scores += tl.dot(v_tile, tl.trans(g_tile), input_precision=EXACT)
         if s is not None:
             s_tile = _state_tile(s + of_state * F * E, f, e, F, E)
@@ -748,7 +733,7 @@ def _grad_k_kernel(
             of_total = tl.load(delta + pair * length + rows, mask=inside, other=0.0)
             grad_scores = grad_scores / divisor[None, :] + of_total[None, :]
         grad_scores = tl.where(rows[:, None] <= rows[None, :], grad_scores, 0.0)
-        grad += tl.dot(grad_scores, _tile(q, rows, f, q_row, inside, F), input_precision=MIXED)
+        grad += tl.dot(grad_scores, load_tile(q, rows, f, q_row, inside, F), input_precision=MIXED)
     cell = (pair * length + rows)[:, None] * F + f[None, :]
     grad = tl.where(present[:, None], grad, 0.0)
     tl.store(grad_k + cell, grad, mask=inside[:, None] & (f < F)[None, :])
@@ -790,7 +775,7 @@ def _grad_v_kernel(
     e = tl.program_id(2) * BLOCK_E + tl.arange(0, BLOCK_E)
     rows = (chunk * CHUNK + tl.arange(0, CHUNK)).to(tl.int64)
     inside = rows < length
-    present = _real(mask, batch, rows, length)
+    present = real_rows(mask, batch, rows, length)
     k += batch * k_batch + head * k_head
     of_state = pair
     if CAUSAL:
@@ -802,16 +787,16 @@ def _grad_v_kernel(
     scores = tl.zeros((CHUNK, CHUNK), dtype=tl.float32)  # of keys (rows) and queries (columns)
     for start in range(0, F, BLOCK_F):
         f = start + tl.arange(0, BLOCK_F)
-        k_tile = _tile(k, rows, f, k_row, present, F)
+        k_tile = load_tile(k, rows, f, k_row, present, F)
         if CAUSAL:
-            scores += tl.dot(k_tile, tl.trans(_tile(q, rows, f, q_row, inside, F)), input_precision=EXACT)
+            scores += tl.dot(k_tile, tl.trans(load_tile(q, rows, f, q_row, inside, F)), input_precision=EXACT)
         if s is not None:
             grad += tl.dot(k_tile, _state_tile(s + of_state * F * E, f, e, F, E), input_precision=MIXED)
     if CAUSAL:
         if NORMALIZE:
             scores = scores / tl.load(denominator + pair * length + rows, mask=inside, other=1.0)[None, :]
         scores = tl.where(rows[:, None] <= rows[None, :], scores, 0.0)
-        grad += tl.dot(scores, _tile(g, rows, e, g_row, inside, E), input_precision=MIXED)
+        grad += tl.dot(scores, load_tile(g, rows, e, g_row, inside, E), input_precision=MIXED)
     cell = (pair * length + rows)[:, None] * E + e[None, :]
     tl.store(grad_v + cell, grad, mask=inside[:, None] & (e < E)[None, :])
 

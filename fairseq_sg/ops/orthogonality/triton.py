@@ -21,6 +21,7 @@ from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.ops.orthogonality import WIDEST
 from fairseq_sg.ops.triton_support import launch, power_of_two
+from fairseq_sg.ops.triton_tiles import load_tile, real_rows
 
 TILE = 64
 
@@ -106,22 +107,6 @@ def _options(values: Tensor) -> dict:
 
 
 @triton.jit
-def _tile(base, rows, columns, stride, present, E: tl.constexpr):
-    """base[rows, columns] in float32, 0 where a row is not present or a column beyond E."""
-    inside = present[:, None] & (columns < E)[None, :]
-    return tl.load(base + rows[:, None] * stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _real(mask, batch, rows, length):
-    """Which rows are within the length and not padding."""
-    present = rows < length
-    if mask is not None:
-        present = present & (tl.load(mask + batch * length + rows, mask=present, other=1) == 0)
-    return present
-
-
-@triton.jit
 def _scale(squares, present, eps):
     """‖v‖ + eps, and 1 where there is no v."""
     return tl.where(present, tl.sqrt_rn(squares) + eps, 1.0)
@@ -156,15 +141,15 @@ def _columns_kernel(
     count = tl.zeros((ROWS,), dtype=tl.float32)
     for start in range(0, length, ROWS):
         rows = (start + tl.arange(0, ROWS)).to(tl.int64)
-        present = _real(mask, batch, rows, length)
-        whole = _tile(values, rows, tl.arange(0, WIDTH), by_row, present, E)
+        present = real_rows(mask, batch, rows, length)
+        whole = load_tile(values, rows, tl.arange(0, WIDTH), by_row, present, E)
         scale = _scale(tl.sum(whole * whole, axis=1), present, eps)[:, None]
         if SINGLE:
             unit = whole / scale
             gram += tl.dot(tl.trans(unit), unit, input_precision=PRECISION)
         else:
-            left = _tile(values, rows, i, by_row, present, E) / scale
-            right = _tile(values, rows, j, by_row, present, E) / scale
+            left = load_tile(values, rows, i, by_row, present, E) / scale
+            right = load_tile(values, rows, j, by_row, present, E) / scale
             gram += tl.dot(tl.trans(left), right, input_precision=PRECISION)
         count += present.to(tl.float32)
 
@@ -205,14 +190,14 @@ def _rows_kernel(
     values += batch * by_batch + head * by_head
     i = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     j = (tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
-    real_i, real_j = _real(mask, batch, i, length), _real(mask, batch, j, length)
+    real_i, real_j = real_rows(mask, batch, i, length), real_rows(mask, batch, j, length)
 
     COLUMNS: tl.constexpr = 32 if WIDTH > 32 else WIDTH
     squares_i = tl.zeros((BLOCK,), dtype=tl.float32)
     squares_j = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, E, COLUMNS):
         e = start + tl.arange(0, COLUMNS)
-        left, right = _tile(values, i, e, by_row, real_i, E), _tile(values, j, e, by_row, real_j, E)
+        left, right = load_tile(values, i, e, by_row, real_i, E), load_tile(values, j, e, by_row, real_j, E)
         squares_i += tl.sum(left * left, axis=1)
         squares_j += tl.sum(right * right, axis=1)
     scale_i, scale_j = _scale(squares_i, real_i, eps)[:, None], _scale(squares_j, real_j, eps)[:, None]
@@ -220,7 +205,7 @@ def _rows_kernel(
     gram = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     for start in range(0, E, COLUMNS):
         e = start + tl.arange(0, COLUMNS)
-        left, right = _tile(values, i, e, by_row, real_i, E), _tile(values, j, e, by_row, real_j, E)
+        left, right = load_tile(values, i, e, by_row, real_i, E), load_tile(values, j, e, by_row, real_j, E)
         gram += tl.dot(left / scale_i, tl.trans(right / scale_j), input_precision=PRECISION)
 
     diagonal = (i[:, None] == j[None, :]) & real_i[:, None]
@@ -256,8 +241,8 @@ def _grad_kernel(
     values += batch * by_batch + head * by_head
     e = tl.arange(0, WIDTH)
     rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    present = _real(mask, batch, rows, length)
-    whole = _tile(values, rows, e, by_row, present, E)
+    present = real_rows(mask, batch, rows, length)
+    whole = load_tile(values, rows, e, by_row, present, E)
     squares = tl.sum(whole * whole, axis=1)
     scale = _scale(squares, present, eps)[:, None]
     unit = whole / scale
@@ -267,8 +252,8 @@ def _grad_kernel(
         deviation += pair * length * length
         for start in range(0, length, ROWS):
             others = (start + tl.arange(0, ROWS)).to(tl.int64)
-            of_others = _real(mask, batch, others, length)
-            other = _tile(values, others, e, by_row, of_others, E)
+            of_others = real_rows(mask, batch, others, length)
+            other = load_tile(values, others, e, by_row, of_others, E)
             other = other / _scale(tl.sum(other * other, axis=1), of_others, eps)[:, None]
             inside = (rows < length)[:, None] & (others < length)[None, :]
             tile = tl.load(deviation + rows[:, None] * length + others[None, :], mask=inside, other=0.0)
@@ -277,7 +262,7 @@ def _grad_kernel(
         deviation += pair * E * E
         for start in range(0, E, ROWS):
             columns = start + tl.arange(0, ROWS)
-            part = _tile(values, rows, columns, by_row, present, E) / scale
+            part = load_tile(values, rows, columns, by_row, present, E) / scale
             inside = (columns < E)[:, None] & (e < E)[None, :]
             tile = tl.load(deviation + columns[:, None] * E + e[None, :], mask=inside, other=0.0)
             grad_unit += tl.dot(part, tile, input_precision=PRECISION)
