@@ -187,6 +187,11 @@ SMALL: Dict[str, Tuple[List[str], str, Dict[str, Any]]] = {
         "--encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-layers 8 --dropout 0.1",
         {"lr": 1e-3, "batch": 128, "steps": 3_000, "buckets": True},
     ),
+    "arithmetic": (
+        ["--deepest", "3", "--train", "20000", "--test", "500"],
+        "--encoder-embed-dim 64 --encoder-ffn-embed-dim 512 --encoder-layers 8 --dropout 0.1",
+        {"lr": 1e-3, "batch": 64, "steps": 10_000, "buckets": True},
+    ),
 }
 
 #: Batches with sentences of like lengths are cut from so many, sorted.
