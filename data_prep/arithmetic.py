@@ -164,6 +164,7 @@ class Arithmetic(Dataset):
     licence = "none (generated)"
     size = "generated"
     arch = "sg_transformer_scan"
+    classifier = "sg_encoder_arithmetic_baseline"
     splits = ("depth",)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

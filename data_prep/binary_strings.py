@@ -20,6 +20,8 @@ from data_prep.packed import PackedPairs
 from data_prep.text import shorten
 
 CLS = "CLS"
+# The transformer of the paper, but for its number of heads.
+SIZES = "sg_encoder --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 64"
 LONGEST = 10_000  # symbols
 # Strings of a length: the default number, and the least and the most that can be asked for.
 TRAIN_SIZES, TEST_SIZES = (10_000, 100, 1_000_000), (1_000, 10, 100_000)

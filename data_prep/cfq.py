@@ -139,7 +139,7 @@ def question_words(question: str) -> str:
 def query_words(query: str) -> str:
     """A query as words between single spaces."""
     words = (word.removeprefix("ns:") for word in query.replace("count(*)", "count ( * )").split())
-    return " ".join("m_" + word.removeprefix("m.") if word.startswith("m.") else word for word in words)
+    return " ".join("m_" + word.removeprefix("m.") if word.startswith("m.") else word for word in words if word)
 
 
 DATASET = Cfq()

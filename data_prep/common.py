@@ -67,8 +67,9 @@ class Material(ABC):
         """The lines that tell the user what was made, from what `describe` returned."""
 
     @abstractmethod
-    def training_command(self, arch: str, out: Path) -> str:
-        """A `fairseq-train` command for the folder `out`, with the architecture meant for the dataset."""
+    def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
+        """`fairseq-train` commands for the folder `out`, with the sizes meant for the dataset: one for each form that
+        the data have."""
 
 
 class Dataset(ABC):
@@ -79,7 +80,10 @@ class Dataset(ABC):
     source: str
     licence: str
     size: str  # what there is to download, or that it is generated
-    arch: str  # the architecture of fairseq_sg whose sizes are meant for this dataset
+    # The architecture of fairseq_sg whose sizes are meant for this dataset, or, for classes, which the papers give to
+    # classifiers alone, that of a small encoder-decoder.
+    arch: str
+    classifier: str = ""  # for classes: the architecture of the papers' classifier, or the sizes where none has a name
     splits: tuple[str, ...]
 
     @abstractmethod
@@ -102,7 +106,10 @@ def check_sizes(subsets: Mapping[str, Sequence[Pair]], published: Mapping[str, i
     """Raises DataError where a subset has not its published size."""
     for name, size in published.items():
         if len(subsets[name]) != size:
-            raise DataError(f"subset {name} has {len(subsets[name]):,} examples, and {size:,} are published")
+            raise DataError(
+                f"subset {name} has {len(subsets[name]):,} examples, and {size:,} are published: are these the"
+                " official files, and whole?"
+            )
 
 
 def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -114,14 +121,25 @@ def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair],
     both in the order of `pairs`. The draw is by numpy's frozen legacy generator, the same in every version.
     Raises DataError if that is not even one.
     """
-    count = Counter(pair.source for pair in pairs)
-    once = [index for index, pair in enumerate(pairs) if count[pair.source] == 1]
+    once = occurring_once(pairs)
     size = int(len(once) * fraction)
     if size == 0:
         raise DataError(f"a hold-out of {fraction:g} of {len(once):,} examples is not even one")
     drawn = {once[i] for i in RandomState(seed).choice(len(once), size, replace=False)}
     kept = [pair for index, pair in enumerate(pairs) if index not in drawn]
     return kept, [pairs[index] for index in sorted(drawn)]
+
+
+def occurring_once(pairs: Sequence[Pair]) -> list[int]:
+    """The positions of the pairs whose source is there once."""
+    count = Counter(pair.source for pair in pairs)
+    return [position for position, pair in enumerate(pairs) if count[pair.source] == 1]
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    # os.process_cpu_count() is new in Python 3.13.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share(text: str) -> float:

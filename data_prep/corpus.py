@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.binarize import LANGUAGES, binarize, link_labels
-from data_prep.common import DataError, Json, Material, Pair
+from data_prep.common import DataError, Dataset, Json, Material, Pair
 from data_prep.text import shorten, write_lines
 
 
@@ -80,9 +80,13 @@ class Corpus(Material):
             if name in ("train", *self.repeated):
                 continue
             suspects = {pair.source for pair in pairs if hash(pair.source) in trained}
-            for pair in self.subsets["train"] if suspects else ():
+            for number, pair in enumerate(self.subsets["train"] if suspects else (), start=1):
                 if pair.source in suspects:
-                    raise DataError(f"train and {name} overlap: both hold {pair.source!r}")
+                    other = next(n for n, tested in enumerate(pairs, start=1) if tested.source == pair.source)
+                    raise DataError(
+                        f"train and {name} overlap: example {number:,} of train is example {other:,} of {name},"
+                        f" {shorten(pair.source)}"
+                    )
 
     def _check_companions(self) -> None:
         for what, companions in (("types", self.types), ("plain pairs", self.plain)):
@@ -164,14 +168,18 @@ class Corpus(Material):
         classes = f"; {len(description['labels'])} classes" if self.labels else ""
         return [*lines, f"vocabulary: {words['source']} source and {words['target']} target words{together}{classes}"]
 
-    def training_command(self, arch: str, out: Path) -> str:
-        """The first subset named for validation picks the best checkpoint."""
+    def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
+        """For an encoder-decoder and, where targets are classes, for a classifier. The first subset that is named for
+        validation picks the best checkpoint."""
         validation = ",".join(sorted((name for name in self.subsets if name != "train"), key=lambda n: n != "valid"))
-        return (
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_translation --arch {arch}"
-            f" --criterion cross_entropy_orthogonality --valid-subset {validation}"
+        forms = [f"--task sg_translation --arch {dataset.arch} --criterion cross_entropy_orthogonality"]
+        if self.labels:
+            forms.append(f"--task sg_classification --arch {dataset.classifier} --criterion classification")
+        return [
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg {form} --valid-subset {validation}"
             " --optimizer adam --lr 0.001 --batch-size 64 --max-update 10000"
-        )
+            for form in forms
+        ]
 
 
 def vocabulary(lines: Iterable[str]) -> set[str]:

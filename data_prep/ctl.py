@@ -1,7 +1,7 @@
 """CTL, compositional table lookup (Liška et al. 2018), as Csordás et al. 2022 (ICLR) test the Neural Data Router with.
 
-    --order forward     101 d a b   ->  110        the symbol, then the functions in the order of their application
-    --order backward    b a d 101   ->  110        as b(a(d(101))) is written: the functions, then the symbol
+    --order forward     101 d a b   ->  011        the symbol, then the functions in the order of their application
+    --order backward    b a d 101   ->  011        as b(a(d(101))) is written: the functions, then the symbol
 
 Eight symbols, 000 to 111, each one word, and eleven random bijections of them, `a` to `k`. The target is the resulting
 symbol alone, one word: a class. Both orders are made of the same examples.
@@ -35,12 +35,14 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.common import DataError, Dataset, Json, Pair, seed_number
+from data_prep.common import Dataset, Json, Pair, UsageError, seed_number
 from data_prep.corpus import Corpus
 from data_prep.ctl_sample import COMPOSED, FUNCTIONS, SYMBOLS, Example, Sample, Tables, sample
 from data_prep.ctl_small import HELD_OUT, sample_small
+from data_prep.depths import number_between
 
 REFERENCE_SEED = 0x12345678
+DEFAULT_LONGEST = 4
 PUBLISHED = {
     "train": 53_704,
     "valid": 4_000,
@@ -64,6 +66,7 @@ class Ctl(Dataset):
     licence = "none (generated)"
     size = "generated"
     arch = "sg_transformer_scan"
+    classifier = "sg_encoder_ctl_baseline"
     splits = ("forward", "backward")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -75,33 +78,29 @@ class Ctl(Dataset):
             default=REFERENCE_SEED,
             help=f"of the tables and the examples (default: {REFERENCE_SEED}, the reference's)",
         )
-
         small = parser.add_argument_group("a smaller task, of our own (see data_prep/ctl_small.py)")
-        small.add_argument("--functions", type=int, metavar="N", help=f"so many functions, 2 to {COMPOSED}")
+        small.add_argument(
+            "--functions", type=number_between(2, COMPOSED), metavar="N", help=f"so many functions, 2 to {COMPOSED}"
+        )
         small.add_argument(
             "--longest",
-            type=int,
+            type=number_between(3, 6),
             metavar="N",
-            help="the most functions of a training example, 3 to 6 (default: 4); dev has one more, gen two and three",
+            help=f"the most functions of a training example, 3 to 6 (default: {DEFAULT_LONGEST}); dev has one more, gen"
+            " two and three",
         )
 
     def request(self, args: argparse.Namespace) -> Json:
         request = {"order": args.order, "seed": args.seed}
         if args.functions is None:
             if args.longest is not None:
-                raise DataError("--longest is for the smaller task: give its --functions too")
+                raise UsageError("--longest is for the smaller task: give its --functions too")
             return request
-        longest = 4 if args.longest is None else args.longest
-        for option, value, allowed in (
-            ("--functions", args.functions, range(2, 10)),
-            ("--longest", longest, range(3, 7)),
-        ):
-            if value not in allowed:
-                raise DataError(f"{option} is {value}: choose {allowed[0]} to {allowed[-1]}")
+        longest = DEFAULT_LONGEST if args.longest is None else args.longest
         if len(SYMBOLS) * args.functions**longest < 4 * HELD_OUT:
-            raise DataError(
-                f"--functions {args.functions} --longest {longest} has too few examples to hold some out for valid: "
-                "choose a greater number"
+            raise UsageError(
+                f"--functions {args.functions} --longest {longest} has too few examples to hold some out for valid:"
+                " choose a greater number"
             )
         return request | {"functions": args.functions, "longest": longest}
 

@@ -1,6 +1,7 @@
 """CTL++: compositions of known functions in orders never seen (Csordás et al. 2022, EMNLP).
 
-    c b a 3   ->  5        c(b(a(3))): the symbol last, the function applied first directly before it
+    b a 3     ->  5
+    c b a 3   ->  0        c(b(a(3))): the symbol last, the function applied first directly before it
 
 Eight symbols, `0` to `7`, and 32 random bijections of them, `a` to `z` and `A` to `F`. The target is the resulting
 symbol alone, one word: a class. The functions are in groups, and the variants say which group may follow which:
@@ -104,6 +105,7 @@ class CtlPlusPlus(Dataset):
     licence = "none (generated)"
     size = "generated"
     arch = "sg_transformer_scan"
+    classifier = "sg_encoder_ctlpp_baseline"
     splits = tuple(RULES)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

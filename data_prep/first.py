@@ -23,7 +23,7 @@ Source: generated; Chiang & Cholak 2022, section 3, and github.com/ndnlp/parity,
 
 from __future__ import annotations
 
-from data_prep.binary_strings import CLS, BinaryStrings
+from data_prep.binary_strings import CLS, SIZES, BinaryStrings
 from data_prep.common import Pair
 
 
@@ -32,6 +32,7 @@ class First(BinaryStrings):
 
     name = "first"
     title = "FIRST"
+    classifier = f"{SIZES} --encoder-attention-heads 1 --readout first"
 
     def example(self, string: str) -> Pair:
         return Pair(" ".join([CLS, *string]), string[0])

@@ -9,22 +9,23 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from data_prep.common import DataError
 
 WORKSPACE = ".data_prep-"
 
 
-def lock_file(path: Path, *, wait: bool, create: bool = True) -> BinaryIO | None:
-    """Opens `path` for appending and locks it. The lock goes with the stream, and with the process however it ends.
+def lock_file(path: Path, *, wait: bool, create: bool = True) -> FileIO | None:
+    """Opens `path` for appending, without a buffer, and locks it. The lock goes with the stream, and with the process
+    however it ends.
 
     Returns None if another process has the lock (unless `wait`), or has moved or removed the file in the meantime, so
     that what was locked is no longer what the path names. Raises DataError where the file system has no locks.
     """
     try:
-        stream = path.open("ab" if create else "r+b")
+        stream = path.open("ab" if create else "r+b", buffering=0)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:

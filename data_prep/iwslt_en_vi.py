@@ -2,6 +2,7 @@
 
     Imagine the first piece : a man burning his life 's work .
         ->  Hãy tưởng tượng mảnh đầu tiên : một người đàn ông đốt cháy sự nghiệp cả đời mình .
+    I don 't know .  ->  Tôi không biết .
 
 Chiang & Cholak (2022) train on sentences of at most 20 words and test on longer ones, where attention whose logits are
 scaled by the logarithm of the length gains a point of BLEU, and none where all lengths are trained. `--max-length 20`

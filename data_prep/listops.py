@@ -52,6 +52,7 @@ class ListOps(Dataset):
     licence = "none (generated)"
     size = "generated"
     arch = "sg_transformer_scan"
+    classifier = "sg_encoder_listops_baseline"
     splits = ("depth",)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -21,12 +21,12 @@ rounds, whose sizes are fixed: so the result is the same for any number of proce
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from data_prep.common import processors
 from data_prep.depths import Balance, uniform
 from data_prep.listops_functions import CLOSING, DIGITS, FEWEST, MOST, OPERATORS, interpret
 from data_prep.progress import bar
@@ -162,6 +162,4 @@ def ignore_interrupts() -> None:
 
 def number_of_processes() -> int:
     """As many as there are processors for this process, but not more than could be busy."""
-    # os.process_cpu_count() is new in Python 3.13.
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, MOST_BLOCKS)
+    return min(processors(), MOST_BLOCKS)

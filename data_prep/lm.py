@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.binarize import write_indexed
-from data_prep.common import DataError, Json, Material
+from data_prep.common import DataError, Dataset, Json, Material
 from data_prep.progress import progress
 from data_prep.subwords import Subwords
 
@@ -156,18 +156,19 @@ class TextCorpus(Material):
             lines.append(f"{name:10}" + "".join(f"{'-' if n is None else format(n, ','):>14}" for n in numbers))
         return [*lines, f"vocabulary: {description['vocabulary']['symbols']} symbols"]
 
-    def training_command(self, arch: str, out: Path) -> str:
+    def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
         names = ",".join(name for name in self.spans if name != "train")
         validation = f"--valid-subset {names}" if names else "--disable-validation"
         context = self.unit.context
-        return (
+        command = (
             f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_language_modeling"
-            f" --arch {arch}_{self.unit.size} --decoder-attention relative --attention-scale learned "
+            f" --arch {dataset.arch}_{self.unit.size} --decoder-attention relative --attention-scale learned "
             "--attention-dropout 0"
             f" --criterion cross_entropy_orthogonality --tokens-per-sample {context} --memory-length {context}"
             f" --eval-memory-length {4 * context} --batch-size {self.unit.batch} --batch-size-valid 4 {validation}"
             " --optimizer adam --lr 0.00025 --lr-scheduler cosine --clip-norm 0.25 --max-update 100000"
         )
+        return [command]
 
 
 def make_dictionary(symbols: Sequence[str], counts: Counter[int]) -> Dictionary:

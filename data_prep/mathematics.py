@@ -43,9 +43,9 @@ import numpy
 from numpy.random import RandomState
 
 from data_prep.archive import members
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, check_sizes, seed_number
+from data_prep.common import DataError, Dataset, Json, Pair, UsageError, check_sizes, processors, seed_number
 from data_prep.corpus import Corpus
-from data_prep.mathematics_generator import REGIMES
+from data_prep.mathematics_generator import REGIMES, chunks
 from data_prep.mathematics_sample import describe, sample
 from data_prep.official import OfficialFile
 from data_prep.packed import PackedPairs
@@ -64,7 +64,7 @@ DIFFICULTIES = ("easy", "medium", "hard")
 REFERENCE_SEED, REFERENCE_HOLDOUT = 1234, 10_000  # of the draw from every difficulty, by Csordás et al. 2021
 DEFAULT_SEED = 1
 LEAST, MOST = 100, 2_000_000  # questions to generate for a difficulty
-MOST_WORKERS = 256
+DEFAULT_WORKERS, MOST_WORKERS = 16, 256
 TESTED = 10_000  # questions to interpolate, and to extrapolate, that are generated at most
 # Csordás et al. 2021, table of the data sets: after duplicates are dropped and valid is drawn.
 SIZES = {
@@ -156,7 +156,8 @@ class Mathematics(Dataset):
             "--workers",
             type=number_of_workers,
             metavar="N",
-            help="processes of --generate; the result is the same for any number (default: 1)",
+            help="processes of --generate; the result is the same for any number (default: as many as there are "
+            f"processors, at most {DEFAULT_WORKERS})",
         )
 
     def request(self, args: argparse.Namespace) -> Json:
@@ -183,7 +184,8 @@ class Mathematics(Dataset):
         if args.generate is not None:
             tested = min(TESTED, args.generate)
             sizes = [args.generate] * 3 + [tested] * len(regimes(args.module)[3:])
-            contents: Contents = sample(args.module, extrapolation, sizes, request["seed"], args.workers or 1)
+            workers = args.workers or min(processors(), DEFAULT_WORKERS, number_of_chunks(sizes))
+            contents: Contents = sample(args.module, extrapolation, sizes, request["seed"], workers)
             origin = describe()
             return make_corpus(args.module, contents, request["holdout"], origin, origin["generated"], {})
         if args.archive is not None:
@@ -195,6 +197,11 @@ class Mathematics(Dataset):
         # The published sizes are those of the reference's hold-out.
         published = SIZES.get(args.module, {}) if request["holdout"] == REFERENCE_HOLDOUT else {}
         return make_corpus(args.module, contents, request["holdout"], {"files": files}, membership, published)
+
+
+def number_of_chunks(sizes: list[int]) -> int:
+    """How many processes could be busy."""
+    return sum(1 for _ in chunks(sizes))
 
 
 def whole_number(text: str, least: int, most: int) -> int:

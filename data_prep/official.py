@@ -12,8 +12,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from data_prep.common import DataError, Json, UsageError
 from data_prep.folder import lock_file, sync
@@ -167,7 +167,8 @@ def download(file: OfficialFile, url: str, target: Path) -> Path:
     The bytes gather in `target` + `.part`, which outlives a failure; the next attempt, or run, asks for the rest only.
     Several runs may download the same file: one does, the others wait for it.
 
-    Raises DataError if the server has no such file, sends another one, or cannot be reached in `ATTEMPTS` attempts.
+    Raises DataError if the server has no such file, sends another one, or cannot be reached in `ATTEMPTS` attempts, and
+    if the disk is full.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
@@ -190,7 +191,7 @@ def download(file: OfficialFile, url: str, target: Path) -> Path:
     return target
 
 
-def retry(file: OfficialFile, url: str, stream: BinaryIO) -> None:
+def retry(file: OfficialFile, url: str, stream: FileIO) -> None:
     """Calls `transfer` until it succeeds. Raises DataError as `download` does."""
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -210,7 +211,7 @@ def retry(file: OfficialFile, url: str, stream: BinaryIO) -> None:
     raise DataError(f"cannot be downloaded ({reason}); get it another way and name its folder with --raw-dir", url)
 
 
-def transfer(file: OfficialFile, url: str, stream: BinaryIO) -> None:
+def transfer(file: OfficialFile, url: str, stream: FileIO) -> None:
     """One attempt to complete `stream`, which holds the first bytes of the file, or none."""
     have = stream.seek(0, os.SEEK_END)
     if file.size is None or have >= file.size:
@@ -224,9 +225,8 @@ def transfer(file: OfficialFile, url: str, stream: BinaryIO) -> None:
         with bar(file.name, size, "B") as shown:
             shown.update(stream.tell())
             while stream.tell() <= size and (block := response.read(1 << 16)):
-                stream.write(block)
+                append(stream, block)
                 shown.update(len(block))
-    stream.flush()
     if stream.tell() < size:
         raise Unfinished(f"the connection ended after {stream.tell():,} of {size:,} bytes")
     check_transfer(file, url, stream, resumed)
@@ -240,13 +240,24 @@ def promised_size(url: str, response: http.client.HTTPResponse) -> int:
     return int(size)
 
 
-def clear(stream: BinaryIO) -> int:
+def append(stream: FileIO, block: bytes) -> None:
+    """Writes all of `block`. Raises DataError where the disk is full: another attempt would not help."""
+    left = memoryview(block)
+    try:
+        while left:
+            left = left[stream.write(left) :]
+    except OSError as error:
+        message = f"cannot be written ({error.strerror}): make room, or name a folder on another disk by --cache-dir"
+        raise DataError(message, stream.name) from None
+
+
+def clear(stream: FileIO) -> int:
     """Empties a file opened for appending; returns its new length, 0."""
     stream.truncate(0)
     return stream.seek(0)
 
 
-def check_transfer(file: OfficialFile, url: str, stream: BinaryIO, resumed: bool) -> None:
+def check_transfer(file: OfficialFile, url: str, stream: FileIO, resumed: bool) -> None:
     """Raises Unfinished for wrong bytes of which some come from an earlier run, DataError for wrong bytes of one go;
     either way they are thrown away."""
     try:

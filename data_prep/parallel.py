@@ -28,17 +28,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from numpy.random import RandomState
 
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, seed_number, share
+from data_prep.common import DataError, Dataset, Json, Pair, UsageError, occurring_once, seed_number, share
 from data_prep.corpus import Corpus
 from data_prep.subwords import KINDS, SPACE, learn, library_version
-from data_prep.text import read_bytes, sha256, shorten
+from data_prep.text import decode_utf8, raw_lines, read_bytes, sha256, shorten
 
 DEFAULT_SEED = 1
 DEFAULT_SHARE = 0.05
@@ -231,7 +230,8 @@ def pair_up(
         for content in ((source, source_data), (target, target_data))
     )
     if len(sources) != len(targets):
-        raise DataError(f"{len(targets):,} lines, and {source.name} has {len(sources):,}", target)
+        message = f"{len(targets):,} lines, and {source.name} has {len(sources):,}: line N of one must translate line N"
+        raise DataError(f"{message} of the other", target)
     pairs = list(map(Pair, sources, targets))
     empty = [number for number, pair in enumerate(pairs, start=1) if not all(pair)]
     if empty and not may_be_empty:
@@ -241,13 +241,7 @@ def pair_up(
 
 def decode(path: Path, data: bytes) -> list[str]:
     """The lines of a text file in UTF-8; only a newline ends one, whatever else looks like it. Raises DataError."""
-    if data.startswith(b"\xef\xbb\xbf"):
-        raise DataError("starts with a byte order mark: save the file as UTF-8 without it", path, 1)
-    try:
-        return data.removesuffix(b"\n").decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"not UTF-8: byte 0x{data[error.start]:02x}", path, line) from None
+    return [decode_utf8(path, number, raw) for number, raw in enumerate(raw_lines(path, data), start=1)]
 
 
 def clean(line: str, unescape: bool) -> str:
@@ -270,8 +264,7 @@ def draw(pairs: list[Pair], shares: Mapping[str, float], seed: int | None) -> tu
     Returns the other pairs, and the subsets; all in the order of `pairs`. The draw is by numpy's frozen legacy
     generator, the same in every version. Raises DataError for a subset without even one.
     """
-    count = Counter(pair.source for pair in pairs)
-    once = [index for index, pair in enumerate(pairs) if count[pair.source] == 1]
+    once = occurring_once(pairs)
     order, home = RandomState(seed).permutation(len(once)), dict.fromkeys(range(len(pairs)), "train")
     for subset, part in shares.items():
         number = int(len(once) * part)

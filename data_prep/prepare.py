@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.metadata
 import json
 import os
@@ -16,6 +17,7 @@ from data_prep.text import sha256
 
 FORMAT = 1  # of dataset.json and of the folder around it; raised by a change that makes older folders unusable
 MANIFEST = "dataset.json"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing, which name no file
 
 
 def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
@@ -39,11 +41,18 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
     material.check()
     with workspace(out) as room:
         made = room / "made"
-        description = write(made, material, request)
-        publish(made, out, room, replace=replace)
+        try:
+            description = write(made, material, request)
+            publish(made, out, room, replace=replace)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DataError(
+                    f"cannot be written ({error.strerror}): make room, or name another --out", out
+                ) from None
+            raise
     print(f"{dataset.title}: {material.rule}", *material.summary(description), f"written to {args.out}", sep="\n")
     if not args.raw_only:
-        print(f"next: {material.training_command(dataset.arch, args.out)}")
+        print("next:", "\n  or: ".join(material.training_commands(dataset, args.out)))
 
 
 def is_occupied(out: Path) -> bool:
@@ -94,7 +103,8 @@ def read_manifest(folder: Path) -> Json:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         hashes = found["files"].values()
-        known = "format" in found and isinstance(found["request"], dict) and all(isinstance(h, str) for h in hashes)
+        known = "format" in found and isinstance(found["request"], dict)
+        known = known and bool(hashes) and all(isinstance(digest, str) for digest in hashes)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         known = False
     if not known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import unicodedata
@@ -43,21 +44,37 @@ def read_bytes(path: Path) -> bytes:
 def split_lines(path: Path, data: bytes) -> list[str]:
     """The lines of a text file in UTF-8, without their newlines.
 
-    Raises DataError for a byte order mark, bytes that are not UTF-8, a carriage return or another character that some
-    tools take for the end of a line (U+2028 …), and a line with nothing on it.
+    Raises DataError for what `check_beginning` and `decode_line` refuse: a byte order mark, bytes that are not UTF-8, a
+    carriage return or another character that some tools take for the end of a line (U+2028 …), and a line with nothing
+    on it.
     """
-    if data.startswith(b"\xef\xbb\xbf"):
+    return [decode_line(path, number, raw) for number, raw in enumerate(raw_lines(path, data), start=1)]
+
+
+def raw_lines(path: Path, data: bytes) -> list[bytes]:
+    """The lines of a text file as bytes; nothing but a newline ends one. Raises DataError for a byte order mark."""
+    check_beginning(path, data)
+    return data.removesuffix(b"\n").split(b"\n")
+
+
+def check_beginning(path: Path, data: bytes) -> None:
+    """Raises DataError for a byte order mark, which would be a letter of the first word."""
+    if data.startswith(codecs.BOM_UTF8):
         raise DataError("starts with a byte order mark: save the file as UTF-8 without it", path, 1)
-    return [decode_line(path, number, raw) for number, raw in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1)]
+
+
+def decode_utf8(path: Path, number: int, raw: bytes) -> str:
+    """The text of line `number`. Raises DataError if it is not UTF-8."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = f"not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start + 1}; save the file as UTF-8"
+        raise DataError(message, path, number) from None
 
 
 def decode_line(path: Path, number: int, raw: bytes) -> str:
     """One line of `split_lines`."""
-    try:
-        line = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        message = f"not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start + 1}"
-        raise DataError(message, path, number) from None
+    line = decode_utf8(path, number, raw)
     if line.endswith("\r"):
         raise DataError("ends in CR LF: save the file with plain newlines", path, number)
     for character in LINE_SEPARATORS:

@@ -43,7 +43,7 @@ from data_prep.common import DataError, Dataset, Json, UsageError, share
 from data_prep.lm import Bytes, Pieces, Span, TextCorpus, blocks
 from data_prep.parallel import describe, vocabulary_size
 from data_prep.subwords import KINDS, learn, library_version
-from data_prep.text import sha256, shorten
+from data_prep.text import check_beginning, decode_utf8, sha256, shorten
 
 UNITS = ("bytes", "sentencepiece")
 HELD_OUT = ("valid", "test")
@@ -164,17 +164,18 @@ def check_apart(paths: dict[str, list[Path]], hashes: dict[str, list[str]]) -> N
 
 
 def check_lines(files: Sequence[Path]) -> None:
-    """Raises DataError for text that is not UTF-8 or has carriage returns, and for a file whose last line is not ended
-    though another file follows."""
+    """Raises DataError for text that is not UTF-8, begins with a byte order mark or has carriage returns, and for a
+    file whose last line is not ended though another file follows."""
     for position, path in enumerate(files, start=1):
         line = b""
         with path.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
+                if number == 1:
+                    check_beginning(path, line)
                 try:
-                    line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    message = f"not UTF-8: byte 0x{line[error.start]:02x} at position {error.start + 1}"
-                    raise DataError(f"{message}; --unit bytes takes any bytes", path, number) from None
+                    decode_utf8(path, number, line)
+                except DataError as error:
+                    raise DataError(f"{error.message}, or take --unit bytes, for any bytes", path, number) from None
                 if b"\r" in line:
                     raise DataError("has a carriage return (CR): save the file with plain newlines", path, number)
         if position < len(files) and not line.endswith(b"\n"):

@@ -5,8 +5,13 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.server
+import io
 import json
+import random
+import resource
+import tarfile
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -95,6 +100,59 @@ def read_subset(folder: Path, name: str) -> list[Pair]:
 @pytest.fixture(name="read_subset")
 def read_subset_fixture() -> Callable[[Path, str], list[Pair]]:
     return read_subset
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Within it, no file can become larger: the system refuses to write, as it does where the disk is full."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+
+
+@pytest.fixture(name="largest_file")
+def largest_file_fixture() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    return largest_file
+
+
+@pytest.fixture
+def little_memory() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """Within it, Python may have allocated so many bytes at any time, not more."""
+
+    @contextlib.contextmanager
+    def little_memory(most: int) -> Iterator[None]:
+        tracemalloc.start()
+        try:
+            yield
+            assert tracemalloc.get_traced_memory()[1] < most
+        finally:
+            tracemalloc.stop()
+
+    return little_memory
+
+
+@pytest.fixture
+def large_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a tar.gz archive of names with their contents, or with the sizes of contents that do not matter: lines of
+    hexadecimal digits, which pack to half of their size."""
+    folder = tmp_path_factory.mktemp("large")
+    line = random.Random(1)
+
+    def make(files: dict[str, bytes | int]) -> Path:
+        path = folder / "archive.tar.gz"
+        with tarfile.open(path, "w:gz", compresslevel=1) as stream:
+            for name, content in files.items():
+                if isinstance(content, int):
+                    content = b"".join(line.randbytes(511).hex().encode() + b"\n" for _ in range(content >> 10))
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                stream.addfile(info, io.BytesIO(content))
+        return path
+
+    return make
 
 
 class Server(http.server.ThreadingHTTPServer):

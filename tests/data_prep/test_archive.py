@@ -86,6 +86,14 @@ def test_every_line_can_be_read_alone(tmp_path: Path) -> None:
     assert b"".join(lines) == TEXT * 20_000 and len(lines) == 40_000
 
 
+def test_memory_is_bounded(large_archive, little_memory) -> None:
+    """Whatever the sizes of what is wanted, read line by line, and of what is passed over."""
+    path = large_archive({"a": 12 << 20, "b": 12 << 20, "c": b"end"})
+    with little_memory(1 << 20):
+        lines = {name: sum(1 for _ in stream) for name, stream in members(path, {"b": 1 << 30, "c": 1 << 30}.get)}
+    assert lines == {"b": 12 << 10, "c": 1}
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

@@ -212,3 +212,4 @@ def test_smaller_task(tmp_path):
         for name in ("train", "valid", "dev", "gen")
     }
     assert depths == {"train": {1: 200, 2: 500, 3: 500}, "valid": {2: 15, 3: 15}, "dev": {4: 30}, "gen": {5: 15, 6: 15}}
+    assert digest(out) == "b3e2b970bd13a0b6d986666e14c8d3625ec3bdede13ae8be951948b124a51953"

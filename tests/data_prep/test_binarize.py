@@ -112,7 +112,7 @@ def test_fairseq_task_loads_every_subset(prepared: Path) -> None:
 )
 def test_training_command(names: list[str], validation: str) -> None:
     corpus = Corpus({name: [] for name in names}, {}, "", "", {}, (0, 0))
-    command = shlex.split(corpus.training_command(DATASET.arch, Path("my data")))
+    (command,) = map(shlex.split, corpus.training_commands(DATASET, Path("my data")))
     assert command[:2] == ["fairseq-train", "my data"]
     assert command[command.index("--valid-subset") + 1] == validation
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import string
 import tarfile
 from pathlib import Path
 
@@ -44,6 +46,7 @@ def test_question_words(question: str, words: str) -> None:
             " FILTER ( ?x0 != M1 ) }",
         ),
         ("SELECT DISTINCT ?x0\\n", "SELECT DISTINCT ?x0\\n"),
+        ("ns: a ns:", "a"),
     ],
 )
 def test_query_words(query: str, words: str) -> None:
@@ -56,6 +59,31 @@ def test_words_stand_between_single_spaces(text: str) -> None:
         assert words == " ".join(words.split())
     assert question_words(text).replace(" ", "") == "".join(text.split())
     assert question_words(question_words(text)) == question_words(text)
+
+
+@given(st.text(st.sampled_from("aM0_?'.,-~ é\u2019\t\n")))
+def test_question_words_one_character_at_a_time(text: str) -> None:
+    """A word is a mark of ASCII, or a run of what is neither mark nor blank."""
+    words, run = [], ""
+    for character in text + " ":
+        if character in string.punctuation or character.isspace():
+            words += [word for word in (run, character.strip()) if word]
+            run = ""
+        else:
+            run += character
+    assert question_words(text) == " ".join(words)
+
+
+TOKENS = ["ns:", "m.", "m_", "0", "x", "ns:m.02zsn", "ns:ns:a", "a/ns:b", "count(*)", "count(", "^ns:m.x", "{", "?x0"]
+
+
+@given(st.lists(st.sampled_from([*TOKENS, " ", "\n"])).map("".join))
+def test_query_words_as_the_reference_has_them(query: str) -> None:
+    """By regular expressions on the whole text, where the code goes word by word."""
+    text = re.sub(r"\s+", " ", query.replace("count(*)", "count ( * )")).strip()
+    text = re.sub(r"(?:(?<=\s)|^)ns:", "", text)
+    text = re.sub(r"(?:(?<=\s)|^)m\.", "m_", text)
+    assert query_words(query) == " ".join(text.split())
 
 
 def test_published_sizes() -> None:
@@ -125,7 +153,11 @@ def test_archive_and_folder_make_the_same(run, fixture_folder: Path, small_sizes
 
 def test_other_sizes_than_the_published_ones(run, fixture_folder: Path, tmp_path: Path) -> None:
     result = run("cfq", "--split", "mcd1", "--raw-dir", fixture_folder, "--raw-only", "--out", tmp_path / "out")
-    assert result == (1, "", "error: subset train has 8 examples, and 95,743 are published\n")
+    assert result == (
+        1,
+        "",
+        "error: subset train has 8 examples, and 95,743 are published: are these the official files, and whole?\n",
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep import cfq_files
+from data_prep.cfq import query_words, question_words
 from data_prep.cfq_files import (
     KEYS,
     PARTS,
@@ -117,6 +119,20 @@ def test_only_a_part_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sizes) > 500 and max(sizes) < 1_000 + 200
 
 
+def test_memory_is_bounded(large_archive, little_memory) -> None:
+    """A record of 12 kB has two short texts that are kept; the rest of it goes."""
+    filled = {"ruleTree": random.Random(1).randbytes(6_000).hex(), **record()}
+    files = {"cfq/dataset.json": json.dumps([filled] * 1_000).encode(), "cfq/splits/mcd1.json": split_file()}
+    path = large_archive({"cfq/other.json": 8 << 20, **files})
+    with little_memory(8 << 20):  # 12 MB of records, in blocks of one that are decoded and joined
+        content = read_archive(path, "mcd1", PLAIN)
+    assert len(content.pairs) == 1_000 and content.files[0]["bytes"] == len(files["cfq/dataset.json"])
+
+
+def split_file() -> bytes:
+    return json.dumps(dict.fromkeys(PARTS, [])).encode()
+
+
 def test_endless_record_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cfq_files, "LONGEST_RECORD", 10_000)
     rest = blocks(b'[{"a": "' + b"x" * 1_000_000, 1_000)
@@ -127,6 +143,37 @@ def test_endless_record_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) 
 
 def record(question: object = "q", query: object = "s") -> dict:
     return {"other": 1, KEYS[0]: question, KEYS[1]: query}
+
+
+TEXTS = JSON | st.text("ab \n\t\u2028\u00a0\ufeff\0", max_size=6)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), TEXTS, max_size=2) | JSON, max_size=3))
+def test_any_records_are_pairs_of_words_or_an_error(found: list) -> None:
+    try:
+        pairs = read_pairs(blocks(json.dumps(found).encode()), FILE, (question_words, query_words))
+    except DataError as error:
+        assert error.path == FILE and "\n" not in str(error)
+        return
+    assert len(pairs) == len(found)
+    assert all(side and side.isprintable() and " ".join(side.split()) == side for pair in pairs for side in pair)
+
+
+@given(
+    st.binary(max_size=30)
+    | (JSON | st.dictionaries(st.sampled_from(PARTS), st.lists(st.integers(-1, 9), max_size=3) | JSON, max_size=3)).map(
+        lambda found: json.dumps(found).encode()
+    )
+)
+def test_any_split_file_is_positions_or_an_error(data: bytes) -> None:
+    try:
+        indices = read_indices(blocks(data), FILE)
+    except DataError as error:
+        assert error.path == FILE and "\n" not in str(error)
+        return
+    numbers = [number for part in PARTS for number in indices[part]]
+    assert len(set(numbers)) == len(numbers) and min(numbers, default=0) >= 0
+    assert indices == {part: json.loads(data)[part] for part in PARTS}
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_other_than_published(attribute: str, value, message: str, run, small, t
 def test_sentence_of_training_in_gen(run, small, tmp_path: Path) -> None:
     folder = small(**ROWS_OF | {"gen": ["c\tx ( c )\tcp_recursion"]})
     result = run("cogs", "--raw-dir", folder, "--raw-only", "--out", tmp_path / "out")
-    assert result == (1, "", "error: train and gen overlap: both hold 'c'\n")
+    assert result == (1, "", "error: train and gen overlap: example 2 of train is example 1 of gen, 'c'\n")
 
 
 def test_download(run, small, server, tmp_path: Path) -> None:

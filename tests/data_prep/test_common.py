@@ -13,7 +13,7 @@ A, B, C = Pair("a", "x"), Pair("b", "y"), Pair("c", "x")
 @pytest.mark.parametrize(
     ("subsets", "message"),
     [
-        ({"train": [A], "gen": [A]}, "train and gen overlap: both hold 'a'"),
+        ({"train": [B, A], "gen": [C, B, A]}, "train and gen overlap: example 1 of train is example 2 of gen, 'b'"),
         ({"train": [A], "valid": [B], "gen": []}, "subset gen is empty"),
         ({"train": [], "gen": [B]}, "subset train is empty"),
         ({"train": [A], "valid1": [B]}, "a subset may not be named 'valid1'"),

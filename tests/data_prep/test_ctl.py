@@ -286,18 +286,20 @@ def test_smaller_task(tmp_path):
     assert {example for example in examples["train"] if len(example) == 3} == {
         (function, symbol, tables[function].split()[i]) for function in "abc" for i, symbol in enumerate(SYMBOLS)
     }
+    written = b"".join(path.read_bytes() for path in sorted((out / "raw").iterdir()))
+    assert hashlib.sha256(written).hexdigest() == "c2eb904981b1d83e7837d55f9996513c14e0c039845c55884580ed706ecaa580"
 
 
 @pytest.mark.parametrize(
     "options,message",
     [
         ("--longest 4", "--longest is for the smaller task: give its --functions too"),
-        ("--functions 12", "--functions is 12: choose 2 to 9"),
-        ("--functions 4 --longest 9", "--longest is 9: choose 3 to 6"),
+        ("--functions 12", "argument --functions: must be a whole number from 2 to 9, not '12'"),
+        ("--functions 4 --longest 9", "argument --longest: must be a whole number from 3 to 6, not '9'"),
         ("--functions 2", "--functions 2 --longest 4 has too few examples"),
     ],
 )
-def test_refused_sizes_of_the_smaller_task(options, message, tmp_path, capsys):
+def test_refused_sizes_of_the_smaller_task(options, message, run, tmp_path):
     out = tmp_path / "small"
-    assert main(["ctl", "--order", "forward", *options.split(), "--out", str(out)]) == 1
-    assert message in capsys.readouterr().err and not out.exists()
+    result = run("ctl", "--order", "forward", *options.split(), "--out", out)
+    assert result.code == 2 and message in result.err and not out.exists()

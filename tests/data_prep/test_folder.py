@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_prep.common import DataError
 from data_prep.folder import lock_file, publish
+from data_prep.prepare import verify
 
 LENGTH = ("scan", "--split", "length", "--raw-only")
 
@@ -94,9 +97,32 @@ def not_json(out: Path) -> None:
     (out / "dataset.json").write_bytes(b"\xff{")
 
 
+def no_files(out: Path) -> None:
+    (out / "dataset.json").write_text(json.dumps(manifest(out) | {"files": {}}), "utf-8")
+
+
+@given(
+    st.binary(max_size=40)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda parts: (
+            st.lists(parts, max_size=3)
+            | st.dictionaries(st.sampled_from(["format", "request", "files"]) | st.text(max_size=3), parts, max_size=4)
+        ),
+    ).map(lambda found: json.dumps(found).encode())
+)
+def test_any_dataset_json_is_one_of_ours_or_refused(tmp_path_factory, data: bytes) -> None:
+    folder = tmp_path_factory.mktemp("folder")
+    (folder / "dataset.json").write_bytes(data)
+    with pytest.raises(DataError, match="not a prepared dataset|is missing"):
+        verify(folder)
+
+
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]], ids=["plain", "overwrite"])
 @pytest.mark.parametrize(
-    "spoil", [not_ours, not_json, lambda out: (out / "dataset.json").unlink()], ids=["other-json", "no-json", "absent"]
+    "spoil",
+    [not_ours, not_json, no_files, lambda out: (out / "dataset.json").unlink()],
+    ids=["other-json", "no-json", "no-files", "absent"],
 )
 def test_a_folder_that_is_not_ours_is_never_touched(spoil, overwrite: list[str], run, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -148,7 +174,11 @@ PAUSING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background inherits that it is ignored
 import data_prep.corpus, data_prep.prepare
+original, calls = data_prep.{where}, []
 def pause(*arguments, **options):
+    calls.append(arguments)
+    if len(calls) < {call}:
+        return original(*arguments, **options)
     print("paused", flush=True)
     time.sleep(600)
 data_prep.{where} = pause
@@ -157,9 +187,9 @@ main(sys.argv[1:])
 """
 
 
-def start_and_pause(where: str, arguments: list[str]) -> subprocess.Popen[str]:
-    """A run that has come as far as the call of `where`, and stays there."""
-    command = [sys.executable, "-c", PAUSING.format(where=where), *arguments]
+def start_and_pause(where: str, arguments: list[str], call: int = 1) -> subprocess.Popen[str]:
+    """A run that has come as far as the first, or another, call of `where`, and stays there."""
+    command = [sys.executable, "-c", PAUSING.format(where=where, call=call), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "paused\n"
     return process
@@ -185,6 +215,18 @@ def test_killed_overwrite_keeps_what_was_there(run, tmp_path: Path) -> None:
     assert contents(out) == right
     assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_run_killed_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -> None:
+    """The old folder is out of its place, the new one not yet in it: the next run makes it and clears away the rest."""
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    right = contents(out)
+    with start_and_pause("folder.os.rename", [*LENGTH, "--overwrite", "--out", str(out)], call=2) as process:
+        process.send_signal(signal.SIGKILL)
+    assert not out.exists()
+    assert run(*LENGTH, "--out", out).code == 0
+    assert contents(out) == right and list(tmp_path.iterdir()) == [out]
 
 
 def test_interrupted_run_cleans_up_after_itself(tmp_path: Path) -> None:
@@ -262,9 +304,29 @@ def test_file_system_without_locks(run, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_disk_error_leaves_nothing(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device", "raw/gen.src")
+    def broken(*arguments: object) -> None:
+        raise OSError(5, "Input/output error", "raw/gen.src")
 
-    monkeypatch.setattr("data_prep.prepare.manifest", full)
-    assert run(*LENGTH, "--out", tmp_path / "out") == (1, "", "error: raw/gen.src: No space left on device\n")
+    monkeypatch.setattr("data_prep.prepare.manifest", broken)
+    assert run(*LENGTH, "--out", tmp_path / "out") == (1, "", "error: raw/gen.src: Input/output error\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000])
+def test_full_disk(size: int, run, largest_file, tmp_path: Path) -> None:
+    """As the system reports it, by a limit to the size of files; it names no file then."""
+    out = tmp_path / "out"
+    with largest_file(size):
+        result = run(*LENGTH, "--out", out)
+    message = f"error: {out}: cannot be written (File too large): make room, or name another --out\n"
+    assert result == (1, "", message) and list(tmp_path.iterdir()) == []
+    assert run(*LENGTH, "--out", out).code == 0
+
+
+def test_full_disk_keeps_what_was_there(run, largest_file, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    right = contents(out)
+    with largest_file(100_000):
+        assert run(*LENGTH, "--overwrite", "--out", out).code == 1
+    assert contents(out) == right and list(tmp_path.iterdir()) == [out]

@@ -6,7 +6,7 @@ import pytest
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from data_prep.__main__ import DATASETS
-from fairseq_sg.models.architectures import ARCHITECTURES
+from fairseq_sg.models.architectures import ARCHITECTURES, ENCODER_ARCHITECTURES
 
 NAMES = [dataset.name for dataset in DATASETS]
 
@@ -35,3 +35,10 @@ def test_help_and_list(dataset, run) -> None:
 @pytest.mark.parametrize("dataset", DATASETS, ids=NAMES)
 def test_architecture_that_is_recommended_exists(dataset) -> None:
     assert dataset.arch in ARCHITECTURES or dataset.arch in ARCH_MODEL_REGISTRY
+
+
+@pytest.mark.parametrize("dataset", DATASETS, ids=NAMES)
+def test_classifier_is_recommended_for_classes(dataset) -> None:
+    name = dataset.classifier.partition(" ")[0]
+    classes = dataset.name in "ctl ctlpp arithmetic listops parity first".split()
+    assert (name in (*ENCODER_ARCHITECTURES, "sg_encoder")) if classes else name == ""

@@ -270,6 +270,34 @@ def test_archive_and_folder(run, archive, tmp_path: Path) -> None:
         assert manifest(again)["membership"].startswith("those of the files in the folder")
 
 
+def test_memory_is_bounded(large_archive, little_memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules that are not asked for are passed over; of the one that is, the text alone is kept."""
+    monkeypatch.setattr(mathematics, "check_archive", lambda path: None)
+    wanted = {f"{FOLDER}/{place}": sums(regime) * 200 for place, regime in places(MODULE).items()}
+    others = {f"{FOLDER}/{regime}/algebra__linear_1d.txt": 1 << 20 for regime in places(MODULE).values()}
+    path = large_archive({name: (others | wanted)[name] for name in sorted(others | wanted)})
+    with little_memory(1 << 20):
+        contents, _ = mathematics.read_archive(path, MODULE)
+    assert sum(others.values()) == 5 << 20 and [len(pairs) for pairs in contents.values()] == [1_400] * 5
+
+
+def test_default_number_of_processes(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As many as could be busy; the processors decide that nothing changes but the time."""
+    asked: list[int] = []
+
+    def refuse(module: str, extrapolation: str, sizes: list[int], seed: int, workers: int) -> None:
+        asked.append(workers)
+        raise DataError("enough")
+
+    monkeypatch.setattr(mathematics, "sample", refuse)
+    for processors, generate, options in ((1, 5_000, ()), (4, 5_000, ()), (64, 100, ()), (64, 5_000, ("--workers", 2))):
+        monkeypatch.setattr(mathematics, "processors", lambda: processors)
+        run("mathematics", "--module", MODULE, "--generate", generate, *options, "--out", tmp_path / "out")
+    monkeypatch.setattr(mathematics, "processors", lambda: 64)
+    run("mathematics", "--module", MODULE, "--generate", 50_000, "--out", tmp_path / "out")
+    assert asked == [1, 4, 5, 2, 16]
+
+
 def test_binaries(run, tmp_path: Path) -> None:
     dictionary_module = pytest.importorskip("fairseq.data.dictionary")
     folder, out = unpack(entries(), tmp_path / "files"), tmp_path / "out"
@@ -301,7 +329,11 @@ def test_published_sizes_are_checked(run, archive, monkeypatch: pytest.MonkeyPat
     assert [line.split()[:3] for line in result.out.splitlines()[3:5]] == [["train", "9", "9"], ["valid", "6", "-"]]
     monkeypatch.setitem(SIZES, MODULE, {"train": 9, "interpolate": 5, "gen": 6})
     result = run(*options, "--out", tmp_path / "other")
-    assert result == (1, "", "error: subset gen has 5 examples, and 6 are published\n")
+    assert result == (
+        1,
+        "",
+        "error: subset gen has 5 examples, and 6 are published: are these the official files, and whole?\n",
+    )
     assert run(*options, "--holdout", 1, "--out", tmp_path / "another").code == 0
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["another", "out"]
 

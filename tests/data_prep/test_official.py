@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from argparse import Namespace
 from pathlib import Path
@@ -61,6 +64,41 @@ def test_later_run_goes_on_where_an_earlier_stopped(get, server, tmp_path: Path)
     assert left(tmp_path) == ["data.bin.part"]
     assert get().read_bytes() == DATA
     assert server.ranges[-1] == f"bytes={HALF}-" and left(tmp_path) == ["data.bin"]
+
+
+KILLED = """
+import os, signal, sys
+from data_prep import official
+append = official.append
+def append_and_die(stream, block):
+    append(stream, block)
+    os.kill(os.getpid(), signal.SIGKILL)
+official.append = append_and_die
+file = official.OfficialFile("folder/data.bin", int(sys.argv[3]), "0")
+official.download(file, sys.argv[1], official.Path(sys.argv[2]))
+"""
+
+
+def test_killed_download_leaves_nothing_that_counts_and_the_next_goes_on(get, server, tmp_path: Path) -> None:
+    arguments = [f"{server.url}/folder/data.bin", tmp_path / "cache" / "data.bin", len(DATA)]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert left(tmp_path) == ["data.bin.part"]
+    have = (tmp_path / "cache" / "data.bin.part").stat().st_size
+    assert 0 < have < len(DATA)
+    assert get().read_bytes() == DATA
+    assert server.ranges == [None, f"bytes={have}-"] and left(tmp_path) == ["data.bin"]
+
+
+def test_full_disk_is_no_fault_of_the_server(get, server, largest_file, tmp_path: Path) -> None:
+    """Asked once, and what has come is kept for a later run."""
+    with largest_file(HALF + 1), pytest.raises(DataError) as caught:
+        get()
+    part = tmp_path / "cache" / "data.bin.part"
+    expected = "cannot be written (File too large): make room, or name a folder on another disk by --cache-dir"
+    assert str(caught.value) == f"{part}: {expected}" and part.read_bytes() == DATA[: HALF + 1]
+    assert get().read_bytes() == DATA
+    assert server.ranges == [None, f"bytes={HALF + 1}-"]
 
 
 def test_server_that_sends_no_parts(get, server) -> None:

@@ -250,6 +250,21 @@ def test_packed_files(run, files: list[object], tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "packed" / "raw" / path.name).read_bytes()
 
 
+def test_ends_of_lines_of_windows(run, files: list[object], tmp_path: Path) -> None:
+    """CR LF gives the same bytes as plain newlines; a byte order mark is refused by name and nothing is left behind."""
+    options = ["--vocab-size", 60, "--raw-only"]
+    assert run("parallel", *files, *options, "--out", tmp_path / "plain").code == 0
+    for index in range(1, len(files), 2):
+        files[index].write_bytes(files[index].read_bytes().replace(b"\n", b"\r\n"))
+    assert run("parallel", *files, *options, "--out", tmp_path / "windows").code == 0
+    for path in (tmp_path / "plain" / "raw").iterdir():
+        assert path.read_bytes() == (tmp_path / "windows" / "raw" / path.name).read_bytes()
+    files[1].write_bytes(b"\xef\xbb\xbf" + files[1].read_bytes())
+    result = run("parallel", *files, *options, "--out", tmp_path / "marked")
+    message = "starts with a byte order mark: save the file as UTF-8 without it"
+    assert result == (1, "", f"error: {files[1]}:1: {message}\n") and not (tmp_path / "marked").exists()
+
+
 def test_changed_text_is_not_prepared_already(run, files: list[object], tmp_path: Path) -> None:
     command = ["parallel", *files, "--vocab-size", 60, "--raw-only", "--out", tmp_path / "out"]
     assert run(*command).code == 0

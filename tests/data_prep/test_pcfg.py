@@ -211,7 +211,10 @@ def test_example_in_the_wrong_subset(run, small, tmp_path: Path) -> None:
 
 def test_other_size_than_published(run, small, tmp_path: Path) -> None:
     error = prepare_small(run, small, tmp_path, "iid", PAIRS[50:100], PAIRS[100:])
-    assert error == "error: subset train has 50 examples, and 82,622 are published\n"
+    assert (
+        error
+        == "error: subset train has 50 examples, and 82,622 are published: are these the official files, and whole?\n"
+    )
 
 
 def test_wrong_target_in_an_official_file(run, small, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from data_prep.pcfg_functions import (
 from data_prep.pcfg_sample import sample
 from data_prep.pcfg_synonyms import rename, rename_half
 from data_prep.pcfg_unrolled import parse_unrolled
+from data_prep.text import shorten
 
 PAIRS = sample(200, seed=12)
 DEV_PAIRS, TEST_PAIRS, TRAIN_PAIRS = PAIRS[:40], PAIRS[40:80], PAIRS[80:]
@@ -177,7 +178,9 @@ def test_synonyms_refused(changes: dict[str, list[Pair]], message: str, run, sma
 def test_synonyms_of_another_size_than_published(run, small, tmp_path: Path) -> None:
     folder = small(synonym_files("primitive", TRAIN_PAIRS + PRIMITIVES))
     error = refusal(run, tmp_path, folder, "--condition", "substitutivity_primitive")
-    assert error == "subset train has 124 examples, and 82,954 are published\n"
+    assert (
+        error == "subset train has 124 examples, and 82,954 are published: are these the official files, and whole?\n"
+    )
 
 
 def test_rename_half_is_the_same_everywhere() -> None:
@@ -283,7 +286,7 @@ def test_only_exceptions_may_be_tested_as_trained(publish_exceptions, run, small
     dev = [REGULAR[7], *DEV_PAIRS[1:]]
     assert exception_in(DEV_PAIRS[0].source) is None
     error = refusal(run, tmp_path, small(exception_files(dev=dev)), *OVERGENERALISATION)
-    assert error == f"train and valid overlap: both hold '{REGULAR[7].source}'\n"
+    assert error == f"train and valid overlap: example 8 of train is example 1 of valid, {shorten(REGULAR[7].source)}\n"
 
 
 # ---- localism
@@ -420,7 +423,7 @@ def test_localism_of_other_files(run, small, tmp_path: Path) -> None:
         "localism/unrolled_test.tsv: not the expressions of the test with more than one function, in their order\n"
     )
     error = refusal(run, tmp_path, small(localism_files()), "--condition", "localism")
-    assert error == "subset train has 2 examples, and 82,622 are published\n"
+    assert error == "subset train has 2 examples, and 82,622 are published: are these the official files, and whole?\n"
     folder = small(localism_files())
     (folder / pcfg_unrolled.UNROLLED).write_text("\n".join(unroll(("copy", ("A1",)))) + "\n", "ascii")
     error = refusal(run, tmp_path, folder, "--condition", "localism")

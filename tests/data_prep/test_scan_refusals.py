@@ -116,7 +116,11 @@ def test_broken_gzip(spoil, lines: list[str], run, raw_dir, tmp_path: Path) -> N
 def test_other_sizes_than_the_published_ones(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_prep.scan.LENGTH_SIZES", {"train": 16_990, "gen": 3_921})
     result = run(*LENGTH, "--out", tmp_path / "out")
-    assert result == (1, "", "error: subset gen has 3,920 examples, and 3,921 are published\n")
+    assert result == (
+        1,
+        "",
+        "error: subset gen has 3,920 examples, and 3,921 are published: are these the official files, and whole?\n",
+    )
     assert list(tmp_path.iterdir()) == []
 
 

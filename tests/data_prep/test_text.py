@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.common import DataError
-from data_prep.text import shorten, split_lines, write_lines
+from data_prep.text import read_bytes, shorten, split_lines, write_lines
 
 # Anything but white space and what cannot be encoded.
 WORDS = st.text(st.characters(exclude_categories=["Z", "Cc", "Cs"]), min_size=1)
@@ -40,3 +41,47 @@ def test_last_newline_may_be_missing() -> None:
 def test_shorten() -> None:
     assert shorten("a\nb") == "'a\\nb'"
     assert len(shorten("a" * 1_000_000)) == 62
+
+
+PIECES = ["a", "b c", "\n", "\r\n", "\r", " ", "\ufeff", "\u2028", "\x85", "é"]
+
+
+@given(st.lists(st.sampled_from(PIECES).map(str.encode) | st.binary(max_size=3), max_size=8).map(b"".join))
+def test_any_bytes_are_lines_or_an_error_with_its_line(data: bytes) -> None:
+    path = Path("file")
+    try:
+        lines = split_lines(path, data)
+    except DataError as error:
+        assert error.path == path and "\n" not in str(error)
+        whole = data.removesuffix(b"\n").split(b"\n")
+        assert 1 <= error.line <= len(whole)
+        assert data.startswith(b"\xef\xbb\xbf") or is_wrong(whole[error.line - 1])
+        assert not any(map(is_wrong, whole[: error.line - 1]))
+        return
+    assert "\n".join(lines).encode("utf-8") == data.removesuffix(b"\n")
+    assert not any(map(is_wrong, data.removesuffix(b"\n").split(b"\n")))
+
+
+def is_wrong(raw: bytes) -> bool:
+    """A line that is not UTF-8, or that `str.splitlines` cuts into other than one, or without a word."""
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return True
+    return line.splitlines() != [line] or not line.split()
+
+
+@given(st.binary(max_size=60), st.integers(0, 80), st.integers(0, 255))
+def test_damaged_gzip_file_is_read_or_refused(tmp_path_factory, data: bytes, position: int, value: int) -> None:
+    """Cut off, or with another byte somewhere: never with other content than was packed."""
+    path = tmp_path_factory.mktemp("gzip") / "file.gz"
+    packed = gzip.compress(data, mtime=0)
+    changed = packed[:position] + bytes([value]) + packed[position + 1 :]
+    for content in (packed, packed[:position], changed[: len(packed)], packed + b"\0" * 20, b"\x1f" + packed, data):
+        path.write_bytes(content)
+        try:
+            assert read_bytes(path) in (data, b"")
+        except DataError as error:
+            assert error.path == path and "not a whole gzip file" in error.message
+        else:
+            assert content not in (b"\x1f" + packed,)

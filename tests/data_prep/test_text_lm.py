@@ -263,8 +263,9 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
             b"a\nb\xff\n",
             ["--unit", "sentencepiece"],
             1,
-            ":2: not UTF-8: byte 0xff at position 2; --unit bytes takes any",
+            ":2: not UTF-8: byte 0xff at position 2; save the file as UTF-8, or take --unit bytes, for any",
         ),
+        (b"\xef\xbb\xbfa\n", ["--unit", "sentencepiece"], 1, ":1: starts with a byte order mark"),
         (b"a\nb\r\n", ["--unit", "sentencepiece"], 1, ":2: has a carriage return"),
         (b"a\nb", ["--unit", "sentencepiece", "--input", "FILE", "FILE"], 1, "does not end with a newline"),
         (b"a b\n" * 99, ["--unit", "sentencepiece"], 2, "--vocab-size 8000 is too large"),
@@ -279,6 +280,26 @@ def test_refusals(run, text, data: bytes, options: list[str], code: int, message
     result = run("text", "--unit", "bytes", "--input", path, *options, "--out", tmp_path / "out")
     assert result.code == code and message in result.err and result.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+PARTS = ["word two\n", "\n", " ", "\r\n", "\r", "\ufeff", "\u2028", "\x85", "é", "汉"]
+
+
+@given(st.lists(st.sampled_from(PARTS).map(str.encode) | st.binary(max_size=3), max_size=8).map(b"".join))
+def test_any_file_is_lines_or_an_error_with_its_line(tmp_path_factory, data: bytes) -> None:
+    """By subwords; U+2028 and the like are letters, and a line ends at a newline alone."""
+    path = tmp_path_factory.mktemp("lines") / "file"
+    path.write_bytes(data)
+    raw_lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    try:
+        text_lm.check_lines([path])
+    except lm.DataError as error:
+        assert error.path == path and "\n" not in str(error)
+        line = raw_lines[error.line - 1]
+        assert line.startswith(b"\xef\xbb\xbf") or b"\r" in line or line.decode("utf-8", "replace").count("\ufffd")
+        return
+    assert b"\r" not in data and not data.startswith(b"\xef\xbb\xbf")
+    assert [line.encode("utf-8") for line in lines_in([whole(path)])] == raw_lines
 
 
 def test_subword_that_is_a_symbol_of_fairseq() -> None:

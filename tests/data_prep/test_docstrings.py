@@ -1,0 +1,98 @@
+"""What every dataset's file shows of it: examples, which are true, and a source."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from data_prep import arithmetic, cfq, ctl, listops_functions, parallel, pcfg_functions, scan_grammar
+from data_prep.__main__ import DATASETS
+from data_prep.common import Pair
+from data_prep.ctl_sample import FUNCTIONS, SYMBOLS, sample
+from data_prep.ctlpp import DEFAULT_SEED, NAMES
+from data_prep.ctlpp_graph import RandomState, draw_tables
+from data_prep.first import DATASET as FIRST
+from data_prep.mathematics import detokenize, tokenize
+from data_prep.parity import DATASET as PARITY
+
+DOCSTRINGS = {dataset.name: sys.modules[type(dataset).__module__].__doc__ for dataset in DATASETS}
+
+
+def examples(name: str) -> list[Pair]:
+    """The lines `source  ->  target` of a docstring; what stands further to the right, or the left, is left out. A line
+    that begins far to the right goes on with the one above."""
+    text = re.sub(r"\n {8,}(?! *--)", " ", DOCSTRINGS[name])
+    found = re.findall(r"^ {4}(?:--\S+ \w+ {2,})?(\S.*?) +->  (.+?)(?: {3,}.*)?$", text, re.MULTILINE)
+    return [Pair(source.strip(), " ".join(target.split())) for source, target in found]
+
+
+@pytest.mark.parametrize("name", DOCSTRINGS)
+def test_examples_and_source(name: str) -> None:
+    assert len(examples(name)) >= 2, examples(name)
+    assert re.search(r"^Source: \S", DOCSTRINGS[name], re.MULTILINE)
+
+
+def ctl_meaning(source: str) -> str:
+    tables = dict(zip(FUNCTIONS, sample(ctl.REFERENCE_SEED).tables))
+    first, *rest = source.split(" ")
+    words = [first, *rest] if first in SYMBOLS else [first, *rest][::-1]
+    symbol = SYMBOLS.index(words[0])
+    for function in words[1:]:
+        symbol = tables[function][symbol]
+    return SYMBOLS[symbol]
+
+
+def ctlpp_meaning(source: str) -> str:
+    tables = dict(zip(NAMES, draw_tables(RandomState(DEFAULT_SEED)).tolist()))
+    *functions, symbol = source.split(" ")
+    for function in reversed(functions):
+        symbol = tables[function][int(symbol)]
+    return str(symbol)
+
+
+MEANINGS = {
+    "scan": scan_grammar.interpret,
+    "pcfg": pcfg_functions.interpret,
+    "arithmetic": lambda source: str(arithmetic.interpret(source).value),
+    "listops": lambda source: str(listops_functions.interpret(source).value),
+    "parity": lambda source: PARITY.example(source.replace(" ", "").removesuffix("CLS")).target,
+    "first": lambda source: FIRST.example(source.replace(" ", "").removeprefix("CLS")).target,
+    "ctl": ctl_meaning,
+    "ctlpp": ctlpp_meaning,
+}
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_examples_are_true(name: str) -> None:
+    """With the default seed, where functions are drawn."""
+    for source, target in examples(name):
+        assert MEANINGS[name](source) == target, source
+
+
+def test_examples_of_mathematics() -> None:
+    plain, *_, words = examples("mathematics")
+    assert plain.target == str(87 - -64)
+    assert words == Pair(*map(tokenize, plain)) and detokenize(words.source) == plain.source
+
+
+def test_examples_of_cfq() -> None:
+    """Targets are words already."""
+    assert all(cfq.query_words(pair.target) == pair.target for pair in examples("cfq"))
+
+
+def test_examples_of_cogs(shared_data: Path) -> None:
+    rows = gzip.decompress((shared_data / "cogs" / "train.tsv.gz").read_bytes()).decode("utf-8").splitlines()
+    known = {Pair(*row.split("\t")[:2]) for row in rows}
+    assert set(examples("cogs")) <= known
+
+
+def test_examples_of_iwslt(shared_data: Path) -> None:
+    with tarfile.open(shared_data / "iwslt_en_vi" / "dev-2012-en-vi.tgz") as archive:
+        sides = [archive.extractfile(f"tst2012.{end}").read().decode("utf-8").split("\n") for end in ("en", "vi")]
+    known = {Pair(*(parallel.clean(side, unescape=True) for side in pair)) for pair in zip(*sides)}
+    assert set(examples("iwslt_en_vi")) <= known

@@ -1,0 +1,86 @@
+"""The commands that a preparation recommends are trained by fairseq, both forms of a dataset of classes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+import fairseq_sg  # noqa: F401
+from data_prep import listops_sample
+
+FORMS = {"next: ": "sg_translation", "or: ": "sg_classification"}
+SMALL = {
+    "ctl": "--order forward --functions 4 --longest 4",
+    "ctlpp": "--variant A",
+    "arithmetic": "--train 1000 --test 10 --deepest 2",
+    "listops": "--train 1000 --test 10",
+    "parity": "--train-lengths 5-6 --test-lengths 9 --train 100 --test 10",
+    "first": "--train-lengths 10 --test-lengths 12 --train 100 --test 10",
+}
+
+
+@pytest.fixture
+def commands(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], dict[str, list[str]]]:
+    """Prepares a small dataset; returns the arguments of `fairseq-train` that are printed, by task."""
+    monkeypatch.setattr("data_prep.ctlpp.PUBLISHED", {"train": 2_000, "valid": 50, "gen": 100})
+    monkeypatch.setattr("data_prep.listops.DEPTHS", dict.fromkeys(("valid", "dev", "gen", "train"), range(1, 3)))
+    monkeypatch.setattr(listops_sample, "number_of_processes", lambda: 1)
+
+    def commands(name: str) -> dict[str, list[str]]:
+        result = run(name, *SMALL[name].split(), "--out", tmp_path / "out")
+        assert result.code == 0, result.err
+        lines = [line.strip() for line in result.out.splitlines()]
+        found = {FORMS[start]: line.removeprefix(start) for start in FORMS for line in lines if line.startswith(start)}
+        return {task: shlex.split(line)[1:] for task, line in found.items()}
+
+    return commands
+
+
+def train(arguments: list[str]) -> tuple[list[float], dict[str, int]]:
+    """The losses of some steps on the same few examples, and the sizes of the subsets named for validation."""
+    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+    torch.manual_seed(1)
+    task = tasks.setup_task(config.task)
+    model, criterion = task.build_model(config.model), task.build_criterion(config.criterion)
+    subsets = ["train", *config.dataset.valid_subset.split(",")]
+    for subset in subsets:
+        task.load_dataset(subset)
+    examples = task.dataset("train")
+    batch = examples.collater([examples[index] for index in range(8)])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    losses = []
+    for update in range(4):
+        loss, _, _ = task.train_step(batch, model, criterion, StepOptimizer(optimizer), update)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, {subset: len(task.dataset(subset)) for subset in subsets}
+
+
+class StepOptimizer:
+    """What a task needs of fairseq's optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_both_forms_train(name: str, commands, tmp_path: Path) -> None:
+    sizes = {}
+    found = commands(name)
+    assert list(found) == ["sg_translation", "sg_classification"]
+    for task, arguments in found.items():
+        losses, sizes[task] = train([*arguments, "--dropout", "0"])
+        assert min(losses[1:]) < losses[0], (task, losses)
+    assert sizes["sg_translation"] == sizes["sg_classification"]
+    lines = {path.stem: path.read_bytes().count(b"\n") for path in (tmp_path / "out" / "raw").glob("*.src")}
+    assert sizes["sg_translation"] == lines
