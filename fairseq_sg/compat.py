@@ -10,16 +10,24 @@
 - it mends ``--amp``, whose gradients fairseq divides by the loss scale twice;
 - it has a task gather what its workers keep before a checkpoint is saved, where the task asks for it;
 - it makes fairseq's commands end with the message alone where the user can mend the error (:class:`UsageError`), and
-  with the name of the file where a checkpoint is not whole.
+  with the name of the file where a checkpoint is not whole, was changed, or holds more than data;
+- it has every file of a checkpoint appear whole or not at all, copies included, whatever ends the training meanwhile;
+- it has a training that has made all its updates make no other one when it is started again.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
+import errno
 import functools
 import importlib.metadata
 import importlib.util
+import logging
+import os
+import pickle
+import re
 import sys
 import traceback
 import typing
@@ -65,6 +73,8 @@ def prepare() -> None:
     report_usage_errors_plainly()
     if installed:
         name_broken_checkpoints()
+        write_checkpoints_whole()
+        stop_at_the_last_update()
         gather_before_saving()
         leave_out_absent_parameters()
         unscale_gradients_once()
@@ -155,18 +165,135 @@ def name_broken_checkpoints() -> None:
 
 
 def _load_checkpoint(load, path, *args, **kwargs):
-    """fairseq's ``load_checkpoint_to_cpu``. Raises UsageError for a file that is cut off or is no checkpoint at all."""
+    """fairseq's ``load_checkpoint_to_cpu``.
+
+    Raises UsageError for a file that is cut off, whose content was changed, that holds more than plain data (nothing of
+    it is run), or that is no checkpoint of fairseq at all.
+    """
+    another = "Delete it, or name another one with --path or --restore-file"
     try:
+        # torch itself does not look at the checksums that it writes.
+        if os.path.isfile(path) and zipfile.is_zipfile(path) and _damaged(path):
+            raise UsageError(
+                f"the checkpoint {path} was changed after it was written: its checksums are wrong. {another}"
+            )
         return load(path, *args, **kwargs)
-    except FileNotFoundError:
+    except (FileNotFoundError, UsageError):
         raise
     except Exception as error:
-        if zipfile.is_zipfile(path):
+        if not zipfile.is_zipfile(path):
+            raise UsageError(
+                f"the checkpoint {path} is not a whole file of torch's: it was cut off, or is something else. {another}"
+            ) from error
+        if isinstance(error, pickle.UnpicklingError):
+            named = re.search(r"GLOBAL ([\w.]+)", str(error))
+            what = f" ({named[1]})" if named else ""
+            raise UsageError(
+                f"the checkpoint {path} holds more than plain data{what}, which could run code. It was not read, and "
+                f"nothing of it was run. {another}"
+            ) from None
+        if isinstance(error, (KeyError, TypeError)) or "PytorchStreamReader" in str(error):
+            raise UsageError(f"the file {path} is no checkpoint of fairseq's, or not all of one. {another}") from error
+        raise
+
+
+def _damaged(path: str) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is not None
+    except (zipfile.BadZipFile, EOFError):
+        return True
+
+
+def write_checkpoints_whole() -> None:
+    from fairseq import checkpoint_utils
+    from fairseq.file_io import PathManager
+
+    _wrap(checkpoint_utils, "torch_persistent_save", _save_file)
+    _wrap(PathManager, "copy", _copy_file)
+
+
+def _save_file(save, obj, filename, async_write=False):
+    """fairseq's ``torch_persistent_save``, which after an error writes another two times into the same file, from where
+    it is."""
+    from fairseq.file_io import PathManager
+
+    if async_write or not PathManager.supports_rename(filename):
+        return save(obj, filename, async_write=async_write)
+
+    def write(temporary: str) -> None:
+        import torch
+
+        with open(temporary, "wb") as file:
+            torch.save(obj, file)
+
+    return _whole(filename, write)
+
+
+def _copy_file(copy, src_path, dst_path, overwrite=False):
+    """fairseq's ``PathManager.copy``, which makes checkpoint_last.pt; it writes over the one that is there."""
+    from fairseq.file_io import PathManager
+
+    if not overwrite or not PathManager.supports_rename(dst_path):
+        return copy(src_path, dst_path, overwrite=overwrite)
+    return _whole(dst_path, lambda temporary: copy(src_path, temporary, overwrite=True))
+
+
+def _whole(path: str, write: typing.Callable[[str], typing.Any]) -> str:
+    """``write`` makes the file at ``path``, which is there only when it is whole; until then, what was there before is.
+
+    Raises UsageError where the disk is full.
+    """
+    temporary = f"{path}.tmp"
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        full = _disk_full(error)
+        if full is None:
             raise
         raise UsageError(
-            f"the checkpoint {path} is not a whole file of torch's: it was cut off, or is something else. Delete it, "
-            "or name another one with --path or --restore-file"
+            f"there is no room for the checkpoint {path} ({full.strerror}). Those written before are whole: make room, "
+            "and the same command goes on from the last one"
         ) from error
+    return path
+
+
+def _disk_full(error: BaseException | None) -> OSError | None:
+    """The error that says so, among those on whose account ``error`` was raised: torch raises one of its own."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def stop_at_the_last_update() -> None:
+    from fairseq import checkpoint_utils
+
+    _wrap(checkpoint_utils, "load_checkpoint", _load_last_checkpoint)
+
+
+def _load_last_checkpoint(load, *args, **kwargs):
+    """fairseq's ``load_checkpoint``, after which ``fairseq_cli.train`` goes into its loop. That module is ``__main__``
+    under ``python -m``."""
+    loaded = load(*args, **kwargs)
+    for module in map(sys.modules.get, ("__main__", "fairseq_cli.train")):
+        if getattr(module, "__package__", None) == "fairseq_cli" and hasattr(module, "validate_and_save"):
+            _wrap(module, "train", _train_epoch)
+    return loaded
+
+
+def _train_epoch(train, cfg, trainer, *args, **kwargs):
+    """``fairseq_cli.train``'s ``train``, which looks at the number of updates only after having made another one, and
+    saves what it gives."""
+    updates, most = trainer.get_num_updates(), cfg.optimization.max_update
+    if 0 < most <= updates:
+        logging.getLogger(__name__).info("nothing is left to train: %d of %d updates are made", updates, most)
+        return [None], True
+    return train(cfg, trainer, *args, **kwargs)
 
 
 def gather_before_saving() -> None:

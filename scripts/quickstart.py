@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import figures  # noqa: E402
 from runs import (  # noqa: E402
     ENDED,
     REPOSITORY,
@@ -415,40 +416,26 @@ CURVES = 8
 
 
 def plot(summary: Dict[str, Any], path: Path) -> None:
-    """Accuracy through training, or, of many models or trainings evaluated once, their last accuracies as bars."""
+    """Accuracy and loss through training, or, of many models or trainings evaluated once, their last accuracies as bars."""
+    curves: Dict[str, List[List[Dict[str, float]]]] = {}
+    for record in summary["runs"]:
+        if record and "result" in record:
+            curves.setdefault(record["name"], []).append(record["result"]["curve"])
+    courses = {summary["what"].partition(";")[0]: curves}
+    if len(curves) <= CURVES and figures.through_training(courses, list(SUBSETS), list(SUBSETS), path, SUBSETS):
+        return
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    curves: Dict[str, List[List[Dict[str, float]]]] = {}
-    for record in summary["runs"]:
-        if record and "result" in record:
-            curves.setdefault(record["name"], []).append(record["result"]["curve"])
-    as_bars = len(curves) > CURVES or all(len(curve) == 1 for found in curves.values() for curve in found)
-    figure, axes = plt.subplots(figsize=(9, max(4.2, 0.28 * len(curves)) if as_bars else 4.2))
-    (draw_bars if as_bars else draw_curves)(axes, curves)
-    axes.set_title(summary["what"].partition(";")[0])
+    figure, axes = plt.subplots(figsize=(9, max(4.2, 0.28 * len(curves))))
+    draw_bars(axes, curves)
+    axes.set_title(*courses)
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def draw_curves(axes: Any, curves: Dict[str, List[List[Dict[str, float]]]]) -> None:
-    """OOD solid, IID dashed; mean over seeds, with a band from the least to the most."""
-    for number, (model, found) in enumerate(curves.items()):
-        for subset, style in (("valid", "--"), ("gen", "-")):
-            steps = sorted(set.intersection(*({p["step"] for p in c if subset in p} for c in found)))
-            values = [[next(p[subset] for p in c if p["step"] == s) for c in found] for s in steps]
-            label = f"{model} ({SUBSETS[subset]})"
-            axes.plot(steps, [statistics.mean(v) for v in values], style, color=f"C{number}", label=label)
-            if len(found) > 1:
-                axes.fill_between(
-                    steps, [min(v) for v in values], [max(v) for v in values], color=f"C{number}", alpha=0.15, lw=0
-                )
-    axes.set(xlabel="training step", ylabel="exact match, %", ylim=(-2, 102))
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
 def draw_bars(axes: Any, curves: Dict[str, List[List[Dict[str, float]]]]) -> None:

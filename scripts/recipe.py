@@ -3,6 +3,7 @@ the format."""
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from dataclasses import dataclass
@@ -85,7 +86,8 @@ class Row:
     Attributes:
         label: its name in the paper. arguments: what it adds to those of all rows; None for a line that is only
             shown, and ``missing`` says why. on: the ``data`` that it is trained on. steps: of its training.
-        overrides: ``--model-overrides`` of the last evaluation. published: dataset -> column -> number.
+        overrides: ``--model-overrides`` of the last evaluation. published: dataset -> column -> number. x: the number
+            that it differs by from the others of its sweep, if it is of one.
     """
 
     label: str
@@ -95,6 +97,15 @@ class Row:
     steps: int
     overrides: str
     published: Dict[str, Dict[str, Published]]
+    x: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class XAxis:
+    """What the ``x`` of rows is, and on which scale it is drawn: "linear" or "log"."""
+
+    label: str
+    scale: str
 
 
 @dataclass(frozen=True)
@@ -128,6 +139,7 @@ class Recipe:
     rows: Dict[str, Row]
     chosen: Tuple[str, ...]
     by_length: Optional[ByLength] = None
+    x_axis: Optional[XAxis] = None
 
     def columns_of(self, data: str) -> Dict[str, Column]:
         """The columns that a training on ``data`` has numbers in."""
@@ -279,6 +291,7 @@ def _recipe(name: str, content: Any) -> Recipe:
         rows=rows,
         chosen=entry.texts("chosen"),
         by_length=_by_length(entry, rows) if "by_length" in entry.content else None,
+        x_axis=_x_axis(entry, rows) if "x_axis" in entry.content else None,
     )
     if any(column.metric == "bleu" for column in columns.values()) != bool(recipe.generate):
         raise entry.error(
@@ -286,8 +299,30 @@ def _recipe(name: str, content: Any) -> Recipe:
         )
     if recipe.by_length and not recipe.generate:
         raise entry.error("by_length", "is for a recipe with columns of the metric 'bleu'")
+    if recipe.x_axis is None:
+        for key, row in rows.items():
+            if row.x is not None:
+                raise entry.error("x_axis", f"is missing: the row {key!r} has an x, and this says what it is")
     entry.close()
     return recipe
+
+
+def _x_axis(recipe: _Entry, rows: Dict[str, Row]) -> XAxis:
+    entry = _Entry("x_axis", recipe.take("x_axis", dict, "a mapping (key: value)"))
+    found = XAxis(entry.text("label"), entry.choice("scale", ("linear", "log"), "linear"))
+    entry.close()
+    at: Dict[float, str] = {}
+    for name, row in rows.items():
+        if row.x is None:
+            continue
+        if found.scale == "log" and row.x <= 0:
+            raise entry.error("scale", f"is log, and the x of the row {name!r} is {row.x:g}: it must be above 0")
+        if row.x in at:
+            raise entry.error("label", f"is that of two rows with the same x, {row.x:g}: {at[row.x]!r} and {name!r}")
+        at[row.x] = name
+    if len(at) < 2:
+        raise entry.error("label", "is for rows with an x, of which there must be two at least")
+    return found
 
 
 def _by_length(recipe: _Entry, rows: Dict[str, Row]) -> ByLength:
@@ -360,9 +395,18 @@ def _row(
         steps=entry.count("steps", steps),
         overrides=entry.text("overrides", ""),
         published=published,
+        x=_x(entry) if "x" in entry.content else None,
     )
     entry.close()
     return row
+
+
+def _x(entry: _Entry) -> float:
+    # YAML takes 1e-4 for text.
+    x = float(entry.take("x", (int, float), "a number, with a point in it (1.0e-4)"))
+    if not math.isfinite(x):
+        raise entry.error("x", f"is {x}: it must be finite")
+    return x
 
 
 def _published(entry: _Entry, name: str, columns: Dict[str, Column], data: str) -> Published:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from recipe import Column, Published, Recipe, Row
+import figures
+from recipe import METRICS, Column, Published, Recipe, Row
 from runs import Run, curve, diverged, partial_result, result_of, saved, selected
 
 
@@ -300,26 +301,55 @@ def latex(recipe: Recipe, found: Sequence[Line]) -> str:
 
 
 def plots(recipe: Recipe, found: Sequence[Line], prefix: Path) -> List[Path]:
-    """PREFIX.png, bars of ours beside the published ones, and, where the table has accuracies that were measured in
-    training, PREFIX-curves.png."""
-    import matplotlib
+    """Draws PREFIX.png, bars of ours beside the published ones; where they were measured in training, PREFIX-curves.png,
+    accuracy and loss through it, and PREFIX-loss.png, one over the other; PREFIX-sweep.png, of rows with an x.
 
-    matplotlib.use("Agg")
-    written = [_bars(recipe, found, prefix.with_name(prefix.name + ".png"))]
-    with_curves = [line for line in found if line.curves]
-    if any(
-        column.subset in point
-        for line in with_curves
-        for c in line.curves
-        for point in c
-        for column in recipe.columns.values()
-        if column.metric == "accuracy"
-    ):
-        written.append(_curves(recipe, with_curves, prefix.with_name(prefix.name + "-curves.png")))
+    Returns the files.
+    """
+    paths = {name: prefix.with_name(f"{prefix.name}{name}.png") for name in ("", "-curves", "-loss", "-sweep")}
+    accuracies, losses = (
+        list(dict.fromkeys(c.subset for c in recipe.columns.values() if c.metric in metrics))
+        for metrics in (("accuracy",), METRICS)
+    )
+    courses: Dict[str, Dict[str, List[Any]]] = {}
+    for line in found:
+        if line.curves:
+            there = courses.setdefault(line.data, {})
+            there[f"{line.label} ({line.row})" if line.label in there else line.label] = line.curves
+    written = [_bars(recipe, found, paths[""])]
+    if figures.through_training(courses, accuracies, losses, paths["-curves"]):
+        written.append(paths["-curves"])
+    if accuracies and figures.loss_and_accuracy(courses, accuracies, paths["-loss"]):
+        written.append(paths["-loss"])
+    if recipe.x_axis:
+        written.append(_sweep(recipe, found, paths["-sweep"]))
     return written
 
 
+def _sweep(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
+    """Columns over the x of rows; rows that have none are levels across."""
+    lines: Dict[str, Dict[str, Dict[float, List[float]]]] = {key: {} for key in recipe.columns}
+    levels: Dict[str, Dict[str, List[float]]] = {key: {} for key in recipe.columns}
+    for line in found:
+        x = recipe.rows[line.row].x
+        for key, cell in line.cells.items():
+            if x is not None:
+                lines[key].setdefault(line.data, {})[x] = cell.values
+            else:
+                levels[key][f"{line.label}, {line.data}" if len(recipe.data) > 1 else line.label] = cell.values
+    units = {key: _unit(recipe, column) for key, column in recipe.columns.items()}
+    figures.sweep(lines, levels, recipe.x_axis.label, recipe.x_axis.scale, units, path)
+    return path
+
+
+def _unit(recipe: Recipe, column: Column) -> str:
+    return "accuracy, %" if column.metric == "accuracy" and recipe.unit == "percent" else column.metric
+
+
 def _bars(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
+    import matplotlib
+
+    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     several = len(recipe.data) > 1
@@ -353,37 +383,6 @@ def _bars(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
         axes.grid(axis="x", alpha=0.3)
     panels[0][0].invert_yaxis()
     figure.suptitle(f"{recipe.title}\nblue: here, orange: {recipe.source}", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
-
-
-def _curves(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
-    """Accuracy through training, a panel for each dataset and subset; mean over seeds, with a band from the least
-    to the most."""
-    import matplotlib.pyplot as plt
-
-    subsets = list(dict.fromkeys(c.subset for c in recipe.columns.values() if c.metric == "accuracy"))
-    datas = list(dict.fromkeys(line.data for line in found))
-    figure, panels = plt.subplots(
-        len(datas), len(subsets), figsize=(1 + 5 * len(subsets), 3.4 * len(datas)), sharey=True, squeeze=False
-    )
-    colours = {name: f"C{number % 10}" for number, name in enumerate(recipe.rows)}
-    for row, data in zip(panels, datas, strict=True):
-        for axes, subset in zip(row, subsets, strict=True):
-            for line in found:
-                if line.data != data:
-                    continue
-                steps = sorted(set.intersection(*({p["step"] for p in c if subset in p} for c in line.curves)))
-                values = [[next(p[subset] for p in c if p["step"] == step) for c in line.curves] for step in steps]
-                axes.plot(steps, [statistics.mean(v) for v in values], color=colours[line.row], label=line.label)
-                if len(line.curves) > 1:
-                    low, high = [min(v) for v in values], [max(v) for v in values]
-                    axes.fill_between(steps, low, high, color=colours[line.row], alpha=0.15, lw=0)
-            axes.set(title=f"{data}: {subset}", xlabel="training step", ylabel="accuracy, %", ylim=(-2, 102))
-            axes.grid(alpha=0.3)
-        row[-1].legend(fontsize=6, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import collections
+import errno
 import importlib.metadata
 import importlib.util
+import os
+import pickle
+import shutil
 import sys
+import types
 import warnings
 from pathlib import Path
 
@@ -199,14 +205,135 @@ def test_broken_checkpoints_are_named(tmp_path):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "missing.pt"))
 
 
+def changed(path):
+    """The file with one bit changed in the middle, where the weights are."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 @needs_fairseq
-def test_whole_files_that_torch_refuses_keep_its_message(tmp_path):
+def test_what_was_changed_or_is_no_checkpoint_is_refused_and_none_of_it_is_run(tmp_path):
     from fairseq import checkpoint_utils
 
     compat.name_broken_checkpoints()
-    torch.save({"args": Harmful(tmp_path / "harmed")}, tmp_path / "harmful.pt")
-    with pytest.raises(Exception, match="Weights only load failed"):
-        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "harmful.pt"))
+    path = tmp_path / "bad.pt"
+    harmful = {"args": Harmful(tmp_path / "harmed")}
+
+    def refused(message: str) -> None:
+        with pytest.raises(UsageError, match=f"{path} {message}.*name another one with --path"):
+            checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        assert not (tmp_path / "harmed").exists()
+
+    torch.save(harmful, path)
+    refused(r"holds more than plain data \(.*\), which could run code\. It was not read, and nothing of it was run")
+    torch.save(harmful, path, _use_new_zipfile_serialization=False)
+    refused("is not a whole file of torch's")
+    path.write_bytes(pickle.dumps(Harmful(tmp_path / "harmed"), protocol=2))
+    refused("is not a whole file of torch's")
+    torch.save({"model": {"weight": torch.zeros(10_000)}}, path)
+    changed(path)
+    refused("was changed after it was written: its checksums are wrong")
+    for other in ({}, {"weight": torch.zeros(3)}, [1]):
+        torch.save(other, path)
+        refused("is no checkpoint of fairseq's")
+
+
+def full(code=errno.ENOSPC):
+    raise OSError(code, os.strerror(code))
+
+
+class FullDisk:
+    """A file that takes so many bytes."""
+
+    def __init__(self, path, room):
+        self.file, self.room = builtins.open(path, "wb"), room
+
+    def write(self, data):
+        self.room -= len(data)
+        return self.file.write(data) if self.room >= 0 else full()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def flush(self):
+        self.file.flush()
+
+
+@needs_fairseq
+@pytest.mark.parametrize("room", [0, 100, 2000, 40_400])
+def test_a_checkpoint_without_room_leaves_the_one_that_is_there(room, tmp_path, monkeypatch):
+    from fairseq import checkpoint_utils
+
+    compat.write_checkpoints_whole()
+    path = str(tmp_path / "checkpoint_last.pt")
+    checkpoint_utils.torch_persistent_save({"a": torch.ones(10_000)}, path)
+    assert torch.equal(torch.load(path, weights_only=True)["a"], torch.ones(10_000)) and os.listdir(tmp_path) == [
+        "checkpoint_last.pt"
+    ]
+    size = os.path.getsize(path)
+    assert size > 40_400  # the last case: all but the end of the archive
+    with monkeypatch.context() as patch:
+        patch.setattr(compat, "open", lambda path, _: FullDisk(path, room), raising=False)
+        with pytest.raises(UsageError, match=r"no room for the checkpoint .*last\.pt \(No space left on device\)"):
+            checkpoint_utils.torch_persistent_save({"a": torch.zeros(10_000)}, path)
+    assert torch.equal(torch.load(path, weights_only=True)["a"], torch.ones(10_000)) and os.listdir(tmp_path) == [
+        "checkpoint_last.pt"
+    ]
+    checkpoint_utils.torch_persistent_save({"a": torch.zeros(10_000)}, path)
+    assert not torch.load(path, weights_only=True)["a"].any()
+
+
+@needs_fairseq
+def test_a_copy_is_there_when_it_is_whole(tmp_path, monkeypatch):
+    from fairseq.file_io import PathManager
+
+    compat.write_checkpoints_whole()
+    source, target = tmp_path / "checkpoint_1_2.pt", tmp_path / "checkpoint_last.pt"
+    source.write_bytes(b"new" * 1000)
+    target.write_bytes(b"old")
+    copyfile, seen = shutil.copyfile, []
+
+    def watched(src, dst):
+        copyfile(src, dst)
+        seen.append(target.read_bytes())
+        return dst
+
+    monkeypatch.setattr(shutil, "copyfile", watched)
+    assert PathManager.copy(str(source), str(target), overwrite=True)
+    assert seen == [b"old"] and target.read_bytes() == source.read_bytes()
+    for code, kind in ((errno.ENOSPC, UsageError), (errno.EDQUOT, UsageError), (errno.EACCES, PermissionError)):
+        target.write_bytes(b"old")
+        monkeypatch.setattr(shutil, "copyfile", lambda src, dst, code=code: (copyfile(src, dst), full(code)))
+        with pytest.raises(kind):
+            PathManager.copy(str(source), str(target), overwrite=True)
+        assert target.read_bytes() == b"old" and len(os.listdir(tmp_path)) == 2
+
+
+@needs_fairseq
+@pytest.mark.parametrize("name", ["__main__", "fairseq_cli.train"])
+def test_no_update_after_the_last_one(name, monkeypatch):
+    from fairseq import checkpoint_utils
+
+    monkeypatch.setattr(checkpoint_utils, "load_checkpoint", lambda *_: "loaded")
+    compat.stop_at_the_last_update()
+    module, other = (types.SimpleNamespace(train=lambda *_: "trained", __package__=p) for p in ("fairseq_cli", "other"))
+    module.validate_and_save = other.validate_and_save = None
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, ({"__main__", "fairseq_cli.train"} - {name}).pop(), other)
+    untouched = other.train
+    assert checkpoint_utils.load_checkpoint() == "loaded" and other.train is untouched
+    for most, updates, expected in (
+        (0, 9, "trained"),
+        (9, 8, "trained"),
+        (9, 9, ([None], True)),
+        (9, 10, ([None], True)),
+    ):
+        cfg = types.SimpleNamespace(optimization=types.SimpleNamespace(max_update=most))
+        assert module.train(cfg, types.SimpleNamespace(get_num_updates=lambda n=updates: n), "task") == expected
 
 
 def test_preparing_again_changes_nothing():

@@ -6,6 +6,7 @@
     python -m fairseq_sg.analysis norms    CHECKPOINT --subset valid
     python -m fairseq_sg.analysis experts  CHECKPOINT --subset valid
     python -m fairseq_sg.analysis accuracy CHECKPOINT --subset valid,gen --by target_length
+    python -m fairseq_sg.analysis accuracy NAME=CHECKPOINT CHECKPOINT … NAME=CHECKPOINT … --out OUT
     python -m fairseq_sg.analysis symbols  CHECKPOINT
 
 Each writes OUT.npz and OUT.json, the numbers, and draws them.
@@ -15,13 +16,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import glob
 import logging
 import os
 import sys
-from typing import Any, Dict, NoReturn, Sequence
+from typing import Any, Dict, List, NoReturn, Sequence
 
 from fairseq_sg.analysis import accuracy, attention_maps, experts, gates, norms, plots, symbols, values
 from fairseq_sg.analysis.checkpoint import load
+from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 
 COMMANDS = {
@@ -52,7 +55,13 @@ def make_parser() -> Parser:
         command = commands.add_parser(
             name, help=about, description=module.__doc__, formatter_class=form, allow_abbrev=False
         )
-        command.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint of fairseq-train")
+        several = hasattr(module, "combine")
+        command.add_argument(
+            "checkpoint",
+            metavar="CHECKPOINT",
+            nargs="+" if several else None,
+            help="a checkpoint of fairseq-train" + "; or several, NAME=CHECKPOINT, to compare them" * several,
+        )
         command.add_argument("--data", metavar="DIR", help="the data folder (default: the one it was trained on)")
         module.add_arguments(command)
         command.add_argument(
@@ -87,15 +96,53 @@ def run(args: argparse.Namespace) -> None:
     module = COMMANDS[args.command]
     if args.format != "none":
         plots.require_matplotlib()
-    language_models = getattr(module, "LANGUAGE_MODELS", False)
-    loaded = load(args.checkpoint, args.data, args.model_overrides, args.device, args.user_dir, language_models)
-    result = module.measure(loaded, args)
-    shown = {"command": args.command, "checkpoint": args.checkpoint, "arch": loaded.arch, "data": loaded.data}
-    result.facts = {**shown, "model_overrides": args.model_overrides, **result.facts}
+    models = named(args.checkpoint) if isinstance(args.checkpoint, list) else {"": [args.checkpoint]}
+    if "" in models:
+        ((checkpoint,),) = models.values()
+        result = measure(module, checkpoint, args)
+    elif args.out is None:
+        raise UsageError("a comparison of several checkpoints has no place of its own: name one by --out")
+    else:
+        measured = {name: [measure(module, path, args) for path in paths] for name, paths in models.items()}
+        result = module.combine(measured)
+        facts = {"command": args.command, "checkpoints": models, "data": next(iter(measured.values()))[0].facts["data"]}
+        result.facts = {**facts, "model_overrides": args.model_overrides, **result.facts}
     figures = {} if args.format == "none" else module.draw(result, args)
-    prefix = args.out or f"{args.checkpoint.removesuffix('.pt')}.{args.command}"
+    prefix = args.out or f"{checkpoint.removesuffix('.pt')}.{args.command}"
     files = result.write(prefix) + plots.save(figures, prefix, args.format)
     print(*result.summary, f"written: {' '.join(files)}", sep="\n")
+
+
+def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
+    """What a command finds in one checkpoint."""
+    language_models = getattr(module, "LANGUAGE_MODELS", False)
+    loaded = load(checkpoint, args.data, args.model_overrides, args.device, args.user_dir, language_models)
+    result = module.measure(loaded, args)
+    shown = {"command": args.command, "checkpoint": checkpoint, "arch": loaded.arch, "data": loaded.data}
+    result.facts = {**shown, "model_overrides": args.model_overrides, **result.facts}
+    return result
+
+
+def named(words: Sequence[str]) -> Dict[str, List[str]]:
+    """Model -> checkpoints: NAME=CHECKPOINT, then those that follow up to the next name; "" for one without a name.
+
+    After a name the shell leaves ``*`` as it is; it is expanded here.
+
+    Raises UsageError for several of which the first has no name, and for a ``*`` that stands for none.
+    """
+    models: Dict[str, List[str]] = {}
+    name = ""
+    for word in words:
+        before, equals, after = word.partition("=")
+        if equals and before and "/" not in before and not os.path.exists(word):
+            name, word = before, after
+        if not name and len(words) > 1:
+            raise UsageError(f"{word} has no name: several checkpoints are compared as NAME=CHECKPOINT …")
+        found = sorted(glob.glob(word)) if name and not os.path.exists(word) else [word]
+        if not found:
+            raise UsageError(f"there is no checkpoint {word}")
+        models.setdefault(name, []).extend(found)
+    return models
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,13 +5,17 @@ training and fairseq-validate, and the exact match of greedy decoding. Lengths c
 symbols; types are those of --accuracy-by types, sorted by the numbers in their names. OUT.npz has SUBSET.right (bool)
 and SUBSET.group (the length, or the type's number in OUT.json's list) for every sentence, and OUT.json the counts.
 The picture, OUT.png, shades the lengths seen in training.
+
+Several checkpoints are compared in one picture, NAME=CHECKPOINT each. Those of one NAME are seeds of one model: drawn
+are their mean, and a band from the least to the most. Those that follow without a name are of the one before, and
+``linear=runs/linear-seed*/checkpoint_last.pt`` names all of them. The arrays are NAME.NUMBER.SUBSET.right and .group.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -118,9 +122,53 @@ def tabulate(right: np.ndarray, groups: np.ndarray, names: List[str] | None) -> 
     return table
 
 
+def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
+    """One result of several models, each with its seeds.
+
+    Raises UsageError where their groups differ or lengths in training do: they were not trained on the same data.
+    """
+    combined = Result(facts={"models": {}})
+    same = None
+    for model, seeds in measured.items():
+        subsets: Dict[str, Dict[str, List[float]]] = {}
+        for number, result in enumerate(seeds, 1):
+            groups = {name: list(subset["groups"]) for name, subset in result.facts["subsets"].items()}
+            common = {
+                "by": result.facts["by"],
+                **{k: result.facts[k] for k in ("training", "types") if k in result.facts},
+            }
+            if same not in (None, (groups, common)):
+                raise UsageError(
+                    f"{model} was trained on other data than the first model: compare models of the same data"
+                )
+            same = groups, common
+            combined.arrays |= {f"{model}.{number}.{key}": array for key, array in result.arrays.items()}
+            for name, subset in result.facts["subsets"].items():
+                for group, row in subset["groups"].items():
+                    subsets.setdefault(name, {}).setdefault(group, []).append(row["accuracy"])
+        totals = {name: [100 * r.arrays[f"{name}.right"].mean() for r in seeds] for name in subsets}
+        combined.facts["models"][model] = {
+            name: {"accuracy": totals[name], "groups": subset} for name, subset in subsets.items()
+        }
+        for name, values in totals.items():
+            spread = f" (from {min(values):.2f} to {max(values):.2f}, {len(values)} seeds)" if len(values) > 1 else ""
+            combined.summary.append(f"{model}, {name}: {np.mean(values):.2f} %{spread}")
+    combined.facts |= same[1]
+    return combined
+
+
 def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
-    curves = {
-        name: {group: row["accuracy"] for group, row in subset["groups"].items()}
-        for name, subset in result.facts["subsets"].items()
-    }
-    return {"": plots.accuracies(curves, BY[args.by], result.facts.get("training"), result.facts.get("types"))}
+    facts = result.facts
+    if "models" in facts:
+        models = {
+            model: {name: subset["groups"] for name, subset in subsets.items()}
+            for model, subsets in facts["models"].items()
+        }
+    else:
+        models = {
+            "": {
+                name: {group: [row["accuracy"]] for group, row in subset["groups"].items()}
+                for name, subset in facts["subsets"].items()
+            }
+        }
+    return {"": plots.accuracies(models, BY[args.by], facts.get("training"), facts.get("types"))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -116,24 +116,40 @@ def shares(curves: Mapping[str, np.ndarray], across: str, up: str) -> Figure:
 
 
 def accuracies(
-    curves: Mapping[str, Dict[str, float]],
+    models: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]],
     label: str,
     trained: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """Accuracies of subsets in percent: lines over lengths, with those in training shaded, or bars over ``names``."""
+    """Accuracies in percent, of every seed: model -> subset -> group -> values.
+
+    Lines over lengths, with those in training shaded, or bars over ``names``; means, and from the least to the most.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")
     ax = figure.subplots()
-    groups = [name for name in names or [] if any(name in curve for curve in curves.values())]
-    for number, (name, curve) in enumerate(curves.items()):
+    shown = [(model, subset) for model, subsets in models.items() for subset in subsets]
+    subsets = list(dict.fromkeys(subset for _, subset in shown))
+    groups = [name for name in names or [] if any(name in models[model][subset] for model, subset in shown)]
+    for number, (model, subset) in enumerate(shown):
+        values = models[model][subset]
+        mean = np.array([np.mean(v) for v in values.values()])
+        low, high = (np.array([reach(v) for v in values.values()]) for reach in (min, max))
+        several = any(len(v) > 1 for v in values.values())
+        called = ", ".join(filter(None, (model, subset)))
         if names is None:
-            ax.plot([int(group) for group in curve], list(curve.values()), ".-", label=name)
+            # Of several models, a colour is one of them, and a kind of line a subset.
+            style = {} if len(models) == 1 else {"ls": ("-", "--", ":", "-.")[subsets.index(subset) % 4]}
+            color = f"C{(number if len(models) == 1 else list(models).index(model)) % 10}"
+            at = [int(group) for group in values]
+            ax.plot(at, mean, ".", **{"ls": "-", **style}, color=color, label=called)
+            if several:
+                ax.fill_between(at, low, high, color=color, alpha=0.15, lw=0)
         else:
-            width = 0.8 / len(curves)
-            at = [groups.index(group) - 0.4 + (number + 0.5) * width for group in curve]
-            ax.bar(at, list(curve.values()), width, label=name)
+            width = 0.8 / len(shown)
+            at = [groups.index(group) - 0.4 + (number + 0.5) * width for group in values]
+            ax.bar(at, mean, width, yerr=[mean - low, high - mean] if several else None, label=called)
     if trained is not None:
         ax.axvspan(trained[0] - 0.5, trained[1] + 0.5, color="gray", alpha=0.15, lw=0, label="lengths in training")
     if groups:

@@ -20,7 +20,7 @@ from analysis_models import CLASSIFIERS, GROUPS, TABLES
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 
 from fairseq_sg.analysis import accuracy, load, plots, read_sentence, record
-from fairseq_sg.analysis.__main__ import main
+from fairseq_sg.analysis.__main__ import main, named
 
 
 @pytest.fixture
@@ -235,11 +235,84 @@ def test_accuracy_by_type_and_of_the_first_sentences(loaded, monkeypatch):
 
 
 def test_the_picture_shades_the_lengths_in_training():
-    curves = {"valid": {"2": 100.0, "3": 50.0}, "gen": {"5": 25.0}}
-    (axes,) = plots.accuracies(curves, "words", trained=(1, 4)).axes
+    curves = {"valid": {"2": [100.0], "3": [50.0]}, "gen": {"5": [25.0]}}
+    (axes,) = plots.accuracies({"": curves}, "words", trained=(1, 4)).axes
     (band,) = axes.patches
     assert (band.get_x(), band.get_width()) == (0.5, 4.0)
     assert [line.get_xydata().tolist() for line in axes.lines] == [[[2, 100], [3, 50]], [[5, 25]]]
+    assert [line.get_label() for line in axes.lines] == ["valid", "gen"] and not axes.collections
+
+
+def test_several_models_in_one_picture_with_their_seeds():
+    a = {"valid": {"2": [100.0, 90.0], "3": [50.0, 60.0]}, "gen": {"5": [10.0, 40.0]}}
+    b = {"valid": {"2": [80.0], "3": [70.0]}, "gen": {"5": [5.0]}}
+    (axes,) = plots.accuracies({"a": a, "b": b}, "words", trained=(1, 4)).axes
+    drawn = {line.get_label(): line for line in axes.lines}
+    assert list(drawn) == ["a, valid", "a, gen", "b, valid", "b, gen"]
+    assert drawn["a, valid"].get_xydata().tolist() == [[2, 95], [3, 55]]
+    assert {name: (line.get_color(), line.get_linestyle()) for name, line in drawn.items()} == {
+        "a, valid": ("C0", "-"), "a, gen": ("C0", "--"), "b, valid": ("C1", "-"), "b, gen": ("C1", "--"),
+    }  # fmt: skip
+    valid, gen = axes.collections  # the bands of the model that has two seeds
+    assert {(x, y) for x, y in valid.get_paths()[0].vertices.tolist()} == {(2, 90), (2, 100), (3, 50), (3, 60)}
+    types = {"gen": {"one": [20.0, 40.0], "two": [50.0, 50.0]}}
+    (axes,) = plots.accuracies({"a": types, "b": types}, "type", names=["one", "two"]).axes
+    assert sorted(bar.get_height() for bar in axes.patches) == [30, 30, 50, 50]
+    reach = [sorted({y for _, y in segment}) for bars in axes.collections for segment in bars.get_segments()]
+    assert reach == [[20, 40], [50]] * 2 or reach == [[20, 40], [50, 50]] * 2
+
+
+def test_a_comparison_of_models(saved, tmp_path, capsys):
+    softmax, mixed, gated = (saved(kind) for kind in ("softmax", "mixed", "gated"))
+    line = ["--subset", "valid,gen", "--device", "cpu"]
+    out = str(tmp_path / "both")
+    assert main(["accuracy", f"a={softmax}", mixed, f"b={gated}", *line, "--out", out]) == 0
+    printed = capsys.readouterr().out
+    facts, arrays = json.loads(Path(f"{out}.json").read_text()), np.load(f"{out}.npz")
+    assert facts["checkpoints"] == {"a": [softmax, mixed], "b": [gated]}
+    alone = {}
+    for path in (softmax, mixed, gated):
+        assert main(["accuracy", path, *line, "--out", str(tmp_path / "one")]) == 0
+        alone[path] = json.loads((tmp_path / "one.json").read_text())
+    for model, paths in facts["checkpoints"].items():
+        for subset, values in facts["models"][model].items():
+            groups = [alone[path]["subsets"][subset]["groups"] for path in paths]
+            expected = {length: [g[length]["accuracy"] for g in groups] for length in groups[0]}
+            assert values["groups"] == expected
+            right = [
+                100 * alone[path]["subsets"][subset]["right"] / alone[path]["subsets"][subset]["sentences"]
+                for path in paths
+            ]
+            assert (
+                values["accuracy"] == pytest.approx(right) and f"{model}, {subset}: {np.mean(right):.2f} %" in printed
+            )
+    assert facts["training"] == alone[softmax]["training"]
+    assert {"a.1.valid.right", "a.2.gen.group", "b.1.gen.right"} <= set(arrays)
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_of_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("m1.pt", "m2.pt", "x=1.pt", "n.pt"):
+        Path(name).touch()
+    assert named(["m1.pt"]) == {"": ["m1.pt"]} and named(["x=1.pt"]) == {"": ["x=1.pt"]}
+    assert named(["a=m*.pt", "n.pt", "b=n.pt", "a=n.pt"]) == {"a": ["m1.pt", "m2.pt", "n.pt", "n.pt"], "b": ["n.pt"]}
+    assert named(["runs/lr=1/m.pt"]) == {"": ["runs/lr=1/m.pt"]}
+
+
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (["a={0}", "nothing*.pt", "--out", "{2}"], r"there is no checkpoint nothing\*\.pt"),
+        (["a={0}", "b={0}"], "a comparison of several checkpoints has no place of its own: name one by --out"),
+        (["{0}", "b={0}", "--out", "{2}"], ".* has no name: several checkpoints are compared as NAME=CHECKPOINT …"),
+        (["a={0}", "b={1}", "--out", "{2}"], "b was trained on other data than the first model: compare .*"),
+    ],
+)
+def test_what_cannot_be_compared(words, message, saved, tmp_path, capsys):
+    places = saved("softmax"), saved("encoder"), tmp_path / "out"
+    assert main(["accuracy", *(word.format(*places) for word in words), "--device", "cpu"]) == 1
+    assert re.fullmatch(f"error: {message}\n", capsys.readouterr().err) and not list(tmp_path.iterdir())
 
 
 @torch.no_grad()

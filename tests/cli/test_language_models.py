@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from cli_commands import check, finish, metrics, start, succeed
+from cli_commands import metrics, succeed
 from test_resume import assert_same_state, tensors
-from test_two_processes import GLOO, free_port
+from test_two_processes import in_two
 
 import fairseq_sg  # noqa: F401
 from data_prep.__main__ import main as data_prep
@@ -134,15 +133,8 @@ def test_resumed_training_equals_an_uninterrupted_one(whole, text, tmp_path):
 
 def test_two_workers_are_two_batches_an_update_and_resume(whole, text, tmp_path):
     """Both workers' memories are saved by the first: stopped and resumed, they end where one process does."""
-    arguments = training(text, tmp_path, 12, *LINEAR, *SHORT, *GLOO)
     for stop in (["--stop-time-hours", "0.000001"], []):
-        rendezvous = ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}"]
-        processes = [
-            start("fairseq-train", *arguments, *rendezvous, *stop, "--distributed-rank", rank) for rank in (0, 1)
-        ]
-        with ThreadPoolExecutor() as pool:
-            for result in pool.map(finish, processes):
-                check(result)
+        in_two(*training(text, tmp_path, 12, *LINEAR, *SHORT, *stop))
         last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
         assert sorted(last["extra_state"]["SGLanguageModelingTask"]["trained"]) == [0, 1]
     one = torch.load(whole, weights_only=True)

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cli_commands import KINDS, check, finish, metrics, start, succeed, training
+from cli_commands import KINDS, REPOSITORY, metrics, run, succeed, training
 from test_resume import assert_same_state
 
-#: What fairseq needs to train in several processes without a GPU.
-GLOO = (
-    "--distributed-world-size 2 --distributed-backend gloo --distributed-no-spawn --device-id 0 "
-    "--ddp-backend legacy_ddp"
-).split()
 MODEL = [*KINDS["linear"][0], "--batch-size", "16"]
+LAUNCHER = REPOSITORY / "scripts" / "workers.py"
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def in_two(*arguments: str) -> str:
+    """What the first of the two processes of a training printed; both must succeed."""
+    return succeed("python", LAUNCHER, 2, "fairseq-train", *(word for word in arguments if word != "--cpu"))
 
 
 def train_in_two(data: Path, folder: Path, *more: object) -> str:
-    """What the first of the two processes printed; both must succeed."""
-    rendezvous = ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}"]
-    arguments = training(data, folder, *MODEL, *GLOO, *rendezvous, *more)
-    processes = [start("fairseq-train", *arguments, "--distributed-rank", rank) for rank in (0, 1)]
-    with ThreadPoolExecutor() as pool:  # read both at once: a full pipe of one would stop the other, too
-        first, second = pool.map(finish, processes)
-    assert second.code == 0, second.out + second.err
-    return check(first)
+    return in_two(*training(data, folder, *MODEL, *more))
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +46,31 @@ def test_two_processes_resume_bit_equal(two, data, tmp_path):
     for stop in ("1", "2"):
         train_in_two(data, tmp_path / "stopped", "--max-epoch", stop)
     assert_same_state(two[0] / "checkpoint_last.pt", tmp_path / "stopped" / "checkpoint_last.pt")
+
+
+def test_a_process_that_fails_ends_all_of_them(data, tmp_path):
+    """The second one, killed while the first waits for its gradients."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, threading\n"
+        "if sys.argv[-1] == '1' or '1' == sys.orig_argv[-1]:\n"
+        "    print('the second one', flush=True)\n"
+        "    threading.Timer(0.5, os._exit, (3,)).start()\n"
+    )
+    arguments = [word for word in training(data, tmp_path / "run", *MODEL, "--max-epoch", "2") if word != "--cpu"]
+    result = run("python", LAUNCHER, 2, "fairseq-train", *arguments, PYTHONPATH=str(tmp_path))
+    assert result.code == 1 and result.err.splitlines()[-1].startswith("error: process 1 of 2 failed; what it printed")
+    assert "the second one" in result.err and not list(tmp_path.rglob("*.pt"))
+
+
+@pytest.mark.parametrize(
+    "line,message",
+    [
+        (["0", "fairseq-train", "x"], "the number of processes is 0: choose at least 1"),
+        (["2", "fairseq-validate", "x"], "after the number of processes comes fairseq-train with its arguments"),
+        (["2", "fairseq-train", "x", "--cpu"], "--cpu is what this command says itself: leave it out"),
+        (["2", "fairseq-train", "--ddp_backend=c10d"], "--ddp_backend=c10d is what this command says itself"),
+    ],
+)
+def test_wrong_command_lines(line, message):
+    result = run("python", LAUNCHER, *line)
+    assert result.code == 2 and message in result.err

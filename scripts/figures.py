@@ -1,0 +1,194 @@
+"""Figures of trainings that every script draws alike: accuracy and loss through training, and over a number that rows
+of a recipe differ in. matplotlib is only needed when something is drawn."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+#: What ``runs.curve`` reads from the log of one training: [{step, SUBSET: percent, SUBSET_loss: bits per token}].
+Curve = List[Dict[str, float]]
+#: data -> model -> the curves of its seeds
+Courses = Mapping[str, Mapping[str, Sequence[Curve]]]
+LOSS = "_loss"
+#: A loss that the log has rounded to 0 is drawn here on a logarithmic axis.
+LEAST = 5e-5
+
+
+def through_training(
+    courses: Courses, accuracies: Sequence[str], losses: Sequence[str], path: Path, names: Mapping[str, str] = {}
+) -> bool:
+    """Accuracies, and below them losses, of subsets through training: a row for each on every dataset, a column for
+    every subset. Means over seeds, with a band from the least to the most.
+
+    A loss is in bits per token, on a logarithmic axis where it falls to a tenth. Nothing is drawn, and False
+    returned, where nothing was measured twice.
+
+    Args:
+        courses: the curves. accuracies, losses: the subsets of which each is drawn. names: of subsets, in titles.
+    """
+    subsets = list(dict.fromkeys((*accuracies, *losses)))
+    kinds = {"": accuracies, LOSS: losses}
+    rows = [(data, kind) for data in courses for kind in kinds if _drawn(courses[data], kinds[kind], kind)]
+    if not rows:
+        return False
+    plt = _pyplot()
+    figure, panels = plt.subplots(
+        len(rows), len(subsets), figsize=(2.5 + 4.5 * len(subsets), 0.4 + 3 * len(rows)), squeeze=False
+    )
+    colours = _colours(courses)
+    for across, (data, kind) in zip(panels, rows, strict=True):
+        for axes, subset in zip(across, subsets, strict=True):
+            _panel(axes, courses[data], subset if subset in kinds[kind] else None, kind, colours)
+            title = f"{names.get(subset, subset)} ({subset})" if subset in names else subset
+            axes.set_title(f"{data}: {title}" if len(courses) > 1 else title, fontsize=9)
+        _legend(across, colours, courses[data])
+    if len(courses) == 1:
+        figure.suptitle(rows[0][0], fontsize=10)
+    _save(figure, path)
+    return True
+
+
+def loss_and_accuracy(courses: Courses, subsets: Sequence[str], path: Path, names: Mapping[str, str] = {}) -> bool:
+    """Accuracy over loss, a point for every evaluation of every seed, paler the earlier: as Figure 4.2 of Csordás 2023,
+    where a higher loss goes with a higher accuracy. False, and nothing drawn, where nothing was measured twice."""
+    rows = [data for data, models in courses.items() if all(_drawn(models, subsets, kind) for kind in ("", LOSS))]
+    if not rows:
+        return False
+    plt = _pyplot()
+    figure, panels = plt.subplots(
+        len(rows), len(subsets), figsize=(2.5 + 4.5 * len(subsets), 0.4 + 3 * len(rows)), squeeze=False
+    )
+    colours = _colours(courses)
+    for across, data in zip(panels, rows, strict=True):
+        for axes, subset in zip(across, subsets, strict=True):
+            points = [
+                (max(point[subset + LOSS], LEAST), point[subset], (place + 1) / len(curve), colours[model])
+                for model, curves in courses[data].items()
+                for curve in curves
+                for place, point in enumerate(curve)
+                if subset in point and subset + LOSS in point
+            ]
+            for loss, accuracy, share, colour in points:
+                axes.plot(loss, accuracy, ".", color=colour, alpha=0.15 + 0.85 * share)
+            _log_if_wide(axes.set_xscale, [loss for loss, *_ in points])
+            title = names.get(subset, subset)
+            axes.set_title(f"{data}: {title}" if len(courses) > 1 else title, fontsize=9)
+            axes.set(xlabel="loss, bits per token", ylabel="accuracy, %", ylim=(-2, 102))
+            axes.grid(alpha=0.3)
+        _legend(across, colours, courses[data])
+    if len(courses) == 1:
+        figure.suptitle(rows[0], fontsize=10)
+    _save(figure, path)
+    return True
+
+
+def sweep(
+    lines: Mapping[str, Mapping[str, Mapping[float, Sequence[float]]]],
+    levels: Mapping[str, Mapping[str, Sequence[float]]],
+    label: str,
+    scale: str,
+    units: Mapping[str, str],
+    path: Path,
+) -> None:
+    """Numbers over a number x, a panel for each column of a table: means with sample standard deviations, and every
+    seed as a point.
+
+    Args:
+        lines: column -> line -> x -> values. levels: column -> name -> values of what has no x, drawn across.
+        label, scale: of the x axis, "linear" or "log". units: column -> its label.
+    """
+    plt = _pyplot()
+    figure, panels = plt.subplots(1, len(lines), figsize=(1 + 4.5 * len(lines), 3.8), squeeze=False)
+    for axes, (column, of_column) in zip(panels[0], lines.items(), strict=True):
+        for number, (name, found) in enumerate(of_column.items()):
+            at = sorted(x for x, values in found.items() if values)
+            means = [statistics.mean(found[x]) for x in at]
+            axes.errorbar(at, means, [_std(found[x]) for x in at], fmt="o-", capsize=3, color=f"C{number}", label=name)
+            for x in at:
+                axes.plot([x] * len(found[x]), found[x], ".", color=f"C{number}", alpha=0.4, ms=4)
+        for number, (name, values) in enumerate(levels.get(column, {}).items(), len(of_column)):
+            if values:
+                mean, std = statistics.mean(values), _std(values)
+                axes.axhline(mean, color=f"C{number}", ls="--", lw=1, label=name)
+                axes.axhspan(mean - std, mean + std, color=f"C{number}", alpha=0.1, lw=0)
+        axes.set(xlabel=label, ylabel=units[column], xscale=scale, title=column)
+        axes.grid(alpha=0.3)
+    if panels[0][-1].get_legend_handles_labels()[1]:
+        panels[0][-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    _save(figure, path)
+
+
+def band(curves: Sequence[Curve], key: str) -> Tuple[List[float], List[List[float]]]:
+    """The steps at which all ``curves`` that have ``key`` at all have it, and the values there."""
+    points = [{p["step"]: p[key] for p in curve if key in p} for curve in curves]
+    points = [found for found in points if found]
+    steps = sorted(set.intersection(*(set(found) for found in points))) if points else []
+    return steps, [[found[step] for found in points] for step in steps]
+
+
+def _drawn(models: Mapping[str, Sequence[Curve]], subsets: Sequence[str], kind: str) -> bool:
+    """Whether something was measured at two steps."""
+    return any(len(band([curve], s + kind)[0]) > 1 for curves in models.values() for curve in curves for s in subsets)
+
+
+def _panel(
+    axes: Any, models: Mapping[str, Sequence[Curve]], subset: Optional[str], kind: str, colours: Mapping[str, str]
+) -> None:
+    if subset is None:
+        axes.set_axis_off()
+        return
+    everything = []
+    for model, curves in models.items():
+        steps, values = band(curves, subset + kind)
+        if kind == LOSS:
+            values = [[max(v, LEAST) for v in found] for found in values]
+        axes.plot(steps, [statistics.mean(v) for v in values], color=colours[model], label=model)
+        everything += [v for found in values for v in found]
+        if any(len(found) > 1 for found in values):
+            low, high = [min(v) for v in values], [max(v) for v in values]
+            axes.fill_between(steps, low, high, color=colours[model], alpha=0.15, lw=0)
+    if kind == LOSS:
+        axes.set(ylabel="loss, bits per token")
+        _log_if_wide(axes.set_yscale, everything)
+    else:
+        axes.set(ylabel="accuracy, %", ylim=(-2, 102))
+    axes.set_xlabel("training step")
+    axes.grid(alpha=0.3)
+
+
+def _log_if_wide(set_scale: Any, values: Sequence[float]) -> None:
+    if values and max(values) >= 10 * min(values):
+        set_scale("log")
+
+
+def _std(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _colours(courses: Courses) -> Dict[str, str]:
+    models = dict.fromkeys(model for of_data in courses.values() for model in of_data)
+    return {model: f"C{number % 10}" for number, model in enumerate(models)}
+
+
+def _legend(across: Sequence[Any], colours: Mapping[str, str], models: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=colours[model], label=model) for model in models]
+    across[-1].legend(handles=handles, fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    _pyplot().close(figure)

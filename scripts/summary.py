@@ -1,0 +1,248 @@
+"""All results in one grid: models down, experiments and their subsets across, as a picture and as Markdown.
+
+    python scripts/summary.py                                   # results/*.json -> results/summary.md and .png
+    python scripts/summary.py runs/*/summary.json --out runs/all
+
+Reads the .json files that reproduce.py, quickstart.py, attentions.py and ndr.py write. A file of another kind is named,
+and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import quickstart  # noqa: E402
+import recipe as recipes  # noqa: E402
+from runs import REPOSITORY  # noqa: E402
+
+#: After which the numbers beside quickstart.py's models were published.
+PUBLISHED_STEPS = 50_000
+UNITS = {"accuracy": "%", "loss": "bits", "perplexity": "ppl", "bleu": "BLEU"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a model reached: ``values`` of its seeds (accuracies in percent), and how many others diverged; ``steps`` of
+    its trainings, ``of`` those of the whole experiment."""
+
+    values: Tuple[float, ...]
+    diverged: int
+    steps: int
+    of: int
+
+    @property
+    def text(self) -> str:
+        """Mean ± sample standard deviation, seeds if there are several, and the part of the steps if not all."""
+        if not self.values:
+            return "Fail"
+        parts = [quickstart.spread(list(self.values), 1 if max(self.values) >= 10 else 2)]
+        parts += [f"{len(self.values)} seeds"] * (len(self.values) > 1)
+        parts += [f"{self.diverged} Fail"] * bool(self.diverged)
+        parts += [f"{100 * self.steps / self.of:.0f} % of steps"] * (self.steps < self.of)
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A file of results.
+
+    Attributes:
+        path: the file. title: of what. steps: a text. columns: column -> metric. cells: (model, column) -> cell.
+    """
+
+    path: Path
+    title: str
+    steps: str
+    columns: Dict[str, str]
+    cells: Dict[Tuple[str, str], Cell]
+
+    @property
+    def name(self) -> str:
+        """The file's, or its folder's where all files have the same name."""
+        return self.path.parent.name if self.path.stem == "summary" else self.path.stem
+
+
+def read(path: Path) -> Optional[Experiment]:
+    """The results in a file; None if it is of another kind. Raises ValueError for one that is no JSON."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict) or "runs" not in content:
+        return None
+    if "lines" in content:
+        return _of_recipe(path, content)
+    return _of_comparison(path, content)
+
+
+def _of_recipe(path: Path, content: Dict[str, Any]) -> Experiment:
+    """Of ``reproduce.py``."""
+    recipe = recipes.read(recipes.find(content["recipe"]))
+    percent = 100 if recipe.unit == "fraction" else 1
+    several = len({line["data"] for line in content["lines"]}) > 1
+    columns, cells = {}, {}
+    for line in content["lines"]:
+        for key, cell in line["cells"].items():
+            metric = recipe.columns[key].metric
+            column = f"{line['data']}: {key}" if several else key
+            columns[column] = metric
+            if line["done"] or line["diverged"]:
+                values = tuple(percent * v if metric == "accuracy" else v for v in cell["values"])
+                if values or not line["done"]:
+                    cells[line["label"], column] = Cell(values, line["diverged"], line["steps"], line["of"])
+    return Experiment(path, content["title"], _steps(cells.values()), columns, cells)
+
+
+def _of_comparison(path: Path, content: Dict[str, Any]) -> Experiment:
+    """Of ``quickstart.py`` and ``attentions.py``, and of ``ndr.py``, whose OOD is of the best checkpoint."""
+    cells = {}
+    for model in dict.fromkeys(run["name"] for run in content["runs"] if "name" in run):
+        runs = [run for run in content["runs"] if run.get("name") == model]
+        done = [run for run in runs if "result" in run]
+        diverged = sum("diverged" in run for run in runs)
+        if not done and not diverged:
+            continue
+        asked = shlex.split(runs[0]["commands"][0])
+        of = int(asked[asked.index("--max-update") + 1]) / content.get("steps_scale", 1)
+        if content.get("published") and "steps_scale" not in content:
+            of = PUBLISHED_STEPS
+        steps = min((run["result"]["steps"] for run in done), default=0)
+        for subset, column in quickstart.SUBSETS.items():
+            if column == "IID":
+                values = tuple(run["result"]["curve"][-1][subset] for run in done)
+            else:
+                values = tuple(run["result"]["accuracy"][subset] for run in done)
+            cells[model, column] = Cell(values, diverged, steps, round(of))
+    columns = dict.fromkeys(quickstart.SUBSETS.values(), "accuracy")
+    return Experiment(path, content["what"], _steps(cells.values()), columns, cells)
+
+
+def _steps(cells: Any) -> str:
+    """The numbers of steps that there are, each with what it is a part of."""
+    pairs = sorted({(cell.steps, cell.of) for cell in cells if cell.steps})
+    return "; ".join(f"{steps:,}" + (f" of {of:,}" if steps < of else "") for steps, of in pairs) or "–"
+
+
+def models(experiments: Sequence[Experiment]) -> List[str]:
+    """In the order in which they first appear."""
+    return list(dict.fromkeys(model for e in experiments for model, _ in e.cells))
+
+
+def table(experiments: Sequence[Experiment]) -> List[List[str]]:
+    """Rows of text, the header first."""
+    places = [(e, column) for e in experiments for column in e.columns]
+    header = ["model"]
+    for e, column in places:
+        header.append(f"{e.name}: {column}, {UNITS[e.columns[column]]}")
+    rows = [header]
+    for model in models(experiments):
+        found = [e.cells.get((model, column)) for e, column in places]
+        rows.append([model, *(cell.text if cell else "" for cell in found)])
+    return rows
+
+
+def markdown(experiments: Sequence[Experiment], left_out: Sequence[str], command: str, folder: Path) -> str:
+    """The page in a ``folder``, with links from there."""
+    about = [["results", "what", "steps"]]
+    pages = [os.path.relpath(e.path.with_suffix(".md"), folder) for e in experiments]
+    about += [[f"[{e.name}]({page})", e.title, e.steps] for e, page in zip(experiments, pages, strict=True)]
+    return "\n".join(
+        [
+            "# All results",
+            "",
+            f"`{command}`",
+            "",
+            "Mean ± sample standard deviation over the seeds; one seed where no number is given. “% of steps”: the "
+            "trainings made only this part of the steps of their experiment, which are the paper's where published "
+            "numbers stand beside it. Experiments differ in sizes, steps and batches: compare inside a column. "
+            "Settings and commands are in the files of each.",
+            "",
+            *quickstart.markdown_lines([[cell.replace("|", "\\|") for cell in row] for row in about]),
+            "",
+            *quickstart.markdown_lines([[cell.replace("|", "\\|") for cell in row] for row in table(experiments)]),
+            "",
+            *([f"Left out, of another kind: {', '.join(left_out)}.", ""] if left_out else []),
+        ]
+    )
+
+
+def draw(experiments: Sequence[Experiment], path: Path) -> None:
+    """The grid, coloured by accuracy; other measures have no colour."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows, header = models(experiments), table(experiments)[0][1:]
+    places = [(e, column) for e in experiments for column in e.columns]
+    lines = max(cell.text.count(", ") + 1 for e in experiments for cell in e.cells.values())
+    figure, axes = plt.subplots(figsize=(3 + 1.05 * len(places), 2 + (0.12 + 0.12 * lines) * len(rows)))
+    colours = plt.get_cmap("viridis")
+    for x, (e, column) in enumerate(places):
+        for y, model in enumerate(rows):
+            cell = e.cells.get((model, column))
+            if cell is None:
+                continue
+            face, ink = "white", "black"
+            if e.columns[column] == "accuracy" and cell.values:
+                share = statistics.mean(cell.values) / 100
+                face, ink = colours(share), "white" if share < 0.6 else "black"
+            axes.add_patch(plt.Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="gray", lw=0.3))
+            axes.text(x, y, cell.text.replace(", ", "\n"), ha="center", va="center", fontsize=6.5, color=ink)
+    for x in range(1, len(places)):
+        if places[x][0] is not places[x - 1][0]:
+            axes.axvline(x - 0.5, color="black", lw=0.8)
+    axes.set(xlim=(-0.5, len(places) - 0.5), ylim=(len(rows) - 0.5, -0.5), xticks=range(len(places)))
+    axes.set_yticks(range(len(rows)), rows, fontsize=7, parse_math=False)
+    axes.set_xticklabels(header, rotation=60, ha="left", rotation_mode="anchor", fontsize=7, parse_math=False)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    figure.colorbar(
+        plt.cm.ScalarMappable(plt.Normalize(0, 100), colours), ax=axes, shrink=0.4, pad=0.01, label="accuracy, %"
+    )
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    plt.close(figure)
+
+
+def main(line: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, help="of results (default: results/*.json)")
+    parser.add_argument(
+        "--out", type=Path, metavar="PREFIX", help="PREFIX.md and PREFIX.png (default: results/summary)"
+    )
+    args = parser.parse_args(line)
+    files = args.files or sorted((REPOSITORY / "results").glob("*.json"))
+    prefix = args.out or REPOSITORY / "results" / "summary"
+    try:
+        found = {path: read(path) for path in files}
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    experiments = [e for e in found.values() if e and e.cells]
+    if not experiments:
+        print("error: there are no results in these files", file=sys.stderr)
+        return 1
+    left_out = [path.name for path, e in found.items() if not e or not e.cells]
+    command = shlex.join(["python", "scripts/summary.py", *(sys.argv[1:] if line is None else line)])
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    prefix.with_name(prefix.name + ".md").write_text(
+        markdown(experiments, left_out, command, prefix.parent), encoding="utf-8"
+    )
+    draw(experiments, prefix.with_name(prefix.name + ".png"))
+    print(f"{len(experiments)} experiments, {len(models(experiments))} models: {prefix}.md, {prefix}.png")
+    for name in left_out:
+        print(f"left out, of another kind: {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
