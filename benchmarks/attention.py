@@ -3,20 +3,19 @@
     python benchmarks/attention.py step        # milliseconds and kept activations, on SCAN's model and batches
     python benchmarks/attention.py decoding    # milliseconds per token and size of the state, by position
 
-Times are medians of interleaved rounds, so that what else the machine does hits all kinds alike; read them as ratios.
+Times are medians of interleaved rounds, processor time on a CPU (`measure.py`); read them as ratios.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
+from measure import kept_activations, medians
 from report import publish, table, where
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
@@ -61,39 +60,6 @@ def model_of(arguments: List[str]) -> SGTransformer:
     return build(arguments, task)
 
 
-def interleaved(steps: Dict[str, Callable[[], None]], rounds: int, device: str) -> Dict[str, float]:
-    """Median milliseconds of each step, one of each in every round; the first two rounds do not count."""
-    times: Dict[str, List[float]] = {name: [] for name in steps}
-    for number in range(rounds + 2):
-        for name, step in steps.items():
-            if device == "cuda":
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            step()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            if number >= 2:
-                times[name].append(1000 * (time.perf_counter() - start))
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def kept_activations(model: SGTransformer, run: Callable[[], torch.Tensor]) -> int:
-    """Bytes that autograd keeps for the backward pass, parameters left out, each storage once."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: Dict[int, int] = {}
-
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        loss = run()
-    del loss
-    return sum(kept.values())
-
-
 def step_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
     """Milliseconds of forward and backward, kept activations, parameters, for every model of scripts/attentions.py."""
     torch.manual_seed(0)
@@ -114,7 +80,7 @@ def step_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
         memory[name] = kept_activations(model, loss)
         size[name] = sum(p.numel() for p in model.parameters())
         steps[name] = step
-    times = interleaved(steps, rounds, device)
+    times = medians(steps, rounds, device)
     base = times["softmax"]
     return [
         (name, f"{times[name]:.1f}", f"{times[name] / base:.2f}", f"{memory[name] / 1e6:.1f}", f"{size[name]:,}")
@@ -155,7 +121,7 @@ def decoding_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
                         attention(x, incremental_state={key: dict(value) for key, value in kept.items()})
 
                 steps[f"{name} {position}"] = step
-    times = interleaved(steps, rounds, device)
+    times = medians(steps, rounds, device)
     return [
         (
             name,
@@ -166,13 +132,13 @@ def decoding_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
     ]
 
 
-def main() -> None:
+def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["step", "decoding"])
     parser.add_argument("--rounds", type=int, default=20, help="rounds that count (default 20)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
     machine = where(gpu=args.device == "cuda")
     if args.what == "step":

@@ -4,31 +4,40 @@ Every dataset that is generated is made in full; those made of files are made wh
 theirs (``scan``, ``cogs``, ``iwslt_en_vi``). The Mathematics dataset, which takes longest, is drawn in a tenth of its size, and
 text for language modelling is the library of the Python that runs.
 
+CFQ is an archive of 300 MB, unpacked, with as many invented records as the split has.
+
 Seconds of wall-clock time depend on what else the machine does; seconds of processor time less so.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Sequence
 
 from report import FOLDER, publish, table, where
 
 FILES = "FILES"  # stands for a folder of official files
 TEXT = "TEXT"  # stands for a file with the source of Python's library
+CFQ = "CFQ"  # stands for an invented archive of the official form
+CFQ_SIZES = {"trainIdxs": 95_743, "devIdxs": 11_968, "testIdxs": 11_968}
+CFQ_RECORD = 2_500  # bytes; the official records have about 20,000
 COMMANDS = [
     "scan --split length --cutoff 26",
     f"scan --split length --cutoff 26 --raw-dir {FILES}",
     f"cogs --raw-dir {FILES}",
     "pcfg --condition systematicity --generate 97203",
+    f"cfq --split mcd1 --archive {CFQ}",
     "mathematics --module arithmetic__add_or_sub --generate 66666 --workers 2",
     "ctl --order forward",
     "ctlpp --variant A",
@@ -71,13 +80,15 @@ def measure(arguments: List[str]) -> Cost:
     return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, made)
 
 
-def expand(command: str, raw_dirs: Optional[Path], text: Path) -> Optional[List[str]]:
+def expand(command: str, raw_dirs: Optional[Path], text: Path, cfq: Path) -> Optional[List[str]]:
     """The arguments of a command; None where its files are not there."""
     name, *rest = command.split()
     files = None if raw_dirs is None else raw_dirs / name
     if FILES in rest and (files is None or not files.is_dir()):
         return None
-    places = {FILES: str(files), TEXT: str(text)}
+    if CFQ in rest and not cfq.exists():
+        write_cfq(cfq)
+    places = {FILES: str(files), TEXT: str(text), CFQ: str(cfq)}
     return [name, *(places.get(word, word) for word in rest)]
 
 
@@ -92,6 +103,25 @@ def write_library(path: Path) -> None:
                 stream.write(content)
 
 
+def write_cfq(path: Path) -> None:
+    """Different questions of three words each, their queries, and digits that pack to half of their size."""
+    chance, words = random.Random(1), [f"{a}{b}" for a in "bdfgklm" for b in "aeiouyzw"]
+    dataset, split = path.with_name("dataset.json"), path.with_name("mcd1.json")
+    with dataset.open("w") as stream:
+        for number, three in enumerate(itertools.islice(itertools.product(words, repeat=3), sum(CFQ_SIZES.values()))):
+            query = f"SELECT count(*) WHERE {{\nM0 ns:film.{three[0]}.{three[1]} M1 .\n?x0 a ns:m.{three[2]}\n}}"
+            texts = {"questionPatternModEntities": f"Did M0 {' '.join(three)} M1", "sparqlPatternModEntities": query}
+            record = {"complexityMeasures": chance.randbytes(CFQ_RECORD // 2 - 120).hex(), **texts}
+            stream.write(("," if number else "[") + json.dumps(record) + "\n")
+        stream.write("]\n")
+    ends = list(itertools.accumulate(CFQ_SIZES.values()))
+    indices = {part: list(range(end - CFQ_SIZES[part], end)) for part, end in zip(CFQ_SIZES, ends, strict=True)}
+    split.write_text(json.dumps(indices))
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        archive.add(dataset, "cfq/dataset.json")
+        archive.add(split, "cfq/splits/mcd1.json")
+
+
 def is_utf8(content: bytes) -> bool:
     try:
         content.decode("utf-8")
@@ -100,22 +130,24 @@ def is_utf8(content: bytes) -> bool:
     return True
 
 
-def main() -> None:
+def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--raw-dirs", type=Path, metavar="FOLDER", help="has a folder of official files per dataset")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
     parser.add_argument("--only", metavar="WORD", default="", help="only commands that begin with this")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "library.txt"
         write_library(text)
         for command in COMMANDS:
-            arguments = expand(command, args.raw_dirs, text)
-            if arguments is None or not command.startswith(args.only):
+            if not command.startswith(args.only):
+                continue
+            arguments = expand(command, args.raw_dirs, text, Path(folder) / "cfq1.1.tar.gz")
+            if arguments is None:
                 continue
             cost = measure(arguments)
-            shown = command.replace(f"--raw-dir {FILES}", "--raw-dir …").replace(TEXT, "…")
+            shown = command.replace(f"--raw-dir {FILES}", "--raw-dir …").replace(TEXT, "…").replace(CFQ, "…")
             rows.append(
                 (f"`{shown}`", cost.made, f"{cost.wall:.1f}", f"{cost.cpu:.1f}", f"{cost.memory:.0f}"),
             )

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Callable, Dict, List, Tuple
+from typing import Dict, List, Tuple
 
 import torch
-from attention import interleaved, kept_activations
+from measure import kept_activations, medians, peak_memory
 from report import publish, table, where
 from torch import nn
 
@@ -30,16 +30,6 @@ def layers_of(experts: int, size: int, k: int, dim: int) -> Dict[str, nn.Module]
         "dense, same parameters": DenseFeedForward(dim, experts * size),
         "dense, same FLOPs": DenseFeedForward(dim, k * size),
     }
-
-
-def peak_memory(step: Callable[[], None]) -> int:
-    """Bytes that a GPU has at most beyond what it had before the step."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def rows(args: argparse.Namespace) -> List[Tuple[str, ...]]:
@@ -67,10 +57,10 @@ def rows(args: argparse.Namespace) -> List[Tuple[str, ...]]:
             key = name if name == "dense, same FLOPs" else f"{name}, N_E = {experts}"
             kept[key] = kept_activations(layer, run)
             step()  # gradients are there from now on
-            peaks[key] = peak_memory(step) if args.device == "cuda" else None
+            peaks[key] = peak_memory(step, args.device) if args.device == "cuda" else None
             sizes[key] = sum(p.numel() for p in layer.parameters())
             steps[key] = step
-    times = interleaved(steps, args.rounds, args.device)
+    times = medians(steps, args.rounds, args.device)
     base = "dense, same FLOPs"
     found = []
     for key in sorted(steps, key=lambda key: (key != base, key.split(",")[0] != "sigma_moe")):

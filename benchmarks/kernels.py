@@ -1,9 +1,13 @@
-"""Triton kernels against the same operators in torch, and linear attention against softmax attention, on a GPU.
+"""Triton kernels against the same operators in torch, and against what they take the place of, on a GPU.
 
     python benchmarks/kernels.py linear_attention      # forward and backward by length; softmax beside
+    python benchmarks/kernels.py linear_features       # the same of raw q and k, elu + 1 and L2; features before beside
     python benchmarks/kernels.py decoding              # one step of linear attention with its state
     python benchmarks/kernels.py orthogonality_loss    # forward and backward by length
     python benchmarks/kernels.py geometric_attention   # forward and backward by length
+    python benchmarks/kernels.py cvmm                  # forward and backward by number of experts; a dense layer beside
+    python benchmarks/kernels.py relative_attention    # forward and backward by length; torch's flex_attention beside
+    python benchmarks/kernels.py causal_relative_attention
 
 Results are compared before anything is timed. Times are medians of interleaved rounds; read them as ratios.
 """
@@ -13,22 +17,38 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
 import torch
 from report import publish, table, where
 from torch import Tensor
 
-from fairseq_sg.ops import geometric_attention, linear_attention, linear_attention_state, orthogonality_loss
+from fairseq_sg.ops import (
+    cvmm_sorted,
+    geometric_attention,
+    linear_attention,
+    linear_attention_state,
+    orthogonality_loss,
+    relative_attention,
+    sort_selection,
+)
+from fairseq_sg.ops.features import Features
 from fairseq_sg.ops.triton_support import why_not_triton
 
 HEADS = 8
 POSITIONS = 8192  # in a batch, whatever the length
+CHOSEN, SIZE = 4, 128  # experts of a token, and hidden units of each
+# Of a sequence; of cvmm, numbers of experts.
 LENGTHS = {
     "linear_attention": (32, 64, 256, 1024, 4096),
+    "linear_features": (32, 64, 256, 1024, 4096),
     "orthogonality_loss": (32, 64, 256, 1024, 4096),
     "geometric_attention": (16, 50, 200, 1000),
+    "cvmm": (16, 32, 64, 128),
+    "relative_attention": (32, 64, 256, 1024, 2048),
+    "causal_relative_attention": (32, 64, 256, 1024, 2048),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Run = Callable[[], List[Tensor]]
@@ -70,10 +90,11 @@ def check(runs: Dict[str, Run], exact: List[Tensor], dtype: torch.dtype) -> None
         name: [float((x.double() - truth).abs().max()) for x, truth in zip(run(), exact, strict=True)]
         for name, run in runs.items()
     }
-    for ours, theirs, truth in zip(errors["triton"], errors["torch"], exact, strict=True):
-        allowed = 5 * theirs + 8 * torch.finfo(dtype).eps * float(truth.abs().max())
-        if not ours <= allowed:
-            sys.exit(f"kernels: wrong result, error {ours:.3g} where {allowed:.3g} is allowed; nothing was timed")
+    for name in runs:
+        for ours, theirs, truth in zip(errors[name], errors["torch"], exact, strict=True):
+            allowed = 5 * theirs + 8 * torch.finfo(dtype).eps * float(truth.abs().max())
+            if not ours <= allowed:
+                sys.exit(f"kernels: {name}: wrong result, error {ours:.3g}, allowed {allowed:.3g}; nothing was timed")
 
 
 def differentiated(function: Callable[..., Tensor], *inputs: Tensor) -> Run:
@@ -88,9 +109,9 @@ def differentiated(function: Callable[..., Tensor], *inputs: Tensor) -> Run:
 
 
 def compared(
-    function: Callable[..., Tensor], inputs: List[Tensor], in_torch: str, seed: int = 1
+    function: Callable[..., Tensor], inputs: List[Tensor], in_torch: str, others: Sequence[str] = (), seed: int = 1
 ) -> Tuple[Dict[str, Run], List[Tensor]]:
-    """Runs of both implementations with one weighting of the outputs, and the results in float64."""
+    """Runs of the implementations with one weighting of the outputs, and the results in float64."""
 
     def of(implementation: str, *tensors: Tensor) -> Run:
         torch.manual_seed(seed)
@@ -101,7 +122,8 @@ def compared(
     leaves = [x.detach().double().requires_grad_() for x in inputs]
     out = function(*leaves, implementation=in_torch)
     exact = [out.detach(), *torch.autograd.grad(out, leaves, weighting.double())]
-    return {"triton": of("triton", *inputs), "torch": of(in_torch, *inputs)}, exact
+    named = {"triton": "triton", "torch": in_torch} | {name: name for name in others}
+    return {name: of(implementation, *inputs) for name, implementation in named.items()}, exact
 
 
 def cases(what: str, length: int, dim: int, dtype: torch.dtype) -> Tuple[Dict[str, Run], List[Tensor]]:
@@ -117,17 +139,62 @@ def cases(what: str, length: int, dim: int, dtype: torch.dtype) -> Tuple[Dict[st
         sdpa = torch.nn.functional.scaled_dot_product_attention
         runs["softmax"] = differentiated(lambda *x: sdpa(*x, is_causal=True), q, k, v)
         return runs, exact
+    if what == "linear_features":
+        return feature_cases([normal(batch, HEADS, length, dim) for _ in range(3)])
     if what == "orthogonality_loss":
         return compared(orthogonality_loss, [normal(batch, HEADS, length, dim)], "chunked")
+    if what == "cvmm":
+        return mixture_cases(length, HEADS * dim, dtype)
+    if what.endswith("relative_attention"):
+        # For flex_attention, so that it is compiled for each length alone.
+        torch.compiler.reset()
+        heads = [normal(batch, HEADS, length, dim) for _ in range(4)]
+        attention = partial(relative_attention, causal=what.startswith("causal"))
+        return compared(attention, [*heads, normal(HEADS, 2 * length - 1, dim)], "chunked", ["flex"])
     rows = max(POSITIONS // length, 1)
     return compared(geometric_attention, [normal(rows, HEADS, length, length)], "scan")
+
+
+def feature_cases(inputs: List[Tensor]) -> Tuple[Dict[str, Run], List[Tensor]]:
+    """Causal linear attention that makes the features itself, and with features made before, as modules make them."""
+    features = Features("elu", "l2")
+    options = {"causal": True, "feature_map": features.feature_map, "qk_norm": features.qk_norm}
+    runs, exact = compared(lambda *x, **more: linear_attention(*x, **options, **more), inputs, "chunked")
+
+    def before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return linear_attention(features(q, None), features(k, None), v, causal=True, implementation="triton")
+
+    runs["triton, features before"] = differentiated(before, *inputs)
+    return runs, exact
+
+
+def mixture_cases(experts: int, width: int, dtype: torch.dtype) -> Tuple[Dict[str, Run], List[Tensor]]:
+    """A mixture of experts, whose tokens are sorted already, and a dense layer of as many FLOPs."""
+
+    def normal(*shape: int) -> Tensor:
+        return (torch.randn(shape, device="cuda") / shape[-2] ** 0.5).to(dtype)
+
+    x = torch.randn(POSITIONS, width, device="cuda").to(dtype)
+    weights, selection = torch.rand(POSITIONS, experts, device="cuda").topk(CHOSEN)
+    routing = sort_selection(selection, experts, complete=True)
+
+    def mixture(x: Tensor, a: Tensor, b: Tensor, weights: Tensor, implementation: str) -> Tensor:
+        u = cvmm_sorted(x, routing, a, from_tokens=True, implementation=implementation)
+        options = {"relu": True, "weights": weights, "implementation": implementation}
+        return cvmm_sorted(u, routing, b, to_tokens=True, **options)
+
+    inputs = [x, normal(experts, width, SIZE), normal(experts, SIZE, width), weights]
+    runs, exact = compared(mixture, inputs, "grouped")
+    hidden = CHOSEN * SIZE
+    runs["dense"] = differentiated(lambda x, a, b: (x @ a).relu() @ b, x, normal(width, hidden), normal(hidden, width))
+    return runs, exact
 
 
 def rows_of(what: str, dim: int, dtype: torch.dtype, rounds: int) -> List[Tuple[str, ...]]:
     rows = []
     for length in LENGTHS[what]:
         runs, exact = cases(what, length, dim, dtype)
-        check({name: runs[name] for name in ("triton", "torch")}, exact, dtype)
+        check({name: runs[name] for name in ("triton", "torch", "flex") if name in runs}, exact, dtype)
         memory = {name: peak(run) for name, run in runs.items()}
         times = interleaved(runs, rounds)
         base = times["triton"][0]
@@ -187,6 +254,13 @@ def main() -> None:
         text = f"One step of linear attention with its state ({HEADS} heads, width {args.dim}), {args.dtype}; {about}"
         header = ("batch", "implementation", "µs", "spread", "times triton")
         text += table(header, decoding_rows(args.dim, dtype, args.rounds))
+    elif args.what == "cvmm":
+        text = (
+            f"Forward and backward of a mixture of experts of {SIZE} units, {CHOSEN} a token, and of a dense layer of "
+            f"{CHOSEN * SIZE} units, {POSITIONS:,} tokens of width {HEADS * args.dim}, {args.dtype}; {about}"
+        )
+        header = ("experts", "implementation", "ms", "spread", "times triton", "MB at the peak")
+        text += table(header, rows_of(args.what, args.dim, dtype, args.rounds))
     else:
         text = f"Forward and backward, {POSITIONS:,} positions in a batch, {HEADS} heads, {args.dtype}; {about}"
         header = ("length", "implementation", "ms", "spread", "times triton", "MB at the peak")

@@ -26,12 +26,33 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
+def tables(text: str) -> list[dict[str, list]]:
+    """The markdown tables in a text: the header and the rows of each, as words."""
+    found: list[dict[str, list]] = []
+    inside = False
+    for line in text.splitlines():
+        if not line.startswith("| "):
+            inside = False
+            continue
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if not inside:
+            found.append({"header": cells, "rows": []})
+            inside = True
+        elif not all(set(cell) <= set("-:") and cell for cell in cells):
+            found[-1]["rows"].append(cells)
+    return found
+
+
 def publish(title: str, text: str, results: Path | None) -> None:
-    """Prints a section, and puts it in the place of the section of that title in ``results``, or at its end."""
+    """Prints a section, and puts it into ``results``, see `store`."""
+    print(f"## {title}\n\n{text.strip()}\n")
+    if results is not None:
+        store(title, text, results)
+
+
+def store(title: str, text: str, results: Path) -> None:
+    """Puts a section in the place of the section of that title in a file, or at its end."""
     section = f"## {title}\n\n{text.strip()}\n"
-    print(section)
-    if results is None:
-        return
     old = results.read_text("utf-8") if results.is_file() else "# Benchmarks\n"
     pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
     if pattern.search(old):

@@ -17,6 +17,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LSTM_ARCHITECTURES, preset
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.sg_encoder import classes_of, first_column
+from fairseq_sg.modules.dropout import Dropout
 
 
 @dataclass
@@ -60,7 +61,7 @@ class SGLSTM(BaseFairseqModel):
         self.padding_idx = dictionary.pad()
         self.directions = directions
         self.embedding = nn.Embedding(len(dictionary), config.embed_dim, padding_idx=dictionary.pad())
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.lstm = nn.LSTM(
             config.embed_dim,
             config.hidden_dim // directions,

@@ -29,6 +29,7 @@ from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
 from fairseq_sg.modules.losses import ValueLoss, merge
+from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.position import (
     POSITION_REGISTRY,
     attention_position,
@@ -270,6 +271,11 @@ def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
     )
 
 
+def counts_padding(value_losses: Iterable[Optional[ValueLoss]]) -> bool:
+    """Whether some loss does not say that Values at padding have no influence on it."""
+    return any(loss is not None and not getattr(loss, "ignores_padding", False) for loss in value_losses)
+
+
 class SGTransformerEncoder(FairseqEncoder):
     """Embedding and a stack of encoder layers; with ``--pre-norm``, a last layer norm."""
 
@@ -289,22 +295,31 @@ class SGTransformerEncoder(FairseqEncoder):
         return_all_hiddens: bool = False,
         token_embeddings: Optional[Tensor] = None,
         value_loss: Optional[ValueLoss] = None,
+        keep_padding: bool = False,
     ) -> Dict[str, List[Tensor]]:
         """src_tokens (B, M), padded on either side -> fairseq's dict of the encoder's output, with ``aux_losses`` added.
 
-        ``value_loss`` is evaluated on the Values of every self-attention.
+        ``value_loss`` is evaluated on the Values of every self-attention. In training, the output at padding may be
+        zeros, unless ``keep_padding``.
         """
         padding_mask = src_tokens.eq(self.dictionary.pad())
         embedded = self.embedding(src_tokens, token_embeddings)
+        x = embedded.transpose(0, 1)
+        whole = return_all_hiddens or keep_padding or counts_padding([value_loss])
+        packing = Packing.where_it_pays(padding_mask) if self.training and not whole else None
+        if packing is not None:
+            x = packing.pack(x)
         out = self.stack(
-            embedded.transpose(0, 1),
+            x,
             padding_mask=padding_mask,
+            packing=packing,
             value_loss=value_loss,
             keep_hidden=return_all_hiddens,
             positions=None if self.indices is None else self.indices(src_tokens.size(1), src_tokens.device),
         )
+        x = self.final_norm(out.x)
         return {
-            "encoder_out": [self.final_norm(out.x)],
+            "encoder_out": [x if packing is None else packing.unpack(x)],
             "encoder_padding_mask": [padding_mask],
             "encoder_embedding": [embedded],
             "encoder_states": out.hidden_states,
@@ -396,10 +411,29 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         past: Dict[str, Any] = {}
         if memory is not None:
             past = {"memory": memory["hidden"], "first": start - memory["hidden"][0].size(0)}
+        # Outside training, and where more than logits is asked for, everything has its place in (B, N).
+        whole = (
+            decoding
+            or memory_length
+            or past
+            or return_all_hiddens
+            or need_attn
+            or counts_padding(value_losses.values())
+        )
+        packs = self.training and not whole
+        packing = Packing.where_it_pays(padding_mask) if packs else None
+        source, source_mask, source_packing = None, None, None
+        if encoder_out is not None:
+            source, source_mask = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
+            source_packing = Packing.where_it_pays(source_mask) if packs else None
         out = self.stack(
-            x,
-            encoder_out=None if encoder_out is None else encoder_out["encoder_out"][0],
-            encoder_padding_mask=None if encoder_out is None else encoder_out["encoder_padding_mask"][0],
+            x if packing is None else packing.pack(x),
+            encoder_out=source if source_packing is None else source_packing.pack(source),
+            encoder_padding_mask=source_mask,
+            encoder_packing=source_packing,
+            # Outside training every application projects: there the analysis looks on.
+            encoder_projected={} if self.training and not decoding else None,
+            packing=packing,
             padding_mask=padding_mask,
             self_padding_mask=padding_mask if self.left_pad_target else None,
             incremental_state=incremental_state,
@@ -410,14 +444,20 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             positions=None if self.indices is None else self.indices(prev_output_tokens.size(1), x.device),
             **past,
         )
-        features = self.final_norm(out.x).transpose(0, 1)
+        outputs = self.final_norm(out.x)
+        if packing is None:
+            outputs = outputs.transpose(0, 1)
+        if not features_only:
+            outputs = self.output_layer(outputs)
+        if packing is not None:
+            outputs = packing.unpack(outputs, batch_first=True)
         inner_states = out.hidden_states if return_all_hiddens else []
         extra = {"attn": [out.weights], "inner_states": inner_states, "aux_losses": out.losses}
         if memory_length:
             inputs = (x, *out.hidden_states[:-1])
             hidden = [remember(h, past.get("memory"), step, memory_length) for step, h in enumerate(inputs)]
             extra["memory"] = {"hidden": hidden, "position": start + x.size(0)}
-        return (features if features_only else self.output_layer(features)), extra
+        return outputs, extra
 
     def _check_streams(self, decoding: bool) -> None:
         if decoding:
@@ -486,6 +526,7 @@ class SGTransformer(FairseqEncoderDecoderModel):
             src_lengths,
             return_all_hiddens=return_all_hiddens,
             value_loss=(value_losses or {}).get("encoder"),
+            keep_padding=counts_padding((value_losses or {}).values()),
         )
         logits, extra = self.decoder(
             prev_output_tokens,

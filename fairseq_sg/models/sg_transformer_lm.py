@@ -36,6 +36,7 @@ from fairseq_sg.models.sg_transformer import (
     complete,
 )
 from fairseq_sg.modules.attention import Attention
+from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.feedforward.dense import CUT_OFF_STD
 from fairseq_sg.modules.losses import ValueLoss
 
@@ -98,7 +99,7 @@ class SGLanguageDecoder(SGTransformerDecoder):
 
     def __init__(self, config, dictionary):
         super().__init__(config, dictionary)
-        self.output_dropout = nn.Dropout(config.output_dropout)
+        self.output_dropout = Dropout(config.output_dropout)
         if config.linear_init == "depth":
             self._scale_attentions(config.decoder_layers if config.pre_norm else 1)
 

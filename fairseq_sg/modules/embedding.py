@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.position import EmbeddedPosition, token_positions
 
 #: scheme -> (initialization, a, b), as functions of the width d
@@ -69,7 +70,7 @@ class TokenEmbedding(nn.Module):
         with torch.no_grad():
             self.tokens.weight[padding_idx] = 0.0
         self.positions = positions
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, tokens: Tensor, token_embeddings: Optional[Tensor] = None, last: bool = False, first: int = 0

@@ -6,8 +6,9 @@ from typing import Any, Dict, Optional, Tuple
 
 from torch import Tensor, nn
 
-from fairseq_sg.modules.attention import build_attention
+from fairseq_sg.modules.attention import Attention, build_attention
 from fairseq_sg.modules.losses import OverRealPositions, ValueLoss
+from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.update import Residual, build_update
 
 LayerOutput = Tuple[Tensor, Optional[Tensor], Dict[str, Tensor]]
@@ -23,8 +24,15 @@ class TransformerLayer(nn.Module):
             return out, weights
         return out
 
-    def _update(self, a: Tensor, h: Tensor, padding_mask: Optional[Tensor], losses: Dict[str, Tensor]) -> Tensor:
-        mask = None if padding_mask is None else padding_mask.transpose(0, 1)
+    def _update(
+        self,
+        a: Tensor,
+        h: Tensor,
+        padding_mask: Optional[Tensor],
+        packing: Optional[Packing],
+        losses: Dict[str, Tensor],
+    ) -> Tensor:
+        mask = None if padding_mask is None or packing is not None else padding_mask.transpose(0, 1)
         x, emitted = self.update(a, h, mask)
         losses.update(emitted)
         return x
@@ -53,10 +61,12 @@ class EncoderLayer(TransformerLayer):
         need_weights: bool = False,
         value_loss: Optional[ValueLoss] = None,
         positions: Optional[Tensor] = None,
+        packing: Optional[Packing] = None,
     ) -> LayerOutput:
         """x (N, B, C), padding_mask (B, N) -> x, self-attention weights (B, N, N) or None, losses by name.
 
-        ``positions`` (N,) int64 are the positions of x for attentions that take indices.
+        ``positions`` (N,) int64 are the positions of x for attentions that take indices. With a ``packing``, x is
+        packed before and after, (R, 1, C).
         """
         losses: Dict[str, Tensor] = {}
         update, weights = self._attend(
@@ -68,9 +78,11 @@ class EncoderLayer(TransformerLayer):
             key_padding_mask=padding_mask,
             need_weights=need_weights,
             positions=positions,
+            packing=packing,
+            key_packing=packing,
         )
         a = self.self_attn_residual.after(x, update)
-        return self._update(a, x, padding_mask, losses), weights, losses
+        return self._update(a, x, padding_mask, packing, losses), weights, losses
 
 
 class DecoderLayer(TransformerLayer):
@@ -107,6 +119,9 @@ class DecoderLayer(TransformerLayer):
         positions: Optional[Tensor] = None,
         memory: Optional[Tensor] = None,
         first: int = 0,
+        packing: Optional[Packing] = None,
+        encoder_packing: Optional[Packing] = None,
+        encoder_projected: Optional[Dict[Attention, Tuple[Tensor, Tensor]]] = None,
     ) -> LayerOutput:
         """One layer of the decoder.
 
@@ -118,6 +133,10 @@ class DecoderLayer(TransformerLayer):
             positions: int64, the positions of the whole prefix, for attentions that take indices.
             memory: (M, B, C), the layer's input at the M positions before x, which self-attention sees too.
             first: the position of the first of memory, or without it of x, in its stream.
+            packing: of x, if it is packed, (R, 1, C): then it is so in the output too. Not with memory or decoding.
+            encoder_packing: of encoder_out, if that is packed.
+            encoder_projected: the keys and values that cross-attentions have made of encoder_out in this pass (see
+                ``Attention.forward``).
 
         Returns:
             x, cross-attention weights (B, N, M) or None, losses by name.
@@ -135,6 +154,8 @@ class DecoderLayer(TransformerLayer):
             positions=positions,
             memory=None if memory is None else self.self_attn_residual.before(memory),
             first=first,
+            packing=packing,
+            key_packing=packing,
         )
         a = self.self_attn_residual.after(x, update)
         weights = None
@@ -148,6 +169,9 @@ class DecoderLayer(TransformerLayer):
                 key_padding_mask=encoder_padding_mask,
                 incremental_state=incremental_state,
                 need_weights=need_weights,
+                packing=packing,
+                key_packing=encoder_packing,
+                projected=encoder_projected,
             )
             a = self.cross_attn_residual.after(a, update)
-        return self._update(a, x, padding_mask, losses), weights, losses
+        return self._update(a, x, padding_mask, packing, losses), weights, losses

@@ -30,7 +30,11 @@ AuxLosses = Dict[str, List[Union[Tensor, Statistic]]]
 
 
 class ValueLoss(Protocol):
-    """A loss on the Values of one attention: values (B, H, M, E), padding_mask (B, M) or None -> scalar."""
+    """A loss on the Values of one attention: values (B, H, M, E), padding_mask (B, M) or None -> scalar.
+
+    A loss on which Values at padding have no influence says so by an attribute ``ignores_padding`` that is true. Without
+    it the model computes them as all others, even where it could leave them out.
+    """
 
     name: str
 
@@ -70,6 +74,10 @@ class OrthogonalityLoss:
             if getattr(self, option) not in allowed:
                 flag = "--orthogonality-" + option.replace("_", "-")
                 raise UsageError(f"{flag} is {getattr(self, option)!r}: choose from {', '.join(allowed)}")
+
+    @property
+    def ignores_padding(self) -> bool:
+        return self.padding == "exclude"
 
     def __call__(self, values: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
         """values (B, H, M, E), padding_mask (B, M) bool, True at padding -> scalar (float32 for half-precision Values)."""

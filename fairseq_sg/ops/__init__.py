@@ -14,7 +14,7 @@ from fairseq_sg.ops.dispatch import force_implementation
 from fairseq_sg.ops.geometric import geometric_attention
 from fairseq_sg.ops.linear_attention import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.orthogonality import orthogonality_loss
-from fairseq_sg.ops.relative import relative_logits
+from fairseq_sg.ops.relative import relative_attention, relative_logits
 
 __all__ = [
     "cvmm",
@@ -25,6 +25,7 @@ __all__ = [
     "linear_attention_read",
     "linear_attention_state",
     "orthogonality_loss",
+    "relative_attention",
     "relative_logits",
     "sort_selection",
 ]

@@ -323,7 +323,7 @@ def test_accuracy_is_the_exact_match_of_greedy_decoding(attention):
     """For a half-trained model whose largest logit is often padding's: fairseq's generator never picks it."""
     net, built = model(attention).train(), criterion()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    for step in range(120):
+    for step in range(200):
         loss, size, _ = built(net, copying(64, step)[0])
         optimizer.zero_grad()
         (loss / size).backward()

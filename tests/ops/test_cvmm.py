@@ -7,12 +7,12 @@ import torch
 from ops_comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
 
 from fairseq_sg.ops import cvmm, cvmm_sorted, force_implementation, sort_selection
-from fairseq_sg.ops.cvmm import IMPLEMENTATIONS, grouped
+from fairseq_sg.ops.cvmm import grouped
 
 # N, K, M, L: one row, fewer rows than matrices, sizes that fill 16 bytes and sizes that do not
 SHAPES = [(1, 1, 1, 1), (1, 5, 3, 2), (3, 7, 5, 4), (40, 4, 8, 16), (33, 3, 7, 5), (65, 2, 16, 9)]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "N{}-K{}-M{}-L{}".format(*s))
-implementations = pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+implementations = pytest.mark.parametrize("implementation", ["naive", "segments", "grouped"])
 fast = pytest.mark.parametrize("implementation", ["segments", "grouped"])
 SELECTIONS = ["random", "one", "last", "missing", "nothing"]
 
@@ -139,9 +139,8 @@ def test_dtypes_of_a_selection_and_layouts_of_the_operands(implementation, dtype
 def mixture(x, experts, weights, a, b, implementation, complete):
     """As the docstring of cvmm_sorted has it."""
     routing = sort_selection(experts, len(a), complete=complete)
-    u = cvmm_sorted(x, routing, a, from_tokens=True, implementation=implementation).relu()
-    u = u * routing.sort(weights).unsqueeze(1)
-    return cvmm_sorted(u, routing, b, to_tokens=True, implementation=implementation)
+    u = cvmm_sorted(x, routing, a, from_tokens=True, implementation=implementation)
+    return cvmm_sorted(u, routing, b, to_tokens=True, relu=True, weights=weights, implementation=implementation)
 
 
 @implementations
@@ -175,6 +174,27 @@ def test_mixture_of_sorted_products(implementation, missing, chosen, device):
         "y": mixture(experts=selection, implementation=implementation, complete=not missing, **tensors)
     }
     assert_all_close(with_gradients(run, inputs), with_gradients(loops, inputs), rtol=1e-10, atol=1e-10)
+
+
+@implementations
+@pytest.mark.parametrize("to_tokens", [False, True])
+def test_weights_and_relu_are_of_sorted_rows(implementation, to_tokens, device):
+    """Weights in another dtype than rows, which keep theirs; a row without a matrix has no weight."""
+    selection = torch.tensor([[1, 0], [-1, 1], [0, 0]], device=device)
+    routing = sort_selection(selection, 2)
+    rows = torch.randn(6, 4, device=device, requires_grad=True)
+    matrices = torch.randn(2, 4, 3, device=device)
+    weights = torch.rand(3, 2, dtype=torch.float64, device=device, requires_grad=True)
+    options = {"to_tokens": to_tokens, "relu": True, "weights": weights, "implementation": implementation}
+    out = cvmm_sorted(rows, routing, matrices, **options)
+    by_entry = rows.detach()[routing.inverse].relu() * weights.detach().reshape(6, 1).float()
+    expected = equation(by_entry, selection.reshape(-1), matrices)
+    expected = expected.view(3, 2, 3).sum(1) if to_tokens else expected[routing.order]
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, expected)
+    out.sum().backward()
+    assert weights.grad.dtype == torch.float64 and weights.grad[1, 0] == 0 and (weights.grad[2] != 0).all()
+    assert (rows.grad[rows <= 0] == 0).all()
 
 
 @fast
@@ -322,7 +342,19 @@ def test_wrong_dtypes_and_names():
         cvmm(torch.ones(4, 3), selection, torch.ones(2, 3, 3, dtype=torch.float64))
     with pytest.raises(TypeError, match="x must be a floating-point tensor"):
         cvmm(torch.ones(4, 3, dtype=torch.long), selection, torch.ones(2, 3, 3))
-    with pytest.raises(ValueError, match="cvmm has no implementation 'chunked' .*auto, grouped, naive, segments"):
+    with pytest.raises(ValueError, match="no implementation 'chunked' .*auto, grouped, naive, segments, triton"):
         cvmm(torch.ones(4, 3), selection, torch.ones(2, 3, 3), implementation="chunked")
     with pytest.raises(ValueError, match=r"\(N,\) or \(N, K\), not \(1, 1, 1\)"):
         sort_selection(torch.zeros(1, 1, 1, dtype=torch.long), 2)
+
+
+def test_wrong_weights():
+    """By token as (N, K), for sorted rows alone."""
+    routing, matrices = sort_selection(torch.zeros(4, 2, dtype=torch.long), 2), torch.ones(2, 3, 3)
+    for shape in ((8,), (2, 4), (4, 2, 1), (4, 1)):
+        with pytest.raises(ValueError, match=r"of 4 tokens with 2 matrices each, .* weights \("):
+            cvmm_sorted(torch.ones(8, 3), routing, matrices, weights=torch.ones(shape))
+    with pytest.raises(ValueError, match="weights for sorted rows, and with from_tokens"):
+        cvmm_sorted(torch.ones(4, 3), routing, matrices, from_tokens=True, weights=torch.ones(4, 2))
+    with pytest.raises(TypeError, match="weights must be a floating-point tensor"):
+        cvmm_sorted(torch.ones(8, 3), routing, matrices, weights=torch.ones(4, 2, dtype=torch.long))

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from fairseq_sg.ops import (
+    cvmm,
     force_implementation,
     geometric_attention,
     linear_attention,
     linear_attention_read,
     linear_attention_state,
     orthogonality_loss,
+    relative_attention,
     triton_support,
 )
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
@@ -31,11 +33,15 @@ def operators(x, **options):
         "linear_attention": lambda: linear_attention(x, x, x, **options),
         "orthogonality_loss": lambda: orthogonality_loss(x, **options),
         "geometric_attention": lambda: geometric_attention(x, **options),
+        "cvmm": lambda: cvmm(x.flatten(0, 2), torch.arange(len(x.flatten(0, 2))) % 6, x.flatten(0, 1), **options),
+        "relative_attention": lambda: relative_attention(x, x, x, x, torch.cat([x, x], 2)[0, :, 1:], **options),
     }
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-@pytest.mark.parametrize("name", ["linear_attention", "orthogonality", "geometric"])
+@pytest.mark.parametrize(
+    "name", ["linear_attention", "linear_features", "orthogonality", "geometric", "cvmm", "relative"]
+)
 def test_kernels(name):
     """On a GPU, or under the interpreter, which has to be chosen before the first import of Triton."""
     environment = {name: value for name, value in os.environ.items() if name != ENVIRONMENT_VARIABLE}
@@ -56,6 +62,8 @@ def test_automatic_choice_on_a_cpu_is_torch(monkeypatch):
         ("linear_attention", "chunked"),
         ("orthogonality_loss", "chunked"),
         ("geometric_attention", "scan"),
+        ("cvmm", "grouped"),
+        ("relative_attention", "chunked"),
     ):
         assert torch.equal(operators(x)[name](), operators(x, implementation=fast)[name]())
 
@@ -140,7 +148,9 @@ def test_power_of_two(size, expected):
 
 def test_operators_work_where_importing_triton_fails():
     code = "import sys; sys.modules['triton'] = None; import torch, fairseq_sg.ops as ops; x = torch.rand(1, 2, 4, 4); "
-    code += "ops.linear_attention(x, x, x); ops.orthogonality_loss(x); ops.geometric_attention(x); print('done')"
+    code += "ops.linear_attention(x, x, x); ops.orthogonality_loss(x); ops.geometric_attention(x); "
+    code += "ops.cvmm(x[0, 0], torch.zeros(4, dtype=torch.long), x[0]); "
+    code += "ops.relative_attention(x, x, x, x, torch.rand(2, 7, 4)); print('done')"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=HERE.parents[1], capture_output=True, text=True, timeout=120
     )

@@ -20,6 +20,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INTERPRETED = DEVICE.type == "cpu"
 
 if INTERPRETED:
+    import triton.language
     import triton.runtime.interpreter as interpreter
 
     patch_tensor = interpreter._patch_lang_tensor
@@ -37,6 +38,7 @@ if INTERPRETED:
         """The product of the bits that tensor cores take; the interpreter's own is in float32, always."""
         asked = str(input_precision).lower()
         if "ieee" in asked:
+            a, b = (in_float32(x) for x in (a, b))
             return product(self, a, b, c, input_precision, most_imprecise)
         assert "tf32" in asked, asked
         (a_high, a_low), (b_high, b_low) = (split(x.data) for x in (a, b))
@@ -44,6 +46,12 @@ if INTERPRETED:
         if "x3" in asked:
             total += a_low @ b_high + a_high @ b_low
         return interpreter.TensorHandle(total + c.data, c.dtype.scalar)
+
+    def in_float32(x):
+        """Exactly; the interpreter keeps bfloat16 as integers, and would multiply those."""
+        if x.dtype.scalar != triton.language.bfloat16:
+            return x
+        return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), triton.language.float32)
 
     def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What TF32 holds of x, and what it holds of the rest; both are cut off, 13 of 23 bits."""

@@ -27,7 +27,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention.unfused import is_faster, softmax_attention
+from fairseq_sg.modules.dropout import Dropout, dropout
 from fairseq_sg.modules.losses import ValueLoss
+from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.position import MakePosition
 from fairseq_sg.ops.precision import accumulation_dtype
 from fairseq_sg.registry import option_values
@@ -146,7 +149,7 @@ class Attention(nn.Module):
         self.out_proj = nn.Identity()
         if output_projection:
             self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=attention_bias)
-        self.output_dropout = nn.Dropout(attention_output_dropout)
+        self.output_dropout = Dropout(attention_output_dropout)
         if attention_init not in ("reference", "glorot", "torch"):
             raise UsageError(f"--attention-init is {attention_init!r}: choose from reference, glorot, torch")
         self._init = self.reference_init if attention_init == "reference" else attention_init
@@ -224,6 +227,9 @@ class Attention(nn.Module):
         positions: Optional[Tensor] = None,
         memory: Optional[Tensor] = None,
         first: int = 0,
+        packing: Optional[Packing] = None,
+        key_packing: Optional[Packing] = None,
+        projected: Optional[Dict["Attention", Tuple[Tensor, Tensor]]] = None,
     ):
         """Attention of ``query`` over ``key`` and ``value``.
 
@@ -243,6 +249,10 @@ class Attention(nn.Module):
                 For causal kinds that ``remember``, without ``key_padding_mask``, ``attn_mask``, ``positions`` and
                 decoding (ValueError).
             first: the position of the first key (of ``memory``, or without one of ``query``) in its stream.
+            packing: where the positions of ``query`` are, if it is packed, (R, 1, C); the output then is too.
+            key_packing: the same of ``key`` and ``value``. Neither with memory or decoding.
+            projected: by attention, the keys and values per head that it has made of the same ``key`` and ``value`` in
+                this pass; it reads its own, or writes them. So a shared layer projects the source once for all steps.
 
         Returns:
             output (N, B, C) and weights or None; with ``value_loss``, also its scalar.
@@ -255,7 +265,7 @@ class Attention(nn.Module):
             )
         if positions is not None and "indices" not in self.takes:
             raise ValueError(f"{self.registered_name} attention takes no position numbers")
-        extra: Dict[str, Any] = {"x": query} if self.sees_input else {}
+        extra: Dict[str, Any] = {"x": _unpacked(query, packing)} if self.sees_input else {}
         if positions is not None:
             extra["positions"] = positions
         if self.counts_positions and first:
@@ -265,7 +275,7 @@ class Attention(nn.Module):
             key = value = torch.cat([memory.type_as(query), query])
         key = query if key is None else key
         value = key if value is None else value
-        q = self._heads(self.q_proj(query))
+        q = self._heads(_unpacked(self.q_proj(query), packing))
         if incremental_state is not None and self.role == "cross":
             state = incremental_state.get(self._state_key)
             if state is None:
@@ -273,7 +283,12 @@ class Attention(nn.Module):
                 state = self.fold(k, v, key_padding_mask)
                 incremental_state[self._state_key] = state
             return self._join(self.read(q, state, **extra)), None
-        k, v = self._heads(self.k_proj(key)), self._heads(self.v_proj(value), self.value_heads)
+        k, v = (None, None) if projected is None else projected.get(self, (None, None))
+        if k is None:
+            k = self._heads(_unpacked(self.k_proj(key), key_packing))
+            v = self._heads(_unpacked(self.v_proj(value), key_packing), self.value_heads)
+            if projected is not None:
+                projected[self] = k, v
         if incremental_state is not None and self.role == "decoder":
             out, state = self.extend(q, k, v, key_padding_mask, incremental_state.get(self._state_key), **extra)
             incremental_state[self._state_key] = state
@@ -283,9 +298,9 @@ class Attention(nn.Module):
         if weights is not None:
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         if value_loss is None:
-            return self._join(out), weights
+            return self._join(out, packing), weights
         new = v if memory is None else v[:, :, memory.size(0) :]
-        return self._join(out), weights, value_loss(new, key_padding_mask)
+        return self._join(out, packing), weights, value_loss(new, key_padding_mask)
 
     def reorder_incremental_state(self, incremental_state: Dict[str, State], new_order: Tensor) -> None:
         """Selects and orders the sentences of the decoding state; every tensor in it is batch first."""
@@ -299,9 +314,12 @@ class Attention(nn.Module):
         """(N, B, H·D) -> (B, H, N, D), a view; H is ``num_heads`` unless given."""
         return x.unflatten(-1, (self.num_heads if heads is None else heads, -1)).permute(1, 2, 0, 3)
 
-    def _join(self, out: Tensor) -> Tensor:
-        """(B, H, N, E) -> (N, B, C), through the output projection."""
-        return self.out_proj(self.output_dropout(out.permute(2, 0, 1, 3).flatten(2)))
+    def _join(self, out: Tensor, packing: Optional[Packing] = None) -> Tensor:
+        """(B, H, N, E) -> (N, B, C), or packed, through the output projection."""
+        joined = out.permute(2, 0, 1, 3).flatten(2)
+        if packing is not None:
+            joined = packing.pack(joined)
+        return self.out_proj(self.output_dropout(joined))
 
     def _check_memory(self, *absent: Any) -> None:
         if not self.causal or not self.remembers:
@@ -354,6 +372,10 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"role={self.role}, heads={self.num_heads}, head_dim={self.head_dim}"
+
+
+def _unpacked(x: Tensor, packing: Optional[Packing]) -> Tensor:
+    return x if packing is None else packing.unpack(x)
 
 
 @dataclass
@@ -467,23 +489,26 @@ class SoftmaxAttentionBase(Attention):
             # With a batch dimension: fused kernels take masks of two or four dimensions alone.
             added = self.position.bias(queries, keys, offset).unsqueeze(0).type_as(q)
             bias = added if bias is None else bias + added
-        dropout = self.attention_dropout if self.training else 0.0
+        dropout_p = self.attention_dropout if self.training else 0.0
+        unfused = not need_weights and is_faster(q, bias, dropout_p)
         plain = bias is None and key_padding_mask is None and attn_mask is None and offset == 0
-        if self.causal and plain and not need_weights:
+        if self.causal and plain and not need_weights and not unfused:
             # The bare triangle: the operator knows it without a tensor.
-            out = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=self.scale)
+            out = scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, scale=self.scale)
             return out, None
         hidden = self._hidden(queries, keys, key_padding_mask, attn_mask, offset)
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             bias = attn_mask if bias is None else bias + attn_mask
         if need_weights:
             weights = self._weights(q, k, bias, hidden)
-            return torch.dropout(weights, dropout, self.training) @ v, weights
+            return dropout(weights, dropout_p, self.training) @ v, weights
+        if unfused:
+            return softmax_attention(q, k, v, bias, hidden, dropout_p, self.scale), None
         if bias is not None:
             mask = bias if hidden is None else bias.masked_fill(hidden, -math.inf)
         else:
             mask = None if hidden is None else ~hidden
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale), None
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=self.scale), None
 
     def _factor(self, q: Tensor, keys: int, key_padding_mask: Optional[Tensor], offset: int) -> Optional[Tensor]:
         """What the logits are multiplied with beside ``scale``, broadcastable to (B, H, N, 1), or None for 1."""

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions, append_to_cache
 from fairseq_sg.modules.attention.registry import register_attention
+from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.ops import geometric_attention
 from fairseq_sg.ops.precision import accumulation_dtype
 
@@ -85,7 +86,7 @@ class GeometricAttention(Attention):
     ):
         super().__init__(embed_dim, num_heads, attention_bias=attention_bias, **kwargs)
         self.normalize = geometric_normalize
-        self.key_dropout = nn.Dropout(geometric_key_dropout)
+        self.key_dropout = Dropout(geometric_key_dropout)
         self.query_bias = None if attention_bias else nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))
         self.alpha = nn.Parameter(torch.full((1,), self.head_dim**-0.5))
         self.gamma = nn.Parameter(torch.zeros(1))

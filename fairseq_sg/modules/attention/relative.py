@@ -43,7 +43,8 @@ class RelativeAttention(SoftmaxAttentionBase):
             nn.init.xavier_uniform_(self.pos_proj.weight)
 
     def logits_of(self, q: Tensor, keys: int, offset: int, key_padding_mask=None, positions: Optional[Tensor] = None):
-        scaled = (q + self.position_bias) * self.scale
+        # (q + v) · scale in one pass.
+        scaled = torch.add(self.position_bias * self.scale, q, alpha=self.scale)
         if positions is not None:
             return q + self.content_bias, self._between(scaled, positions[offset:], positions)
         distances = torch.arange(-(offset + q.size(2) - 1), keys - offset, device=q.device)

@@ -141,9 +141,11 @@ class SharedACT(SharedLayer):
     ):
         """x (N, B, C), padding_mask (B, N) or None, memory of each step or None; further arguments go to every layer.
 
+        With a ``packing`` among these, x is packed, (R, 1, C), and so is the output; there are no attention weights then.
         The output's attention weights are added up over the steps as the states are; ``hidden_states`` are the h^(t).
         """
-        if padding_mask is None:
+        packing = kwargs.get("packing")
+        if padding_mask is None or packing is not None:
             real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         else:
             real = ~padding_mask.transpose(0, 1)
@@ -171,7 +173,8 @@ class SharedACT(SharedLayer):
             # Later steps would change none of what is returned. In decoding, later positions attend to their states.
             if incremental_state is None and not keep_hidden and not losses and not halting.running.any():
                 break
-        collect(losses, {"ponder": self._ponder(halting.remainder, real)})
+        positions = real.numel() if packing is None else packing.positions
+        collect(losses, {"ponder": self._ponder(halting.remainder, real, positions)})
         weights = None if weights is None else weights.to(attended.dtype)
         return StackOutput(output.to(x.dtype), hidden_states, weights, losses)
 
@@ -188,6 +191,7 @@ class SharedACT(SharedLayer):
             so_far = (1 - weight) * so_far
         return so_far + weight * value
 
-    def _ponder(self, remainder: Tensor, real: Tensor) -> Tensor:
-        columns = real if self.ponder_padding == "exclude" else torch.ones_like(real)
-        return remainder.sum() / columns.sum().clamp(min=1)
+    def _ponder(self, remainder: Tensor, real: Tensor, positions: int) -> Tensor:
+        """The mean of R over the real columns, or over all ``positions`` of the batch."""
+        total = remainder.sum()
+        return total / real.sum().clamp(min=1) if self.ponder_padding == "exclude" else total / max(positions, 1)

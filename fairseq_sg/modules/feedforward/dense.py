@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.feedforward.base import FeedForward, FeedForwardOptions
 from fairseq_sg.modules.feedforward.registry import register_feedforward
 
@@ -68,7 +69,7 @@ class DenseFeedForward(FeedForward):
         self.init = ffn_init
         self.fc1 = nn.Linear(dim, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, dim)
-        self.dropout = nn.Dropout(activation_dropout or 0.0)
+        self.dropout = Dropout(activation_dropout or 0.0)
         if ffn_init == "reference":
             nn.init.xavier_uniform_(self.fc1.weight, gain=math.sqrt(2.0))
             nn.init.xavier_uniform_(self.fc2.weight)

@@ -37,6 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.feedforward.base import FeedForward
 from fairseq_sg.modules.feedforward.workers import sum_over_workers
 from fairseq_sg.modules.losses import Statistic
@@ -151,7 +152,7 @@ class MixtureOfExperts(FeedForward):
                 raise UsageError(f"{option} is {p}: choose a number from 0 to below 1")
         if init not in INITS:
             raise UsageError(f"--moe-init is {init!r}: choose from {', '.join(INITS)}")
-        self.dropout = nn.Dropout(moe_dropout)
+        self.dropout = Dropout(moe_dropout)
         self.w1 = nn.Parameter(torch.empty(self.experts, dim, self.expert_dim))
         self.w2 = nn.Parameter(torch.empty(self.experts, self.expert_dim, dim))
         self.w3 = nn.Parameter(torch.empty(self.experts, dim))
@@ -182,9 +183,9 @@ class MixtureOfExperts(FeedForward):
         chosen = self.select(logits, real)
         experts = chosen.experts if real is None else chosen.experts.masked_fill(~real.unsqueeze(1), -1)
         routing = sort_selection(experts, self.experts, complete=real is None)
-        hidden = F.relu(cvmm_sorted(flat, routing, self.w1, from_tokens=True))
-        hidden = self.dropout(hidden * routing.sort(chosen.weights).unsqueeze(1).to(hidden.dtype))
-        y = cvmm_sorted(hidden, routing, self.w2, to_tokens=True).reshape(x.shape)
+        # Dropout multiplies by 0 or more, so it may come before ReLU and weights, which then are part of the product.
+        hidden = self.dropout(cvmm_sorted(flat, routing, self.w1, from_tokens=True))
+        y = cvmm_sorted(hidden, routing, self.w2, to_tokens=True, relu=True, weights=chosen.weights).reshape(x.shape)
         if not return_losses:
             return y
         return y, self._watch(logits, chosen, routing, real) if self.training else {}

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 
 from torch import Tensor, nn
 
+from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.registry import Registry
 
 UPDATE_REGISTRY = Registry("update", "--encoder-update, --decoder-update")
@@ -25,14 +26,14 @@ class Residual(nn.Module):
     def __init__(self, dim: int, dropout: float, pre_norm: bool):
         super().__init__()
         self.norm = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.pre_norm = pre_norm
 
     def before(self, x: Tensor) -> Tensor:
         return self.norm(x) if self.pre_norm else x
 
     def after(self, x: Tensor, update: Tensor) -> Tensor:
-        x = x + self.dropout(update)
+        x = self.dropout.add_to(x, update)
         return x if self.pre_norm else self.norm(x)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,9 +13,47 @@ from fairseq_sg.ops.cvmm.naive import cvmm_naive
 from fairseq_sg.ops.cvmm.sorting import SortedSelection, sort_selection
 from fairseq_sg.ops.dispatch import AUTO, resolve
 from fairseq_sg.ops.precision import autocast_disabled
+from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
 
-#: name -> function of (x, matrices, routing, from_tokens, to_tokens), see `cvmm_sorted`.
-IMPLEMENTATIONS = {"naive": cvmm_naive, "segments": cvmm_segments, "grouped": cvmm_grouped}
+
+def _in_torch(function: Callable[[Tensor, Tensor, SortedSelection, bool, bool], Tensor]) -> Callable[..., Tensor]:
+    """An implementation that knows the product alone."""
+
+    def run(
+        x: Tensor,
+        matrices: Tensor,
+        routing: SortedSelection,
+        from_tokens: bool,
+        to_tokens: bool,
+        relu: bool,
+        weights: Tensor | None,
+    ) -> Tensor:
+        x = x.relu() if relu else x
+        if weights is not None:
+            x = x * routing.sort(weights).unsqueeze(1).to(x.dtype)
+        return function(x, matrices, routing, from_tokens, to_tokens)
+
+    return run
+
+
+def _why_not_triton(x: Tensor, matrices: Tensor, weights: Tensor | None) -> str | None:
+    return why_not_triton(x, matrices) if weights is None else why_not_triton(x, matrices, weights)
+
+
+def _triton(x: Tensor, matrices: Tensor, *arguments) -> Tensor:
+    require_triton("cvmm", _why_not_triton(x, matrices, arguments[-1]))
+    from fairseq_sg.ops.cvmm.triton import cvmm_triton
+
+    return cvmm_triton(x, matrices, *arguments)
+
+
+#: name -> function of (x, matrices, routing, from_tokens, to_tokens, relu, weights), see `cvmm_sorted`.
+IMPLEMENTATIONS = {
+    "naive": _in_torch(cvmm_naive),
+    "segments": _in_torch(cvmm_segments),
+    "grouped": _in_torch(cvmm_grouped),
+    "triton": _triton,
+}
 
 __all__ = ["IMPLEMENTATIONS", "SortedSelection", "cvmm", "cvmm_sorted", "sort_selection"]
 
@@ -50,6 +90,8 @@ def cvmm_sorted(
     *,
     from_tokens: bool = False,
     to_tokens: bool = False,
+    relu: bool = False,
+    weights: Tensor | None = None,
     implementation: str = AUTO,
 ) -> Tensor:
     """`cvmm` of rows that are sorted by matrix, so that several products share one sort.
@@ -57,8 +99,8 @@ def cvmm_sorted(
     A mixture of N tokens with K experts each, y_n = Σ_k s_nk · ReLU(x_n · A[e_nk]) · B[e_nk], is two products:
 
         routing = sort_selection(e, experts)                       # e (N, K)
-        u = cvmm_sorted(x, routing, A, from_tokens=True).relu()    # (N·K, G)
-        y = cvmm_sorted(u * routing.sort(s)[:, None], routing, B, to_tokens=True)
+        u = cvmm_sorted(x, routing, A, from_tokens=True)           # (N·K, G)
+        y = cvmm_sorted(u, routing, B, to_tokens=True, relu=True, weights=s)
 
     Under ``torch.autocast`` x and the matrices are cast to its dtype, as ``torch.nn.functional.linear`` does. A
     backward pass with ``create_graph=True`` is refused with `RuntimeError` by all but the naive implementation. Rows
@@ -70,15 +112,19 @@ def cvmm_sorted(
         matrices: (E, M, L), of x's dtype.
         from_tokens: x has one row a token, which each of the token's sorted rows is a copy of.
         to_tokens: add up each token's rows.
-        implementation: ``"auto"``; ``"naive"``; ``"segments"``, one product a matrix with rows; or ``"grouped"``,
-            one grouped product where torch has it for the device and dtype, else like ``"segments"``.
+        relu: multiply ReLU(x) in place of x.
+        weights: (N, K), floating, not with `from_tokens`: each entry's weight s, by which its row is multiplied. Where
+            an entry selects no matrix, its weight and its row of x must be finite.
+        implementation: ``"auto"``; ``"naive"``; ``"segments"``, one product a matrix with rows; ``"grouped"``, one
+            grouped product where torch has it for the device and dtype, else like ``"segments"``; or ``"triton"``,
+            kernels for a GPU.
 
     Returns:
         (R, L), or (N, L) with `to_tokens`; 0 where an entry selects no matrix.
 
     Raises:
-        TypeError: x or the matrices are not floating, or not of one dtype.
-        ValueError: shapes do not fit, or there is no such implementation.
+        TypeError: x, the matrices or the weights are not floating, or x and the matrices not of one dtype.
+        ValueError: shapes do not fit, there is no such implementation, or Triton was asked for and cannot run here.
     """
     check_floating(x=x, matrices=matrices)
     rows = len(routing.order) // (routing.chosen if from_tokens else 1)
@@ -89,11 +135,21 @@ def cvmm_sorted(
             f"the selection is of {rows} rows among {len(routing.offsets)} matrices, which are not those of "
             f"{describe(x=x, matrices=matrices)}"
         )
+    if weights is not None:
+        check_floating(weights=weights)
+        if from_tokens:
+            raise ValueError("cvmm has weights for sorted rows, and with from_tokens x has one row a token")
+        if weights.shape != (len(x) // routing.chosen, routing.chosen):
+            raise ValueError(
+                f"the selection is of {len(x) // routing.chosen} tokens with {routing.chosen} matrices each, which are "
+                f"not those of {describe(weights=weights)}"
+            )
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
         x, matrices = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (x, matrices))
     if x.dtype != matrices.dtype:
         raise TypeError(f"x and matrices must be of one dtype, not {x.dtype} and {matrices.dtype}")
-    function = resolve("cvmm", implementation, IMPLEMENTATIONS, automatic="grouped")
+    automatic = "triton" if prefers_triton(x, _why_not_triton(x, matrices, weights)) else "grouped"
+    function = resolve("cvmm", implementation, IMPLEMENTATIONS, automatic)
     with autocast_disabled(x.device):
-        return function(x, matrices, routing, from_tokens, to_tokens)
+        return function(x, matrices, routing, from_tokens, to_tokens, relu, weights)

@@ -1,4 +1,4 @@
-"""Linear attention on feature-mapped queries and keys (Katharopoulos et al., 2020, "Transformers are RNNs")."""
+"""Linear attention (Katharopoulos et al., 2020, "Transformers are RNNs"), on features or on what they are made of."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
 from fairseq_sg.ops.dispatch import AUTO, requested, resolve
+from fairseq_sg.ops.features import Features
 from fairseq_sg.ops.linear_attention.chunked import fold, linear_attention_chunked, read
 from fairseq_sg.ops.linear_attention.naive import linear_attention_naive
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
@@ -15,7 +16,7 @@ State = tuple[Tensor, Tensor]
 
 
 def _triton(q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, State | None]:
-    require_triton("linear_attention", why_not_triton(q, k, v))
+    require_triton("linear_attention", why_not_triton(q, k, v, *_given(options["q_weight"], options["k_weight"])))
     from fairseq_sg.ops.linear_attention.triton import linear_attention_triton
 
     return linear_attention_triton(q, k, v, **options)
@@ -35,13 +36,21 @@ def linear_attention(
     return_state: bool = False,
     normalize: bool = True,
     eps: float = 1e-6,
+    feature_map: str | None = None,
+    qk_norm: str | None = None,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
     implementation: str = AUTO,
 ) -> Tensor | tuple[Tensor, State]:
     """out_n = q_n Σ_i k_i v_iᵀ / (q_n · Σ_i k_i + eps), i over all keys or, if causal, over i ≤ n.
 
-    q and k are φ(Q) and φ(K): the feature map (and a normalisation after it) has been applied, and no further scale
-    is. This is equation 5 of Katharopoulos et al. (2020), and equation 12 if causal, with eps added to the denominator,
-    as in their released code. Time and memory are linear in the length.
+    q and k are φ(Q) and φ(K): the feature map (and a normalization after it) has been applied, and no further scale
+    is. With `feature_map` or `qk_norm` they come without: Norm(φ(q)) and Norm(φ(k)) stand for them in the equation
+    (`fairseq_sg.ops.features`; Park & Kim, 2024, section 4.1), in float32, or float64.
+
+    This is equation 5 of Katharopoulos et al. (2020), and equation 12 if causal, with eps added to the denominator, as
+    in their released code. Time and memory are linear in the length.
 
     All sums are taken in float32 (float64 if an input is float64), also under ``torch.autocast``. Padding removes a
     key from numerator and denominator alike; a query that sees no key at all gives exactly 0. Features are expected to
@@ -59,6 +68,11 @@ def linear_attention(
         return_state: whether to return the state too, with everything folded in: `state` and all of k, v.
         normalize: False leaves out the denominator.
         eps: added to the denominator.
+        feature_map: φ by name, ``"elu"`` (elu + 1), ``"relu"`` or ``"squared"``; None where q and k are mapped.
+        qk_norm: the normalization after φ by name, ``"l1"``, ``"l2"`` or ``"rms"``; None for none.
+        q_weight: (F,), the γ of ``"rms"`` for queries; None for 1.
+        k_weight: (F,), that for keys.
+        norm_eps: ε of the normalization, positive.
         implementation: ``"auto"``, ``"naive"``, ``"chunked"`` or ``"triton"``.
 
     Returns:
@@ -67,13 +81,17 @@ def linear_attention(
 
     Raises:
         TypeError: a tensor is not floating, or the mask not bool.
-        ValueError: shapes do not fit, there is no such implementation, or Triton was asked for and cannot run here.
+        ValueError: shapes do not fit, there is no such implementation, map or normalization, a weight is given without
+            ``"rms"``, or Triton was asked for and cannot run here.
     """
     _check(q, k, v, causal)
+    features = Features(feature_map, qk_norm, norm_eps)
+    features.check(q.shape[3], q_weight=q_weight, k_weight=k_weight)
     check_padding_mask("key_padding_mask", key_padding_mask, k.shape[0], k.shape[2])
     if state is not None:
         _check_state(state, (*k.shape[:2], k.shape[3], v.shape[3]))
-    automatic = "triton" if prefers_triton(q, why_not_triton(q, k, v)) else "chunked"
+    reason = why_not_triton(q, k, v, *_given(q_weight, k_weight))
+    automatic = "triton" if prefers_triton(q, reason) else "chunked"
     function = resolve("linear_attention", implementation, IMPLEMENTATIONS, automatic)
     with autocast_disabled(q.device):
         out, new_state = function(
@@ -86,67 +104,100 @@ def linear_attention(
             return_state=return_state,
             normalize=normalize,
             eps=eps,
+            features=features,
+            q_weight=q_weight,
+            k_weight=k_weight,
         )
     return (out, new_state) if return_state else out
 
 
-def linear_attention_state(k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None = None) -> State:
+def linear_attention_state(
+    k: Tensor,
+    v: Tensor,
+    *,
+    key_padding_mask: Tensor | None = None,
+    feature_map: str | None = None,
+    qk_norm: str | None = None,
+    k_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+) -> State:
     """Folds keys and values into a state: S = Σ_i k_i v_iᵀ, z = Σ_i k_i.
 
     Cross-attention folds the encoder's output once and then calls `linear_attention_read` at every step, which costs
     the same however long the source is.
 
     Args:
-        k: (B, H, M, F), feature-mapped.
+        k: (B, H, M, F), feature-mapped, unless that is left to the operator.
         v: (B, H, M, E).
         key_padding_mask: (B, M), bool, True at padding.
+        feature_map, qk_norm, k_weight, norm_eps: as for `linear_attention`.
 
     Returns:
         (S (B, H, F, E), z (B, H, F)), in float32 (float64 if an input is float64), also under ``torch.autocast``.
 
     Raises:
         TypeError: a tensor is not floating, or the mask not bool.
-        ValueError: shapes do not fit.
+        ValueError: shapes do not fit, or a map or normalization is unknown.
     """
     _check(k, k, v, causal=False)
+    features = Features(feature_map, qk_norm, norm_eps)
+    features.check(k.shape[3], k_weight=k_weight)
     check_padding_mask("key_padding_mask", key_padding_mask, k.shape[0], k.shape[2])
-    if _takes_triton("linear_attention_state", k, v):
+    if _takes_triton("linear_attention_state", k, v, *_given(k_weight)):
         from fairseq_sg.ops.linear_attention.triton import fold_triton
 
-        return fold_triton(k, v, key_padding_mask)
+        return fold_triton(k, v, key_padding_mask, features, k_weight)
     if key_padding_mask is not None:
-        k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+        k = k.masked_fill(key_padding_mask[:, None, :, None], features.origin)
     with autocast_disabled(k.device):
-        return fold(*to_accumulation_dtype(k, v))
+        k, v = to_accumulation_dtype(k, v)
+        return fold(features(k, k_weight), v)
 
 
-def linear_attention_read(q: Tensor, state: State, *, normalize: bool = True, eps: float = 1e-6) -> Tensor:
+def linear_attention_read(
+    q: Tensor,
+    state: State,
+    *,
+    normalize: bool = True,
+    eps: float = 1e-6,
+    feature_map: str | None = None,
+    qk_norm: str | None = None,
+    q_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+) -> Tensor:
     """Attention of queries to a folded state alone: out_n = q_n S / (q_n · z + eps).
 
     Equal to the non-causal `linear_attention` on the keys and values that were folded.
 
     Args:
-        q: (B, H, N, F), feature-mapped.
+        q: (B, H, N, F), feature-mapped, unless that is left to the operator.
         state: (S (B, H, F, E), z (B, H, F)) of `linear_attention_state` or `linear_attention`.
         normalize: False leaves out the denominator.
         eps: added to the denominator.
+        feature_map, qk_norm, q_weight, norm_eps: as for `linear_attention`.
 
     Returns:
         (B, H, N, E) in the dtype of q.
 
     Raises:
         TypeError: a tensor is not floating.
-        ValueError: shapes do not fit.
+        ValueError: shapes do not fit, or a map or normalization is unknown.
     """
     check_floating(q=q)
     _check_state(state, (*q.shape[:2], q.shape[-1], state[0].shape[-1]))
-    if _takes_triton("linear_attention_read", q, *state):
+    features = Features(feature_map, qk_norm, norm_eps)
+    features.check(q.shape[3], q_weight=q_weight)
+    if _takes_triton("linear_attention_read", q, *state, *_given(q_weight)):
         from fairseq_sg.ops.linear_attention.triton import read_triton
 
-        return read_triton(q, state, normalize, eps)
+        return read_triton(q, state, normalize, eps, features, q_weight)
     with autocast_disabled(q.device):
         query, s, z = to_accumulation_dtype(q, *state)
-        return read(query, (s, z), normalize, eps).to(q.dtype)
+        return read(features(query, q_weight), (s, z), normalize, eps).to(q.dtype)
+
+
+def _given(*weights: Tensor | None) -> list[Tensor]:
+    return [weight for weight in weights if weight is not None]
 
 
 def _takes_triton(operator: str, *tensors: Tensor) -> bool:

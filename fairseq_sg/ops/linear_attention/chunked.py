@@ -1,8 +1,18 @@
 """Linear attention in plain torch, O(N) in time and memory.
 
-The causal form cuts the sequence into chunks. Within a chunk the masked scores q_n·k_i are formed, as in softmax
+The causal form cuts the sequence into chunks. Within a chunk the masked scores A_ni = q_n·k_i are formed, as in softmax
 attention; everything before the chunk enters through its state S = Σ k_i v_iᵀ. The normaliser z = Σ k_i needs no sums
-of its own: it is the state of one more value that is 1 everywhere, so v carries a column of ones through both.
+of its own: it is the state of one more value that is 1 everywhere, so v carries a column of ones through both. For a
+chunk with queries Q, keys K and such values V,
+
+    Y = A V + Q S,   A = tril(Q Kᵀ),
+
+whose last column is the denominator: out = Y_{1…E} / (Y_{E+1} + eps). The gradient is as short, and A and S are kept for
+it. With ∂out from outside, ∂Y has the columns ∂out / (Y_{E+1} + eps) and, last, −Σ_e of these times out; then
+
+    ∂A = tril(∂Y Vᵀ),   ∂Q = ∂A K + ∂Y Sᵀ,   ∂K = ∂Aᵀ Q + V ∂Sᵀ,   ∂V = Aᵀ ∂Y + K ∂S,
+
+where S sums Kᵀ V over the chunks before, and ∂S sums Qᵀ ∂Y over those after this one.
 
 Pairs or states? A sequence of N queries and M keys costs N M (F + E) multiplications through the scores and
 (N + M) F E through the state; causally it is N² (F + E) against N (C (F + E) + 2 F E) with chunks of length C. Measured
@@ -11,20 +21,24 @@ on one CPU thread, forward and backward, the two ways break even a little above 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
-from fairseq_sg.ops.precision import to_accumulation_dtype
+from fairseq_sg.ops.features import Features
+from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
 
 State = tuple[Tensor, Tensor]
 
-# Up to this length causal attention takes one masked score matrix even where chunks would save multiplications: it
-# needs half as many kernels, and launching those is what takes time on a GPU. On a CPU F = 8 loses by it above 50.
-SHORT = 64
+# Up to this length causal attention takes one chunk even where several would save multiplications: products of very
+# small matrices cost more than their multiplications, and one chunk needs half as many.
+SHORT = 48
 
 # Up to this number of chunks one matrix product is the faster way to their prefix sums; its cost is quadratic in it.
-FEW_CHUNKS = 32
+FEW_CHUNKS = 64
 
 
 def linear_attention_chunked(
@@ -38,21 +52,25 @@ def linear_attention_chunked(
     return_state: bool,
     normalize: bool,
     eps: float,
+    features: Features,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
 ) -> tuple[Tensor, State | None]:
     """See `fairseq_sg.ops.linear_attention`; the state is None where it was not asked for."""
     out_dtype = v.dtype
     if key_padding_mask is not None:
-        k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+        k = k.masked_fill(key_padding_mask[:, None, :, None], features.origin)
     q, k, v = to_accumulation_dtype(q, k, v)
+    q, k = features(q, q_weight), features(k, k_weight)
     if state is not None:
         state = (state[0].to(v.dtype), state[1].to(v.dtype))
 
-    if state is None and not return_state and _scores_are_cheaper(q, k, v, causal):
-        out, new_state = _through_scores(q, k, v, causal, normalize, eps), None
-    elif state is not None and q.shape[2] == k.shape[2] == 1:
+    if state is not None and q.shape[2] == k.shape[2] == 1:
         out, new_state = _step(q, k, v, state, normalize, eps)
     elif causal:
         out, new_state = _through_chunks(q, k, v, state, return_state, normalize, eps)
+    elif state is None and not return_state and _scores_are_cheaper(q, k, v):
+        out, new_state = _through_scores(q, k, v, normalize, eps), None
     else:
         out, new_state = _through_state(q, k, v, state, normalize, eps)
     return out.to(out_dtype), new_state if return_state else None
@@ -70,29 +88,27 @@ def read(q: Tensor, state: State, normalize: bool, eps: float) -> Tensor:
     return out / (q @ z[..., None] + eps) if normalize else out
 
 
-def chunk_length(features: int) -> int:
-    """Length of a chunk for F features.
+def chunk_count(length: int, features: int, width: int) -> int:
+    """How many chunks a sequence is cut into, for F features and values of dimension E.
 
     Per position the scores cost C (F + E) multiplications and the states 2 F E; their number N / C is what memory
-    goes into. 32 was the fastest of 32, 64 and 128 at F = 16, and 64 (at times in a tie with 32, which holds twice the
-    states) at F = 64, 128 and 272.
+    goes into. Of 16, 24, 32, 48 and 64, on one CPU thread, forward and backward, 16 was the fastest at F = 8; at F = 16
+    it was up to a length of 256, and 32 by as little above; 32 was at F = 32 and, in a tie with 64 (which holds half the
+    states), at F = 64.
     """
-    return 32 if features <= 32 else 64
+    chunk = 16 if features <= 16 else 32 if features <= 32 else 64
+    through_scores = length * (features + width)
+    through_chunks = chunk * (features + width) + 2 * features * width
+    return 1 if length <= SHORT or through_scores <= through_chunks else -(-length // chunk)
 
 
-def _scores_are_cheaper(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
+def _scores_are_cheaper(q: Tensor, k: Tensor, v: Tensor) -> bool:
     queries, keys, features, width = q.shape[2], k.shape[2], k.shape[3], v.shape[3]
-    through_scores = queries * keys * (features + width)
-    if not causal:
-        return through_scores <= (queries + keys) * features * width
-    through_chunks = queries * (chunk_length(features) * (features + width) + 2 * features * width)
-    return queries <= SHORT or through_scores <= through_chunks
+    return queries * keys * (features + width) <= (queries + keys) * features * width
 
 
-def _through_scores(q: Tensor, k: Tensor, v: Tensor, causal: bool, normalize: bool, eps: float) -> Tensor:
+def _through_scores(q: Tensor, k: Tensor, v: Tensor, normalize: bool, eps: float) -> Tensor:
     scores = q @ k.transpose(-1, -2)
-    if causal:
-        scores = scores.tril_()
     out = scores @ v
     return _divide(out, scores.sum(dim=-1, keepdim=True), eps) if normalize else out
 
@@ -115,53 +131,172 @@ def _through_state(
 def _through_chunks(
     q: Tensor, k: Tensor, v: Tensor, state: State | None, return_state: bool, normalize: bool, eps: float
 ) -> tuple[Tensor, State | None]:
-    batch, heads, length, features = q.shape
-    width = v.shape[-1]
-    count = -(-length // chunk_length(features))
-    # Chunks of equal length leave fewer than `count` positions to pad.
-    chunk = -(-length // count)
-    tail = count * chunk - length
-    if tail:
-        q, k = F.pad(q, (0, 0, 0, tail)), F.pad(k, (0, 0, 0, tail))
-    v = F.pad(v, (0, 1, 0, tail), value=1.0)
-    q, k, v = (x.reshape(batch * heads * count, chunk, -1) for x in (q, k, v))
-
-    before, after = _chunk_states(k, v, count, None if state is None else _join(state), return_state)
-    scores = torch.bmm(q, k.transpose(1, 2)).tril_()
-    out = torch.bmm(scores, v) if before is None else torch.baddbmm(torch.bmm(q, before), scores, v)
-    out = _normalized(out, normalize, eps).reshape(batch, heads, count * chunk, width)
-    if after is not None:
-        after = _part(after.view(batch, heads, features, width + 1))
-    return out[:, :, :length] if tail else out, after
+    state = None if state is None else _join(state)
+    out, after = _CausalAttention.apply(q, k, v, state, return_state, normalize, eps)
+    return out, None if after is None else _part(after)
 
 
-def _chunk_states(
-    k: Tensor, v: Tensor, count: int, state: Tensor | None, return_state: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """What lies before each chunk, (B H T, F, E + 1), None for nothing; and after the last, None if not asked for.
+class _Chunks(NamedTuple):
+    """The causal form, and what its gradient is made of; T chunks of length C, and G = B H T.
 
-    k is (B H T, C, F), v (B H T, C, E + 1) with its column of ones, state (B, H, F, E + 1).
+    q, k: (G, C, F). v: (G, C, E + 1), with its column of ones. scores: A (G, C, C). before: S (G, F, E + 1), what lies
+    before each chunk; None for nothing. out: (G, C, E). inverse: 1 / (Y_{E+1} + eps), (G, C, 1), None without
+    denominators. after: S (B H, F, E + 1) after the last chunk, None where it was not asked for.
     """
-    if count == 1 and not return_state:
-        return None if state is None else state.flatten(0, 1), None
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scores: Tensor
+    before: Tensor | None
+    out: Tensor
+    inverse: Tensor | None
+    after: Tensor | None
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, return_state: bool, normalize: bool, eps: float
+) -> _Chunks:
+    """`state` is (B, H, F, E + 1). Autograd can go through it, which second derivatives do."""
+    count = chunk_count(q.shape[2], q.shape[3], v.shape[3])
+    q, k, v = (_cut(x, count) for x in (q, k, v))
+    v = torch.cat((v, v.new_ones(*v.shape[:2], 1)), dim=-1)
+
+    before, after = _states(k, v, count, None if state is None else state.flatten(0, 1), return_state)
+    scores = torch.bmm(q, k.transpose(1, 2)).tril_()
+    out = torch.bmm(scores, v)
+    if before is not None:
+        out = out.baddbmm_(q, before)
+    out, denominator = out.split((out.shape[-1] - 1, 1), dim=-1)
+    inverse = (denominator + eps).reciprocal() if normalize else None
+    # Without denominators: a copy, so that their column is not kept.
+    out = out * inverse if normalize else out.contiguous()
+    return _Chunks(q, k, v, scores, before, out, inverse, after)
+
+
+class _CausalAttention(torch.autograd.Function):
+    """q (B, H, N, F), k, v (B, H, N, E), state (B, H, F, E + 1) or None -> out (B, H, N, E), and the state after it."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Tensor | None,
+        return_state: bool,
+        normalize: bool,
+        eps: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        chunks = _attend(q, k, v, state, return_state, normalize, eps)
+        ctx.save_for_backward(q, k, v, state, *chunks[:-1])
+        ctx.set_materialize_grads(False)
+        ctx.options = (return_state, normalize, eps)
+        return _join_chunks(chunks.out, v), _of_heads(chunks.after, v)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad_out: Tensor | None, grad_after: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, state, *kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_gradients_with_graph((q, k, v, state), ctx.options, grad_out, grad_after), None, None, None
+        with autocast_disabled(q.device):
+            gradients = _gradients(_Chunks(*kept, None), v, grad_out, grad_after)
+        return *gradients[:3], None if state is None else gradients[3].view_as(state), None, None, None
+
+
+def _gradients(
+    chunks: _Chunks, values: Tensor, grad_out: Tensor | None, grad_after: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """∂q, ∂k, ∂v and, (B H, F, E + 1), the derivative with respect to what lies before the first chunk."""
+    q, k, v, scores, before, out, inverse, _ = chunks
+    width = out.shape[-1]
+    count = q.shape[0] // values.shape[:2].numel()
+    grad = torch.zeros_like(v) if inverse is None or grad_out is None else torch.empty_like(v)  # ∂Y
+    if grad_out is not None:
+        grad_out = _cut(grad_out, count)
+        if inverse is None:
+            grad[..., :width] = grad_out
+        else:
+            torch.mul(grad_out, inverse, out=grad[..., :width])
+            torch.mul(torch.linalg.vecdot(grad_out, out)[..., None], -inverse, out=grad[..., width:])
+
+    grad_scores = torch.bmm(grad, v.transpose(1, 2)).tril_()
+    grad_q = torch.bmm(grad_scores, k)
+    grad_k = torch.bmm(grad_scores.transpose(1, 2), q)
+    grad_v = torch.bmm(scores.transpose(1, 2), grad[..., :width])
+    if before is not None:
+        grad_q.baddbmm_(grad, before.transpose(1, 2))
+    grad_after = None if grad_after is None else grad_after.flatten(0, 1)
+    beyond, grad_state = _states(q, grad, count, grad_after, before is not None, reverse=True)
+    if beyond is not None:
+        grad_k.baddbmm_(v, beyond.transpose(1, 2))
+        grad_v.baddbmm_(k, beyond[..., :width])
+    return *(_join_chunks(x, values) for x in (grad_q, grad_k, grad_v)), grad_state
+
+
+def _gradients_with_graph(
+    inputs: tuple[Tensor | None, ...], options: tuple, grad_out: Tensor | None, grad_after: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """The same by autograd, for derivatives of them (create_graph=True)."""
+    _, _, values, _ = inputs
+    with autocast_disabled(values.device):
+        # Views of the inputs, so that what is differentiated ends here.
+        views = [None if x is None else x.view_as(x) for x in inputs]
+        chunks = _attend(*views, *options)
+        outputs = [(_join_chunks(chunks.out, values), grad_out), (_of_heads(chunks.after, values), grad_after)]
+        outputs, grads = zip(*((x, grad) for x, grad in outputs if grad is not None), strict=True)
+        wanted = [x for x in views if x is not None and x.requires_grad]
+        found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
+        return tuple(next(found) if x is not None and x.requires_grad else None for x in views)
+
+
+def _states(
+    k: Tensor, v: Tensor, count: int, state: Tensor | None, whole: bool, reverse: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """What lies before each chunk, (G, F, E + 1), None for nothing; and, if asked for, with the last one folded in.
+
+    k is (G, C, F), v (G, C, E + 1), state (B H, F, E + 1). In `reverse`, "before" is after, and the last is the first.
+    """
+    if count == 1 and not whole:
+        return state, None
     own = torch.bmm(k.transpose(1, 2), v)
+    if count == 1:
+        return state, own if state is None else own + state
     shape = own.shape
     own = own.view(-1, count, shape[1] * shape[2])
-    first = None if state is None else state.reshape(-1, 1, shape[1] * shape[2])
-    if count == 1:
-        return (None, own) if first is None else (first.view(shape), own + first)
-    before = _exclusive_prefix_sums(own)
-    if first is not None:
-        before = before + first
-    return before.view(shape), before[:, -1] + own[:, -1] if return_state else None
+    before = _exclusive_sums(own, reverse)
+    if state is not None:
+        before = before + state.reshape(-1, 1, shape[1] * shape[2])
+    last = 0 if reverse else -1
+    return before.view(shape), (before[:, last] + own[:, last]).view(-1, *shape[1:]) if whole else None
 
 
-def _exclusive_prefix_sums(x: Tensor) -> Tensor:
-    """Σ_{s<t} x[:, s] for every t; x is (groups, T, size)."""
+def _exclusive_sums(x: Tensor, reverse: bool) -> Tensor:
+    """Σ_{s<t} x[:, s] for every t, or Σ_{s>t}; x is (groups, T, size)."""
     count = x.shape[1]
     if count <= FEW_CHUNKS:
-        return x.new_ones(count, count).tril_(-1) @ x
+        ones = x.new_ones(count, count)
+        return (ones.triu_(1) if reverse else ones.tril_(-1)) @ x
+    if reverse:
+        return F.pad(x[:, 1:].flip(1).cumsum(dim=1).flip(1), (0, 0, 0, 1))
     return F.pad(x[:, :-1].cumsum(dim=1), (0, 0, 1, 0))
+
+
+def _cut(x: Tensor, count: int) -> Tensor:
+    """(B, H, N, D) -> (B H T, C, D), padded with zeros; chunks of equal length leave fewer than T positions to pad."""
+    chunk = -(-x.shape[2] // count)
+    tail = count * chunk - x.shape[2]
+    return (F.pad(x, (0, 0, 0, tail)) if tail else x).reshape(-1, chunk, x.shape[3])
+
+
+def _join_chunks(x: Tensor, like: Tensor) -> Tensor:
+    """(B H T, C, D) -> (B, H, N, D), with B, H and N of another tensor."""
+    return x.view(*like.shape[:2], -1, x.shape[2])[:, :, : like.shape[2]]
+
+
+def _of_heads(state: Tensor | None, like: Tensor) -> Tensor | None:
+    """(B H, F, E + 1) -> (B, H, F, E + 1)."""
+    return None if state is None else state.view(*like.shape[:2], *state.shape[1:])
 
 
 def _join(state: State) -> Tensor:

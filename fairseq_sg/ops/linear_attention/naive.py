@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fairseq_sg.ops.features import Features
 from fairseq_sg.ops.precision import to_accumulation_dtype
 
 
@@ -21,10 +22,14 @@ def linear_attention_naive(
     return_state: bool,
     normalize: bool,
     eps: float,
+    features: Features,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """See `fairseq_sg.ops.linear_attention`; the state is returned whether it is asked for or not."""
     out_dtype = v.dtype
     q, k, v = to_accumulation_dtype(q, k, v)
+    q, k = features(q, q_weight), features(k, k_weight)
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
 

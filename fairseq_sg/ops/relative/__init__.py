@@ -1,15 +1,52 @@
-"""Positional logits of Transformer-XL attention (Dai et al., 2019)."""
+"""Positional logits of Transformer-XL attention (Dai et al., 2019), and attention with them."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fairseq_sg.ops.checks import check_floating, describe
+from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
 from fairseq_sg.ops.dispatch import AUTO, resolve
-from fairseq_sg.ops.relative.chunked import relative_logits_chunked
-from fairseq_sg.ops.relative.naive import relative_logits_naive
+from fairseq_sg.ops.precision import autocast_disabled
+from fairseq_sg.ops.relative.chunked import relative_attention_chunked, relative_logits_chunked
+from fairseq_sg.ops.relative.flex import relative_attention_flex
+from fairseq_sg.ops.relative.naive import relative_attention_naive, relative_logits_naive
+from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
+
+# Of queries, keys and values, for Triton: a program holds whole rows of them.
+WIDEST = 256
+
+
+def _why_not_triton(*tensors: Tensor) -> str | None:
+    q_content, _, _, v, _ = tensors
+    if max(q_content.shape[3], v.shape[3]) > WIDEST:
+        return f"keys have {q_content.shape[3]} dimensions and values {v.shape[3]}, and {WIDEST} is the most"
+    return why_not_triton(*tensors)
+
+
+def _triton(
+    q_content: Tensor,
+    q_position: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor,
+    causal: bool,
+    key_padding_mask: Tensor | None,
+    scale: float,
+) -> Tensor:
+    require_triton("relative_attention", _why_not_triton(q_content, q_position, k, v, p))
+    from fairseq_sg.ops.relative.triton import relative_attention_triton
+
+    return relative_attention_triton(q_content, q_position, k, v, p, causal, key_padding_mask, scale)
+
 
 IMPLEMENTATIONS = {"naive": relative_logits_naive, "chunked": relative_logits_chunked}
+ATTENTION_IMPLEMENTATIONS = {
+    "naive": relative_attention_naive,
+    "chunked": relative_attention_chunked,
+    "flex": relative_attention_flex,
+    "triton": _triton,
+}
 
 
 def relative_logits(q: Tensor, p: Tensor, *, implementation: str = AUTO) -> Tensor:
@@ -46,3 +83,90 @@ def relative_logits(q: Tensor, p: Tensor, *, implementation: str = AUTO) -> Tens
     if p.shape[1] < q.shape[2]:
         raise ValueError(f"p needs a row for each of the N + M - 1 distances, at least N = {q.shape[2]}: {shapes}")
     return resolve("relative_logits", implementation, IMPLEMENTATIONS, automatic="chunked")(q, p)
+
+
+def relative_attention(
+    q_content: Tensor,
+    q_position: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor,
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    scale: float | None = None,
+    implementation: str = AUTO,
+) -> Tensor:
+    """out = softmax(scale · (q_content kᵀ + R)) v, R = `relative_logits` (q_position, p).
+
+    Attention of Transformer-XL (Dai et al., 2019, section 3.3): with u and v its biases of content and position,
+    q_content is W_q x + u and q_position is W_q x + v, and the terms (a) + (c) and (b) + (d) are q_content kᵀ and R.
+
+    A query that sees no key gets zeros and gives no gradient. ``"naive"`` and ``"chunked"`` are plain torch;
+    ``"flex"`` is `torch.nn.attention.flex_attention`, with what it can do on the device (no backward pass on a CPU, at
+    least 16 dimensions on a GPU), ``"triton"`` a kernel. The latter two keep no N×M weights, but all of them the
+    product of queries and distances, O(B H N L). All are deterministic but ``"flex"``; second derivatives are those of
+    ``"naive"``, and for ``"triton"`` a `RuntimeError`. Under ``torch.autocast``, inputs are cast as for
+    `torch.nn.functional.scaled_dot_product_attention`.
+
+    Args:
+        q_content: (B, H, N, D), any floating dtype, the same for all five.
+        q_position: (B, H, N, D′).
+        k: (B, H, M, D). At padding, k and v have to be finite, save for ``"triton"``, which does not read them.
+        v: (B, H, M, E).
+        p: (H, L, D′) with L = N + M − 1, in ascending order of the distances: see `relative_logits`.
+        causal: whether query n, which stands at position M − N + n, sees the keys 0 … M − N + n only. p has all L rows
+            nevertheless.
+        key_padding_mask: (B, M), bool, True at padding.
+        scale: of both logits; 1/√D where not given.
+        implementation: ``"auto"``, ``"naive"``, ``"chunked"``, ``"flex"`` or ``"triton"``.
+
+    Returns:
+        (B, H, N, E), in the dtype of v.
+
+    Raises:
+        TypeError: dtypes differ or are not floating, or the mask is not bool.
+        ValueError: shapes do not fit, causal queries are more than the keys, there is no such implementation, or Triton
+            was asked for and cannot run here.
+    """
+    tensors = q_content, q_position, k, v, p
+    named = dict(q_content=q_content, q_position=q_position, k=k, v=v, p=p)
+    check_floating(**named)
+    shapes = describe(**named)
+    if [x.dim() for x in tensors] != [4, 4, 4, 4, 3]:
+        raise ValueError(
+            "relative_attention takes q_content (B, H, N, D), q_position (B, H, N, D'), k (B, H, M, D), v (B, H, M, E) "
+            f"and p (H, N + M - 1, D'), not {shapes}"
+        )
+    (batch, heads, queries, dim), keys = q_content.shape, k.shape[2]
+    if (
+        q_position.shape[:3] != (batch, heads, queries)
+        or k.shape != (batch, heads, keys, dim)
+        or v.shape[:3] != (batch, heads, keys)
+        or p.shape != (heads, queries + keys - 1, q_position.shape[3])
+    ):
+        raise ValueError(
+            f"queries, keys, values and p must agree in batch, heads, lengths and widths, and p have a row for each of "
+            f"the N + M - 1 distances: {shapes}"
+        )
+    if causal and queries > keys:
+        raise ValueError(f"causal queries are the last of the keys, so there are no more of them: {shapes}")
+    check_padding_mask("key_padding_mask", key_padding_mask, batch, keys)
+    tensors = _as_autocast_has_them(*tensors)
+    if len({x.dtype for x in tensors}) > 1:
+        raise TypeError(
+            f"relative_attention takes tensors of one dtype, not {', '.join(str(x.dtype) for x in tensors)}"
+        )
+    automatic = "triton" if prefers_triton(v, _why_not_triton(*tensors)) else "chunked"
+    function = resolve("relative_attention", implementation, ATTENTION_IMPLEMENTATIONS, automatic)
+    scale = dim**-0.5 if scale is None else scale
+    with autocast_disabled(v.device):
+        return function(*tensors, causal, key_padding_mask, scale)
+
+
+def _as_autocast_has_them(*tensors: Tensor) -> tuple[Tensor, ...]:
+    kind = tensors[0].device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)

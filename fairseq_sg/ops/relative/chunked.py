@@ -14,17 +14,45 @@ read with row stride L − 1 from element N − 1 on.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from fairseq_sg.ops.relative.naive import hidden_keys
 
 
 def relative_logits_chunked(q: Tensor, p: Tensor) -> Tensor:
     """See `fairseq_sg.ops.relative_logits`; memory is O(B H N L)."""
-    batch, heads, queries, dim = q.shape
+    batch, heads, queries, _ = q.shape
     distances = p.shape[1]
-    # Heads first: one product a head over the whole batch, so that p need not be repeated for every sequence.
-    rows = q.transpose(0, 1).reshape(heads, batch * queries, dim)
-    product = torch.bmm(rows, p.transpose(1, 2))  # (H, B N, L)
     shape = (batch, heads, queries, distances - queries + 1)
     strides = (queries * distances, batch * queries * distances, distances - 1, 1)
-    return product.as_strided(shape, strides, queries - 1)
+    return distance_product(q, p).as_strided(shape, strides, queries - 1)
+
+
+def distance_product(q: Tensor, p: Tensor) -> Tensor:
+    """Every query times every distance's positional key: (B, H, N, L), rows dense, heads first in memory."""
+    batch, heads, queries, dim = q.shape
+    # Heads first: one product a head over the whole batch, so that p need not be repeated for every sequence.
+    rows = q.transpose(0, 1).reshape(heads, batch * queries, dim)
+    return torch.bmm(rows, p.transpose(1, 2)).unflatten(1, (batch, queries)).transpose(0, 1)
+
+
+def relative_attention_chunked(
+    q_content: Tensor,
+    q_position: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor,
+    causal: bool,
+    key_padding_mask: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """See `fairseq_sg.ops.relative_attention`: the relative logits are a bias of torch's attention."""
+    bias = relative_logits_chunked(q_position * scale, p)
+    hidden = hidden_keys(*bias.shape[2:], causal, key_padding_mask, bias.device)
+    if hidden is not None:
+        bias = bias.masked_fill(hidden, -math.inf)
+    return scaled_dot_product_attention(q_content, k, v, attn_mask=bias, scale=scale)

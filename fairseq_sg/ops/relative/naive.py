@@ -1,6 +1,8 @@
-"""Relative logits by looking up, for every pair of query and key, the positional key of their distance."""
+"""Relative logits, and attention with them: the positional key of every pair of query and key is looked up."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -14,3 +16,34 @@ def relative_logits_naive(q: Tensor, p: Tensor) -> Tensor:
     m = torch.arange(keys, device=q.device)[None, :]
     positional_keys = p[:, m - n + queries - 1]  # (H, N, M, D)
     return torch.einsum("bhnd,hnmd->bhnm", q, positional_keys)
+
+
+def relative_attention_naive(
+    q_content: Tensor,
+    q_position: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor,
+    causal: bool,
+    key_padding_mask: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """See `fairseq_sg.ops.relative_attention`; memory is O(H N M D + B H N M)."""
+    logits = (q_content @ k.transpose(-1, -2) + relative_logits_naive(q_position, p)) * scale
+    hidden = hidden_keys(*logits.shape[2:], causal, key_padding_mask, logits.device)
+    if hidden is None:
+        return logits.softmax(-1) @ v
+    # A query that sees no key has no weights: zeros, rather than the 0/0 of a softmax over nothing.
+    weights = logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
+    return weights @ v
+
+
+def hidden_keys(
+    queries: int, keys: int, causal: bool, key_padding_mask: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """Which keys a query must not see: bool, broadcastable to (B, H, N, M); None where all are seen."""
+    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+    if causal:
+        ahead = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(keys - queries + 1)
+        hidden = ahead if hidden is None else hidden | ahead
+    return hidden

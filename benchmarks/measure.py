@@ -1,0 +1,316 @@
+"""How the benchmarks measure: results against float64 first, then time and memory, interleaved, beside what the machine can do.
+
+A `Case` is one operator at one size; its `Contender`s are functions of the same inputs. `measure` computes the value of each and
+its gradients for all inputs, compares them with the naive form in float64, and times those that are right: one
+sample of each in every round, so that what else the machine does hits all alike.
+
+On a CPU with one thread, time is processor time, which does not count what other processes take. On a GPU it is what events on
+the stream measure, with the time that Python takes to launch where that is longer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+Function = Callable[..., Tensor]
+Run = Callable[[], object]
+
+#: What an error may be at most, as a share of the largest number of a correct result.
+ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+#: Milliseconds that a sample lasts at least; faster functions are called several times.
+SHORTEST = 4.0
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute what a case asks for.
+
+    Attributes:
+        name: in tables. function: of the case's inputs, differentiable. ours: whether it is this project's.
+        exact, inputs: the naive form, and the inputs, of a contender that computes something else than the case, such as
+            softmax attention, or a dense layer; None where they are those of the case.
+        skip: why it is not run at all; empty if it is.
+    """
+
+    name: str
+    function: Function
+    ours: bool = True
+    exact: Function | None = None
+    inputs: Sequence[Tensor] | None = None
+    skip: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator at one size.
+
+    Attributes:
+        operator, size: where it stands in tables and plots.
+        inputs: all of them get a gradient.
+        shape: of the value.
+        exact: the naive form, of the inputs in float64.
+        flops: of forward and backward, as few as are known to be needed; products of matrices alone are counted.
+        part: what of every input, output and gradient is computed in float64 (all of it is timed).
+    """
+
+    operator: str
+    size: int
+    inputs: Sequence[Tensor]
+    shape: Sequence[int]
+    exact: Function
+    contenders: Sequence[Contender]
+    flops: float
+    part: Callable[[Tensor], Tensor] = lambda x: x
+
+
+@dataclass
+class Row:
+    """What was found out about one contender. Times in milliseconds, memory in bytes; None where it was not measured.
+
+    Attributes:
+        status: ``timed``, ``wrong`` (and therefore not timed), ``failed`` (it raised) or ``skipped``.
+        reason: for a status that is not ``timed``.
+        error: the largest of value and gradients, as a share of the largest correct number.
+    """
+
+    operator: str
+    size: int
+    contender: str
+    ours: bool
+    status: str
+    reason: str = ""
+    error: float | None = None
+    times: list[float] = field(default_factory=list)
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+    peak: int | None = None
+    floor: float | None = None
+    floor_of: str = ""
+
+    def time_it(self, times: list[float]) -> None:
+        self.times = times
+        self.low, self.median, self.high = quartiles(times)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one device reaches: bytes a second of copies of several sizes, and FLOPs a second of a product of matrices."""
+
+    bandwidths: Sequence[tuple[int, float]]
+    flops: float
+
+    def floor(self, working_set: int, traffic: int, flops: float) -> tuple[float, str]:
+        """The least milliseconds for so many bytes moved and FLOPs done, and which of the two it is.
+
+        The bandwidth is that of the largest copy which is no larger than the working set, so that what fits into a cache is
+        not held against the memory behind it.
+        """
+        fitting = [rate for size, rate in self.bandwidths if size <= working_set] or [self.bandwidths[0][1]]
+        by_bytes, by_flops = 1e3 * traffic / fitting[-1], 1e3 * flops / self.flops
+        return (by_bytes, "bytes") if by_bytes >= by_flops else (by_flops, "FLOPs")
+
+    def __str__(self) -> str:
+        copies = ", ".join(f"{rate / 1e9:,.1f} GB/s for {size / 1e6:g} MB" for size, rate in self.bandwidths)
+        return f"copies (read and written bytes): {copies}; product of square matrices: {self.flops / 1e9:,.0f} GFLOP/s"
+
+
+def measure_machine(device: str, dtype: torch.dtype, quick: bool = False) -> Machine:
+    """Medians of copies and of a product in the dtype that the benchmarks have."""
+    if quick:
+        sizes, width = (1 << 20,), 128
+    else:
+        sizes, width = ((1 << 22, 1 << 26, 1 << 30), 8192) if device == "cuda" else ((1 << 18, 1 << 22, 1 << 27), 1024)
+    bandwidths = []
+    for size in sizes:
+        source = torch.zeros(size // 8, device=device)
+        target = torch.empty_like(source)
+        times = interleaved({"copy": lambda target=target, source=source: target.copy_(source)}, 5, device)["copy"]
+        bandwidths.append((size, 1e3 * size / statistics.median(times)))
+    a, b = (torch.randn(width, width, device=device, dtype=dtype) for _ in range(2))
+    product = statistics.median(interleaved({"product": lambda: a @ b}, 5, device)["product"])
+    return Machine(bandwidths, 1e3 * 2 * width**3 / product)
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def milliseconds(run: Run, calls: int, device: str) -> float:
+    """Of one call, the mean of so many."""
+    if device == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / calls
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    for _ in range(calls):
+        run()
+    return 1e3 * (clock() - start) / calls
+
+
+def interleaved(runs: dict[str, Run], rounds: int, device: str) -> dict[str, list[float]]:
+    """Milliseconds of every run in every round; one sample of each a round, after some that do not count.
+
+    Their order changes from round to round: what one leaves behind in caches and in the allocator is not always for the
+    same one after it.
+    """
+    calls = {}
+    for name, run in runs.items():
+        for _ in range(WARM_UP):
+            once = milliseconds(run, 1, device)
+        calls[name] = max(1, math.ceil(SHORTEST / max(once, 1e-3)))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    shuffle = random.Random(0)
+    for _ in range(rounds):
+        for name in shuffle.sample(list(runs), len(runs)):
+            times[name].append(milliseconds(runs[name], calls[name], device))
+    return times
+
+
+def medians(runs: dict[str, Run], rounds: int, device: str) -> dict[str, float]:
+    """Median milliseconds of every run."""
+    return {name: statistics.median(times) for name, times in interleaved(runs, rounds, device).items()}
+
+
+def quartiles(times: list[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile; of a single number, the number."""
+    if len(times) == 1:
+        return times[0], times[0], times[0]
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return low, statistics.median(times), high
+
+
+def peak_memory(run: Run, device: str) -> int:
+    """Bytes that a run has at most at a time, beyond what was there before it; its results count.
+
+    On a CPU these are the allocations of torch that its profiler records (what a library allocates by itself, such as
+    the buffers of matrix products, is not among them).
+    """
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    # Its log, two lines for each profile, would go between the tables.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def kept_activations(model: nn.Module, run: Callable[[], Tensor]) -> int:
+    """Bytes that autograd keeps for the backward pass, parameters left out, each storage once."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        loss = run()
+    del loss
+    return sum(kept.values())
+
+
+def differentiated(function: Function, inputs: Sequence[Tensor], weighting: Tensor) -> Callable[[], list[Tensor]]:
+    """A run that returns the value and the gradients of all inputs, of the value weighted by `weighting`."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    weightings = {weighting.dtype: weighting}
+
+    def run() -> list[Tensor]:
+        out = function(*leaves)
+        if out.dtype not in weightings:
+            weightings[out.dtype] = weighting.to(out.dtype)
+        return [out.detach(), *torch.autograd.grad(out, leaves, weightings[out.dtype])]
+
+    return run
+
+
+def error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> tuple[float, str]:
+    """The largest error of value and gradients, and where it is.
+
+    Each is a share of the largest number of its own, or of a hundredth of the largest of all where that is more: a
+    gradient that vanishes, such as that of queries with a single key, is compared with what does not.
+    """
+    largest = [float(exact.abs().max()) for exact in truth]
+    errors = {}
+    for number, (x, exact) in enumerate(zip(found, truth, strict=True)):
+        name = "value" if number == 0 else f"gradient of input {number}"
+        if x.shape != exact.shape:
+            return math.inf, f"{name} is {tuple(x.shape)} and not {tuple(exact.shape)}, so it"
+        share = float((x.double() - exact).abs().max()) / max(largest[number], max(largest) / 100)
+        errors[name] = math.inf if math.isnan(share) else share
+    worst = max(errors, key=lambda name: errors[name])
+    return errors[worst], worst
+
+
+def measure(case: Case, rounds: int, device: str, machine: Machine) -> list[Row]:
+    """Rows of all contenders, in their order; only those whose value and gradients are right are timed."""
+    dtype = case.inputs[0].dtype
+    weighting = torch.randn(*case.shape, generator=torch.Generator().manual_seed(0)).to(device)
+    truths: dict[Function, list[Tensor]] = {}
+    rows: dict[str, Row] = {}
+    runs: dict[str, Run] = {}
+    for contender in case.contenders:
+        row = rows[contender.name] = Row(case.operator, case.size, contender.name, contender.ours, "timed")
+        if contender.skip:
+            row.status, row.reason = "skipped", contender.skip
+            continue
+        exact = contender.exact or case.exact
+        inputs = contender.inputs or case.inputs
+        if exact not in truths:
+            some = [case.part(x).double() for x in inputs]
+            truths[exact] = differentiated(exact, some, case.part(weighting).double())()
+        try:
+            run = differentiated(contender.function, inputs, weighting)
+            row.error, place = error([case.part(x) for x in run()], truths[exact])
+        except Exception as raised:  # of any kind: it is a row of the table
+            text = (str(raised).strip() or "no message").splitlines()[0]
+            # That is how operators say that an implementation cannot run here.
+            cannot = contender.ours and isinstance(raised, ValueError)
+            row.status, row.reason = ("skipped", text) if cannot else ("failed", f"{type(raised).__name__}: {text}")
+            continue
+        if row.error <= ALLOWED[dtype]:
+            runs[contender.name] = run
+        else:
+            row.status, row.reason = "wrong", f"{place} is off by {row.error:.1e}, and {ALLOWED[dtype]:.0e} is allowed"
+    truths.clear()
+    for name, run in runs.items():
+        rows[name].peak = peak_memory(run, device)
+    for name, times in interleaved(runs, rounds, device).items():
+        rows[name].time_it(times)
+    # Inputs are read and the value is written; inputs and the value's gradient are read, and gradients written.
+    read = sum(x.numel() * x.element_size() for x in case.inputs)
+    written = math.prod(case.shape) * case.inputs[0].element_size()
+    floor, of = machine.floor(read + written, 3 * read + 2 * written, case.flops)
+    for row in rows.values():
+        row.floor, row.floor_of = floor, of
+    return list(rows.values())

@@ -1,0 +1,102 @@
+"""What the orthogonality loss costs of a training step, by length.
+
+    python benchmarks/orthogonality_share.py --rounds 5
+
+The step is forward and backward of SCAN's universal transformer (3 + 3 steps of softmax attention, no optimizer, so that the share
+comes out larger rather than smaller), with source and target of the same length and no padding. The loss is on the Values
+of all its nine attentions. Beside the difference of a step with the loss and one without, which is a small number taken from two
+large ones, the loss is timed by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from attention import model_of
+from measure import interleaved, quartiles
+from report import publish, table, where
+from torch import Tensor
+
+from fairseq_sg.modules.losses import OrthogonalityLoss
+
+LENGTHS = (10, 32, 128, 512, 2048)
+#: Positions of a batch, on each side, whatever the length.
+POSITIONS = 2048
+ROLES = ("encoder", "decoder", "cross")
+
+
+def measure_share(length: int, rounds: int, device: str) -> dict[str, list[float]]:
+    """Milliseconds of the step ``with`` the loss and ``without`` it, and of the loss ``alone``, in every round."""
+    batch = max(1, POSITIONS // length)
+    model = model_of([]).to(device)
+    torch.manual_seed(0)
+    source = torch.randint(4, 17, (batch, length), device=device)
+    target = torch.randint(4, 10, (batch, length), device=device)
+    losses = {role: OrthogonalityLoss(name=f"orthogonality_{role}") for role in ROLES}
+
+    def step(value_losses: dict[str, OrthogonalityLoss]) -> int:
+        model.zero_grad()
+        logits, extra = model(source, None, target, value_losses=value_losses)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
+        emitted = [x for name, found in extra["aux_losses"].items() if name.startswith("orthogonality") for x in found]
+        (loss + torch.stack(emitted).sum() if emitted else loss).backward()
+        return len(emitted)
+
+    applications = step(losses)
+    # As attentions have them: heads are split off the width.
+    projected = torch.randn(batch, length, 8, 16, device=device, requires_grad=True)
+
+    def alone() -> list[Tensor]:
+        return [
+            torch.autograd.grad(losses["encoder"](projected.transpose(1, 2), None), [projected])[0]
+            for _ in range(applications)
+        ]
+
+    return interleaved({"with": lambda: step(losses), "without": lambda: step({}), "alone": alone}, rounds, device)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default 5)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers into this file")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rows, found = [], []
+    for length in args.lengths:
+        times = measure_share(length, args.rounds, args.device)
+        medians = {name: quartiles(values)[1] for name, values in times.items()}
+        third = medians["alone"] / len(ROLES)
+        share = medians["alone"] / (medians["without"] + medians["alone"])
+        found.append({"length": length, "share": share, "medians": medians, "times": times})
+        rows.append(
+            (
+                f"{length:,}",
+                *(
+                    "{1:.2f} [{0:.2f}, {2:.2f}]".format(*quartiles(times[name]))
+                    for name in ("without", "with", "alone")
+                ),
+                f"{100 * share:.1f} %",
+                f"{100 * third / (medians['without'] + third):.1f} %",
+                f"{100 * (1 - medians['without'] / medians['with']):.1f} %",
+            )
+        )
+    text = (
+        f"Forward and backward of SCAN's universal transformer (softmax attention, {POSITIONS:,} positions a side in a batch, float32, one "
+        f"thread), milliseconds, median [quartiles] of {args.rounds} interleaved rounds. The share is the loss's own time of a step with "
+        f"it, on all nine attentions, or on the encoder's three, which is the default. `python benchmarks/orthogonality_share.py --rounds {args.rounds}`; {where(gpu=args.device == 'cuda')}."
+    )
+    header = ("length", "step without", "step with", "loss alone", "share", "encoder alone", "share by difference")
+    publish(f"The orthogonality loss in a step ({args.device})", f"{text}\n\n{table(header, rows)}", args.results)
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

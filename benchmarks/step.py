@@ -1,0 +1,312 @@
+"""A training step as ``fairseq-train`` makes it, in seconds and tokens; beside a reference's own step in the same run.
+
+    python benchmarks/step.py                            # relative universal SCAN step, random and bucketed batches
+    python benchmarks/step.py --reference PATH           # the same sentences through the reference's own step too
+    python benchmarks/step.py --model pcfg --rounds 1    # the step of PCFG
+    python benchmarks/step.py --arguments="--encoder-attention linear --decoder-attention linear"
+
+PATH holds a copy of robertcsordas/transformer_generalization; it runs in a process of its own (``reference_step.py``).
+A round takes every batch of every kind once, one step of each implementation after the other, so that what else the
+machine does hits all alike. Times of a CPU are CPU seconds on one thread; read them as ratios. A step whose loss does
+not fall is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import numpy as np
+import torch
+from fairseq import options, tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.trainer import Trainer
+from report import FOLDER, publish, table, where
+
+#: Of a model: its data, its arguments, and the variant and sizes of the reference's model.
+MODELS: Dict[str, Dict[str, Any]] = {
+    "scan": {
+        "data": "scan --split length --cutoff 26",
+        "arguments": "--arch sg_transformer_scan --depth shared "
+        "--encoder-attention relative --decoder-attention relative "
+        "--lr 1e-3 --clip-norm 5 --batch-size 256",
+        "reference": "relative_universal",
+        "sizes": {"dim": 128, "ffn": 256, "heads": 8, "layers": 3, "lr": 1e-3, "clip": 5.0},
+    },
+    "pcfg": {
+        "data": "pcfg --condition systematicity --generate 2000",
+        "arguments": "--arch sg_transformer_pcfg --depth shared "
+        "--encoder-attention relative --decoder-attention relative "
+        "--lr 1e-4 --clip-norm 1 --batch-size 64",
+        "reference": "relative_universal",
+        "sizes": {"dim": 512, "ffn": 2048, "heads": 8, "layers": 6, "lr": 1e-4, "clip": 1.0},
+    },
+}
+COMMON = (
+    "--user-dir {plugin} --task sg_translation --criterion cross_entropy_orthogonality --optimizer torch_adam "
+    "--dropout 0.1 --seed 1 --no-save --disable-validation --num-workers 0 --log-format none"
+)
+#: Batches of like lengths: sorted inside windows of so many batches.
+WINDOW = 4
+#: How many of them are sampled: all of some windows, for every length to have its share.
+WINDOWS = 2
+
+
+@dataclass
+class Measured:
+    """One step: its seconds, and its loss in nats a token."""
+
+    seconds: float
+    loss: float
+
+
+class OurStep:
+    """fairseq's trainer with our task, model and criterion."""
+
+    def __init__(self, arguments: Sequence[str], data: Path, device: str):
+        plugin = FOLDER.parent / "fairseq_sg"
+        common = shlex.split(COMMON.format(plugin=shlex.quote(str(plugin))))
+        line = [str(data), *common, *arguments, *(["--cpu"] if device == "cpu" else [])]
+        utils.import_user_module(argparse.Namespace(user_dir=str(plugin)))
+        args = options.parse_args_and_arch(options.get_training_parser(), input_args=line)
+        cfg = convert_namespace_to_omegaconf(args)
+        np.random.seed(cfg.common.seed)
+        utils.set_torch_seed(cfg.common.seed)
+        self.device = device
+        self.task = tasks.setup_task(cfg.task)
+        model = self.task.build_model(cfg.model)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.trainer = Trainer(cfg, self.task, model, self.task.build_criterion(cfg.criterion))
+        # As fairseq-train does: the trainer, which owns the optimizer, makes the batches.
+        self.iterator = self.trainer.get_train_iterator(epoch=1)
+        self.trainer.begin_epoch(1)
+
+    def batches(self, number: int) -> List[Dict[str, Any]]:
+        """The first batches of an epoch that have the full number of sentences."""
+        found = [batch for batch in self.iterator.next_epoch_itr(shuffle=False) if batch]
+        full = max(batch["nsentences"] for batch in found)
+        found = [batch for batch in found if batch["nsentences"] == full]
+        return found[:number]
+
+    def step(self, batch: Dict[str, Any]) -> Measured:
+        synchronize(self.device)
+        wall, cpu = time.perf_counter(), time.process_time()
+        logs = self.trainer.train_step([batch])
+        synchronize(self.device)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        return Measured(cpu if self.device == "cpu" else wall, logs["nll_loss"] * math.log(2))
+
+
+class ReferenceStep:
+    """The reference's training step in a process of its own."""
+
+    def __init__(self, path: Path, model: Dict[str, Any], ours: OurStep, device: str):
+        # Their vocabularies have no special symbols, and the model adds its own.
+        self.special = ours.task.source_dictionary.nspecial
+        source, target = (len(d) - self.special for d in (ours.task.source_dictionary, ours.task.target_dictionary))
+        sizes = model["sizes"] | {"source_words": source, "target_words": target}
+        command = [sys.executable, str(FOLDER / "reference_step.py")]
+        command += [str(path.resolve()), model["reference"], device, json.dumps(sizes)]
+        self.device = device
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+        self.parameters = self._answer()["parameters"]
+        self.known: Dict[int, int] = {}
+
+    def _ask(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> Dict[str, Any]:
+        line = self.process.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            raise SystemExit(f"the reference's process ended: {self.errors.read()[-2000:]}")
+        return json.loads(line)
+
+    def _words(self, tokens: torch.Tensor) -> List[List[int]]:
+        return [[word - self.special for word in row if word >= self.special] for row in tokens.tolist()]
+
+    def step(self, batch: Dict[str, Any]) -> Measured:
+        if id(batch) not in self.known:
+            sentences = {
+                "source": self._words(batch["net_input"]["src_tokens"]),
+                "target": self._words(batch["target"]),
+            }
+            self.known[id(batch)] = self._ask(sentences)["batches"] - 1
+        answer = self._ask({"step": self.known[id(batch)]})
+        return Measured(answer["cpu" if self.device == "cpu" else "wall"], answer["loss"])
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+@dataclass
+class Result:
+    """Of one implementation on one kind of batches: seconds of a step, the mean over the batches, in every round."""
+
+    batches: str
+    implementation: str
+    seconds: List[float]
+    losses: List[float]
+    real: float
+    padded: float
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def tokens(batches: Sequence[Dict[str, Any]], pad: int) -> Dict[str, float]:
+    """Positions of an average batch, of source and target: those with a token, and all."""
+    sides = [
+        x for batch in batches for x in (batch["net_input"]["src_tokens"], batch["net_input"]["prev_output_tokens"])
+    ]
+    return {
+        "real": sum(int(x.ne(pad).sum()) for x in sides) / len(batches),
+        "padded": sum(x.numel() for x in sides) / len(batches),
+    }
+
+
+def measure(
+    name: str, extra: Sequence[str], data: Path, reference: Optional[Path], rounds: int, number: int, device: str
+):
+    """Results of every implementation on random and on bucketed batches, and the numbers of parameters."""
+    model = MODELS[name]
+    results, runs, parameters = [], [], {}
+    for kind, window in (("random", 1), ("bucketed", None)):
+        arguments = [*shlex.split(model["arguments"]), *extra]
+        size = int(arguments[arguments.index("--batch-size") + 1])
+        arguments += ["--length-window", str(size * WINDOW if window is None else window)]
+        ours = OurStep(arguments, data, device)
+        batches = ours.batches(number if window == 1 else WINDOW * WINDOWS)
+        steps = {"ours": ours}
+        if reference is not None:
+            steps["reference"] = ReferenceStep(reference, model, ours, device)
+        size = tokens(batches, ours.task.source_dictionary.pad())
+        for implementation, step in steps.items():
+            parameters[implementation] = step.parameters
+            results.append(Result(kind, implementation, [], [], **size))
+            runs.append((step, batches))
+    # The first round does not count: the first steps also allocate.
+    for counts in [False] + [True] * rounds:
+        seconds: List[List[float]] = [[] for _ in runs]
+        for position in range(max(len(batches) for _, batches in runs)):
+            for (step, batches), result, found in zip(runs, results, seconds):
+                if position < len(batches):
+                    measured = step.step(batches[position])
+                    result.losses.append(measured.loss)
+                    found.append(measured.seconds)
+        if counts:
+            for result, found in zip(results, seconds):
+                result.seconds.append(statistics.mean(found))
+    for step, _ in runs:
+        if isinstance(step, ReferenceStep):
+            step.close()
+    for result in results:
+        check(result)
+    return results, parameters
+
+
+def check(result: Result) -> None:
+    """Raises SystemExit for a step that does not train: such a step is not timed."""
+    third = max(1, len(result.losses) // 3)
+    first, last = statistics.mean(result.losses[:third]), statistics.mean(result.losses[-third:])
+    if not all(map(math.isfinite, result.losses)) or last >= first:
+        raise SystemExit(f"{result.implementation} on {result.batches} batches does not train: loss {first} -> {last}")
+
+
+def rows(results: Sequence[Result]) -> List[Sequence[str]]:
+    base = {r.batches: r.median for r in results if r.implementation == "reference"}
+    first = base.get("random")
+    return [
+        (
+            f"{r.implementation}, {r.batches}",
+            f"{r.median:.3f} [{min(r.seconds):.3f}, {max(r.seconds):.3f}]",
+            f"{1 / r.median:.2f}",
+            f"{r.real:,.0f}",
+            f"{r.padded:,.0f}",
+            f"{base[r.batches] / r.median:.2f}" if base else "–",
+            f"{first / r.median:.2f}" if first else "–",
+            f"{r.losses[0]:.3f} → {r.losses[-1]:.3f}",
+        )
+        for r in results
+    ]
+
+
+HEADER = (
+    "step", "seconds", "steps/s", "tokens", "with padding", "× reference", "× reference, random", "loss"
+)  # fmt: skip
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(MODELS), default="scan")
+    parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
+    parser.add_argument("--reference", type=Path, metavar="PATH", help="a copy of the reference repository")
+    parser.add_argument("--data", type=Path, help="the data folder (default: generated)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default 5)")
+    parser.add_argument("--batches", type=int, default=4, help="random batches of a round (default 4)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round's numbers into this file")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    machine = where(gpu=args.device == "cuda")
+    extra = shlex.split(args.arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        data = args.data or Path(folder)
+        if args.data is None:
+            command = [
+                sys.executable,
+                "-m",
+                "data_prep",
+                *shlex.split(MODELS[args.model]["data"]),
+                "--out",
+                folder,
+                "--overwrite",
+            ]
+            subprocess.run(command, cwd=FOLDER.parent, check=True, stdout=subprocess.DEVNULL)
+        results, parameters = measure(args.model, extra, data, args.reference, args.rounds, args.batches, args.device)
+    command = f"python benchmarks/step.py --model {args.model} --rounds {args.rounds} --batches {args.batches}"
+    command += f" --arguments={shlex.quote(args.arguments)}" if extra else ""
+    command += " --reference PATH" if args.reference else ""
+    chosen = " ".join(filter(None, (MODELS[args.model]["arguments"], args.arguments)))
+    what = "CPU seconds on one thread" if args.device == "cpu" else "seconds"
+    text = (
+        f"One training step as fairseq-train makes it (`{chosen}`), {what}: mean over the batches of a round, median "
+        f"[least, most] of {args.rounds} interleaved rounds. Bucketed is `--length-window` with {WINDOW} batches, "
+        "random is 1. Tokens of an average batch, source and target. "
+        + "; ".join(f"{name}: {n:,} parameters" for name, n in parameters.items())
+        + f". `{command}`; {machine}."
+    )
+    publish(f"A training step ({args.model}, {args.device})", f"{text}\n\n{table(HEADER, rows(results))}", args.results)
+    if args.json is not None:
+        found = [vars(r) | {"median": r.median} for r in results]
+        args.json.write_text(
+            json.dumps({"command": command, "machine": machine, "parameters": parameters, "results": found}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Softmax attention of a training step on a CPU.
+
+    P = softmax(s QKᵀ + bias),   O = (m ⊙ P) V          m the mask of dropout
+
+torch's operator has a fused kernel there for neither dropout nor a bias that is trained, and works in a dozen passes
+over the (B, H, N, M) logits, and as many in the derivative. These are the equations in as few passes as separate
+kernels need. With G = ∂O and ∘ the sum of a row's products, the derivative is
+
+    ∂V = (m ⊙ P)ᵀ G,   ∂L = P ⊙ (m ⊙ GVᵀ − (m ⊙ GVᵀ) ∘ P),   ∂Q = s ∂L K,   ∂K = s ∂Lᵀ Q,   ∂bias = ∂L.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from fairseq_sg.modules.dropout import dropout_mask
+
+#: float32 numbers in a vector register (AVX-512): torch's softmax of shorter rows takes eight times as long.
+SHORTEST = 16
+
+
+def is_faster(q: Tensor, bias: Optional[Tensor], dropout_p: float) -> bool:
+    """Whether torch has no fused kernel. In half precision its operator computes in float32, and stays."""
+    trained = dropout_p > 0 or bias is not None and bias.requires_grad
+    return trained and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
+
+
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    hidden: Optional[Tensor],
+    dropout_p: float,
+    scale: float,
+) -> Tensor:
+    """q (B, H, N, D), k (B, H, M, D), v (B, H, M, E), float32 or float64 -> (B, H, N, E).
+
+    ``bias`` is added to the scaled logits; ``hidden`` is bool, True where a query must not see a key. Both broadcast to
+    (B, H, N, M). The output of a query that sees no key is 0, and gives no gradient. Second derivatives are refused
+    (RuntimeError).
+    """
+    lowest = None
+    if hidden is not None:
+        # Not −∞: the softmax over hidden keys alone would be NaN.
+        lowest = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, torch.finfo(q.dtype).min / 2)
+    out = _SoftmaxAttention.apply(q, k, v, bias, lowest, dropout_p, scale)
+    if hidden is not None:
+        blind = hidden.all(-1, keepdim=True)
+        if blind.any():
+            out = out.masked_fill(blind, 0.0)
+    return out
+
+
+class _SoftmaxAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Optional[Tensor],
+        lowest: Optional[Tensor],
+        dropout_p: float,
+        scale: float,
+    ) -> Tensor:
+        keys = k.size(2)
+        logits = _product(q, _lengthened(k), scale)
+        inside = logits[..., :keys]
+        for added in (bias, lowest):
+            if added is not None:
+                inside += added
+        logits[..., keys:] = -torch.inf
+        weights = logits.softmax(-1)
+        mask = dropout_mask(weights, dropout_p) if dropout_p > 0 else None
+        ctx.save_for_backward(q, k, v, weights, mask)
+        ctx.scale, ctx.bias_shape = scale, None if bias is None else bias.shape
+        return (weights if mask is None else weights * mask)[..., :keys] @ v
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor):
+        if torch.is_grad_enabled():
+            raise RuntimeError("softmax attention on a CPU has no second derivative in training (create_graph=True)")
+        q, k, v, weights, mask = ctx.saved_tensors
+        keys = k.size(2)
+        dropped = weights if mask is None else weights * mask
+        grad_v = dropped[..., :keys].transpose(-1, -2) @ grad
+        grad_weights = _product(grad, _lengthened(v), 1.0)
+        if mask is not None:
+            grad_weights *= mask
+        grad_logits = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)[..., :keys]
+        grad_q = _product(grad_logits, k.transpose(-1, -2), ctx.scale)
+        grad_k = _product(grad_logits.transpose(-1, -2), q.transpose(-1, -2), ctx.scale)
+        grad_bias = None
+        if ctx.bias_shape is not None and ctx.needs_input_grad[3]:
+            grad_bias = grad_logits.sum_to_size(ctx.bias_shape)
+        return grad_q, grad_k, grad_v, grad_bias, None, None, None
+
+
+def _lengthened(x: Tensor) -> Tensor:
+    """x (B, H, M, D) with zeros after it up to the shortest fast length."""
+    missing = SHORTEST - x.size(2)
+    return F.pad(x, (0, 0, 0, missing)) if missing > 0 else x
+
+
+def _product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """scale · a bᵀ of a (B, H, N, D) and b (B, H, M, D): (B, H, N, M)."""
+    shape = (*a.shape[:3], b.size(2))
+    a, b = a.flatten(0, 1), b.flatten(0, 1)
+    return torch.baddbmm(a.new_empty(1), a, b.transpose(1, 2), beta=0, alpha=scale).view(shape)

@@ -1,0 +1,255 @@
+"""A packed batch trains like a padded one: every attention, feedforward layer, update and depth, in float64."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+import torch
+from fairseq.data import Dictionary
+
+import fairseq_sg  # noqa: F401
+from fairseq_sg.models import sg_transformer
+from fairseq_sg.models.sg_encoder import SGEncoder
+from fairseq_sg.models.sg_transformer import SGTransformer
+from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.depth import DEPTH_REGISTRY
+from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.losses import OrthogonalityLoss, Statistic
+from fairseq_sg.modules.packing import Packing
+from fairseq_sg.modules.update import UPDATE_REGISTRY
+
+PAD = 1
+
+
+def dictionary(words: int) -> Dictionary:
+    found = Dictionary()
+    for word in range(words):
+        found.add_symbol(f"w{word}")
+    return found
+
+
+def task(left_pad: bool) -> SimpleNamespace:
+    return SimpleNamespace(
+        source_dictionary=dictionary(7),
+        target_dictionary=dictionary(5),
+        num_classes=3,
+        cfg=SimpleNamespace(left_pad_target=left_pad),
+    )
+
+
+def build(model=SGTransformer, left_pad=False, **options):
+    sizes = {
+        f"{side}_{key}": value
+        for side in ("encoder", "decoder")
+        for key, value in (("embed_dim", 12), ("ffn_embed_dim", 16), ("attention_heads", 2), ("layers", 2))
+    }
+    values = sizes | {"dropout": 0.0} | options
+    torch.manual_seed(1)
+    return model.build_model(SimpleNamespace(**values), task(left_pad)).double().train()
+
+
+def tokens(lengths, words: int, left_pad: bool) -> torch.Tensor:
+    rows = torch.full((len(lengths), max(lengths)), PAD)
+    for row, length in zip(rows, lengths):
+        found = torch.randint(4, 4 + words, (length,))
+        (row[len(row) - length :] if left_pad else row[:length]).copy_(found)
+    return rows
+
+
+def pair(left_pad=False):
+    torch.manual_seed(2)
+    return tokens([9, 2, 5], 7, left_pad), tokens([3, 8, 4], 5, left_pad)
+
+
+def together(model, run, real, monkeypatch):
+    """Outputs at real positions, losses, gradients of a packed and of a padded pass; how many batches were packed."""
+    packed = []
+
+    def watched(mask):
+        packed.append(Packing(mask))
+        return packed[-1]
+
+    found = []
+    for pays in (watched, lambda mask: None):
+        monkeypatch.setattr(sg_transformer.Packing, "where_it_pays", pays)
+        model.zero_grad()
+        torch.manual_seed(3)
+        out, extra = run()
+        out = out if real is None else out[real]
+        losses = {
+            name: torch.stack([x.value if isinstance(x, Statistic) else x for x in values])
+            for name, values in extra["aux_losses"].items()
+        }
+        trained = [
+            losses[name].sum() for name, values in extra["aux_losses"].items() if not isinstance(values[0], Statistic)
+        ]
+        torch.manual_seed(4)
+        (sum(trained) + (out * torch.randn(out.shape, dtype=out.dtype)).sum()).backward()
+        found.append((out.detach(), losses, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
+    return *found, len(packed)
+
+
+def assert_equal(packed, padded):
+    torch.testing.assert_close(packed[0], padded[0])
+    for ours, reference in zip(packed[1:], padded[1:]):
+        assert ours.keys() == reference.keys()
+        for name in reference:
+            torch.testing.assert_close(ours[name], reference[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+def compare(monkeypatch, left_pad=False, value_losses=None, batches=3, **options):
+    model, (source, target) = build(left_pad=left_pad, **options), pair(left_pad)
+    packed, padded, count = together(
+        model, lambda: model(source, None, target, value_losses=value_losses), target.ne(PAD), monkeypatch
+    )
+    assert count == batches
+    assert_equal(packed, padded)
+    return packed
+
+
+def attention_options(name: str) -> dict:
+    """The attention wherever it can serve, softmax elsewhere."""
+    roles = ATTENTION_REGISTRY.find(name).roles
+    return {f"{role}_attention": name if role in roles else "softmax" for role in ("encoder", "decoder", "cross")}
+
+
+sides = pytest.mark.parametrize("left_pad", [False, True], ids=["right", "left"])
+
+
+@sides
+@pytest.mark.parametrize("depth", sorted(DEPTH_REGISTRY))
+@pytest.mark.parametrize("attention", sorted(ATTENTION_REGISTRY))
+def test_attentions(attention, depth, left_pad, monkeypatch):
+    compare(monkeypatch, left_pad, depth=depth, **attention_options(attention))
+
+
+#: What a small layer needs, and what its draws for each token would make different.
+FFN_OPTIONS = {"topk": {"topk_k": 4}, "sigma_moe": {"moe_expert_dropout": 0.0}}
+
+
+@pytest.mark.parametrize("update", sorted(UPDATE_REGISTRY))
+@pytest.mark.parametrize("ffn", sorted(FEEDFORWARD_REGISTRY))
+def test_feedforward_layers_and_updates(ffn, update, monkeypatch):
+    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
+    names = {"encoder_ffn": ffn, "decoder_ffn": ffn, "encoder_update": update, "decoder_update": update}
+    compare(monkeypatch, depth="shared", **names, **FFN_OPTIONS.get(ffn, {}))
+
+
+@pytest.mark.parametrize("padding", ["exclude", "include"])
+def test_ponder_loss(padding, monkeypatch):
+    losses = compare(monkeypatch, depth="shared_act", act_ponder_padding=padding)[1]
+    assert losses["ponder"].gt(0).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pre_norm": True, "untied_output": True},
+        {"logit_scale": "log_length", "log_length_of": "padded"},
+        {"position": "t5"},
+        {"position": "rotary"},
+        {"encoder_embed_dim": 8},
+    ],
+    ids=str,
+)
+def test_further_options(options, monkeypatch):
+    compare(monkeypatch, **options)
+
+
+def test_losses_on_values(monkeypatch):
+    losses = {role: OrthogonalityLoss(name=role) for role in ("encoder", "decoder", "cross")}
+    assert compare(monkeypatch, value_losses=losses)[1].keys() == losses.keys()
+
+
+def test_a_loss_that_counts_padding_keeps_it(monkeypatch):
+    counted = OrthogonalityLoss(name="counted", padding="include")
+    for role in ("encoder", "decoder", "cross"):
+        compare(monkeypatch, value_losses={role: counted}, batches=0)
+
+
+def test_a_loss_that_says_nothing_keeps_it(monkeypatch):
+    def mean(values, padding_mask):
+        return values.mean()
+
+    mean.name = "mean"
+    compare(monkeypatch, value_losses={"encoder": mean}, batches=0)
+
+
+def test_classifier_and_language_model(monkeypatch):
+    source, target = pair()
+    model = build(SGEncoder)
+    packed, padded, count = together(model, lambda: model(source), None, monkeypatch)
+    assert count == 1
+    assert_equal(packed, padded)
+    model = build(SGTransformerLM)
+    packed, padded, count = together(model, lambda: model(target), target.ne(PAD), monkeypatch)
+    assert count == 1
+    assert_equal(packed, padded)
+
+
+def test_features(monkeypatch):
+    model, (source, target) = build(), pair()
+    run = lambda: model(source, None, target, features_only=True)  # noqa: E731
+    packed, padded, _ = together(model, run, target.ne(PAD), monkeypatch)
+    assert packed[0].size(-1) == 12
+    assert_equal(packed, padded)
+
+
+def test_outside_training_everything_has_its_place(monkeypatch):
+    """And where all states, attention weights or a memory are asked for."""
+    model, (source, target) = build(), pair()
+
+    def never(mask):
+        raise AssertionError("packed")
+
+    monkeypatch.setattr(sg_transformer.Packing, "where_it_pays", never)
+    with pytest.raises(AssertionError, match="packed"):
+        model(source, None, target)
+    model(source, None, target, return_all_hiddens=True)
+    encoder_out = model.encoder(source, None, return_all_hiddens=True)
+    assert model.decoder(target, encoder_out, need_attn=True)[1]["attn"][0].shape == (3, 8, 9)
+    streams = build(SGTransformerLM)
+    assert streams(target, memory_length=4)[1]["memory"]["position"] == 8
+    model.eval()(source, None, target)
+
+
+def test_garbage_and_a_row_of_padding_alone(monkeypatch):
+    """Embeddings of padding that are no zeros reach nothing."""
+    monkeypatch.setattr(sg_transformer.Packing, "where_it_pays", Packing)
+    model, (source, target) = build(), pair()
+    source[1] = PAD
+    real = target.ne(PAD)
+    clean = model(source, None, target)[0][real]
+    with torch.no_grad():
+        for embedding in (model.encoder.embedding, model.decoder.embedding):
+            embedding.tokens.weight[PAD] = 1e9
+    logits = model(source, None, target)[0][real]
+    others = [i for i in range(logits.size(-1)) if i != PAD]  # the table is the output matrix too
+    torch.testing.assert_close(logits[:, others], clean[:, others])
+
+
+@pytest.mark.parametrize("depth", ["shared", "separate"])
+def test_a_shared_layer_projects_the_source_once(depth):
+    model, (source, target) = build(depth=depth), pair()
+    calls = []
+    for name, module in model.named_modules():
+        if name.endswith("cross_attn.k_proj"):
+            module.register_forward_hook(lambda *_: calls.append(1))
+    model(source, None, target)
+    assert len(calls) == (1 if depth == "shared" else 2)
+    model.eval()(source, None, target)
+    assert len(calls) == (3 if depth == "shared" else 4)
+
+
+def test_dropout_and_a_resumed_generator_repeat_to_the_bit():
+    model, (source, target) = build(dropout=0.3), pair()
+    state = torch.get_rng_state()
+    first = model(source, None, target)[0]
+    torch.set_rng_state(state)
+    assert torch.equal(model(source, None, target)[0], first)
+    assert not torch.equal(model(source, None, target)[0], first)
