@@ -51,7 +51,12 @@ def test_small_recipes(dataset, monkeypatch):
     full = ndr.make_runs(arguments(monkeypatch, dataset, "--models", "ndr,relative", "--device", "cpu"))
     small = ndr.make_runs(arguments(monkeypatch, dataset, "--small", "--models", "ndr,relative", "--device", "cpu"))
     for run, model in zip(small, ("ndr", "relative"), strict=True):
-        assert run.steps == ndr.SMALL[dataset][2]["steps"] < full[0].steps and run.name == model and run.data != full[0].data and run.folder != full[0].folder
+        assert (
+            run.steps == ndr.SMALL[dataset][2]["steps"] < full[0].steps
+            and run.name == model
+            and run.data != full[0].data
+            and run.folder != full[0].folder
+        )
         # What makes the model comes from the published recipe; the last of two equal options counts.
         kept = [word for word in ndr.RECIPES[dataset][model].arguments.split() if word.startswith("--encoder-att")]
         assert set(kept) <= set(run.arguments)
