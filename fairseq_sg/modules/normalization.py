@@ -9,10 +9,12 @@ is a module of its own for Queries and for Keys, shared by the heads.
 
 from __future__ import annotations
 
+from typing import ClassVar, Optional
+
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.ops.features import normalized
 from fairseq_sg.registry import Registry
 
 QK_NORM_REGISTRY = Registry("query/key normalization", "--qk-norm")
@@ -25,6 +27,9 @@ def build_qk_norm(name: str, dim: int) -> nn.Module:
 
 
 class _Normalization(nn.Module):
+    #: Its name in ``fairseq_sg.ops.features``, if the operator can apply it itself; empty where there is nothing to apply.
+    in_operator: ClassVar[Optional[str]] = None
+
     def __init__(self, dim: int, eps: float = 1e-6):
         super().__init__()
         self.dim = dim
@@ -38,6 +43,8 @@ class _Normalization(nn.Module):
 class NoNormalization(_Normalization):
     """x: the linear attention of Katharopoulos et al. 2020."""
 
+    in_operator = ""
+
     def forward(self, x: Tensor) -> Tensor:
         return x
 
@@ -46,28 +53,31 @@ class NoNormalization(_Normalization):
 class L1Normalization(_Normalization):
     """x / (‖x‖₁ + ε)."""
 
+    in_operator = "l1"
+
     def forward(self, x: Tensor) -> Tensor:
-        norm = x.abs().sum(-1, keepdim=True, dtype=accumulation_dtype(x))
-        return (x / (norm + self.eps)).type_as(x)
+        return normalized(x, "l1", self.eps)
 
 
 @register_qk_norm("l2")
 class L2Normalization(_Normalization):
     """x / (‖x‖₂ + ε)."""
 
+    in_operator = "l2"
+
     def forward(self, x: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x))
-        return (x / (norm + self.eps)).type_as(x)
+        return normalized(x, "l2", self.eps)
 
 
 @register_qk_norm("rms")
 class RMSNormalization(_Normalization):
     """x / (RMS(x) + ε) ⊙ γ, RMS(x) = √(mean x²), ε outside the root as the paper writes it; γ starts at 1."""
 
+    in_operator = "rms"
+
     def __init__(self, dim: int, eps: float = 1e-6):
         super().__init__(dim, eps)
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x))
-        return (x / (norm * self.dim**-0.5 + self.eps) * self.weight).type_as(x)
+        return normalized(x, "rms", self.eps, self.weight)

@@ -506,3 +506,44 @@ def test_weights_are_accurate_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         _, weights = attention.attend(q, k, v, None, None, True)
     assert torch.equal(weights, expected)
+
+
+# Left to the operator in training.
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
+@pytest.mark.parametrize("norm", ["none", "l1", "l2", "rms"])
+@every_map
+def test_training_computes_what_evaluation_does(name, norm, role):
+    """Where the operator maps and normalizes, and where the modules do: outputs, gradients, memory, padding."""
+    if name == "performer":
+        pytest.skip("it draws anew in training")
+    options = OPTIONS.get(name, {})
+    attention = ATTENTION_REGISTRY["linear"](
+        12, 2, role=role, feature_map=name, feature_map_options=options, qk_norm=norm
+    ).double()
+    for parameter in (*attention.q_norm.parameters(), *attention.k_norm.parameters()):
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    x, source = torch.randn(5, 3, 12).double(), torch.randn(7, 3, 12).double()
+    key = source if role == "cross" else x
+    mask = torch.arange(len(key)) >= torch.tensor([len(key), 4, 1])[:, None]
+    memory = torch.randn(4, 3, 12).double()
+    found = []
+    for training in (True, False):
+        attention.train(training).zero_grad()
+        out, _ = attention(x, key, key, key_padding_mask=mask)
+        outs = [out]
+        if role == "decoder":
+            outs.append(attention(x, memory=memory)[0])
+        sum(o.sin().sum() for o in outs).backward()
+        found.append([*outs, *(p.grad.clone() for p in attention.parameters() if p.grad is not None)])
+    for trained, evaluated in zip(*found, strict=True):
+        torch.testing.assert_close(trained, evaluated)
+
+
+def test_a_normalization_of_ones_own_is_applied_in_training():
+    attention = ATTENTION_REGISTRY["linear"](12, 2, role="encoder")
+    attention.q_norm = attention.k_norm = nn.Softmax(-1)
+    x = torch.randn(5, 3, 12)
+    expected = attention.eval()(x)[0]
+    torch.testing.assert_close(attention.train()(x)[0], expected)

@@ -13,6 +13,7 @@ from torch import nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import build_attention
+from fairseq_sg.modules.dropout import dropout
 
 ROLES = ("encoder", "decoder")
 roles = pytest.mark.parametrize("role", ROLES)
@@ -147,7 +148,7 @@ def test_dropout_is_on_the_keys_in_training_only(role):
     torch.manual_seed(3)
     out = module(x)[0]
     torch.manual_seed(3)
-    kept = nn.functional.dropout(module._heads(module.k_proj(x)), 0.5)
+    kept = dropout(module._heads(module.k_proj(x)), 0.5, training=True)
     plain.k_proj = nn.Identity()
     expected = plain(x, kept.permute(2, 0, 1, 3).flatten(2), x)[0]
     torch.testing.assert_close(out, expected)

@@ -122,8 +122,26 @@ class LinearAttention(Attention):
         self.feature_map.check_positions(positions, below=before + x.size(2))
         return positions
 
+    def _left_to_operator(self) -> Dict[str, Any]:
+        """What the operator is told, to map and normalize Queries and Keys as it reads them."""
+        weights = {
+            f"{side}_weight": getattr(norm, "weight", None) for side, norm in (("q", self.q_norm), ("k", self.k_norm))
+        }
+        return {
+            "feature_map": self.feature_map.in_operator,
+            "qk_norm": self.q_norm.in_operator or None,
+            "norm_eps": self.q_norm.eps,
+            **weights,
+        }
+
     def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights):
         self._check_mask(attn_mask)
+        # Outside training the analysis looks at Q̂ and K̂ where the modules make them.
+        can_leave = None not in (self.feature_map.in_operator, getattr(self.q_norm, "in_operator", None))
+        if self.training and not need_weights and self.position is None and can_leave:
+            visible = dict(causal=self.causal, key_padding_mask=key_padding_mask)
+            left = self._left_to_operator()
+            return attend_after(self._remembered(q, k), q, k, v, eps=self.eps, features=left, **visible), None
         self.feature_map.begin()
         at_keys = self._positions(k, key_padding_mask)
         if self.role == "cross":
@@ -193,17 +211,27 @@ class LinearAttention(Attention):
 
 
 def attend_after(
-    memory: int, q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Optional[Tensor], **options: Any
+    memory: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    key_padding_mask: Optional[Tensor],
+    features: Optional[Dict[str, Any]] = None,
+    **options: Any,
 ) -> Tensor:
     """``linear_attention`` whose first ``memory`` keys come before all queries: they are folded to a state, of time
-    O(M·F·E).
+    O(M·F·E). ``features`` is what the operator is to make of q and k, None where they are features.
     """
+    features = features or {}
+    options |= features
     if not memory:
         return linear_attention(q, k, v, key_padding_mask=key_padding_mask, **options)
     before, rest = None, None
     if key_padding_mask is not None:
         before, rest = key_padding_mask[:, :memory], key_padding_mask[:, memory:]
-    state = linear_attention_state(k[:, :, :memory], v[:, :, :memory], key_padding_mask=before)
+    of_keys = {name: value for name, value in features.items() if name != "q_weight"}
+    state = linear_attention_state(k[:, :, :memory], v[:, :, :memory], key_padding_mask=before, **of_keys)
     return linear_attention(q, k[:, :, memory:], v[:, :, memory:], key_padding_mask=rest, state=state, **options)
 
 

@@ -34,11 +34,13 @@ class FeatureMap(nn.Module):
         options: dataclass of the map's own options; its fields are command-line options and keyword arguments.
         needs_positions: whether ``queries`` and ``keys`` get positions; int64, broadcastable to (B, H, N), counted
             from 0 at the first real token. Without it they are None.
+        in_operator: its name in ``fairseq_sg.ops.features``, if the operator can apply the map itself.
     """
 
     registered_name: ClassVar[str]
     options: ClassVar[Optional[type]] = None
     needs_positions: ClassVar[bool] = False
+    in_operator: ClassVar[Optional[str]] = None
 
     def __init__(self, head_dim: int):
         super().__init__()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
+from fairseq_sg.ops.features import squared
 
 
 @register_feature_map("squared")
@@ -14,5 +15,7 @@ class SquaredFeatureMap(FeatureMap):
     The sign of a feature is lost, so a Query is as similar to k as to −k.
     """
 
+    in_operator = "squared"
+
     def forward(self, x: Tensor) -> Tensor:
-        return accurate(x).square()
+        return squared(x)
