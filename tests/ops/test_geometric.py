@@ -12,6 +12,7 @@ from ops_comparison import Operations, assert_all_close, assert_as_exact_as, mak
 from torch import Tensor
 
 from fairseq_sg.ops import geometric_attention
+from fairseq_sg.ops.geometric import scan
 from fairseq_sg.ops.geometric.scan import nearest_first
 
 implementations = pytest.mark.parametrize("implementation", ["naive", "scan"])
@@ -351,3 +352,30 @@ def test_wrong_arguments(shape, options, error, message):
 def test_wrong_dtype():
     with pytest.raises(TypeError, match="logits must be a floating-point tensor, not torch.int64"):
         geometric_attention(torch.zeros(1, 1, 2, 2, dtype=torch.int64))
+
+
+@causality
+@pytest.mark.parametrize("block", [1, 100, 250, 1000])
+def test_blocks_of_maps_equal_all_at_once(causal, block, device, monkeypatch):
+    """Blocks of one map, of one or two with a rest, and of all; the loss is not contiguous."""
+    (logits,) = make((3, 3, 9, 9, 0), device).values()
+    mask = make_mask("left", 3, 9, device)
+    grad = torch.randn(3, 3, 9, 9, dtype=torch.float64, device=device).transpose(2, 3)
+
+    def results(implementation):
+        leaf = logits.clone().requires_grad_()
+        weights = geometric_attention(leaf, causal=causal, key_padding_mask=mask, implementation=implementation)
+        return {"weights": weights.detach(), "gradient": torch.autograd.grad(weights, leaf, grad)[0]}
+
+    expected = results("naive")
+    monkeypatch.setattr(scan, "BLOCK", block)
+    assert_all_close(results("scan"), expected, rtol=1e-11, atol=1e-13)
+
+
+@implementations
+@causality
+def test_logits_are_left_as_they_are(implementation, causal, device):
+    (logits,) = make((2, 2, 9, 9, 0), device).values()
+    before = logits.clone()
+    geometric_attention(logits, causal=causal, implementation=implementation)
+    assert torch.equal(logits, before)

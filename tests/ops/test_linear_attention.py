@@ -463,3 +463,85 @@ def test_wrong_dtypes():
         linear_attention(torch.zeros(Q), torch.zeros(K, dtype=torch.int64), torch.zeros(V))
     with pytest.raises(TypeError, match=r"key_padding_mask must be bool, True at padding, not torch.float32"):
         linear_attention(torch.zeros(Q), torch.zeros(K), torch.zeros(V), key_padding_mask=torch.zeros(2, 7))
+
+
+@pytest.mark.parametrize("length", [1, 16, 33, 48, 49, 70])
+@pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "plain"])
+@pytest.mark.parametrize("used", ["out", "final S", "final z"])
+def test_gradients_of_one_output_alone(length, normalize, used, device):
+    """Of the output without the final state, and of one half of the state without the output."""
+    inputs = make(2, 2, length, length, 8, 5, device) | make_state(2, 2, 8, 5, device)
+    options = {"causal": True, "return_state": True, "normalize": normalize}
+
+    def gradients(implementation: str) -> dict[str, Tensor]:
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+        out = run(implementation, **options)(**leaves)[used]
+        weight = torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=device).view(out.shape)
+        found = torch.autograd.grad((out * weight).sum(), list(leaves.values()), allow_unused=True)
+        return {name: 0 * x if g is None else g for (name, x), g in zip(inputs.items(), found, strict=True)}
+
+    assert_all_close(gradients("chunked"), gradients("naive"), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [1, 5, 70])
+@pytest.mark.parametrize("with_state", [True, False], ids=["state", "no-state"])
+@pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "plain"])
+def test_second_derivatives(length, with_state, normalize, device):
+    """create_graph=True goes through the closed form as through the equations, in one chunk and in several."""
+    inputs = make(1, 2, length, length, 3, 2, device)
+    inputs |= make_state(1, 2, 3, 2, device) if with_state else {}
+
+    def second(implementation: str) -> dict[str, Tensor]:
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+        outputs = run(implementation, causal=True, return_state=with_state, normalize=normalize)(**leaves).values()
+        first = torch.autograd.grad(sum(x.pow(3).sum() for x in outputs), list(leaves.values()), create_graph=True)
+        total = sum((g * torch.linspace(-1, 2, g.numel(), dtype=g.dtype).to(g).view(g.shape)).sum() for g in first)
+        return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
+
+    assert_all_close(second("chunked"), second("naive"), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("length", [5, 70])
+def test_second_derivatives_where_one_input_is_constant(length, device):
+    inputs = make(1, 2, length, length, 3, 2, device)
+
+    def second(implementation: str) -> Tensor:
+        k = inputs["k"].clone().requires_grad_()
+        out = linear_attention(inputs["q"], k, inputs["v"], causal=True, implementation=implementation)
+        (first,) = torch.autograd.grad(out.square().sum(), k, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), k)[0]
+
+    torch.testing.assert_close(second("chunked"), second("naive"), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("length", [49, 70, 97])
+def test_gradients_without_eps(length, device):
+    """Lengths that are no multiple of a chunk: what fills up the last one is not divided by 0."""
+    assert_equals_naive(make(1, 2, length, length, 8, 5, device), causal=True, eps=0.0)
+
+
+@pytest.mark.parametrize("length", [20, 100])
+def test_gradients_of_non_contiguous_inputs_and_losses(length, device):
+    """As a module has them, time first, on both sides."""
+    inputs = {name: x.transpose(1, 2).contiguous() for name, x in make(2, 3, length, length, 8, 5, device).items()}
+
+    def function(implementation):
+        def call(**named):
+            out = linear_attention(
+                *(x.transpose(1, 2) for x in named.values()), causal=True, implementation=implementation
+            )
+            return {"out": out.transpose(1, 2)}
+
+        return call
+
+    fast, naive = (with_gradients(function(name), inputs) for name in ("chunked", "naive"))
+    assert_all_close(fast, naive, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [9, 100])
+def test_backward_within_autocast_changes_nothing(length, device):
+    inputs = [x.requires_grad_() for x in make(2, 2, length, length, 8, 5, device, torch.float32).values()]
+    outside = torch.autograd.grad(linear_attention(*inputs, causal=True).sum(), inputs)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        inside = torch.autograd.grad(linear_attention(*inputs, causal=True).sum(), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(inside, outside, strict=True))

@@ -19,15 +19,21 @@ from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_no
 MOST_KEYS = 8192
 
 
-def _in_torch(function: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    """An implementation that takes logits of −∞ where P = 0, and knows neither masks nor half precision."""
+def _in_torch(function: Callable[[Tensor, Tensor | None, int], Tensor]) -> Callable[..., Tensor]:
+    """An implementation that takes what is hidden beside the diagonal as one mask, and knows no half precision."""
 
     def run(logits: Tensor, key_padding_mask: Tensor | None, causal: bool, offset: int) -> Tensor:
         hidden = _hidden(*logits.shape[2:], key_padding_mask, causal, offset, logits.device)
-        (visible,) = to_accumulation_dtype(logits)
-        return function(visible.masked_fill(hidden, -math.inf), offset).to(logits.dtype)
+        (full,) = to_accumulation_dtype(logits)
+        return function(full, hidden, offset).to(logits.dtype)
 
     return run
+
+
+def _naive(logits: Tensor, hidden: Tensor | None, offset: int) -> Tensor:
+    diagonal = torch.ones(logits.shape[2:], dtype=torch.bool, device=logits.device).tril_(offset).triu_(offset)
+    hidden = diagonal if hidden is None else diagonal | hidden
+    return geometric_attention_naive(logits.masked_fill(hidden, -math.inf), offset)
 
 
 def _why_not_triton(logits: Tensor) -> str | None:
@@ -44,7 +50,7 @@ def _triton(logits: Tensor, key_padding_mask: Tensor | None, causal: bool, offse
 
 
 IMPLEMENTATIONS = {
-    "naive": _in_torch(geometric_attention_naive),
+    "naive": _in_torch(_naive),
     "scan": _in_torch(geometric_attention_scan),
     "triton": _triton,
 }
@@ -107,9 +113,11 @@ def geometric_attention(
 
 def _hidden(
     queries: int, keys: int, key_padding_mask: Tensor | None, causal: bool, offset: int, device: torch.device
-) -> Tensor:
-    """What cannot be a match and hides nobody (P = 0): bool, broadcastable to (B, H, N, M)."""
+) -> Tensor | None:
+    """What beside the query itself cannot be a match and hides nobody (P = 0): bool, broadcastable to (B, H, N, M)."""
+    padding = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+    if not causal:
+        return padding
     i = torch.arange(offset, offset + queries, device=device)[:, None]
-    j = torch.arange(keys, device=device)
-    hidden = j >= i if causal else j == i
-    return hidden if key_padding_mask is None else hidden | key_padding_mask[:, None, None, :]
+    ahead = torch.arange(keys, device=device) > i
+    return ahead if padding is None else ahead | padding

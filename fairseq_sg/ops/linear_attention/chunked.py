@@ -7,8 +7,8 @@ chunk with queries Q, keys K and such values V,
 
     Y = A V + Q S,   A = tril(Q Kᵀ),
 
-whose last column is the denominator: out = Y_{1…E} / (Y_{E+1} + eps). The gradient is as short, and A and S are kept for
-it. With ∂out from outside, ∂Y has the columns ∂out / (Y_{E+1} + eps) and, last, −Σ_e of these times out; then
+whose last column is the denominator: out = Y_{1…E} / (Y_{E+1} + eps). The gradient is as short, and A and S are kept
+for it. With ∂out from outside, ∂Y has the columns ∂out / (Y_{E+1} + eps) and, last, −Σ_e of these times out; then
 
     ∂A = tril(∂Y Vᵀ),   ∂Q = ∂A K + ∂Y Sᵀ,   ∂K = ∂Aᵀ Q + V ∂Sᵀ,   ∂V = Aᵀ ∂Y + K ∂S,
 
@@ -93,8 +93,8 @@ def chunk_count(length: int, features: int, width: int) -> int:
 
     Per position the scores cost C (F + E) multiplications and the states 2 F E; their number N / C is what memory
     goes into. Of 16, 24, 32, 48 and 64, on one CPU thread, forward and backward, 16 was the fastest at F = 8; at F = 16
-    it was up to a length of 256, and 32 by as little above; 32 was at F = 32 and, in a tie with 64 (which holds half the
-    states), at F = 64.
+    so it was up to a length of 256, and 32 above, by little; at F = 32 it was 32, and at F = 64 that in a tie with 64,
+    which holds half the states.
     """
     chunk = 16 if features <= 16 else 32 if features <= 32 else 64
     through_scores = length * (features + width)
@@ -131,21 +131,33 @@ def _through_state(
 def _through_chunks(
     q: Tensor, k: Tensor, v: Tensor, state: State | None, return_state: bool, normalize: bool, eps: float
 ) -> tuple[Tensor, State | None]:
-    state = None if state is None else _join(state)
-    out, after = _CausalAttention.apply(q, k, v, state, return_state, normalize, eps)
-    return out, None if after is None else _part(after)
+    batch, heads, length, width = v.shape
+    count = chunk_count(length, q.shape[3], width)
+    # Positions that fill up the last chunk see keys, so that nothing is divided by 0 there even without eps.
+    q, k, v = _cut(q, count, fill=1.0), _cut(k, count), _cut(v, count)
+    state = None if state is None else _join(state).flatten(0, 1)
+    out, after = _CausalAttention.apply(q, k, v, state, count, return_state, normalize, eps)
+    out = out.view(batch, heads, -1, width)
+    if after is not None:
+        after = _part(after.view(batch, heads, *after.shape[1:]))
+    return out if out.shape[2] == length else out[:, :, :length], after
+
+
+def _cut(x: Tensor, count: int, fill: float = 0.0) -> Tensor:
+    """(B, H, N, D) -> (B H T, C, D); chunks of equal length leave fewer than T positions to fill up."""
+    chunk = -(-x.shape[2] // count)
+    tail = count * chunk - x.shape[2]
+    return (F.pad(x, (0, 0, 0, tail), value=fill) if tail else x).reshape(-1, chunk, x.shape[3])
 
 
 class _Chunks(NamedTuple):
-    """The causal form, and what its gradient is made of; T chunks of length C, and G = B H T.
+    """The causal form, and what its gradient is made of.
 
-    q, k: (G, C, F). v: (G, C, E + 1), with its column of ones. scores: A (G, C, C). before: S (G, F, E + 1), what lies
-    before each chunk; None for nothing. out: (G, C, E). inverse: 1 / (Y_{E+1} + eps), (G, C, 1), None without
-    denominators. after: S (B H, F, E + 1) after the last chunk, None where it was not asked for.
+    v: (G, C, E + 1), the values with their column of ones. scores: A (G, C, C). before: S (G, F, E + 1), what lies
+    before each chunk; None for nothing. out: (G, C, E). inverse: 1 / (Y_{E+1} + eps), (G, C, 1); None without
+    denominators. after: S (B H, F, E + 1) after the last chunk; None where it was not asked for.
     """
 
-    q: Tensor
-    k: Tensor
     v: Tensor
     scores: Tensor
     before: Tensor | None
@@ -154,71 +166,68 @@ class _Chunks(NamedTuple):
     after: Tensor | None
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, return_state: bool, normalize: bool, eps: float
-) -> _Chunks:
-    """`state` is (B, H, F, E + 1). Autograd can go through it, which second derivatives do."""
-    count = chunk_count(q.shape[2], q.shape[3], v.shape[3])
-    q, k, v = (_cut(x, count) for x in (q, k, v))
-    v = torch.cat((v, v.new_ones(*v.shape[:2], 1)), dim=-1)
+class _CausalAttention(torch.autograd.Function):
+    """T chunks q, k (G, C, F) and v (G, C, E), G = B H T, state (B H, F, E + 1) or None -> out and state after them."""
 
-    before, after = _states(k, v, count, None if state is None else state.flatten(0, 1), return_state)
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, *options
+    ) -> tuple[Tensor, Tensor | None]:
+        chunks = _attend(q, k, v, state, *options)
+        ctx.save_for_backward(q, k, v, state, *chunks[:-1])
+        ctx.set_materialize_grads(False)
+        ctx.options = options
+        return chunks.out, chunks.after
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, state, *kept = ctx.saved_tensors
+        with autocast_disabled(q.device):
+            if torch.is_grad_enabled():
+                gradients = _gradients_with_graph((q, k, v, state), ctx.options, grads)
+            else:
+                gradients = _gradients(q, k, _Chunks(*kept, None), ctx.options[0], state is not None, *grads)
+        return *gradients, None, None, None, None
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, count: int, return_state: bool, normalize: bool, eps: float
+) -> _Chunks:
+    """The forward pass; autograd can go through it, too."""
+    v = torch.cat((v, v.new_ones(*v.shape[:2], 1)), dim=-1)
+    before, after = _states(k, v, count, state, return_state)
     scores = torch.bmm(q, k.transpose(1, 2)).tril_()
     out = torch.bmm(scores, v)
     if before is not None:
         out = out.baddbmm_(q, before)
     out, denominator = out.split((out.shape[-1] - 1, 1), dim=-1)
     inverse = (denominator + eps).reciprocal() if normalize else None
-    # Without denominators: a copy, so that their column is not kept.
     out = out * inverse if normalize else out.contiguous()
-    return _Chunks(q, k, v, scores, before, out, inverse, after)
-
-
-class _CausalAttention(torch.autograd.Function):
-    """q (B, H, N, F), k, v (B, H, N, E), state (B, H, F, E + 1) or None -> out (B, H, N, E), and the state after it."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Tensor | None,
-        return_state: bool,
-        normalize: bool,
-        eps: float,
-    ) -> tuple[Tensor, Tensor | None]:
-        chunks = _attend(q, k, v, state, return_state, normalize, eps)
-        ctx.save_for_backward(q, k, v, state, *chunks[:-1])
-        ctx.set_materialize_grads(False)
-        ctx.options = (return_state, normalize, eps)
-        return _join_chunks(chunks.out, v), _of_heads(chunks.after, v)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad_out: Tensor | None, grad_after: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, state, *kept = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *_gradients_with_graph((q, k, v, state), ctx.options, grad_out, grad_after), None, None, None
-        with autocast_disabled(q.device):
-            gradients = _gradients(_Chunks(*kept, None), v, grad_out, grad_after)
-        return *gradients[:3], None if state is None else gradients[3].view_as(state), None, None, None
+    return _Chunks(v, scores, before, out, inverse, after)
 
 
 def _gradients(
-    chunks: _Chunks, values: Tensor, grad_out: Tensor | None, grad_after: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    chunks: _Chunks,
+    count: int,
+    of_state: bool,
+    grad_out: Tensor | None,
+    grad_after: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """∂q, ∂k, ∂v and, (B H, F, E + 1), the derivative with respect to what lies before the first chunk."""
-    q, k, v, scores, before, out, inverse, _ = chunks
+    """∂q, ∂k, ∂v and, with `of_state`, the derivative with respect to the state before the first chunk."""
+    v, scores, before, out, inverse, _ = chunks
     width = out.shape[-1]
-    count = q.shape[0] // values.shape[:2].numel()
-    grad = torch.zeros_like(v) if inverse is None or grad_out is None else torch.empty_like(v)  # ∂Y
-    if grad_out is not None:
-        grad_out = _cut(grad_out, count)
-        if inverse is None:
-            grad[..., :width] = grad_out
-        else:
-            torch.mul(grad_out, inverse, out=grad[..., :width])
-            torch.mul(torch.linalg.vecdot(grad_out, out)[..., None], -inverse, out=grad[..., width:])
+    if grad_out is None:
+        grad = torch.zeros_like(v)  # ∂Y
+    elif inverse is None:
+        grad = F.pad(grad_out, (0, 1))
+    else:
+        grad = torch.empty_like(v)
+        torch.mul(grad_out, inverse, out=grad[..., :width])
+        # As a product of matrices: `vecdot` writes the products of all elements before it sums them.
+        along = (grad_out[..., None, :] @ out[..., None])[..., 0]
+        torch.mul(along, -inverse, out=grad[..., width:])
 
     grad_scores = torch.bmm(grad, v.transpose(1, 2)).tril_()
     grad_q = torch.bmm(grad_scores, k)
@@ -226,28 +235,25 @@ def _gradients(
     grad_v = torch.bmm(scores.transpose(1, 2), grad[..., :width])
     if before is not None:
         grad_q.baddbmm_(grad, before.transpose(1, 2))
-    grad_after = None if grad_after is None else grad_after.flatten(0, 1)
-    beyond, grad_state = _states(q, grad, count, grad_after, before is not None, reverse=True)
+    beyond, grad_state = _states(q, grad, count, grad_after, of_state, reverse=True)
     if beyond is not None:
         grad_k.baddbmm_(v, beyond.transpose(1, 2))
         grad_v.baddbmm_(k, beyond[..., :width])
-    return *(_join_chunks(x, values) for x in (grad_q, grad_k, grad_v)), grad_state
+    return grad_q, grad_k, grad_v, grad_state
 
 
 def _gradients_with_graph(
-    inputs: tuple[Tensor | None, ...], options: tuple, grad_out: Tensor | None, grad_after: Tensor | None
+    inputs: tuple[Tensor | None, ...], options: tuple, grads: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
     """The same by autograd, for derivatives of them (create_graph=True)."""
-    _, _, values, _ = inputs
-    with autocast_disabled(values.device):
-        # Views of the inputs, so that what is differentiated ends here.
-        views = [None if x is None else x.view_as(x) for x in inputs]
-        chunks = _attend(*views, *options)
-        outputs = [(_join_chunks(chunks.out, values), grad_out), (_of_heads(chunks.after, values), grad_after)]
-        outputs, grads = zip(*((x, grad) for x, grad in outputs if grad is not None), strict=True)
-        wanted = [x for x in views if x is not None and x.requires_grad]
-        found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
-        return tuple(next(found) if x is not None and x.requires_grad else None for x in views)
+    # Views, so that what is differentiated ends at these inputs.
+    views = [None if x is None else x.view_as(x) for x in inputs]
+    chunks = _attend(*views, *options)
+    outputs = [(x, grad) for x, grad in zip((chunks.out, chunks.after), grads, strict=True) if grad is not None]
+    wanted = [x for x in views if x is not None and x.requires_grad]
+    of, grads = zip(*outputs, strict=True)
+    found = iter(torch.autograd.grad(of, wanted, grads, create_graph=True, allow_unused=True))
+    return tuple(next(found) if x is not None and x.requires_grad else None for x in views)
 
 
 def _states(
@@ -280,23 +286,6 @@ def _exclusive_sums(x: Tensor, reverse: bool) -> Tensor:
     if reverse:
         return F.pad(x[:, 1:].flip(1).cumsum(dim=1).flip(1), (0, 0, 0, 1))
     return F.pad(x[:, :-1].cumsum(dim=1), (0, 0, 1, 0))
-
-
-def _cut(x: Tensor, count: int) -> Tensor:
-    """(B, H, N, D) -> (B H T, C, D), padded with zeros; chunks of equal length leave fewer than T positions to pad."""
-    chunk = -(-x.shape[2] // count)
-    tail = count * chunk - x.shape[2]
-    return (F.pad(x, (0, 0, 0, tail)) if tail else x).reshape(-1, chunk, x.shape[3])
-
-
-def _join_chunks(x: Tensor, like: Tensor) -> Tensor:
-    """(B H T, C, D) -> (B, H, N, D), with B, H and N of another tensor."""
-    return x.view(*like.shape[:2], -1, x.shape[2])[:, :, : like.shape[2]]
-
-
-def _of_heads(state: Tensor | None, like: Tensor) -> Tensor | None:
-    """(B H, F, E + 1) -> (B, H, F, E + 1)."""
-    return None if state is None else state.view(*like.shape[:2], *state.shape[1:])
 
 
 def _join(state: State) -> Tensor:
