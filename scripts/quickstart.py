@@ -175,7 +175,9 @@ def has_gpu() -> bool:
 def title_of(data: Path) -> str:
     """What a prepared folder holds."""
     request = json.loads((REPOSITORY / data / "dataset.json").read_text()).get("request", {})
-    return request.get("dataset", "scan").upper() + (f", length cutoff {request['cutoff']}" if request.get("cutoff") else "")
+    return request.get("dataset", "scan").upper() + (
+        f", length cutoff {request['cutoff']}" if request.get("cutoff") else ""
+    )
 
 
 def prepare_data(data: Path) -> None:
