@@ -60,6 +60,8 @@ def test_small_recipes(dataset, monkeypatch):
         # What makes the model comes from the published recipe; the last of two equal options counts.
         kept = [word for word in ndr.RECIPES[dataset][model].arguments.split() if word.startswith("--encoder-att")]
         assert set(kept) <= set(run.arguments)
+        changes = ndr.SMALL[dataset][2] | ndr.SMALL[dataset][3].get(model, {})
+        assert run.arguments[run.arguments.index("--lr") + 1] == str(changes["lr"])
         last = len(run.arguments) - 1 - run.arguments[::-1].index("--encoder-embed-dim")
         assert run.arguments[last + 1] == "64"
 
