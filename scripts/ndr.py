@@ -181,7 +181,7 @@ PUBLISHED: Dict[str, Dict[str, Tuple[str, str]]] = {
 SOURCE = "Csordás 2023, Tables 5.1, 5.3, 5.4 and 6.1, five seeds (CTL++: 25), as fractions"
 
 #: ``--small``: dataset -> the options of its data, and what differs from the recipes: sizes, dropout, optimization, and of some
-#: models more. (Without gates, and with the learning rate of the others, those of arithmetic predict one class for everything.)
+#: models more. (With the learning rate of the gated ones, `relative` came to predict one class for every expression of arithmetic.)
 SMALL: Dict[str, Tuple[List[str], str, Dict[str, Any], Dict[str, Dict[str, Any]]]] = {
     "ctl": (
         ["--functions", "4", "--longest", "4"],
