@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 #: What ``runs.curve`` reads from the log of one training: [{step, SUBSET: percent, SUBSET_loss: bits per token}].
 Curve = List[Dict[str, float]]
@@ -33,20 +33,13 @@ def through_training(
     rows = [(data, kind) for data in courses for kind in kinds if _drawn(courses[data], kinds[kind], kind)]
     if not rows:
         return False
-    plt = _pyplot()
-    figure, panels = plt.subplots(
-        len(rows), len(subsets), figsize=(2.5 + 4.5 * len(subsets), 0.4 + 3 * len(rows)), squeeze=False
-    )
-    colours = _colours(courses)
-    for across, (data, kind) in zip(panels, rows, strict=True):
-        for axes, subset in zip(across, subsets, strict=True):
-            _panel(axes, courses[data], subset if subset in kinds[kind] else None, kind, colours)
-            title = f"{names.get(subset, subset)} ({subset})" if subset in names else subset
-            axes.set_title(f"{data}: {title}" if len(courses) > 1 else title, fontsize=9)
-        _legend(across, colours, courses[data])
-    if len(courses) == 1:
-        figure.suptitle(rows[0][0], fontsize=10)
-    _save(figure, path)
+
+    def draw(row: int, axes: Any, subset: str, colours: Mapping[str, str]) -> str:
+        data, kind = rows[row]
+        _panel(axes, courses[data], subset if subset in kinds[kind] else None, kind, colours)
+        return f"{names.get(subset, subset)} ({subset})" if subset in names else subset
+
+    _grid([data for data, _ in rows], subsets, courses, path, draw)
     return True
 
 
@@ -56,31 +49,23 @@ def loss_and_accuracy(courses: Courses, subsets: Sequence[str], path: Path, name
     rows = [data for data, models in courses.items() if all(_drawn(models, subsets, kind) for kind in ("", LOSS))]
     if not rows:
         return False
-    plt = _pyplot()
-    figure, panels = plt.subplots(
-        len(rows), len(subsets), figsize=(2.5 + 4.5 * len(subsets), 0.4 + 3 * len(rows)), squeeze=False
-    )
-    colours = _colours(courses)
-    for across, data in zip(panels, rows, strict=True):
-        for axes, subset in zip(across, subsets, strict=True):
-            points = [
-                (max(point[subset + LOSS], LEAST), point[subset], (place + 1) / len(curve), colours[model])
-                for model, curves in courses[data].items()
-                for curve in curves
-                for place, point in enumerate(curve)
-                if subset in point and subset + LOSS in point
-            ]
-            for loss, accuracy, share, colour in points:
-                axes.plot(loss, accuracy, ".", color=colour, alpha=0.15 + 0.85 * share)
-            _log_if_wide(axes.set_xscale, [loss for loss, *_ in points])
-            title = names.get(subset, subset)
-            axes.set_title(f"{data}: {title}" if len(courses) > 1 else title, fontsize=9)
-            axes.set(xlabel="loss, bits per token", ylabel="accuracy, %", ylim=(-2, 102))
-            axes.grid(alpha=0.3)
-        _legend(across, colours, courses[data])
-    if len(courses) == 1:
-        figure.suptitle(rows[0], fontsize=10)
-    _save(figure, path)
+
+    def draw(row: int, axes: Any, subset: str, colours: Mapping[str, str]) -> str:
+        points = [
+            (max(point[subset + LOSS], LEAST), point[subset], (place + 1) / len(curve), colours[model])
+            for model, curves in courses[rows[row]].items()
+            for curve in curves
+            for place, point in enumerate(curve)
+            if subset in point and subset + LOSS in point
+        ]
+        for loss, accuracy, share, colour in points:
+            axes.plot(loss, accuracy, ".", color=colour, alpha=0.15 + 0.85 * share)
+        _log_if_wide(axes.set_xscale, [loss for loss, *_ in points])
+        axes.set(xlabel="loss, bits per token", ylabel="accuracy, %", ylim=(-2, 102))
+        axes.grid(alpha=0.3)
+        return names.get(subset, subset)
+
+    _grid(rows, subsets, courses, path, draw)
     return True
 
 
@@ -131,6 +116,29 @@ def band(curves: Sequence[Curve], key: str) -> Tuple[List[float], List[List[floa
 def _drawn(models: Mapping[str, Sequence[Curve]], subsets: Sequence[str], kind: str) -> bool:
     """Whether something was measured at two steps."""
     return any(len(band([curve], s + kind)[0]) > 1 for curves in models.values() for curve in curves for s in subsets)
+
+
+def _grid(
+    data: Sequence[str],
+    subsets: Sequence[str],
+    courses: Courses,
+    path: Path,
+    draw: Callable[[int, Any, str, Mapping[str, str]], str],
+) -> None:
+    """A row of panels for each of ``data``, which may have several, a column for every subset. ``draw`` gets the number of the
+    row, axes, subset and colours, and returns the panel's title."""
+    figure, panels = _pyplot().subplots(
+        len(data), len(subsets), figsize=(2.5 + 4.5 * len(subsets), 0.4 + 3 * len(data)), squeeze=False
+    )
+    colours = _colours(courses)
+    for row, (of, across) in enumerate(zip(data, panels, strict=True)):
+        for axes, subset in zip(across, subsets, strict=True):
+            title = draw(row, axes, subset, colours)
+            axes.set_title(f"{of}: {title}" if len(courses) > 1 else title, fontsize=9)
+        _legend(across, colours, courses[of])
+    if len(courses) == 1:
+        figure.suptitle(data[0], fontsize=10)
+    _save(figure, path)
 
 
 def _panel(
