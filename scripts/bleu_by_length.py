@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+import figures  # noqa: E402
 from quickstart import as_text, markdown_lines  # noqa: E402
 from recipe import TOKENIZERS  # noqa: E402
 from runs import write_json  # noqa: E402
@@ -304,21 +305,16 @@ def markdown(title: str, command: str, note: str, comparisons: Dict[str, Dict[st
 def plot(title: str, comparisons: Dict[str, Dict[str, Any]], path: Path) -> None:
     """Scores by length, a row for each dataset and a panel for each metric: mean over the seeds, with a line from the
     least to the most, or of one seed the confidence interval; the lengths of training are shaded."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(len(comparisons), 2, figsize=(12, 0.8 + 3.8 * len(comparisons)), squeeze=False)
+    figure, panels = figures.pyplot().subplots(
+        len(comparisons), 2, figsize=(12, 0.8 + 3.8 * len(comparisons)), squeeze=False
+    )
     for row, (name, comparison) in zip(panels, comparisons.items(), strict=True):
         for axes, metric in zip(row, METRICS, strict=True):
             draw(axes, comparison, metric)
             axes.set_title(name, fontsize=9)
     panels[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    figures.save(figure, path)
 
 
 def draw(axes: Any, comparison: Dict[str, Any], metric: str) -> None:

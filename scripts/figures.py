@@ -84,7 +84,7 @@ def sweep(
         lines: column -> line -> x -> values. levels: column -> name -> values of what has no x, drawn across.
         label, scale: of the x axis, "linear" or "log". units: column -> its label.
     """
-    plt = _pyplot()
+    plt = pyplot()
     figure, panels = plt.subplots(1, len(lines), figsize=(1 + 4.5 * len(lines), 3.8), squeeze=False)
     for axes, (column, of_column) in zip(panels[0], lines.items(), strict=True):
         for number, (name, found) in enumerate(of_column.items()):
@@ -102,7 +102,7 @@ def sweep(
         axes.grid(alpha=0.3)
     if panels[0][-1].get_legend_handles_labels()[1]:
         panels[0][-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def band(curves: Sequence[Curve], key: str) -> Tuple[List[float], List[List[float]]]:
@@ -127,7 +127,7 @@ def _grid(
 ) -> None:
     """A row of panels for each of ``data``, which may have several, a column for every subset. ``draw`` gets the number of the
     row, axes, subset and colours, and returns the panel's title."""
-    figure, panels = _pyplot().subplots(
+    figure, panels = pyplot().subplots(
         len(data), len(subsets), figsize=(2.5 + 4.5 * len(subsets), 0.4 + 3 * len(data)), squeeze=False
     )
     colours = _colours(courses)
@@ -138,7 +138,7 @@ def _grid(
         _legend(across, colours, courses[of])
     if len(courses) == 1:
         figure.suptitle(data[0], fontsize=10)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _panel(
@@ -187,7 +187,8 @@ def _legend(across: Sequence[Any], colours: Mapping[str, str], models: Sequence[
     across[-1].legend(handles=handles, fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib's, which draws into files."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -196,7 +197,8 @@ def _pyplot() -> Any:
     return plt
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure and lets go of it."""
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    _pyplot().close(figure)
+    pyplot().close(figure)

@@ -426,11 +426,7 @@ def plot(summary: Dict[str, Any], path: Path) -> None:
     courses = {summary["what"].partition(";")[0]: curves}
     if len(curves) <= CURVES and figures.through_training(courses, list(SUBSETS), list(SUBSETS), path, SUBSETS):
         return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = figures.pyplot()
     figure, axes = plt.subplots(figsize=(9, max(4.2, 0.28 * len(curves))))
     draw_bars(axes, curves)
     axes.set_title(*courses)

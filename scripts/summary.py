@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import figures  # noqa: E402
 import quickstart  # noqa: E402
 import recipe as recipes  # noqa: E402
 from runs import REPOSITORY  # noqa: E402
@@ -177,10 +178,7 @@ def markdown(experiments: Sequence[Experiment], left_out: Sequence[str], command
 
 def draw(experiments: Sequence[Experiment], path: Path) -> None:
     """The grid, coloured by accuracy; other measures have no colour."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = figures.pyplot()
 
     rows, header = models(experiments), table(experiments)[0][1:]
     places = [(e, column) for e in experiments for column in e.columns]

@@ -347,13 +347,8 @@ def _unit(recipe: Recipe, column: Column) -> str:
 
 
 def _bars(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     several = len(recipe.data) > 1
-    figure, panels = plt.subplots(
+    figure, panels = figures.pyplot().subplots(
         1,
         len(recipe.columns),
         figsize=(4 + 4 * len(recipe.columns), 1.5 + 0.36 * len(found)),
@@ -383,7 +378,5 @@ def _bars(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
         axes.grid(axis="x", alpha=0.3)
     panels[0][0].invert_yaxis()
     figure.suptitle(f"{recipe.title}\nblue: here, orange: {recipe.source}", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    figures.save(figure, path)
     return path

@@ -23,9 +23,9 @@ import verdicts  # noqa: E402
 def drawn(monkeypatch):
     """What was drawn: the axes of every figure, by the name of its file."""
     found = {}
-    monkeypatch.setattr(figures, "_save", lambda figure, path: found.update({path.name: figure.axes}))
+    monkeypatch.setattr(figures, "save", lambda figure, path: found.update({path.name: figure.axes}))
     yield found
-    figures._pyplot().close("all")
+    figures.pyplot().close("all")
 
 
 def curve(*points):
