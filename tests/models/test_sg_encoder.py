@@ -205,28 +205,72 @@ def test_task_without_classes(model):
 # Sizes.
 
 
-@pytest.mark.parametrize("arch", ENCODER_ARCHITECTURES)
-def test_every_architecture_builds(arch):
-    config = resolve(SimpleNamespace(**ENCODER_ARCHITECTURES[arch]))
-    assert config.encoder_embed_dim % config.encoder_attention_heads == 0 and config.depth == "shared"
-    assert config.readout == ("last" if arch in LAST else "first")
+#: Width, feedforward, heads, steps of Csordás 2023, Tables D.3 to D.5 and E.1.2 (of CTL++ the released code's
+#: feedforward, where the text has 1024 and 512), and the released code's column.
+SIZES = {
+    "sg_encoder_ctl": (256, 512, 1, 14, "last"),
+    "sg_encoder_ctl_baseline": (128, 256, 4, 11, "last"),
+    "sg_encoder_arithmetic": (256, 1024, 4, 15, "last"),
+    "sg_encoder_arithmetic_baseline": (128, 256, 4, 11, "first"),
+    "sg_encoder_listops": (512, 1024, 16, 20, "first"),
+    "sg_encoder_listops_baseline": (256, 1024, 16, 6, "first"),
+    "sg_encoder_ctlpp": (256, 512, 4, 8, "first"),
+    "sg_encoder_ctlpp_baseline": (128, 256, 4, 8, "first"),
+}
+#: Embeddings, width, layers: the tables' for LSTMs of one direction, the released code's for bidirectional ones too.
+LSTM_SIZES = {
+    "sg_lstm_ctl": (16, 200, 1),
+    "sg_lstm_arithmetic": (200, 200, 2),
+    "sg_lstm_listops": (512, 512, 4),
+    "sg_lstm_ctlpp": (256, 256, 1),
+}
 
 
-#: The rest read the first column, in the released code.
-LAST = ("sg_encoder_ctl", "sg_encoder_ctl_baseline", "sg_encoder_arithmetic")
+def test_sizes_are_those_of_the_tables():
+    options = ("embed_dim", "ffn_embed_dim", "attention_heads", "layers")
+    built = {}
+    for arch, values in ENCODER_ARCHITECTURES.items():
+        config = resolve(SimpleNamespace(**values))
+        assert config.depth == "shared"
+        built[arch] = (*(getattr(config, f"encoder_{option}") for option in options), config.readout)
+    assert built == SIZES
+    assert {arch: tuple(values.values()) for arch, values in LSTM_ARCHITECTURES.items()} == LSTM_SIZES
 
 
 @pytest.mark.parametrize("arch", LSTM_ARCHITECTURES)
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_every_lstm_builds(arch, bidirectional):
     model = lstm(**LSTM_ARCHITECTURES[arch], bidirectional=bidirectional)
-    width = LSTM_ARCHITECTURES[arch]["hidden_dim"]
+    _, width, layers = LSTM_SIZES[arch]
+    assert model.lstm.num_layers == layers
     assert model.classifier.in_features == width
     assert model.lstm.hidden_size == (width // 2 if bidirectional else width)
 
 
 def parameters(model) -> int:
     return sum(p.numel() for p in model.parameters())
+
+
+ROUTER = dict(encoder_attention="geometric", encoder_update="copy_gate")
+CTLPP = dict(copy_gate_content="residual", ffn_activation="gelu", activation_dropout=0.0, attention_bias=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "classes", "options"),
+    [("ctl", 19, 8, {}), ("arithmetic", 14, 10, {}), ("listops", 15, 10, {}), ("ctlpp", 40, 8, CTLPP)],
+)
+def test_parameters_of_the_router_are_those_of_its_equations(name, words, classes, options):
+    """Csordás 2023, eq. 5.1 to 5.10, counted by hand. Table E.1 has 679k for CTL++."""
+    arch = f"sg_encoder_{name}"
+    router = SGEncoder.build_model(
+        SimpleNamespace(**ENCODER_ARCHITECTURES[arch] | ROUTER | options), task(words, classes)
+    )
+    d, ffn, heads, *_ = SIZES[arch]
+    attention = 4 * d * d + (4 * d if options else d) + 2 * heads * (d + 1) + 3
+    data, gate, norms = 2 * d * ffn + ffn + d, 2 * d * d + 2 * d, 2 * 2 * d
+    assert parameters(router) == (words + 4) * d + attention + data + gate + norms + classes * (d + 1)
+    if name == "ctlpp":
+        assert parameters(router) == 674_067
 
 
 def test_parameter_count_of_the_lstm_of_ctlpp():

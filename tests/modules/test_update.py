@@ -8,6 +8,7 @@ from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
 from fairseq_sg.modules.update import CopyGateUpdate, build_update
 
@@ -105,6 +106,8 @@ def test_reference_start():
     assert wide.ffn.fc2.weight.abs().max().item() == pytest.approx(bound * 5 / 3, rel=1e-3)
     assert wide.gate.fc2.weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
     assert (wide.gate.fc2.bias == -3).all()
+    tanh = build_update("copy_gate", config_of(200, 2, copy_gate_content="tanh"), "dense", "encoder")
+    assert tanh.ffn.fc2.weight.abs().max().item() == pytest.approx(bound * 5 / 3, rel=1e-3)
     plain = build_update("copy_gate", config_of(200, 2, copy_gate_content="residual"), "dense", "encoder")
     assert plain.ffn.fc2.weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
 
@@ -121,7 +124,7 @@ def test_losses_and_mask_of_the_feedforward_layer():
     assert update(*states(1, 2), mask)[1] == {"balance": 3.0} and update.ffn.mask is mask
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear", "geometric", "relative"])
+@pytest.mark.parametrize("attention", sorted(ATTENTION_REGISTRY))
 def test_layers_with_any_attention(attention):
     """h' = update(a, h), a being LN(h + Attention(h)), and in a decoder after cross-attention too."""
     torch.manual_seed(0)

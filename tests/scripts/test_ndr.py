@@ -24,6 +24,61 @@ def arguments(monkeypatch, *line: str):
     return ndr.parse_arguments()
 
 
+#: Csordás 2023, Tables D.3 to D.5 and E.1.2, and where they differ the released code: width, feedforward, heads, steps
+#: of the layer, batch, learning rate, weight decay, dropout, updates; then what no table has: norm of the gradient,
+#: attention dropout (of Keys where the attention is geometric), gate dropout, start of the embeddings, whether batches
+#: are of like lengths. Other than in the tables are the 1024 and 2048 of gated models without geometric attention on
+#: CTL and ListOps, and of CTL++ the feedforward layers and the dropout of `relative`.
+TRANSFORMERS = {
+    "ctl": {
+        "ndr": (256, 512, 1, 14, 512, 1.5e-4, 0.01, 0.5, 30_000, 5, 0.1, 0.1, "none", True),
+        "abs_rel_gate": (256, 1024, 1, 14, 512, 2e-4, 0.01, 0.5, 30_000, 5, 0.1, 0, "none", False),
+        "relative_gate": (256, 1024, 1, 14, 512, 2e-4, 0.01, 0.5, 30_000, 5, 0.1, 0, "none", False),
+        "geometric": (128, 256, 4, 11, 512, 1.5e-4, 0.0025, 0.1, 30_000, 5, 0, 0, "position_down", False),
+        "relative": (128, 256, 4, 11, 512, 1.5e-4, 0.0025, 0.1, 30_000, 5, 0, 0, "position_down", False),
+        "absolute": (128, 256, 4, 11, 512, 1.5e-4, 0.0025, 0.1, 30_000, 5, 0, 0, "none", False),
+    },
+    "arithmetic": {
+        "ndr": (256, 1024, 4, 15, 512, 1.5e-4, 0.01, 0.5, 100_000, 1, 0.1, 0.1, "none", True),
+        "abs_rel_gate": (256, 1024, 4, 15, 512, 1.5e-4, 0.01, 0.5, 100_000, 1, 0.1, 0.1, "none", True),
+        "relative": (128, 256, 4, 11, 512, 1.5e-4, 0.0025, 0.5, 200_000, 1, 0.1, 0, "position_down", True),
+        "absolute": (128, 256, 4, 11, 512, 1.5e-4, 0.0025, 0.5, 200_000, 1, 0, 0, "none", True),
+    },
+    "listops": {
+        "ndr": (512, 1024, 16, 20, 512, 2e-4, 0.09, 0.1, 100_000, 1, 0.1, 0.05, "none", True),
+        "abs_rel_gate": (512, 2048, 16, 20, 512, 2e-4, 0.09, 0.1, 100_000, 1, 0.1, 0.05, "none", True),
+        "relative": (256, 1024, 16, 6, 512, 4e-4, 0.05, 0.015, 200_000, 1, 0.05, 0, "auto", True),
+        "absolute": (256, 1024, 16, 6, 512, 4e-4, 0.05, 0.015, 200_000, 1, 0, 0, "none", True),
+    },
+    "ctlpp": {
+        "ndr": (256, 512, 4, 8, 512, 1.5e-4, 0, 0.5, 80_000, 1, 0.1, 0.1, "none", True),
+        "relative": (128, 256, 4, 8, 512, 1.5e-4, 0.0025, 0.1, 300_000, 5, 0.1, 0, "position_down", True),
+    },
+}
+#: The same of LSTMs, whose sizes `--arch` has: batch to updates, norm, batches of like lengths.
+LSTMS = {
+    "ctl": (256, 1e-3, 0, 0.5, 20_000, 5, False),
+    "arithmetic": (256, 1e-3, 0, 0.5, 200_000, 5, True),
+    "listops": (512, 1e-3, 0.08, 0.1, 200_000, 1, True),
+    "ctlpp": (512, 1.5e-4, 0, 0.5, 80_000, 5, True),
+}
+BEYOND_THE_PAPERS = {("ctl", "linear_gate"), ("ctl", "ndr_sigma_moe")}
+
+
+def recipe_of(parsed, config=None) -> tuple:
+    """What a training command says, in the order of the tables above; ``config`` is a transformer's."""
+    size, attention = (), ()
+    if config is not None:
+        sizes = ("embed_dim", "ffn_embed_dim", "attention_heads", "layers")
+        size = tuple(getattr(config, f"encoder_{name}") for name in sizes)
+        geometric = config.encoder_attention == "geometric"
+        dropped = config.geometric_key_dropout if geometric else config.attention_dropout
+        attention = (dropped, config.copy_gate_dropout, config.embedding_scaling)
+    (lr,) = parsed.lr
+    training = (parsed.batch_size, lr, parsed.weight_decay, parsed.dropout, parsed.max_update, parsed.clip_norm)
+    return (*size, *training, *attention, parsed.length_window > 1)
+
+
 @pytest.mark.parametrize("dataset,model", [(d, m) for d, recipes in ndr.RECIPES.items() for m in recipes])
 def test_every_recipe_is_a_model(dataset, model, monkeypatch):
     from fairseq import options
@@ -38,11 +93,25 @@ def test_every_recipe_is_a_model(dataset, model, monkeypatch):
     parsed = options.parse_args_and_arch(options.get_training_parser(), run.train_command()[1:])
     assert ARCH_MODEL_REGISTRY[parsed.arch] is not None and parsed.task == run.task == "sg_classification"
     assert parsed.no_source_bos == ("lstm" in model) and parsed.max_update == ndr.RECIPES[dataset][model].steps
-    if "lstm" not in model:
+    assert parsed.warmup_updates == (500 if dataset == "ctlpp" else 0) and parsed.optimizer == "torch_adam"
+    if "lstm" in model:
+        assert recipe_of(parsed) == LSTMS[dataset]
+        assert getattr(parsed, "bidirectional", False) == (model == "bilstm")
+    else:
         config = sg_encoder.resolve(OmegaConf.create(vars(parsed)))
         assert (config.encoder_update == "copy_gate") == ("ndr" in model or "gate" in model)
-    if model == "ndr" and dataset in ("listops", "ctlpp"):
-        assert "{'encoder_layers': " in " ".join(run.validate_command())
+        if (dataset, model) not in BEYOND_THE_PAPERS:
+            assert recipe_of(parsed, config) == TRANSFORMERS[dataset][model]
+            content, scale = ("tanh", "learned") if model.endswith("_gate") else ("layer_norm", "head_dim")
+            ffn = ("relu", config.dropout, False)
+            if (dataset, model) == ("ctlpp", "ndr"):
+                content, ffn = "residual", ("gelu", 0, True)
+            assert (config.copy_gate_content, config.attention_scale) == (content, scale)
+            assert (config.ffn_activation, config.activation_dropout, config.attention_bias) == ffn
+            assert config.geometric_normalize == (model == "geometric")
+    more = {("listops", "ndr"): 24, ("ctlpp", "ndr"): 10}.get((dataset, model))
+    overrides = [word for word in run.validate_command() if "encoder_layers" in word]
+    assert overrides == ([f"{{'encoder_layers': {more}}}"] if more else [])
     assert ("checkpoint_best.pt" in str(run.checkpoint)) == (dataset != "ctlpp")
 
 
