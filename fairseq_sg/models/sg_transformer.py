@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
 from fairseq_sg.models.config import Configuration, refuse_unused_options
+from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY, build_stack
 from fairseq_sg.modules.embedding import TokenEmbedding
@@ -32,12 +33,14 @@ from fairseq_sg.modules.losses import ValueLoss, merge
 from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.position import (
     POSITION_REGISTRY,
+    Position,
     attention_position,
     build_embedded_position,
     build_indices,
     gives_indices,
 )
 from fairseq_sg.modules.update import UPDATE_REGISTRY
+from fairseq_sg.ops.dispatch import check_environment
 
 #: What a decoder remembers of a stream: ``hidden``, the input (M, B, C) of every step's layer at the last M positions,
 #: without gradient, and ``position``, the number of positions so far.
@@ -159,6 +162,13 @@ class ShellConfig:
         metadata={"help": "dropout on the embeddings (default: --dropout; 0 on a side without absolute positions)"},
     )
     pre_norm: bool = field(default=False, metadata={"help": "layer norm before each sublayer instead of after it"})
+    compile: str = field(
+        default="none",
+        metadata={
+            "help": "torch.compile of the layers in training, for models so small that a GPU waits for Python: none, default, "
+            "reduce-overhead (CUDA graphs), max-autotune; docs/speed.md says what for"
+        },
+    )
 
 
 @dataclass
@@ -211,6 +221,8 @@ def complete(config):
     Raises:
         ValueError: unknown mechanism, an option without effect, a combination that is not defined; the message names the option.
     """
+    check_environment()
+    compilation.check_mode(config.compile)
     used = {DEPTH_REGISTRY.find(config.depth)}
     for option in _of(config, ATTENTIONS):
         for name in layer_names(config, option):
@@ -271,6 +283,12 @@ def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
     )
 
 
+def longest_of(*positions: Optional[Position]) -> int:
+    """The length of the longest sequence that all of some positions are defined for, 10⁹ where there is none."""
+    limits = (position.longest for position in positions if position is not None)
+    return min((limit for limit in limits if limit is not None), default=int(1e9))
+
+
 def counts_padding(value_losses: Iterable[Optional[ValueLoss]]) -> bool:
     """Whether some loss does not say that Values at padding have no influence on it."""
     return any(loss is not None and not getattr(loss, "ignores_padding", False) for loss in value_losses)
@@ -286,6 +304,8 @@ class SGTransformerEncoder(FairseqEncoder):
         options = ("encoder_attention", "encoder_ffn", "encoder_update")
         names = list(zip(*(layer_names(config, option) for option in options), strict=True))
         self.stack = build_stack(config, "encoder", lambda step: EncoderLayer(config, *names[step]))
+        compilation.compile_in_training(self.stack, config.compile)
+        self.packs = config.compile == compilation.NONE
         self.final_norm = nn.LayerNorm(config.encoder_embed_dim) if config.pre_norm else nn.Identity()
 
     def forward(
@@ -306,7 +326,7 @@ class SGTransformerEncoder(FairseqEncoder):
         embedded = self.embedding(src_tokens, token_embeddings)
         x = embedded.transpose(0, 1)
         whole = return_all_hiddens or keep_padding or counts_padding([value_loss])
-        packing = Packing.where_it_pays(padding_mask) if self.training and not whole else None
+        packing = Packing.where_it_pays(padding_mask) if self.packs and self.training and not whole else None
         if packing is not None:
             x = packing.pack(x)
         out = self.stack(
@@ -341,8 +361,8 @@ class SGTransformerEncoder(FairseqEncoder):
         }
 
     def max_positions(self) -> int:
-        """No position of ours has a longest length; the task's ``--max-source-positions`` is the limit."""
-        return int(1e9)
+        """The longest sequence that has positions; most kinds of them have no end, only ``--max-source-positions``."""
+        return longest_of(self.embedding.positions, self.indices)
 
 
 class SGTransformerDecoder(FairseqIncrementalDecoder):
@@ -368,6 +388,8 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         ]
         names = list(zip(*named, strict=True))
         self.stack = build_stack(config, "decoder", lambda step: DecoderLayer(config, *names[step]))
+        compilation.compile_in_training(self.stack, config.compile)
+        self.packs = config.compile == compilation.NONE
         self.final_norm = nn.LayerNorm(config.decoder_embed_dim) if config.pre_norm else nn.Identity()
         self.output_weight = None
         if config.untied_output:
@@ -420,7 +442,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             or need_attn
             or counts_padding(value_losses.values())
         )
-        packs = self.training and not whole
+        packs = self.packs and self.training and not whole
         packing = Packing.where_it_pays(padding_mask) if packs else None
         source, source_mask, source_packing = None, None, None
         if encoder_out is not None:
@@ -432,7 +454,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             encoder_padding_mask=source_mask,
             encoder_packing=source_packing,
             # Outside training every application projects: there the analysis looks on.
-            encoder_projected={} if self.training and not decoding else None,
+            encoder_projected={} if self.training and not decoding and self.stack.shares_layers else None,
             packing=packing,
             padding_mask=padding_mask,
             self_padding_mask=padding_mask if self.left_pad_target else None,
@@ -481,8 +503,8 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         return F.linear(features, weight, self.output_bias)
 
     def max_positions(self) -> int:
-        """No position of ours has a longest length; the task's ``--max-target-positions`` is the limit."""
-        return int(1e9)
+        """The longest sequence that has positions; most kinds of them have no end, only ``--max-target-positions``."""
+        return longest_of(self.embedding.positions, self.indices)
 
 
 def remember(h: Tensor, memory: Optional[Sequence[Tensor]], step: int, length: int) -> Tensor:

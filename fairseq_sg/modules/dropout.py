@@ -5,7 +5,8 @@
 torch draws a number of its own for each m_i, which is a sixth of a training step of a small model on a CPU. Here every
 random integer of 64 bits decides on four elements: each takes 16 bits, and is dropped where they are below p · 2¹⁶. So
 p̂ is the multiple of 2⁻¹⁶ next to p, |p̂ − p| ≤ 2⁻¹⁷, and m has the exact 1 / (1 − p̂). The integers come from torch's
-generator of the CPU, whose state fairseq keeps in checkpoints. On other devices dropout is torch's.
+generator of the CPU, whose state fairseq keeps in checkpoints. On other devices, and in compiled code, which makes the
+numbers where it uses them, dropout is torch's.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """x of any shape and floating dtype -> y; x itself where p is 0 or ``training`` false."""
     if p == 0 or not training:
         return x
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p)
     return x * dropout_mask(x, p)
 
@@ -52,6 +53,7 @@ class Dropout(nn.Dropout):
 
     def add_to(self, x: Tensor, update: Tensor) -> Tensor:
         """x + Drop(update), of the same shape: the residual connection."""
-        if self.p == 0 or not self.training or x.device.type != "cpu" or x.dtype != update.dtype:
+        elsewhere = x.device.type != "cpu" or torch.compiler.is_compiling()
+        if self.p == 0 or not self.training or elsewhere or x.dtype != update.dtype:
             return x + self(update)
         return torch.addcmul(x, update, dropout_mask(update, self.p))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, Tuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_sg.modules.attention import Attention, build_attention
+from fairseq_sg.modules.attention.base import Projected
+from fairseq_sg.modules.compilation import Compilable
 from fairseq_sg.modules.losses import OverRealPositions, ValueLoss
 from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.update import Residual, build_update
@@ -14,7 +16,7 @@ from fairseq_sg.modules.update import Residual, build_update
 LayerOutput = Tuple[Tensor, Optional[Tensor], Dict[str, Tensor]]
 
 
-class TransformerLayer(nn.Module):
+class TransformerLayer(Compilable):
     """What encoder and decoder layers share: attention in residuals, an update, losses on Values and from the update."""
 
     def _attend(self, attention, x, source, value_loss: Optional[ValueLoss], losses: Dict[str, Tensor], **kwargs):
@@ -121,7 +123,7 @@ class DecoderLayer(TransformerLayer):
         first: int = 0,
         packing: Optional[Packing] = None,
         encoder_packing: Optional[Packing] = None,
-        encoder_projected: Optional[Dict[Attention, Tuple[Tensor, Tensor]]] = None,
+        encoder_projected: Optional[Dict[Attention, Projected]] = None,
     ) -> LayerOutput:
         """One layer of the decoder.
 

@@ -10,7 +10,8 @@ rounding.
 
 from __future__ import annotations
 
-from typing import Optional
+import functools
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -27,12 +28,16 @@ class Packing:
         padding_mask: (B, N) bool, True at padding, on any side and in any place.
 
     Attributes:
-        length, batch: N and B. index: (R,) int64, the real positions counted through (N, B).
+        length, batch: N and B. index: (R,) int64, the real positions counted through (N, B), R > 0.
     """
 
     def __init__(self, padding_mask: Tensor):
         self.batch, self.length = padding_mask.shape
-        self.index = (~padding_mask).t().flatten().nonzero().squeeze(1)
+        padding = padding_mask.t()
+        self.index = _places(~padding)
+        self._padding = padding
+        # (N, B): the row of each real position, any at padding.
+        self._row = ((~padding).flatten().cumsum(0) - 1).clamp_(min=0).view(padding.shape)
 
     @property
     def positions(self) -> int:
@@ -53,39 +58,51 @@ class Packing:
 
     def pack(self, x: Tensor) -> Tensor:
         """x (N, B, C) -> (R, 1, C)."""
-        return _Pack.apply(x.flatten(0, 1), self.index).unsqueeze(1)
+        return _Pack.apply(x.flatten(0, 1), *self._rows).unsqueeze(1)
 
     def unpack(self, x: Tensor, batch_first: bool = False) -> Tensor:
         """x (R, 1, C) -> (N, B, C), or (B, N, C), zeros at padding."""
-        index, shape = self.index, (self.length, self.batch)
-        if batch_first:
-            index = index % self.batch * self.length + index // self.batch
-            shape = (self.batch, self.length)
-        return _Unpack.apply(x.squeeze(1), index, self.positions).unflatten(0, shape)
+        if not batch_first:
+            return _Unpack.apply(x.squeeze(1), *self._rows).unflatten(0, (self.length, self.batch))
+        index = self.index % self.batch * self.length + self.index // self.batch
+        rows = index, self._row.t().flatten(), _places(self._padding.t())
+        return _Unpack.apply(x.squeeze(1), *rows).unflatten(0, (self.batch, self.length))
+
+    @functools.cached_property
+    def _rows(self) -> Tuple[Tensor, Tensor, Tensor]:
+        """What ``_Pack`` and ``_Unpack`` take, of positions counted through (N, B)."""
+        return self.index, self._row.flatten(), _places(self._padding)
+
+
+def _places(mask: Tensor) -> Tensor:
+    """Where a mask is True, counted through all its dimensions."""
+    return mask.flatten().nonzero().squeeze(1)
 
 
 class _Pack(torch.autograd.Function):
-    """Rows of x by index, each at most once: so that the derivative need not add."""
+    """Rows of x by index, each at most once: so that the derivative need not add. The others' places are ``_Unpack``'s."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, index: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.rows = x.size(0)
+    def forward(ctx: FunctionCtx, x: Tensor, index: Tensor, row: Tensor, padding: Tensor) -> Tensor:
+        ctx.save_for_backward(index, row, padding)
         return x.index_select(0, index)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor):
-        return _Unpack.apply(grad, ctx.saved_tensors[0], ctx.rows), None
+        return _Unpack.apply(grad, *ctx.saved_tensors), None, None, None
 
 
 class _Unpack(torch.autograd.Function):
-    """The other way round, zeros elsewhere: each is the other's derivative."""
+    """The other way round, zeros at ``padding``: each is the other's derivative.
+
+    Every place reads its row: that takes half the time of zeros into which rows are written.
+    """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, index: Tensor, rows: int) -> Tensor:
-        ctx.save_for_backward(index)
-        return x.new_zeros(rows, x.size(1)).index_copy_(0, index, x)
+    def forward(ctx: FunctionCtx, x: Tensor, index: Tensor, row: Tensor, padding: Tensor) -> Tensor:
+        ctx.save_for_backward(index, row, padding)
+        return x.index_select(0, row).index_fill_(0, padding, 0.0)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor):
-        return _Pack.apply(grad, ctx.saved_tensors[0]), None, None
+        return _Pack.apply(grad, *ctx.saved_tensors), None, None, None

@@ -8,6 +8,9 @@ from torch import Tensor
 
 def describe(**tensors: Tensor) -> str:
     """Names and shapes for an error message: ``q (2, 8, 5, 16), k (2, 8, 7, 16)``."""
+    if torch.compiler.is_compiling():
+        # A shape that is printed is a constant, and needs a graph of its own. What raises is run again, uncompiled.
+        return ""
     return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OLDEST = (3, 2)
@@ -34,7 +35,7 @@ def why_not_triton(*tensors: Tensor) -> str | None:
     devices = {x.device for x in tensors}
     if len(devices) != 1:
         return f"the tensors are on several devices: {', '.join(sorted(map(str, devices)))}"
-    return _why_not_installed() or _why_not_on(devices.pop(), os.environ.get("TRITON_INTERPRET") == "1")
+    return why_not_here(devices.pop())
 
 
 def prefers_triton(tensor: Tensor, reason: str | None) -> bool:
@@ -48,6 +49,7 @@ def require_triton(operator: str, reason: str | None) -> None:
         raise ValueError(f"{operator} cannot run its implementation 'triton' here: {reason}")
 
 
+@_disable_dynamo
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Runs a kernel on the device of the first argument; an empty grid is nothing to do."""
     if 0 in grid:
@@ -60,6 +62,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 def power_of_two(size: int, least: int, most: int) -> int:
     """The smallest power of two that is not below `size`, kept between two others."""
     return min(max(1 << max(size - 1, 0).bit_length(), least), most)
+
+
+def why_not_here(device: torch.device) -> str | None:
+    """`why_not_triton` of a device: the same for a whole program."""
+    return _why_not_installed() or _why_not_on(device, os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @cache

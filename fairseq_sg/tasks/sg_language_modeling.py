@@ -34,6 +34,7 @@ from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.tasks.host_memory import keep_for_training
 from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
 from fairseq_sg.tasks.streams import Text
 
@@ -182,6 +183,10 @@ class SGLanguageModelingTask(FairseqTask):
                 "--memory-length and --eval-memory-length out"
             )
         return model
+
+    def begin_epoch(self, epoch, model) -> None:
+        super().begin_epoch(epoch, model)
+        keep_for_training(model)
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         # A batch whose gradient is ignored is a copy that fills a gap at the end of an epoch, and no part of the

@@ -24,6 +24,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.breakdown import Breakdown
+from fairseq_sg.tasks.host_memory import keep_for_training
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +172,10 @@ class SGTranslationTask(TranslationTask):
             if dataset is self.datasets.get(self.cfg.train_subset):
                 kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, *args, **kwargs)
+
+    def begin_epoch(self, epoch, model) -> None:
+        super().begin_epoch(epoch, model)
+        keep_for_training(model)
 
 
 def _holds(data, symbol: int) -> bool:

@@ -156,6 +156,34 @@ def test_value_losses_are_on_the_projected_values_of_their_attention(pre_norm):
     assert set(decoder(*arguments, cross_value_loss=losses["cross"])[2]) == {"orthogonality_cross"}
 
 
+def test_a_source_that_is_projected_once_has_its_loss_once():
+    """The same numbers and derivatives as of steps that project it again; losses of another name are not mixed up."""
+    x, memory, padding, memory_padding = inputs()
+    decoder = decoder_layer()
+    computed = []
+
+    def named(name, factor):
+        def loss(values, mask):
+            computed.append(name)
+            return factor * OrthogonalityLoss()(values, mask)
+
+        loss.name = name
+        return loss
+
+    def steps(projected):
+        emitted, y = [], x
+        for loss in (named("one", 1.0), named("one", 1.0), named("two", 2.0)):
+            y, _, losses = decoder(
+                y, memory, memory_padding, padding, cross_value_loss=loss, encoder_projected=projected
+            )
+            emitted.append(losses[loss.name])
+        return torch.stack(emitted), torch.autograd.grad(sum(emitted), list(decoder.cross_attn.v_proj.parameters()))
+
+    again, once = steps(None), steps({})
+    assert computed == ["one", "one", "two", "one", "two"]
+    torch.testing.assert_close(once, again)
+
+
 def test_losses_and_mask_of_the_feedforward_layer():
     """A mixture of experts needs to know what is padding, in the layout of its input, and emits losses of its own."""
     x, memory, padding, memory_padding = inputs()

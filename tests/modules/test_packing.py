@@ -42,6 +42,16 @@ def test_derivatives(mask):
         assert torch.autograd.gradcheck(lambda y: packing.unpack(y, batch_first=batch_first), packed)
 
 
+@masks
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_packed_nan_stays_in_its_place(mask, batch_first):
+    """Padding reads a row of a real position and must not keep anything of it."""
+    packing = Packing(mask)
+    unpacked = packing.unpack(torch.full((packing.index.numel(), 1, 2), torch.nan), batch_first=batch_first)
+    real = ~mask if batch_first else ~mask.t()
+    assert torch.equal(unpacked.isnan().all(-1), real)
+
+
 def test_a_batch_without_the_padding_stays_whole():
     length = 20
     for padded, packs in ((0, False), (1, False), (round(WORTHWHILE * length) + 1, True), (length, False)):

@@ -7,13 +7,13 @@ import torch
 from ops_comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
 
 from fairseq_sg.ops import cvmm, cvmm_sorted, force_implementation, sort_selection
-from fairseq_sg.ops.cvmm import grouped
+from fairseq_sg.ops.cvmm import FEW_ROWS, IMPLEMENTATIONS, blocks, grouped
 
 # N, K, M, L: one row, fewer rows than matrices, sizes that fill 16 bytes and sizes that do not
 SHAPES = [(1, 1, 1, 1), (1, 5, 3, 2), (3, 7, 5, 4), (40, 4, 8, 16), (33, 3, 7, 5), (65, 2, 16, 9)]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "N{}-K{}-M{}-L{}".format(*s))
-implementations = pytest.mark.parametrize("implementation", ["naive", "segments", "grouped"])
-fast = pytest.mark.parametrize("implementation", ["segments", "grouped"])
+implementations = pytest.mark.parametrize("implementation", ["naive", "segments", "grouped", "blocks"])
+fast = pytest.mark.parametrize("implementation", ["segments", "grouped", "blocks"])
 SELECTIONS = ["random", "one", "last", "missing", "nothing"]
 
 
@@ -86,7 +86,7 @@ def test_gradcheck(implementation, device):
 def test_second_derivative(device):
     selection = make_selection("random", 4, 3, device)
     x, matrices = (t.requires_grad_() for t in make((4, 3, 2, 2), device).values())
-    for implementation in ("segments", "grouped"):
+    for implementation in ("segments", "grouped", "blocks"):
         with pytest.raises(RuntimeError, match=r"no second derivative .* implementation='naive' has one"):
             out = cvmm(x, selection, matrices, implementation=implementation)
             torch.autograd.grad(out.sum(), x, create_graph=True)
@@ -176,6 +176,62 @@ def test_mixture_of_sorted_products(implementation, missing, chosen, device):
     assert_all_close(with_gradients(run, inputs), with_gradients(loops, inputs), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("wanted", [("x", "weights", "a", "b"), ("x",), ("weights",), ("a", "b")], ids="-".join)
+def test_several_blocks_a_matrix(rows, missing, wanted, device, monkeypatch):
+    """Blocks of so many rows, matrices without any, and any choice of gradients."""
+    tokens, experts, width, size = 23, 6, 8, 4
+    monkeypatch.setattr(blocks, "BLOCK", rows * width)
+    selection = torch.randint(0, experts - 1, (tokens, 3), device=device)  # a token may select a matrix twice
+    if missing:
+        selection[::4] = -1
+    tensors = {
+        "x": torch.randn(tokens, width, dtype=torch.float64, device=device),
+        "weights": torch.rand(tokens, 3, dtype=torch.float64, device=device),
+        "a": torch.randn(experts, width, size, dtype=torch.float64, device=device),
+        "b": torch.randn(experts, size, width, dtype=torch.float64, device=device),
+    }
+    inputs = {name: tensors[name] for name in wanted}
+    run = lambda implementation, **given: {  # noqa: E731
+        "y": mixture(experts=selection, implementation=implementation, complete=not missing, **{**tensors, **given})
+    }
+    got, expected = (
+        with_gradients(lambda name=name, **given: run(name, **given), inputs) for name in ("blocks", "naive")
+    )
+    assert_all_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@fast
+def test_rows_of_a_token_are_added_up_in_float32(implementation, device, monkeypatch):
+    """In bfloat16, 256 + 1 is 256."""
+    monkeypatch.setattr(blocks, "BLOCK", 1)  # one row each
+    routing = sort_selection(torch.zeros(2, 300, dtype=torch.long, device=device), 1, complete=True)
+    x = torch.ones(2, 1, dtype=torch.bfloat16, device=device, requires_grad=True)
+    matrices = torch.ones(1, 1, 1, dtype=torch.bfloat16, device=device)
+    y = cvmm_sorted(x, routing, matrices, from_tokens=True, to_tokens=True, implementation=implementation)
+    y.sum().backward()
+    assert y.dtype == torch.bfloat16 and y.tolist() == x.grad.tolist() == [[300.0]] * 2
+
+
+def test_blocks_make_no_copy_of_all_rows():
+    """Of 400 tokens with 4 rows each, 64 wide."""
+    inputs = {
+        "x": torch.randn(400, 64),
+        "weights": torch.rand(400, 4),
+        "a": torch.randn(8, 64, 4),
+        "b": torch.randn(8, 4, 64),
+    }
+    selection = torch.rand(400, 8).topk(4).indices
+    largest = {}
+    for name in ("blocks", "grouped"):
+        leaves = {key: x.clone().requires_grad_() for key, x in inputs.items()}
+        with Operations() as operations:
+            mixture(experts=selection, implementation=name, complete=True, **leaves).square().sum().backward()
+        largest[name] = operations.largest
+    assert largest == {"blocks": 400 * 64, "grouped": 4 * 400 * 64}
+
+
 @implementations
 @pytest.mark.parametrize("to_tokens", [False, True])
 def test_weights_and_relu_are_of_sorted_rows(implementation, to_tokens, device):
@@ -263,12 +319,21 @@ def test_without_grouped_mm_there_is_one_product_a_matrix_with_rows(without_grou
 def test_grouped_mm_where_torch_has_it():
     if not grouped.has_grouped_mm(torch.device("cpu"), torch.float32):
         pytest.skip("this torch has no grouped matrix product on the CPU")
-    names = names_of()
+    names = names_of()  # few rows for 16 matrices
     assert names.count("_grouped_mm") == 3 and "mm" not in names
     assert "_local_scalar_dense" not in names  # nothing waits for a number
     with force_implementation("segments"):
         assert "_grouped_mm" not in names_of()
     assert "_grouped_mm" not in names_of(torch.float64)
+
+
+@pytest.mark.parametrize("rows,name", [(2 * FEW_ROWS - 1, "grouped"), (2 * FEW_ROWS, "blocks")])
+def test_blocks_run_where_matrices_have_many_rows(rows, name, monkeypatch):
+    ran = []
+    for one in ("grouped", "blocks"):
+        monkeypatch.setitem(IMPLEMENTATIONS, one, lambda *arguments, one=one: ran.append(one))
+    cvmm(torch.zeros(rows, 1), torch.zeros(rows, dtype=torch.long), torch.zeros(2, 1, 1))
+    assert ran == [name]
 
 
 def test_a_grouped_mm_that_answers_wrongly_is_not_used(monkeypatch):
@@ -342,7 +407,9 @@ def test_wrong_dtypes_and_names():
         cvmm(torch.ones(4, 3), selection, torch.ones(2, 3, 3, dtype=torch.float64))
     with pytest.raises(TypeError, match="x must be a floating-point tensor"):
         cvmm(torch.ones(4, 3, dtype=torch.long), selection, torch.ones(2, 3, 3))
-    with pytest.raises(ValueError, match="no implementation 'chunked' .*auto, grouped, naive, segments, triton"):
+    with pytest.raises(
+        ValueError, match="no implementation 'chunked' .*auto, blocks, grouped, naive, segments, triton"
+    ):
         cvmm(torch.ones(4, 3), selection, torch.ones(2, 3, 3), implementation="chunked")
     with pytest.raises(ValueError, match=r"\(N,\) or \(N, K\), not \(1, 1, 1\)"):
         sort_selection(torch.zeros(1, 1, 1, dtype=torch.long), 2)

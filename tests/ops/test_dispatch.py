@@ -10,8 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.ops import force_implementation, linear_attention, orthogonality_loss, relative_logits
-from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, resolve
+from fairseq_sg.ops.dispatch import (
+    ENVIRONMENT_VARIABLE,
+    OPERATORS,
+    check_environment,
+    declare,
+    requested,
+    requested_of,
+    resolve,
+)
 
 IMPLEMENTATIONS = {"plain": lambda: "plain", "fast": lambda: "fast"}
 
@@ -88,35 +97,116 @@ def test_unknown_forced_name_says_who_forced_it(monkeypatch):
         chosen()
 
 
-OPERATORS = {
+@pytest.fixture
+def known():
+    """The operator of these tests, declared as the others are."""
+    declare("operator", IMPLEMENTATIONS)
+    yield
+    del OPERATORS["operator"]
+
+
+@pytest.mark.parametrize("how", ["block", "environment"])
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("operator=plain", "plain"),
+        ("operator=plain,cvmm=naive", "plain"),
+        (" cvmm = naive , operator = plain ", "plain"),
+        ("naive,operator=plain", "plain"),
+        ("operator=plain,naive", "plain"),
+        ("plain,cvmm=naive", "plain"),
+        ("cvmm=naive", "fast"),
+        ("operator=auto,plain", "fast"),
+        ("auto", "fast"),
+    ],
+)
+def test_operators_by_name(known, monkeypatch, how, choice, expected):
+    if how == "environment":
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, choice)
+        check_environment()
+        assert chosen() == expected
+    else:
+        with force_implementation(choice):
+            assert chosen() == expected
+
+
+def test_others_are_left_alone(known, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "operator=plain,geometric_attention=naive")
+    assert requested("cvmm")[0] == "auto" and requested("geometric_attention")[0] == "naive"
+    assert requested_of("cvmm") is None
+    assert requested_of("operator") == f"environment variable {ENVIRONMENT_VARIABLE} (operator=plain)"
+    with force_implementation("naive"):
+        assert requested("operator")[0] == "naive" and requested_of("operator") is None
+    with force_implementation("operator=auto"):
+        assert requested_of("operator") is None and chosen() == "fast"
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ("operatr=plain", "is 'operatr=plain': there is no operator 'operatr'; there are cvmm, .*, relative_logits"),
+        ("cvmm=naive,operator=slow", "operator has no implementation 'slow'; choose one of: auto, fast, plain"),
+        ("operator=", "such as relative_attention=flex,linear_attention=triton"),
+        ("=plain", "give one implementation for all operators"),
+        ("plain,", "give one implementation for all operators"),
+        ("plain,fast", "give one implementation for all operators"),
+        ("operator=plain,operator=fast", "or one for each of some"),
+        ("a=b=c", "there is no operator 'a=b'"),
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_refused(known, monkeypatch, choice, message):
+    with pytest.raises(UsageError, match=f"^force_implementation .*{message}"), force_implementation(choice):
+        pass
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, choice)
+    for refused in (chosen, check_environment):
+        with pytest.raises(UsageError, match=f"^environment variable {ENVIRONMENT_VARIABLE} .*{message}"):
+            refused()
+
+
+def test_a_name_that_no_operator_has_is_found_before_any_is_called(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "tritn")
+    with pytest.raises(UsageError, match=rf"{ENVIRONMENT_VARIABLE}: no operator .* 'tritn'; there are auto, .*triton"):
+        check_environment()
+
+
+def test_who_lacks_an_implementation_names_those_that_have_it(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
+    with pytest.raises(ValueError, match="operator has no .* ask it of the operators .* relative_attention=flex$"):
+        chosen()
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE)
+    with pytest.raises(ValueError, match="choose one of: auto, fast, plain$"):
+        chosen("flex")
+
+
+CALLS = {
     "linear_attention": lambda x, **kwargs: linear_attention(x, x, x, causal=True, **kwargs),
     "orthogonality_loss": lambda x, **kwargs: orthogonality_loss(x, **kwargs),
     "relative_logits": lambda x, **kwargs: relative_logits(x, x[0, :, :1].expand(-1, 9, -1), **kwargs),
 }
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("implementation", ["naive", "chunked"])
 def test_every_operator_can_be_forced(name, implementation, device):
     x = torch.rand(2, 3, 5, 4, device=device)
-    named = OPERATORS[name](x, implementation=implementation)
+    named = CALLS[name](x, implementation=implementation)
     with force_implementation(implementation):
-        assert torch.equal(OPERATORS[name](x), named)
+        assert torch.equal(CALLS[name](x), named)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", CALLS)
 def test_every_operator_names_itself_and_its_choices(name):
     with pytest.raises(ValueError, match=rf"{name} has no implementation 'slow' .*: auto, chunked, naive"):
-        OPERATORS[name](torch.rand(2, 3, 5, 4), implementation="slow")
+        CALLS[name](torch.rand(2, 3, 5, 4), implementation="slow")
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", CALLS)
 def test_every_operator_knows_shapes_without_data(name):
     """On the meta device, which autocast does not know."""
     real, shapes_only = torch.rand(2, 3, 70, 9), torch.rand(2, 3, 70, 9, device="meta")
     if name == "relative_logits":
         real, shapes_only = real[:, :, :5], shapes_only[:, :, :5]
-    assert OPERATORS[name](shapes_only).shape == OPERATORS[name](real).shape
+    assert CALLS[name](shapes_only).shape == CALLS[name](real).shape
 
 
 def test_import_without_fairseq():

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ops_comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
 
-from fairseq_sg.ops import relative_logits
+from fairseq_sg.ops import relative, relative_attention, relative_logits
 
 IMPLEMENTATIONS = ["naive", "chunked"]
 
@@ -150,3 +150,27 @@ def test_wrong_shapes(q, p, message):
 def test_wrong_dtype():
     with pytest.raises(TypeError, match=r"p must be a floating-point tensor, not torch.int64"):
         relative_logits(torch.zeros(2, 3, 5, 4), torch.zeros(3, 9, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "shape,dtype,expected",
+    [
+        ((8, 1, 3, 2), torch.float32, "naive"),
+        ((8, 1, 3, 2), torch.float64, "naive"),
+        ((7, 1, 3, 2), torch.float32, "chunked"),
+        ((8, 1, 3, 3), torch.float32, "chunked"),
+        ((8, 1, 1, 2), torch.float32, "chunked"),
+        ((8, 1, 3, 2), torch.bfloat16, "chunked"),
+    ],
+    ids=str,
+)
+def test_large_batches_look_positional_keys_up(shape, dtype, expected, monkeypatch):
+    """On a CPU, from 4 sequences for each dimension; both operators."""
+    ran = []
+    for implementations in (relative.IMPLEMENTATIONS, relative.ATTENTION_IMPLEMENTATIONS):
+        for name in ("naive", "chunked"):
+            monkeypatch.setitem(implementations, name, lambda *arguments, name=name: ran.append(name))
+    q, p = torch.zeros(shape, dtype=dtype), torch.zeros(shape[1], 2 * shape[2] - 1, shape[3], dtype=dtype)
+    relative_logits(q, p)
+    relative_attention(q, q, q, q, p)
+    assert ran == [expected] * 2

@@ -57,17 +57,30 @@ class AbsRelAttention(RelativeAttention):
         self, q: Tensor, keys: int, offset: int, key_padding_mask: Optional[Tensor] = None, *, x: Tensor, first: int = 0
     ):
         queries, relative = super().logits_of(q, keys, offset)
-        absolute = self._absolute(q, keys, key_padding_mask, first)
-        r = self.gate(x).sigmoid().permute(1, 2, 0).unsqueeze(-1)  # (B, H, N, 1)
+        p = self._absolute(q, keys, key_padding_mask, first)
+        absolute = ((q + self.position_bias) * self.scale) @ p.transpose(-1, -2)
+        r = self._relative_share(x)
         return queries, r * relative + (1 - r) * absolute
 
+    def _operands(
+        self, q: Tensor, k: Tensor, offset: int, key_padding_mask: Optional[Tensor] = None, *, x: Tensor, first: int = 0
+    ):
+        """The absolute term is a product of queries and keys: it stands beside the content's, in further dimensions."""
+        p = self._absolute(q, k.size(2), key_padding_mask, first)
+        r, of_position = self._relative_share(x).type_as(q), q + self.position_bias
+        of_content = torch.cat([q + self.content_bias, (1 - r) * of_position], dim=-1)
+        return of_content, r * of_position, torch.cat([k, p.expand_as(k)], dim=-1)
+
+    def _relative_share(self, x: Tensor) -> Tensor:
+        """r, (B, H, N, 1)."""
+        return self.gate(x).sigmoid().permute(1, 2, 0).unsqueeze(-1)
+
     def _absolute(self, q: Tensor, keys: int, key_padding_mask: Optional[Tensor], first: int) -> Tensor:
-        """(q_i + v)ᵀ W_P p_j · scale, (B, H, N, M), for keys at ``first``, ``first`` + 1, …."""
+        """W_P p_j, (B or 1, H, M, D), for keys at ``first``, ``first`` + 1, …."""
         if key_padding_mask is None:
             positions = torch.arange(first, first + keys, device=q.device).unsqueeze(0)
         else:
             positions = first + real_positions(key_padding_mask)
         dtype = torch.float64 if first + keys > PRECISE else torch.float32
         projected = self.pos_proj(sinusoid(positions, self.embed_dim, dtype).to(self.pos_proj.weight.dtype))
-        p = projected.unflatten(-1, (self.num_heads, -1)).permute(0, 2, 3, 1)  # (B or 1, H, D, M)
-        return ((q + self.position_bias) * self.scale) @ p.type_as(q)
+        return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).type_as(q)

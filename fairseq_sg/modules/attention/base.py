@@ -37,6 +37,8 @@ from fairseq_sg.registry import option_values
 
 ROLES = ("encoder", "decoder", "cross")
 State = Dict[str, Any]
+#: Keys and values per head, and the losses on the values by name.
+Projected = Tuple[Tensor, Tensor, Dict[str, Tensor]]
 
 
 @dataclass
@@ -229,7 +231,7 @@ class Attention(nn.Module):
         first: int = 0,
         packing: Optional[Packing] = None,
         key_packing: Optional[Packing] = None,
-        projected: Optional[Dict["Attention", Tuple[Tensor, Tensor]]] = None,
+        projected: Optional[Dict["Attention", Projected]] = None,
     ):
         """Attention of ``query`` over ``key`` and ``value``.
 
@@ -252,7 +254,8 @@ class Attention(nn.Module):
             packing: where the positions of ``query`` are, if it is packed, (R, 1, C); the output then is too.
             key_packing: the same of ``key`` and ``value``. Neither with memory or decoding.
             projected: by attention, the keys and values per head that it has made of the same ``key`` and ``value`` in
-                this pass; it reads its own, or writes them. So a shared layer projects the source once for all steps.
+                this pass, and the losses on them by name; it reads its own, or writes them. So a shared layer projects
+                the source once for all steps.
 
         Returns:
             output (N, B, C) and weights or None; with ``value_loss``, also its scalar.
@@ -283,12 +286,15 @@ class Attention(nn.Module):
                 state = self.fold(k, v, key_padding_mask)
                 incremental_state[self._state_key] = state
             return self._join(self.read(q, state, **extra)), None
-        k, v = (None, None) if projected is None else projected.get(self, (None, None))
-        if k is None:
+        known = None if projected is None else projected.get(self)
+        if known is not None:
+            k, v, losses = known
+        else:
             k = self._heads(_unpacked(self.k_proj(key), key_packing))
             v = self._heads(_unpacked(self.v_proj(value), key_packing), self.value_heads)
+            losses: Dict[str, Tensor] = {}
             if projected is not None:
-                projected[self] = k, v
+                projected[self] = k, v, losses
         if incremental_state is not None and self.role == "decoder":
             out, state = self.extend(q, k, v, key_padding_mask, incremental_state.get(self._state_key), **extra)
             incremental_state[self._state_key] = state
@@ -299,8 +305,10 @@ class Attention(nn.Module):
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         if value_loss is None:
             return self._join(out, packing), weights
-        new = v if memory is None else v[:, :, memory.size(0) :]
-        return self._join(out, packing), weights, value_loss(new, key_padding_mask)
+        if value_loss.name not in losses:
+            new = v if memory is None else v[:, :, memory.size(0) :]
+            losses[value_loss.name] = value_loss(new, key_padding_mask)
+        return self._join(out, packing), weights, losses[value_loss.name]
 
     def reorder_incremental_state(self, incremental_state: Dict[str, State], new_order: Tensor) -> None:
         """Selects and orders the sentences of the decoding state; every tensor in it is batch first."""

@@ -6,19 +6,24 @@ p is a sinusoid over the signed distance j − i, as wide as the model; W_P proj
 vector a head, zero at the start. In the encoder both signs occur (the symmetric form), in the decoder only j ≤ i. The thesis
 writes p_{i−j}, its code uses j − i: for this attention the two are the same up to the signs of learned weights. Cross-attention
 has no positions in the references, so this kind does not serve there.
+
+The operator ``relative_attention`` has all of it, in several implementations, but for what takes the weights apart: dropout
+on them, returning them, and distances that are not 1 apart. There the operator ``relative_logits`` makes a bias.
 """
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import SoftmaxAttentionBase
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.position import angles, sinusoid
-from fairseq_sg.ops import relative_logits
+from fairseq_sg.ops import relative_attention, relative_logits
+from fairseq_sg.ops.dispatch import AUTO, requested, requested_of
 from fairseq_sg.ops.precision import accumulation_dtype
 
 
@@ -47,10 +52,57 @@ class RelativeAttention(SoftmaxAttentionBase):
         scaled = torch.add(self.position_bias * self.scale, q, alpha=self.scale)
         if positions is not None:
             return q + self.content_bias, self._between(scaled, positions[offset:], positions)
+        return q + self.content_bias, relative_logits(scaled, self._distances(q, keys, offset))
+
+    def _distances(self, q: Tensor, keys: int, offset: int) -> Tensor:
+        """W_P p_r of all distances r from the last query to the first key, to the first query to the last: (H, N + M − 1, D)."""
         distances = torch.arange(-(offset + q.size(2) - 1), keys - offset, device=q.device)
         projected = self.pos_proj(sinusoid(distances, self.embed_dim).to(self.pos_proj.weight.dtype))
-        p = projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # (H, N + M − 1, D)
-        return q + self.content_bias, relative_logits(scaled, p.type_as(q))
+        return projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1).type_as(q)
+
+    def _attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int, **extra):
+        if attn_mask is not None or need_weights or not self._left_to_operator(q, **extra):
+            return super()._attend(q, k, v, key_padding_mask, attn_mask, need_weights, offset, **extra)
+        keys = k.size(2)
+        factor = self._factor(q, keys, key_padding_mask, offset)
+        of_content, of_position, k = self._operands(q, k, offset, key_padding_mask, **extra)
+        if factor is not None:
+            of_content, of_position = of_content * factor, of_position * factor
+        out = relative_attention(
+            of_content,
+            of_position,
+            k,
+            v,
+            self._distances(q, keys, offset),
+            # A single query is the last of what it sees.
+            causal=self.causal and q.size(2) > 1,
+            key_padding_mask=key_padding_mask,
+            scale=self.scale,
+        )
+        return out, None
+
+    def _left_to_operator(self, q: Tensor, positions: Optional[Tensor] = None, **extra) -> bool:
+        """Whether the operator does it all.
+
+        Where nobody asks for one of its implementations, nothing is left to it on a CPU: in training, softmax attention
+        in closed form takes half to two thirds of the time there.
+
+        Raises:
+            UsageError: an implementation of the operator is asked for by its name, and it does not serve.
+        """
+        dropout = self.training and self.attention_dropout > 0
+        if not dropout and positions is None:
+            return q.device.type != "cpu" or requested("relative_attention")[0] != AUTO
+        asked_by = requested_of("relative_attention")
+        if asked_by is not None:
+            mend = "--attention-dropout 0" if dropout else "another --position"
+            what = "no dropout on the weights" if dropout else "no positions of your own"
+            raise UsageError(f"{asked_by}: the operator has {what}; choose {mend}, or leave the operator out")
+        return False
+
+    def _operands(self, q: Tensor, k: Tensor, offset: int, key_padding_mask=None) -> Tuple[Tensor, Tensor, Tensor]:
+        """What the operator is to take as queries of the content and of the position, and as keys of the content."""
+        return q + self.content_bias, q + self.position_bias, k
 
     def _between(self, q: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:
         """q_iᵀ W_P p_{b_j − a_i} for queries at the positions a (N,) and keys at b (M,): (B, H, N, M).

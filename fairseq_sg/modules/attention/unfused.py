@@ -25,7 +25,11 @@ SHORTEST = 16
 
 
 def is_faster(q: Tensor, bias: Optional[Tensor], dropout_p: float) -> bool:
-    """Whether torch has no fused kernel. In half precision its operator computes in float32, and stays."""
+    """Whether torch has no fused kernel. In half precision its operator computes in float32, and stays; so it does in
+    compiled code, which would be split in two here.
+    """
+    if torch.compiler.is_compiling():
+        return False
     trained = dropout_p > 0 or bias is not None and bias.requires_grad
     return trained and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
 

@@ -46,6 +46,11 @@ class Position(nn.Module):
         """What the position gives under a configuration; ``cls.gives`` unless its options decide."""
         return cls.gives
 
+    @property
+    def longest(self) -> Optional[int]:
+        """The length of the longest sequence that has positions, in training and evaluation; None if there is none."""
+        return None
+
 
 class EmbeddedPosition(Position):
     """A position that is added to the token embeddings; made with the model's width and its own options."""

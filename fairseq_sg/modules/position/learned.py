@@ -38,10 +38,14 @@ class LearnedPosition(EmbeddedPosition):
             raise UsageError(f"--learned-positions is {learned_positions}: choose a positive number")
         self.weight = nn.Parameter(torch.empty(learned_positions, dim).normal_(0.0, dim**-0.5))
 
+    @property
+    def longest(self) -> int:
+        return self.weight.size(0)
+
     def forward(self, positions: Tensor, length: int) -> Tensor:
-        if length > self.weight.size(0):
+        if length > self.longest:
             raise UsageError(
-                f"a sequence of length {length} is longer than --learned-positions {self.weight.size(0)}: "
+                f"a sequence of length {length} is longer than --learned-positions {self.longest}: "
                 "train with more, or leave long sequences out (--max-source-positions, --max-target-positions)"
             )
         return nn.functional.embedding(positions, self.weight)

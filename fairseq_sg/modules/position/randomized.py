@@ -44,7 +44,8 @@ class RandomizedOptions:
     randomized_eval_length: int = field(
         default=512,
         metadata={
-            "help": "longest sequence that --position randomized meets in evaluation; may be changed at test time"
+            "help": "longest sequence that --position randomized meets in evaluation; longer ones are left out of training "
+            "too; may be changed at test time"
         },
     )
 
@@ -95,6 +96,11 @@ class RandomizedPosition(Position):
     @classmethod
     def gives_with(cls, config: Any) -> str:
         return _gives(config.randomized_base)
+
+    @property
+    def longest(self) -> int:
+        """K, which is at most L."""
+        return self.eval_length
 
     def forward(self, *where) -> Tensor:
         """With a base on the embeddings as ``EmbeddedPosition``; with ``relative``, (length, device) -> ``numbers``."""

@@ -6,14 +6,19 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from fairseq_sg.ops.checks import check_floating, describe
+from fairseq_sg.ops.cvmm.blocks import cvmm_blocks
 from fairseq_sg.ops.cvmm.grouped import cvmm_grouped, cvmm_segments
 from fairseq_sg.ops.cvmm.naive import cvmm_naive
 from fairseq_sg.ops.cvmm.sorting import SortedSelection, sort_selection
-from fairseq_sg.ops.dispatch import AUTO, resolve
+from fairseq_sg.ops.dispatch import AUTO, declare, resolve
 from fairseq_sg.ops.precision import autocast_disabled
 from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
+
+# Of a matrix, in the mean: with fewer a block costs more in calls than it saves in passes over memory.
+FEW_ROWS = 256
 
 
 def _in_torch(function: Callable[[Tensor, Tensor, SortedSelection, bool, bool], Tensor]) -> Callable[..., Tensor]:
@@ -36,6 +41,12 @@ def _in_torch(function: Callable[[Tensor, Tensor, SortedSelection, bool, bool], 
     return run
 
 
+def _automatic(x: Tensor, matrices: Tensor, routing: SortedSelection, weights: Tensor | None) -> str:
+    if prefers_triton(x, _why_not_triton(x, matrices, weights)):
+        return "triton"
+    return "blocks" if x.device.type == "cpu" and len(routing.order) >= FEW_ROWS * len(matrices) else "grouped"
+
+
 def _why_not_triton(x: Tensor, matrices: Tensor, weights: Tensor | None) -> str | None:
     return why_not_triton(x, matrices) if weights is None else why_not_triton(x, matrices, weights)
 
@@ -52,8 +63,10 @@ IMPLEMENTATIONS = {
     "naive": _in_torch(cvmm_naive),
     "segments": _in_torch(cvmm_segments),
     "grouped": _in_torch(cvmm_grouped),
+    "blocks": cvmm_blocks,
     "triton": _triton,
 }
+declare("cvmm", IMPLEMENTATIONS)
 
 __all__ = ["IMPLEMENTATIONS", "SortedSelection", "cvmm", "cvmm_sorted", "sort_selection"]
 
@@ -83,6 +96,9 @@ def cvmm(x: Tensor, selection: Tensor, matrices: Tensor, *, implementation: str 
     return cvmm_sorted(x, routing, matrices, from_tokens=True, to_tokens=True, implementation=implementation)
 
 
+# Meta tensors, which a compiler sees, are refused by torch's grouped products in most dtypes. (`torch.compiler.disable`
+# would import the compiler, which takes as long as importing torch.)
+@_disable_dynamo
 def cvmm_sorted(
     x: Tensor,
     routing: SortedSelection,
@@ -116,8 +132,9 @@ def cvmm_sorted(
         weights: (N, K), floating, not with `from_tokens`: each entry's weight s, by which its row is multiplied. Where
             an entry selects no matrix, its weight and its row of x must be finite.
         implementation: ``"auto"``; ``"naive"``; ``"segments"``, one product a matrix with rows; ``"grouped"``, one
-            grouped product where torch has it for the device and dtype, else like ``"segments"``; or ``"triton"``,
-            kernels for a GPU.
+            grouped product where torch has it for the device and dtype, else like ``"segments"``; ``"blocks"``, for a
+            CPU and matrices with many rows: one block of rows after another, with no copy of all of them; or
+            ``"triton"``, kernels for a GPU.
 
     Returns:
         (R, L), or (N, L) with `to_tokens`; 0 where an entry selects no matrix.
@@ -149,7 +166,6 @@ def cvmm_sorted(
         x, matrices = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (x, matrices))
     if x.dtype != matrices.dtype:
         raise TypeError(f"x and matrices must be of one dtype, not {x.dtype} and {matrices.dtype}")
-    automatic = "triton" if prefers_triton(x, _why_not_triton(x, matrices, weights)) else "grouped"
-    function = resolve("cvmm", implementation, IMPLEMENTATIONS, automatic)
+    function = resolve("cvmm", implementation, IMPLEMENTATIONS, _automatic(x, matrices, routing, weights))
     with autocast_disabled(x.device):
         return function(x, matrices, routing, from_tokens, to_tokens, relu, weights)

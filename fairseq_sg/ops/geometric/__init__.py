@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
-from fairseq_sg.ops.dispatch import AUTO, resolve
+from fairseq_sg.ops.dispatch import AUTO, declare, resolve
 from fairseq_sg.ops.geometric.naive import geometric_attention_naive
 from fairseq_sg.ops.geometric.scan import geometric_attention_scan
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
@@ -54,6 +54,7 @@ IMPLEMENTATIONS = {
     "scan": _in_torch(geometric_attention_scan),
     "triton": _triton,
 }
+declare("geometric_attention", IMPLEMENTATIONS)
 
 
 def geometric_attention(

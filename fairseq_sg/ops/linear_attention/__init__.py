@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
-from fairseq_sg.ops.dispatch import AUTO, requested, resolve
+from fairseq_sg.ops.dispatch import AUTO, declare, requested, resolve
 from fairseq_sg.ops.features import Features
 from fairseq_sg.ops.linear_attention.chunked import fold, linear_attention_chunked, read
 from fairseq_sg.ops.linear_attention.naive import linear_attention_naive
@@ -23,6 +23,7 @@ def _triton(q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, State |
 
 
 IMPLEMENTATIONS = {"naive": linear_attention_naive, "chunked": linear_attention_chunked, "triton": _triton}
+declare("linear_attention", IMPLEMENTATIONS)
 
 
 def linear_attention(
@@ -202,7 +203,7 @@ def _given(*weights: Tensor | None) -> list[Tensor]:
 
 def _takes_triton(operator: str, *tensors: Tensor) -> bool:
     """Whether the folded forms run in Triton; all other implementations share one way in torch."""
-    name, _ = requested(AUTO)
+    name, _ = requested("linear_attention")
     if name == "triton":
         require_triton(operator, why_not_triton(*tensors))
     return name == "triton" or (name == AUTO and prefers_triton(tensors[0], why_not_triton(*tensors)))

@@ -136,7 +136,11 @@ def _through_chunks(
     # Positions that fill up the last chunk see keys, so that nothing is divided by 0 there even without eps.
     q, k, v = _cut(q, count, fill=1.0), _cut(k, count), _cut(v, count)
     state = None if state is None else _join(state).flatten(0, 1)
-    out, after = _CausalAttention.apply(q, k, v, state, count, return_state, normalize, eps)
+    if torch.compiler.is_compiling():
+        # The compiler differentiates by itself, and knows no products into a part of a buffer.
+        *_, out, _, after = _attend(q, k, v, state, count, return_state, normalize, eps)
+    else:
+        out, after = _CausalAttention.apply(q, k, v, state, count, return_state, normalize, eps)
     out = out.view(batch, heads, -1, width)
     if after is not None:
         after = _part(after.view(batch, heads, *after.shape[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
-from fairseq_sg.ops.dispatch import AUTO, resolve
+from fairseq_sg.ops.dispatch import AUTO, declare, resolve
 from fairseq_sg.ops.orthogonality.chunked import orthogonality_loss_chunked
 from fairseq_sg.ops.orthogonality.naive import orthogonality_loss_naive
 from fairseq_sg.ops.precision import autocast_disabled
@@ -29,6 +29,7 @@ def _triton(values: Tensor, padding_mask: Tensor | None, eps: float) -> Tensor:
 
 
 IMPLEMENTATIONS = {"naive": orthogonality_loss_naive, "chunked": orthogonality_loss_chunked, "triton": _triton}
+declare("orthogonality_loss", IMPLEMENTATIONS)
 REDUCTIONS = ("mean", "sum", "none")
 
 

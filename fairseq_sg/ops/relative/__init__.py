@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
-from fairseq_sg.ops.dispatch import AUTO, resolve
+from fairseq_sg.ops.dispatch import AUTO, declare, resolve
 from fairseq_sg.ops.precision import autocast_disabled
 from fairseq_sg.ops.relative.chunked import relative_attention_chunked, relative_logits_chunked
 from fairseq_sg.ops.relative.flex import relative_attention_flex
@@ -15,6 +15,18 @@ from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_no
 
 # Of queries, keys and values, for Triton: a program holds whole rows of them.
 WIDEST = 256
+# Of a batch, for each dimension of a head: from here on, on a CPU, to look up the positional keys of all pairs (H N M D
+# numbers) costs less than products with all distances, twice as many as keys (B H N L numbers).
+MANY_SEQUENCES = 4
+
+
+def _in_torch(q: Tensor) -> str:
+    """Of ``"naive"`` and ``"chunked"``, the faster one for queries (B, H, N, D)."""
+    batch, _, queries, dim = q.shape
+    # In half precision the gradient of what is looked up would be added up in half precision.
+    exact = q.dtype in (torch.float32, torch.float64)
+    many = q.device.type == "cpu" and queries > 1 and batch >= MANY_SEQUENCES * dim
+    return "naive" if exact and many else "chunked"
 
 
 def _why_not_triton(*tensors: Tensor) -> str | None:
@@ -47,6 +59,8 @@ ATTENTION_IMPLEMENTATIONS = {
     "flex": relative_attention_flex,
     "triton": _triton,
 }
+declare("relative_logits", IMPLEMENTATIONS)
+declare("relative_attention", ATTENTION_IMPLEMENTATIONS)
 
 
 def relative_logits(q: Tensor, p: Tensor, *, implementation: str = AUTO) -> Tensor:
@@ -82,7 +96,7 @@ def relative_logits(q: Tensor, p: Tensor, *, implementation: str = AUTO) -> Tens
         raise ValueError(f"q and p must agree in heads and head dimension: {shapes}")
     if p.shape[1] < q.shape[2]:
         raise ValueError(f"p needs a row for each of the N + M - 1 distances, at least N = {q.shape[2]}: {shapes}")
-    return resolve("relative_logits", implementation, IMPLEMENTATIONS, automatic="chunked")(q, p)
+    return resolve("relative_logits", implementation, IMPLEMENTATIONS, _in_torch(q))(q, p)
 
 
 def relative_attention(
@@ -157,7 +171,7 @@ def relative_attention(
         raise TypeError(
             f"relative_attention takes tensors of one dtype, not {', '.join(str(x.dtype) for x in tensors)}"
         )
-    automatic = "triton" if prefers_triton(v, _why_not_triton(*tensors)) else "chunked"
+    automatic = "triton" if prefers_triton(v, _why_not_triton(*tensors)) else _in_torch(tensors[1])
     function = resolve("relative_attention", implementation, ATTENTION_IMPLEMENTATIONS, automatic)
     scale = dim**-0.5 if scale is None else scale
     with autocast_disabled(v.device):

@@ -1,0 +1,119 @@
+"""Layers compiled by ``torch.compile`` (``--compile``), for models that are bound by launching.
+
+A layer of a small model is about a hundred operations, of which each takes a GPU less time than Python takes to launch
+it. Compiled, it is a few fused kernels; with CUDA graphs (``reduce-overhead``, ``max-autotune``) the host launches all
+of them at once.
+
+Compiled is the pass of a layer in training, and its derivative, for any batch size and length: sizes are symbols, so a
+new length is no new compilation. A layer runs uncompiled
+
+- in evaluation and decoding, where every step has another state, and the analysis looks on;
+- where one of its modules has a forward hook, which compiled code would pass by;
+- in a block of ``force_implementation``, since the choice of an operator is compiled into the code;
+- within ``torch.compile`` of somebody else's, who decides about all of it.
+
+What cannot be compiled within a layer, such as a derivative that works in buffers, splits its code in two. Neither names
+of parameters nor what a checkpoint holds change, and a copy of a layer compiles anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.losses import Statistic
+from fairseq_sg.ops.dispatch import is_forced, requested, requested_of
+from fairseq_sg.ops.triton_support import why_not_here
+
+NONE = "none"
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+MODES = (NONE, "default", *CUDA_GRAPHS)
+#: What answers the same for a whole program, by means that the compiler does not know.
+CONSTANT = (requested, requested_of, why_not_here)
+#: Who compiles: torch's inductor. Tests have cheaper ones here.
+BACKEND: Union[str, Callable] = "inductor"
+
+
+def check_mode(mode: str) -> None:
+    """Raises UsageError for a mode that does not exist."""
+    if mode not in MODES:
+        raise UsageError(f"--compile is {mode!r}: choose from {', '.join(MODES)}")
+
+
+class Compilable(nn.Module):
+    """A module that may be compiled; its first argument is a tensor, and it returns ``(x, weights or None, losses)``."""
+
+    #: None: not compiled.
+    _compilation: Optional[Compilation] = None
+
+    def __call__(self, *args: Any, **kwargs: Any):
+        if self._compilation is None or not self._compilation.serves(self, **kwargs):
+            return super().__call__(*args, **kwargs)
+        return self._compilation.run(self, *args, **kwargs)
+
+
+def compile_in_training(modules: nn.Module, mode: str) -> None:
+    """From now on, everything in ``modules`` that is `Compilable` runs compiled, each by itself; not so with ``none``.
+
+    Raises:
+        UsageError: a mode that does not exist; at the first step of training, ``reduce-overhead`` without a GPU.
+    """
+    check_mode(mode)
+    for module in modules.modules():
+        if isinstance(module, Compilable):
+            module._compilation = None if mode == NONE else Compilation(mode)
+
+
+class Compilation:
+    """The compiled pass of a module.
+
+    Args:
+        mode: of ``torch.compile``.
+    """
+
+    def __init__(self, mode: str):
+        self.mode = mode
+        self._function: Optional[Callable] = None
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """Compiled code is neither copied nor stored."""
+        return {"mode": self.mode, "_function": None}
+
+    def serves(self, module: nn.Module, incremental_state: Any = None, **kwargs: Any) -> bool:
+        """Whether a call with these arguments is to run compiled."""
+        if not module.training or incremental_state is not None or not torch.is_grad_enabled() or is_forced():
+            return False
+        if torch.compiler.is_compiling():
+            return False
+        return not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+    def run(self, module: nn.Module, x: Tensor, *args: Any, **kwargs: Any):
+        """The module's results.
+
+        Raises:
+            UsageError: CUDA graphs on a CPU.
+        """
+        if self.mode == "reduce-overhead" and x.device.type != "cuda":
+            raise UsageError(
+                f"--compile {self.mode} is for CUDA graphs, and this trains on {x.device.type}: choose --compile "
+                "default or none"
+            )
+        if self._function is None:
+            for function in CONSTANT:
+                torch.compiler.assume_constant_result(function)
+            mode = {"mode": self.mode} if BACKEND == "inductor" else {}
+            self._function = torch.compile(type(module).forward, backend=BACKEND, dynamic=True, **mode)
+        # Embeddings have another layout than layers' outputs, and would need code of their own.
+        x, weights, losses = self._function(module, x.contiguous(), *args, **kwargs)
+        if self.mode in CUDA_GRAPHS and x.device.type == "cuda":
+            # The next step overwrites a graph's results, some of which live longer (a memory of segments).
+            x, weights = x.clone(), None if weights is None else weights.clone()
+            losses = {name: _cloned(loss) for name, loss in losses.items()}
+        return x, weights, losses
+
+
+def _cloned(loss: Union[Tensor, Statistic]) -> Union[Tensor, Statistic]:
+    return Statistic(loss.value.clone()) if isinstance(loss, Statistic) else loss.clone()

@@ -1,0 +1,169 @@
+"""Relative attentions by the operator ``relative_attention``: what it computes is what they compute without it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_cases import CASES, HEADS, WIDTH, padding_of
+from torch import nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention import relative
+from fairseq_sg.modules.attention.relative import RelativeAttention
+from fairseq_sg.ops import force_implementation, relative_attention
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+
+both = [c for c in CASES if c.name in ("relative", "abs_rel")]
+cases = pytest.mark.parametrize("case", both, ids=str)
+decoders = pytest.mark.parametrize("case", [c for c in both if c.role == "decoder"], ids=str)
+relatives = [c for c in both if c.name == "relative"]
+implementations = pytest.mark.parametrize("implementation", ["naive", "chunked"])
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the operator was called with."""
+    found = []
+
+    def watched(*tensors, **options):
+        found.append(options)
+        return relative_attention(*tensors, **options)
+
+    monkeypatch.setattr(relative, "relative_attention", watched)
+    return found
+
+
+def results(module: nn.Module, x: torch.Tensor, **options):
+    """Output and gradients, all over everything that has one."""
+    x = x.clone().requires_grad_()
+    out = module(x, x, x, need_weights=False, **options)[0]
+    torch.manual_seed(3)
+    leaves = [x, *(p for p in module.parameters())]
+    return [out, *torch.autograd.grad((out * torch.randn_like(out)).sum(), leaves)]
+
+
+def assert_equal(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@cases
+@implementations
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_equals_what_is_computed_without_it(case, implementation, side, calls):
+    module, x = case.build().train(), case.inputs()[0]
+    options = {"key_padding_mask": None if side == "none" else padding_of(x.size(0), side)}
+    if side != "none" and case.role == "encoder":
+        options["key_padding_mask"][2] = True
+    expected = results(module, x, **options)
+    assert not calls
+    with force_implementation(f"relative_attention={implementation}"):
+        actual = results(module, x, **options)
+    assert len(calls) == 1
+    assert_equal(actual, expected)
+
+
+@decoders
+@implementations
+def test_step_by_step(case, implementation, calls):
+    module, x = case.build(), case.inputs(queries=6)[0]
+    expected = module(x, x, x, need_weights=False)[0]
+    state: dict = {}
+    with force_implementation(f"relative_attention={implementation}"):
+        # Two new positions at once, then one after the other.
+        parts = [x[:2], *x[2:].split(1)]
+        steps = [module(part, incremental_state=state, need_weights=False)[0] for part in parts]
+    assert len(calls) == 5
+    torch.testing.assert_close(torch.cat(steps), expected, rtol=1e-9, atol=1e-11)
+
+
+@decoders
+def test_after_a_memory(case, calls):
+    module, x = case.build().train(), case.inputs(queries=9)[0]
+    options = {"memory": x[:4], "first": 3}
+    expected = module(x[4:], need_weights=False, **options)[0]
+    with force_implementation("relative_attention=naive"):
+        actual = module(x[4:], need_weights=False, **options)[0]
+    assert len(calls) == 1
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+@cases
+def test_weights_are_computed_without_it(case, calls):
+    module, x = case.build(), case.inputs()[0]
+    expected = module(x, x, x, need_weights=True)
+    with force_implementation("relative_attention=naive"):
+        actual = module(x, x, x, need_weights=True)
+    assert not calls
+    assert_equal(actual, expected)
+
+
+@pytest.mark.parametrize("kind", ["relative", "abs_rel"])
+@pytest.mark.parametrize("training", [True, False])
+def test_who_is_called_when_nobody_asks(kind, training, calls):
+    """On a CPU nobody; elsewhere the operator, which is to choose."""
+    case = next(c for c in CASES if c.name == kind)
+    module, x = case.build().train(training), case.inputs()[0]
+    module(x, x, x, need_weights=False)
+    assert not calls
+    shape = module.to("meta")(*[x.to("meta")] * 3, need_weights=False)[0].shape
+    assert len(calls) == 1 and "implementation" not in calls[0] and shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", ["relative", "abs_rel"])
+def test_autocast(kind, dtype, calls):
+    case = next(c for c in CASES if c.name == kind)
+    module, x = case.build(torch.float32).train(), case.inputs(dtype=torch.float32)[0]
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        expected = module(x, x, x, need_weights=False)[0]
+        with force_implementation("relative_attention=naive"):
+            actual = module(x, x, x, need_weights=False)[0]
+    assert len(calls) == 1
+    assert actual.dtype == expected.dtype == dtype
+    near = 1e-5 if dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(actual, expected, rtol=near, atol=near)
+
+
+def test_dropout_on_weights_is_refused_where_it_is_asked_for_by_name(calls, monkeypatch):
+    module, x = relatives[0].build(attention_dropout=0.5).train(), relatives[0].inputs()[0]
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "relative_attention=chunked")
+    with pytest.raises(
+        UsageError, match=rf"{ENVIRONMENT_VARIABLE} \(relative_attention=chunked\).*--attention-dropout 0"
+    ):
+        module(x, x, x, need_weights=False)
+    module.eval()(x, x, x, need_weights=False)
+    assert len(calls) == 1
+
+
+def test_dropout_on_weights_with_one_name_for_all_operators(calls, monkeypatch):
+    """The bias has an implementation of that name, or says that it has none."""
+    module, x = relatives[0].build(attention_dropout=0.5).train(), relatives[0].inputs()[0]
+    found = []
+    for name in ("auto", "naive"):
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, name)
+        torch.manual_seed(4)
+        found.append(module(x, x, x, need_weights=False)[0])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
+    with pytest.raises(ValueError, match="relative_logits has no implementation 'flex'"):
+        module(x, x, x, need_weights=False)
+    assert not calls
+
+
+def test_positions_of_ones_own_are_refused_where_it_is_asked_for_by_name(calls):
+    module, x = relatives[0].build(), relatives[0].inputs(queries=5)[0]
+    positions = torch.tensor([0, 2, 3, 7, 9])
+    module(x, x, x, need_weights=False, positions=positions)
+    with force_implementation("relative_attention=naive"), pytest.raises(UsageError, match="choose another --position"):
+        module(x, x, x, need_weights=False, positions=positions)
+    assert not calls
+
+
+def test_no_random_number_is_drawn():
+    module = RelativeAttention(WIDTH, HEADS, role="encoder").train()
+    x = torch.randn(4, 2, WIDTH)
+    before = torch.get_rng_state()
+    with force_implementation("relative_attention=chunked"):
+        module(x, x, x, need_weights=False)
+    assert torch.equal(torch.get_rng_state(), before)
