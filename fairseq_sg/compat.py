@@ -10,9 +10,11 @@
 - it mends ``--amp``, whose gradients fairseq divides by the loss scale twice;
 - it has a task gather what its workers keep before a checkpoint is saved, where the task asks for it;
 - it makes fairseq's commands end with the message alone where the user can mend the error (:class:`UsageError`), and
-  with the name of the file where a checkpoint is not whole, was changed, or holds more than data;
+  with the name of the file where a checkpoint is not whole, was changed, holds more than data, or is of another model;
 - it has every file of a checkpoint appear whole or not at all, copies included, whatever ends the training meanwhile;
-- it has a training that has made all its updates make no other one when it is started again.
+- it has a training that has made all its updates, or whose ``--patience`` is at its end, make no other update when it
+  is started again, and one that is continued remember how long it has got no better;
+- it names the sentence that is too long for a model, and the options that say so.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def prepare() -> None:
     if installed:
         name_broken_checkpoints()
         write_checkpoints_whole()
-        stop_at_the_last_update()
+        continue_where_it_was()
+        name_long_sentences()
         gather_before_saving()
         leave_out_absent_parameters()
         unscale_gradients_once()
@@ -162,6 +165,7 @@ def name_broken_checkpoints() -> None:
     from fairseq import checkpoint_utils
 
     _wrap(checkpoint_utils, "load_checkpoint_to_cpu", _load_checkpoint)
+    _wrap(checkpoint_utils, "load_model_ensemble_and_task", _load_models)
 
 
 def _load_checkpoint(load, path, *args, **kwargs):
@@ -205,6 +209,42 @@ def _damaged(path: str) -> bool:
         return True
 
 
+def _load_models(load, filenames, *args, **kwargs):
+    """fairseq's ``load_model_ensemble_and_task``. Raises UsageError for weights that do not fit their own options."""
+    try:
+        return load(filenames, *args, **kwargs)
+    except RuntimeError as error:
+        different = _differences(error)
+        if different is None:
+            raise
+        raise UsageError(
+            f"the weights in {' or '.join(filenames)} do not fit the model that its options and --model-overrides make"
+            f": {different}. Check --model-overrides, or use the code (--user-dir) that it was trained with"
+        ) from error
+
+
+def _differences(error: BaseException | None) -> str | None:
+    """What torch's ``load_state_dict`` found different, which ``error`` was raised for; None if it was for another reason."""
+    while error is not None and "loading state_dict for" not in str(error):
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return None
+    message = str(error)
+    different = []
+    for key, text in (("Missing", "it lacks {}"), ("Unexpected", "it has {} besides")):
+        listed = re.search(rf"{key} key\(s\) in state_dict: (.*)", message)
+        if listed:
+            different.append(text.format(_few(re.findall(r'"([^"]+)"', listed[1]))))
+    shapes = re.findall(r"size mismatch for (\S+): .*?torch\.Size\((\[.*?\])\).*?torch\.Size\((\[.*?\])\)", message)
+    if shapes:
+        different.append("other sizes of " + _few([f"{name} ({there}, here {here})" for name, there, here in shapes]))
+    return "; ".join(different) or " ".join(message.split())
+
+
+def _few(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def write_checkpoints_whole() -> None:
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
@@ -215,9 +255,12 @@ def write_checkpoints_whole() -> None:
 
 def _save_file(save, obj, filename, async_write=False):
     """fairseq's ``torch_persistent_save``, which after an error writes another two times into the same file, from where
-    it is."""
+    it is. ``--patience`` is kept in the file."""
     from fairseq.file_io import PathManager
 
+    patience = vars(_should_stop_early())
+    if patience and isinstance(obj, dict) and "extra_state" in obj:
+        obj["extra_state"]["patience"] = dict(patience)
     if async_write or not PathManager.supports_rename(filename):
         return save(obj, filename, async_write=async_write)
 
@@ -270,30 +313,124 @@ def _disk_full(error: BaseException | None) -> OSError | None:
     return None
 
 
-def stop_at_the_last_update() -> None:
+def continue_where_it_was() -> None:
     from fairseq import checkpoint_utils
 
     _wrap(checkpoint_utils, "load_checkpoint", _load_last_checkpoint)
 
 
-def _load_last_checkpoint(load, *args, **kwargs):
-    """fairseq's ``load_checkpoint``, after which ``fairseq_cli.train`` goes into its loop. That module is ``__main__``
-    under ``python -m``."""
-    loaded = load(*args, **kwargs)
-    for module in map(sys.modules.get, ("__main__", "fairseq_cli.train")):
-        if getattr(module, "__package__", None) == "fairseq_cli" and hasattr(module, "validate_and_save"):
-            _wrap(module, "train", _train_epoch)
-    return loaded
+def _load_last_checkpoint(load, cfg, trainer, **kwargs):
+    """fairseq's ``load_checkpoint``, after which ``fairseq_cli.train`` goes into its loop.
+
+    Raises UsageError for a checkpoint of another model, or of a training with another criterion or optimizer.
+    """
+    try:
+        extra_state, batches = load(cfg, trainer, **kwargs)
+    except Exception as error:
+        refusal = _refusal(error, cfg)
+        if refusal is None:
+            raise
+        raise refusal from error
+    for module in _training_modules():
+        _wrap(module, "train", _train_epoch)
+    # Where fairseq itself restores the best value; a training that begins anew from a checkpoint has made no update.
+    if extra_state is not None and trainer.get_num_updates() > 0 and not cfg.reset_meters:
+        vars(_should_stop_early()).update(extra_state.get("patience", {}))
+    return extra_state, batches
+
+
+def _refusal(error: Exception, cfg) -> UsageError | None:
+    """What to say of a checkpoint that a training cannot go on from; None for an error of another kind."""
+    of_model = re.match(r"Cannot load model parameters from checkpoint (.*); please ensure", str(error))
+    different = _differences(error)
+    if of_model and different:
+        return UsageError(
+            f"the checkpoint {of_model[1]} is of another model: {different}. Give the options that it was trained "
+            "with, or choose another --save-dir, --restore-file or --finetune-from-model"
+        )
+    of_optimizer = re.match(r"(Criterion|Optimizer) does not match; .*\. (\S+) vs (\S+)$", str(error))
+    if of_optimizer:
+        what, there, here = of_optimizer.groups()
+        last = cfg.restore_file == "checkpoint_last.pt"
+        path = os.path.join(cfg.save_dir, cfg.restore_file) if last else cfg.restore_file
+        return UsageError(
+            f"the checkpoint {path} is of a training with another {what.lower()}: {there}, here {here}. Give the one "
+            "that it was trained with, or choose another --save-dir; --reset-optimizer takes the weights alone from it"
+        )
+    return None
+
+
+def _training_modules() -> list:
+    """``fairseq_cli.train`` where it is in use; under ``python -m`` it is ``__main__``."""
+    modules = map(sys.modules.get, ("__main__", "fairseq_cli.train"))
+    return [
+        module
+        for module in modules
+        if getattr(module, "__package__", None) == "fairseq_cli" and hasattr(module, "validate_and_save")
+    ]
+
+
+def _should_stop_early():
+    """fairseq's function of that name, whose attributes are the best value and ``num_runs``, how many validations ago
+    that was; nothing where no training is in progress."""
+    functions = [module.should_stop_early for module in _training_modules()]
+    return functions[0] if functions else argparse.Namespace()
 
 
 def _train_epoch(train, cfg, trainer, *args, **kwargs):
-    """``fairseq_cli.train``'s ``train``, which looks at the number of updates only after having made another one, and
-    saves what it gives."""
+    """``fairseq_cli.train``'s ``train``, which looks at the number of updates and at ``--patience`` only after having
+    made another update, and saves what it gives."""
     updates, most = trainer.get_num_updates(), cfg.optimization.max_update
+    idle, patience = getattr(_should_stop_early(), "num_runs", 0), cfg.checkpoint.patience
     if 0 < most <= updates:
-        logging.getLogger(__name__).info("nothing is left to train: %d of %d updates are made", updates, most)
-        return [None], True
-    return train(cfg, trainer, *args, **kwargs)
+        reason = f"{updates} of {most} updates are made"
+    elif 0 < patience <= idle:
+        reason = f"the last {idle} validations were no better, and --patience is {patience}"
+    else:
+        return train(cfg, trainer, *args, **kwargs)
+    logging.getLogger(__name__).info("nothing is left to train: %s", reason)
+    return [None], True
+
+
+def name_long_sentences() -> None:
+    from fairseq.tasks import FairseqTask
+
+    FairseqTask.filter_indices_by_size = _leave_out_long_sentences
+
+
+def _leave_out_long_sentences(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
+    """fairseq's ``FairseqTask.filter_indices_by_size``: ``indices`` without those of sentences that are too long.
+
+    Raises UsageError for such a sentence unless ``ignore_invalid_inputs``, and where there are no others.
+    """
+    kept, left_out = dataset.filter_indices_by_size(indices, max_positions)
+    if len(left_out) == 0:
+        return kept
+    most, size = _numbers(max_positions), _numbers(dataset.size(left_out[0]))
+    limits = (
+        "the limit is the least of --max-source-positions, --max-target-positions and what the model's own options "
+        "say, such as --learned-positions and --randomized-eval-length"
+    )
+    if len(kept) == 0 and ignore_invalid_inputs:
+        raise UsageError(f"all {len(left_out):,} samples are longer than {most} tokens; {limits}")
+    if not ignore_invalid_inputs:
+        raise UsageError(
+            f"sample {left_out[0]} has {size} tokens, and {most} is the most that is taken; {limits}; "
+            "--skip-invalid-size-inputs-valid-test leaves such samples out"
+        )
+    logging.getLogger(__name__).warning(
+        "%d samples are longer than %s tokens and are left out, the first of them %s; %s",
+        len(left_out), most, left_out[:10], limits,
+    )  # fmt: skip
+    return kept
+
+
+def _numbers(sizes) -> str:
+    """A size, or those of source and target."""
+    try:
+        return " and ".join(map(str, sizes))
+    except TypeError:
+        return str(sizes)
 
 
 def gather_before_saving() -> None:

@@ -18,6 +18,7 @@ from typing import Any, Dict, List
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import quickstart  # noqa: E402
+from runs import end  # noqa: E402
 
 
 def everywhere(kind: str, *options: str) -> List[str]:
@@ -91,4 +92,4 @@ def build(arguments: List[str], task: Any) -> Any:
 COMPARISON = quickstart.Comparison(MODELS, __doc__, "runs/attentions", small=SMALL)
 
 if __name__ == "__main__":
-    sys.exit(quickstart.main(COMPARISON))
+    end(quickstart.main, COMPARISON)

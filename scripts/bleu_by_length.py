@@ -30,7 +30,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 import figures  # noqa: E402
 from quickstart import as_text, markdown_lines  # noqa: E402
 from recipe import TOKENIZERS  # noqa: E402
-from runs import write_json  # noqa: E402
+from runs import end, write_json  # noqa: E402
 
 from data_prep.parallel import LENGTHS  # noqa: E402
 from fairseq_sg.errors import UsageError  # noqa: E402
@@ -421,4 +421,4 @@ def main(line: Optional[Sequence[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import quickstart  # noqa: E402
-from runs import REPOSITORY, Run, environment, on, schedule  # noqa: E402
+from runs import REPOSITORY, Run, end, environment, on, schedule  # noqa: E402
 
 
 @dataclass
@@ -349,4 +349,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

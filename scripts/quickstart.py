@@ -31,6 +31,7 @@ from runs import (  # noqa: E402
     Run,
     curve,
     diverged,
+    end,
     environment,
     on,
     partial_result,
@@ -521,4 +522,4 @@ def carry_out(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

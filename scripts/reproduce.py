@@ -28,7 +28,7 @@ import quickstart  # noqa: E402
 import recipe as recipes  # noqa: E402
 import verdicts  # noqa: E402
 from recipe import Data, Recipe, RecipeError  # noqa: E402
-from runs import REPOSITORY, Run, begun, environment, on, run_all, schedule, write_json  # noqa: E402
+from runs import REPOSITORY, Run, begun, end, environment, on, run_all, schedule, write_json  # noqa: E402
 from verdicts import Trial  # noqa: E402
 
 
@@ -414,4 +414,4 @@ def write_slurm(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

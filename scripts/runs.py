@@ -106,6 +106,21 @@ class Run:
         return [self.train_command(), self.validate_command(), *(self.generate_command(s) for s in decoded)]
 
 
+def end(main: Callable[..., int], *arguments: Any) -> None:
+    """Ends a script with what its ``main`` returns; where the reader of its output has gone, such as ``head``, with 1."""
+    try:
+        try:
+            code = main(*arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would write the rest once more on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+
 def on(device: str) -> List[str]:
     """The arguments of fairseq's commands that choose the device ``cpu`` or ``cuda``."""
     return ["--cpu"] if device == "cpu" else []

@@ -4,7 +4,8 @@
     python scripts/summary.py runs/*/summary.json --out runs/all
 
 Reads the .json files that reproduce.py, quickstart.py, attentions.py and ndr.py write. A file of another kind is named,
-and left out.
+and left out. Without files, the page also lists every recipe and every comparison of these scripts: run in full, in
+part, or not yet.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import attentions  # noqa: E402
 import figures  # noqa: E402
+import ndr  # noqa: E402
 import quickstart  # noqa: E402
 import recipe as recipes  # noqa: E402
-from runs import REPOSITORY  # noqa: E402
+from runs import REPOSITORY, end  # noqa: E402
 
 #: After which the numbers beside quickstart.py's models were published.
 PUBLISHED_STEPS = 50_000
@@ -58,6 +61,7 @@ class Experiment:
 
     Attributes:
         path: the file. title: of what. steps: a text. columns: column -> metric. cells: (model, column) -> cell.
+        content: of the file.
     """
 
     path: Path
@@ -65,6 +69,7 @@ class Experiment:
     steps: str
     columns: Dict[str, str]
     cells: Dict[Tuple[str, str], Cell]
+    content: Dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -100,7 +105,7 @@ def _of_recipe(path: Path, content: Dict[str, Any]) -> Experiment:
                 values = tuple(percent * v if metric == "accuracy" else v for v in cell["values"])
                 if values or not line["done"]:
                     cells[line["label"], column] = Cell(values, line["diverged"], line["steps"], line["of"])
-    return Experiment(path, content["title"], _steps(cells.values()), columns, cells)
+    return Experiment(path, content["title"], _steps(cells.values()), columns, cells, content)
 
 
 def _of_comparison(path: Path, content: Dict[str, Any]) -> Experiment:
@@ -124,13 +129,89 @@ def _of_comparison(path: Path, content: Dict[str, Any]) -> Experiment:
                 values = tuple(run["result"]["accuracy"][subset] for run in done)
             cells[model, column] = Cell(values, diverged, steps, round(of))
     columns = dict.fromkeys(quickstart.SUBSETS.values(), "accuracy")
-    return Experiment(path, content["what"], _steps(cells.values()), columns, cells)
+    return Experiment(path, content["what"], _steps(cells.values()), columns, cells, content)
 
 
 def _steps(cells: Any) -> str:
     """The numbers of steps that there are, each with what it is a part of."""
     pairs = sorted({(cell.steps, cell.of) for cell in cells if cell.steps})
     return "; ".join(f"{steps:,}" + (f" of {of:,}" if steps < of else "") for steps, of in pairs) or "–"
+
+
+def ledger(experiments: Sequence[Experiment], folder: Path) -> List[List[str]]:
+    """Rows of text, the header first: every recipe and comparison, how much of it was run, and where."""
+    rows = [["experiment", "run", "results"]]
+    known = set(recipes.names())
+    for name in recipes.names():
+        recipe = recipes.read(recipes.find(name))
+        found = [e for e in experiments if e.content.get("recipe") == name]
+        rows.append([f"`{name}`: {recipe.title}", _share_of_recipe(recipe, found), _links(found, folder)])
+    for command, wanted in comparisons().items():
+        found = [e for e in experiments if e.content.get("recipe") not in known and command_of(e.content) == command]
+        rows.append([f"`{command}`", _share_of_comparison(wanted, found), _links(found, folder)])
+    return rows
+
+
+def comparisons() -> Dict[str, List[str]]:
+    """The commands of the scripts that have their models themselves -> these models."""
+    found = {"quickstart.py": list(quickstart.MODELS)}
+    found |= {f"attentions.py{small}": list(attentions.MODELS) for small in ("", " --small")}
+    for what in ndr.PUBLISHED:
+        dataset = what.split()[0]
+        found[f"ndr.py {what}"] = list(ndr.RECIPES[dataset])
+        if dataset in ndr.SMALL:
+            found[f"ndr.py {what} --small"] = [model for model in ndr.RECIPES[dataset] if "lstm" not in model]
+    return found
+
+
+def command_of(content: Dict[str, Any]) -> str:
+    """The one of ``comparisons`` that a file is of."""
+    words = shlex.split(content.get("command", ""))
+    script = Path(words[1]).name if len(words) > 1 else ""
+    what = " " + content["what"].removesuffix(" (small)") if script == "ndr.py" else ""
+    return script + what + " --small" * ("--small" in words)
+
+
+def _share_of_recipe(recipe: recipes.Recipe, found: Sequence[Experiment]) -> str:
+    planned = {
+        (name, data): recipe.seeds for name, row in recipe.rows.items() if row.arguments is not None for data in row.on
+    }
+    ended: Dict[Tuple[str, str], int] = {}
+    shorter = 0.0
+    for e in found:
+        for line in e.content["lines"]:
+            made, key = line["done"] + line["diverged"], (line["row"], line["data"])
+            if line["steps"] >= line["of"] or not line["done"]:
+                ended[key] = max(ended.get(key, 0), min(made, planned.get(key, 0)))
+            elif made:
+                shorter = max(shorter, line["steps"] / line["of"])
+    trainings = f"{sum(ended.values())} of {sum(planned.values())} trainings"
+    if ended == planned:
+        return f"in full: {trainings}"
+    parts = [trainings] * any(ended.values()) + [f"some, to {100 * shorter:.0f} % of the steps"] * bool(shorter)
+    return f"in part: {'; '.join(parts)}" if parts else "not yet"
+
+
+def _share_of_comparison(wanted: Sequence[str], found: Sequence[Experiment]) -> str:
+    """In full: every model, with one seed at least."""
+    cells = [(model, cell) for e in found for (model, _), cell in e.cells.items() if model in wanted]
+    if not cells:
+        return "not yet"
+    ended = {model for model, cell in cells if cell.steps >= cell.of or not cell.values}
+    parts = [f"{len(ended)} of {len(wanted)} models"] * bool(ended)
+    shorter = {model: cell for model, cell in cells if model not in ended}
+    if shorter:
+        share = max(cell.steps / cell.of for model, cell in cells if model in shorter)
+        parts.append(f"{len(shorter)} of {len(wanted)} models, to {100 * share:.0f} % of the steps")
+    return f"{'in full' if len(ended) == len(wanted) else 'in part'}: {'; '.join(parts)}"
+
+
+def _links(experiments: Sequence[Experiment], folder: Path) -> str:
+    return ", ".join(f"[{e.name}]({_page(e, folder)})" for e in experiments)
+
+
+def _page(experiment: Experiment, folder: Path) -> str:
+    return os.path.relpath(experiment.path.with_suffix(".md"), folder)
 
 
 def models(experiments: Sequence[Experiment]) -> List[str]:
@@ -151,11 +232,21 @@ def table(experiments: Sequence[Experiment]) -> List[List[str]]:
     return rows
 
 
-def markdown(experiments: Sequence[Experiment], left_out: Sequence[str], command: str, folder: Path) -> str:
-    """The page in a ``folder``, with links from there."""
+def markdown(
+    experiments: Sequence[Experiment], left_out: Sequence[str], command: str, folder: Path, whole: bool = False
+) -> str:
+    """The page in a ``folder``, with links from there; ``whole``: with what was not run."""
     about = [["results", "what", "steps"]]
-    pages = [os.path.relpath(e.path.with_suffix(".md"), folder) for e in experiments]
-    about += [[f"[{e.name}]({page})", e.title, e.steps] for e, page in zip(experiments, pages, strict=True)]
+    about += [[f"[{e.name}]({_page(e, folder)})", e.title, e.steps] for e in experiments]
+    of_all = [
+        "## Run in full, in part, not yet",
+        "",
+        "Every recipe of `scripts/reproduce.py`, with the seeds and steps that it has, and the comparisons of the "
+        "other scripts, each model with one seed at least. A training that diverged is one that ended.",
+        "",
+        *quickstart.markdown_lines([[cell.replace("|", "\\|") for cell in row] for row in ledger(experiments, folder)]),
+        "",
+    ]
     return "\n".join(
         [
             "# All results",
@@ -172,6 +263,7 @@ def markdown(experiments: Sequence[Experiment], left_out: Sequence[str], command
             *quickstart.markdown_lines([[cell.replace("|", "\\|") for cell in row] for row in table(experiments)]),
             "",
             *([f"Left out, of another kind: {', '.join(left_out)}.", ""] if left_out else []),
+            *(of_all if whole else []),
         ]
     )
 
@@ -233,7 +325,7 @@ def main(line: Optional[Sequence[str]] = None) -> int:
     command = shlex.join(["python", "scripts/summary.py", *(sys.argv[1:] if line is None else line)])
     prefix.parent.mkdir(parents=True, exist_ok=True)
     prefix.with_name(prefix.name + ".md").write_text(
-        markdown(experiments, left_out, command, prefix.parent), encoding="utf-8"
+        markdown(experiments, left_out, command, prefix.parent, whole=not args.files), encoding="utf-8"
     )
     draw(experiments, prefix.with_name(prefix.name + ".png"))
     print(f"{len(experiments)} experiments, {len(models(experiments))} models: {prefix}.md, {prefix}.png")
@@ -243,4 +335,4 @@ def main(line: Optional[Sequence[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, List, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from runs import executable  # noqa: E402
+from runs import end, executable  # noqa: E402
 
 #: What the launcher says itself.
 OWN = (
@@ -101,4 +101,4 @@ def main(line: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main, sys.argv[1:])

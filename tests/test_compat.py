@@ -313,31 +313,200 @@ def test_a_copy_is_there_when_it_is_whole(tmp_path, monkeypatch):
         assert target.read_bytes() == b"old" and len(os.listdir(tmp_path)) == 2
 
 
-@needs_fairseq
-@pytest.mark.parametrize("name", ["__main__", "fairseq_cli.train"])
-def test_no_update_after_the_last_one(name, monkeypatch):
+@pytest.fixture
+def fake_training(monkeypatch):
+    """name -> a module in the place of ``fairseq_cli.train`` or of ``__main__``, with the other one beside it."""
     from fairseq import checkpoint_utils
 
-    monkeypatch.setattr(checkpoint_utils, "load_checkpoint", lambda *_: "loaded")
-    compat.stop_at_the_last_update()
-    module, other = (types.SimpleNamespace(train=lambda *_: "trained", __package__=p) for p in ("fairseq_cli", "other"))
-    module.validate_and_save = other.validate_and_save = None
-    monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, ({"__main__", "fairseq_cli.train"} - {name}).pop(), other)
+    def make(name: str):
+        module, other = (
+            types.SimpleNamespace(train=lambda *_: "trained", should_stop_early=lambda: None, __package__=package)
+            for package in ("fairseq_cli", "other")
+        )
+        module.validate_and_save = other.validate_and_save = None
+        monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setitem(sys.modules, ({"__main__", "fairseq_cli.train"} - {name}).pop(), other)
+        extra_state = {"patience": {"best": 0.5, "num_runs": 2}}
+        monkeypatch.setattr(checkpoint_utils, "load_checkpoint", lambda *_: (extra_state, "batches"))
+        compat.continue_where_it_was()
+        return module, other
+
+    return make
+
+
+def options_of_checkpoints(**options) -> types.SimpleNamespace:
+    chosen = {"patience": -1, "reset_meters": False, "save_dir": "runs", "restore_file": "checkpoint_last.pt"}
+    return types.SimpleNamespace(**chosen | options)
+
+
+def trainer_after(updates: int) -> types.SimpleNamespace:
+    return types.SimpleNamespace(get_num_updates=lambda: updates)
+
+
+@needs_fairseq
+@pytest.mark.parametrize("name", ["__main__", "fairseq_cli.train"])
+def test_no_update_after_the_last_one(name, fake_training):
+    from fairseq import checkpoint_utils
+
+    module, other = fake_training(name)
     untouched = other.train
-    assert checkpoint_utils.load_checkpoint() == "loaded" and other.train is untouched
-    for most, updates, expected in (
-        (0, 9, "trained"),
-        (9, 8, "trained"),
-        (9, 9, ([None], True)),
-        (9, 10, ([None], True)),
+    loaded = checkpoint_utils.load_checkpoint(options_of_checkpoints(), trainer_after(3))
+    assert loaded == ({"patience": {"best": 0.5, "num_runs": 2}}, "batches") and other.train is untouched
+    nothing = ([None], True)
+    for most, updates, patience, expected in (
+        (0, 9, -1, "trained"),
+        (9, 8, -1, "trained"),
+        (9, 9, -1, nothing),
+        (9, 10, -1, nothing),
+        (9, 8, 3, "trained"),
+        (9, 8, 2, nothing),
+        (0, 8, 1, nothing),
     ):
-        cfg = types.SimpleNamespace(optimization=types.SimpleNamespace(max_update=most))
-        assert module.train(cfg, types.SimpleNamespace(get_num_updates=lambda n=updates: n), "task") == expected
+        cfg = types.SimpleNamespace(
+            optimization=types.SimpleNamespace(max_update=most), checkpoint=options_of_checkpoints(patience=patience)
+        )
+        assert module.train(cfg, trainer_after(updates), "task") == expected
+
+
+@needs_fairseq
+@pytest.mark.parametrize("updates,reset,expected", [(3, False, 2), (0, False, None), (3, True, None)])
+def test_patience_is_restored_where_the_best_value_is(updates, reset, expected, fake_training):
+    from fairseq import checkpoint_utils
+
+    module, _ = fake_training("fairseq_cli.train")
+    checkpoint_utils.load_checkpoint(options_of_checkpoints(reset_meters=reset), trainer_after(updates))
+    assert getattr(module.should_stop_early, "num_runs", None) == expected
+
+
+@needs_fairseq
+def test_patience_is_kept_in_checkpoints_of_trainings_that_have_some(fake_training, tmp_path):
+    from fairseq import checkpoint_utils
+
+    compat.write_checkpoints_whole()
+    module, _ = fake_training("fairseq_cli.train")
+    path = str(tmp_path / "checkpoint.pt")
+
+    def kept() -> dict:
+        checkpoint_utils.torch_persistent_save({"extra_state": {"epoch": 1}}, path)
+        return torch.load(path, weights_only=True)["extra_state"]
+
+    assert kept() == {"epoch": 1}
+    module.should_stop_early.best, module.should_stop_early.num_runs = 0.25, 1
+    assert kept() == {"epoch": 1, "patience": {"best": 0.25, "num_runs": 1}}
+
+
+# Checkpoints and sentences that a model cannot take.
+
+
+def misfit(there: nn.Module, here: nn.Module) -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        here.load_state_dict(there.state_dict())
+    return caught.value
+
+
+def layers(**sizes: int) -> nn.ModuleDict:
+    return nn.ModuleDict({name: nn.Linear(size, 2, bias=False) for name, size in sizes.items()})
+
+
+@pytest.mark.parametrize(
+    "there,here,message",
+    [
+        (layers(a=3), layers(a=3, b=3), "it lacks b.weight"),
+        (layers(a=3, b=3), layers(a=3), "it has b.weight besides"),
+        (layers(a=3), layers(a=4), "other sizes of a.weight ([2, 3], here [2, 4])"),
+        (
+            layers(a=3, b=1, c=1, d=1, e=1, f=1),
+            layers(a=4, x=1),
+            "it lacks x.weight; it has b.weight, c.weight, d.weight and 2 more besides; other sizes of a.weight "
+            "([2, 3], here [2, 4])",
+        ),
+    ],
+)
+def test_what_differs_between_models_is_named(there, here, message):
+    error = misfit(there, here)
+    assert compat._differences(error) == message
+    wrapped = Exception("Cannot load model parameters from checkpoint runs/x.pt; please ensure that they match.")
+    wrapped.__context__ = error
+    refusal = str(compat._refusal(wrapped, options_of_checkpoints()))
+    assert refusal.startswith(f"the checkpoint runs/x.pt is of another model: {message}. Give the options")
+
+
+def test_other_errors_are_no_differences_between_models():
+    assert compat._differences(RuntimeError("out of memory")) is None
+    for error in (RuntimeError("out of memory"), misfit(layers(a=3), layers(b=3)), AssertionError("Criterion")):
+        assert compat._refusal(error, options_of_checkpoints()) is None
+
+
+@pytest.mark.parametrize("file,path", [("checkpoint_last.pt", "runs/checkpoint_last.pt"), ("other/x.pt", "other/x.pt")])
+def test_a_checkpoint_of_another_optimizer_is_named(file, path):
+    error = AssertionError("Optimizer does not match; please reset the optimizer (--reset-optimizer). One vs Two")
+    refusal = str(compat._refusal(error, options_of_checkpoints(restore_file=file)))
+    assert refusal.startswith(f"the checkpoint {path} is of a training with another optimizer: One, here Two. Give")
+
+
+@needs_fairseq
+def test_weights_that_do_not_fit_their_own_options(monkeypatch):
+    from fairseq import checkpoint_utils
+
+    def load(filenames):
+        raise errors.pop()
+
+    monkeypatch.setattr(checkpoint_utils, "load_model_ensemble_and_task", load)
+    compat.name_broken_checkpoints()
+    errors = [RuntimeError("out of memory"), misfit(layers(a=3), layers(a=4))]
+    with pytest.raises(UsageError, match=r"^the weights in x\.pt or y\.pt do not fit .*: other sizes of a\.weight \("):
+        checkpoint_utils.load_model_ensemble_and_task(["x.pt", "y.pt"])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        checkpoint_utils.load_model_ensemble_and_task(["x.pt"])
+
+
+class Sentences:
+    """Sentences of some lengths; with ``pairs``, each is its own target."""
+
+    def __init__(self, *lengths: int, pairs: bool = False):
+        self.lengths, self.pairs = np.array(lengths), pairs
+
+    def size(self, index: int):
+        return (self.lengths[index],) * 2 if self.pairs else self.lengths[index]
+
+    def filter_indices_by_size(self, indices, most):
+        long = self.lengths[indices] > np.min(most)
+        return indices[~long], indices[long].tolist()
+
+
+@needs_fairseq
+def test_a_sentence_that_is_too_long_is_named(caplog):
+    from fairseq.tasks import FairseqTask
+
+    compat.name_long_sentences()
+    task, indices = FairseqTask(None), np.array([2, 1, 0])
+    assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 5).tolist() == [2, 1, 0]
+    with pytest.raises(
+        UsageError, match="^sample 2 has 5 tokens, and 4 is the most that is taken; .*--learned-positions"
+    ):
+        task.filter_indices_by_size(indices, Sentences(3, 4, 5), 4)
+    with pytest.raises(UsageError, match="^sample 2 has 5 and 5 tokens, and 9 and 3 is the most .*--skip-invalid-size"):
+        task.filter_indices_by_size(indices, Sentences(3, 4, 5, pairs=True), (9, 3))
+    assert not caplog.records
+    assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 3, True).tolist() == [0]
+    assert "2 samples are longer than 3 tokens and are left out, the first of them [2, 1]; " in caplog.text
+    with pytest.raises(UsageError, match="^all 3 samples are longer than 2 tokens; "):
+        task.filter_indices_by_size(indices, Sentences(3, 4, 5), 2, True)
 
 
 def test_preparing_again_changes_nothing():
     compat.prepare()
-    hook, filters = sys.excepthook, len(warnings.filters)
+    hook, filters, before = sys.excepthook, len(warnings.filters), replaced()
     compat.prepare()
-    assert sys.excepthook is hook and len(warnings.filters) == filters
+    assert sys.excepthook is hook and len(warnings.filters) == filters and replaced() == before
+
+
+def replaced() -> list:
+    """Functions of fairseq, where it is installed."""
+    if compat.fairseq_version() is None:
+        return []
+    from fairseq import checkpoint_utils
+    from fairseq.tasks import FairseqTask
+
+    names = ("load_checkpoint", "load_checkpoint_to_cpu", "load_model_ensemble_and_task", "torch_persistent_save")
+    return [FairseqTask.filter_indices_by_size, *(getattr(checkpoint_utils, name) for name in names)]

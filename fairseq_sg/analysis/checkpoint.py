@@ -11,6 +11,7 @@ import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import overwrite_args_by_name
+from omegaconf.errors import ValidationError
 from torch import Tensor, nn
 
 from fairseq_sg.analysis.record import Recording, record
@@ -88,12 +89,19 @@ def load(
         language_models: whether a model without an encoder will do.
 
     Raises:
-        UsageError: no such file, folder or option; a checkpoint that is not whole; weights that do not fit the model;
-            a language model.
+        UsageError: no such file, folder, option or GPU; a checkpoint that is not whole; weights that do not fit the
+            model; a value that an option cannot have; a language model.
     """
     if not os.path.isfile(checkpoint):
         raise UsageError(f"there is no checkpoint {checkpoint}")
-    utils.import_user_module(Namespace(user_dir=user_dir))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device is cuda, and PyTorch finds no GPU here: choose cpu, or auto")
+    try:
+        utils.import_user_module(Namespace(user_dir=user_dir))
+    except FileNotFoundError as error:
+        if error.errno is not None:  # not fairseq's: of a file that the user's own module reads
+            raise
+        raise UsageError(f"there is no folder {user_dir}: name one with mechanisms of your own by --user-dir") from None
     state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint)
     if state.get("cfg") is None:
         raise UsageError(f"the checkpoint {checkpoint} has no configuration: it is not one of fairseq 0.12's")
@@ -112,12 +120,8 @@ def load(
     overwrite_args_by_name(cfg, overrides | {"data": data})
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], state=state)
-    except RuntimeError as error:
-        if "state_dict" not in str(error):
-            raise
-        raise UsageError(
-            f"the weights in {checkpoint} do not fit the model that its options and --model-overrides make: {error}"
-        ) from error
+    except ValidationError as error:
+        raise UsageError(f"--model-overrides has a value that the option cannot have: {error}") from error
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
     if not language_models and hasattr(model, "decoder") and not hasattr(model, "encoder"):
         raise UsageError(f"{arch} is a language model: this analysis is of encoder–decoder models and classifiers")

@@ -401,12 +401,27 @@ def test_files(kind, command, options, pictures, saved, tmp_path, capsys):
         ("softmax", "norms", "--subset test", "the data folder .* has no subset 'test'"),
         ("softmax", "symbols", "", ".*dataset.json is not of CTL.*: name a folder of .* by --data"),
         ("softmax", "maps", "--input s --model-overrides {'layers':1}", "--model-overrides names 'layers', .*"),
+        (
+            "gated",
+            "gates",
+            "--input s --model-overrides {'encoder_layers':'x'}",
+            "--model-overrides has a value .*'x'.*",
+        ),
+        ("gated", "gates", "--input s --user-dir /nowhere", "there is no folder /nowhere: .* --user-dir"),
     ],
 )
 def test_errors_are_one_line_and_nothing_is_written(kind, command, options, message, saved, tmp_path, capsys):
     code = main([command, saved(kind), "--out", str(tmp_path / "out"), *options.split()])
     assert code == 1 and not list(tmp_path.iterdir())
     assert re.fullmatch(f"error: {message}\n", capsys.readouterr().err)
+
+
+def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    command = ["norms", saved("softmax"), "--out", str(tmp_path / "out")]
+    assert main([*command, "--device", "cuda"]) == 1
+    assert capsys.readouterr().err == "error: --device is cuda, and PyTorch finds no GPU here: choose cpu, or auto\n"
+    assert main([*command, "--format", "none"]) == 0
 
 
 @pytest.mark.parametrize(

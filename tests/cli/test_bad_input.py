@@ -6,8 +6,9 @@ import re
 import shutil
 from pathlib import Path
 
+import forked_training
 import pytest
-from cli_commands import LINEAR, RELATIVE, Result, evaluation, run, succeed, training
+from cli_commands import LINEAR, RELATIVE, REPOSITORY, Result, evaluation, run, succeed, training, translations
 
 
 def assert_refused(result: Result, message: str) -> None:
@@ -80,10 +81,85 @@ def test_a_checkpoint_that_was_cut_off(checkpoint, data, tmp_path):
     assert_refused(run("fairseq-validate", *evaluation(data, broken, "--batch-size", "64")), message)
 
 
-def test_a_checkpoint_of_another_model(checkpoint, data, tmp_path):
-    arguments = training(data, tmp_path / "run", *RELATIVE, "--restore-file", checkpoint)
-    result = run("fairseq-train", *arguments)
-    assert result.code != 0
-    message = f"Cannot load model parameters from checkpoint {checkpoint}; please ensure that the architectures match."
-    assert result.err.splitlines()[-1] == f"Exception: {message}"
-    assert not list(tmp_path.rglob("*.pt"))
+def refused_training(arguments: list[str], folder: Path) -> str:
+    """The last line of a training that must fail, in which nothing may be written."""
+    log = folder / "log"
+    log.touch()
+    before = {path: path.read_bytes() for path in folder.rglob("*.pt")}
+    process = forked_training.start(
+        [*arguments, "--user-dir", str(REPOSITORY / "fairseq_sg"), "--num-workers", "0"], log
+    )
+    process.join(300)
+    assert process.exitcode == 1 and "Traceback" not in log.read_text(), log.read_text()[-3000:]
+    assert {path: path.read_bytes() for path in folder.rglob("*.pt")} == before
+    return log.read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "file,options,differs",
+    [
+        ("--save-dir", RELATIVE, "it lacks encoder.stack.layers.0.self_attn.content_bias, .* and 9 more"),
+        (
+            "--restore-file",
+            ["--encoder-layers", "1"],
+            "it has encoder.stack.layers.1.self_attn.q_proj.weight, .* and 9 more besides",
+        ),
+        (
+            "--finetune-from-model",
+            ["--decoder-ffn-embed-dim", "48"],
+            r"other sizes of decoder\.stack\.layers\.0\.\S*fc1\.weight \(\[64, 32\], here \[48, 32\]\), .* and 3 more",
+        ),
+    ],
+    ids=["lacking", "besides", "sizes"],
+)
+def test_a_checkpoint_of_another_model(file, options, differs, checkpoint, data, tmp_path):
+    if file == "--save-dir":
+        restored = tmp_path / "run" / "checkpoint_last.pt"
+        restored.parent.mkdir()
+        shutil.copyfile(checkpoint, restored)
+        chosen = []
+    else:
+        restored, chosen = checkpoint, [file, checkpoint]
+    line = refused_training(training(data, tmp_path / "run", *options, *chosen), tmp_path)
+    message = (
+        f"error: the checkpoint {re.escape(str(restored))} is of another model: {differs}. Give the options that .*"
+    )
+    assert re.fullmatch(message, line), line
+
+
+def test_a_checkpoint_of_another_optimizer(checkpoint, data, tmp_path):
+    line = refused_training(
+        training(data, tmp_path / "run", "--optimizer", "adam", "--restore-file", checkpoint), tmp_path
+    )
+    what = "is of a training with another optimizer: TorchAdam, here FairseqAdam"
+    assert line.startswith(f"error: the checkpoint {checkpoint} {what}. Give the one that it was trained with, ")
+
+
+def test_a_checkpoint_that_does_not_fit_its_own_options(checkpoint, data):
+    overrides = ["--model-overrides", "{'encoder_layers': 3}", "--batch-size", "64"]
+    message = (
+        rf"the weights in {re.escape(str(checkpoint))} do not fit the model that its options and --model-overrides "
+        r"make: it lacks encoder\.stack\.layers\.2\..* and \d+ more\. Check --model-overrides, .*"
+    )
+    assert_refused(run("fairseq-validate", *evaluation(data, checkpoint, *overrides)), message)
+
+
+LEARNED = ["--position", "learned", "--learned-positions"]
+
+
+def test_a_sentence_beyond_the_last_learned_position(data, tmp_path):
+    """It is found before the training begins, not at the first validation."""
+    line = refused_training(training(data, tmp_path / "run", *LEARNED, "8"), tmp_path)
+    assert re.match(r"error: sample \d+ has \d+ and \d+ tokens, and 8 and 8 is the most .* --learned-positions ", line)
+    assert "| begin training epoch 1" not in (tmp_path / "log").read_text()
+
+
+def test_no_sentence_is_generated_beyond_the_last_learned_position(data, tmp_path):
+    """``gen`` has sources to 12 tokens and targets of 6; a model that was not trained does not stop by itself."""
+    arguments = [*LEARNED, "12", "--max-update", "1", "--lr", "1e-9", "--valid-subset", "gen"]
+    succeed("fairseq-train", *training(data, tmp_path, *arguments))
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    chosen = ["--gen-subset", "gen", "--batch-size", "64", "--beam", "1", "--max-len-b", "40"]
+    printed = succeed("fairseq-generate", *evaluation(data, checkpoint, *chosen))
+    lengths = [len(translation.hypothesis.split()) for translation in translations(printed).values()]
+    assert len(lengths) == 45 and max(lengths) == 11

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import forked_training
 import pytest
 import torch
-from cli_commands import LINEAR, RELATIVE, metrics, succeed, training
+from cli_commands import LINEAR, RELATIVE, REPOSITORY, metrics, succeed, training
 
 import fairseq_sg  # noqa: F401
 
@@ -89,9 +90,27 @@ def test_checkpoints_hold_plain_data_only(case, runs):
     assert found <= (numpys if "bleu" in case else set())
 
 
-def test_patience_ends_a_training_that_gets_no_better(data, tmp_path):
+def test_patience_ends_a_training_that_gets_no_better_and_is_remembered_when_it_was_stopped(data, tmp_path):
+    """The first validation is the best one; two later it is enough, however often the training was stopped between."""
     arguments = "--lr 1e-12 --patience 2 --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split()
-    arguments += ["--batch-size", "250", "--max-epoch", "9"]
-    printed = succeed("fairseq-train", *training(data, tmp_path / "run", *arguments))
-    assert len(metrics(printed, "valid")) == 3
-    assert "early stop since valid performance hasn't improved for last 2 runs" in printed
+    arguments += ["--batch-size", "250", "--user-dir", REPOSITORY / "fairseq_sg", "--num-workers", "0"]
+
+    def train(folder: str, epochs: int) -> str:
+        log = tmp_path / f"{folder}-{epochs}.log"
+        process = forked_training.start(training(data, tmp_path / folder, *arguments, "--max-epoch", epochs), log)
+        process.join(300)
+        assert process.exitcode == 0, log.read_text()[-3000:]
+        return log.read_text()
+
+    enough = "early stop since valid performance hasn't improved for last 2 runs"
+    whole = train("whole", 9)
+    assert [m["epoch"] for m in metrics(whole, "valid")] == [1, 2, 3] and enough in whole
+    assert enough not in train("stopped", 2)
+    stopped = train("stopped", 9)
+    assert [m["epoch"] for m in metrics(stopped, "valid")] == [3] and enough in stopped
+    checkpoint = tmp_path / "stopped" / "checkpoint_last.pt"
+    assert_same_state(tmp_path / "whole" / "checkpoint_last.pt", checkpoint)
+    before = checkpoint.read_bytes()
+    again = train("stopped", 10)
+    assert "nothing is left to train: the last 2 validations were no better, and --patience is 2" in again
+    assert not metrics(again, "valid") and checkpoint.read_bytes() == before

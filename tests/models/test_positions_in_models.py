@@ -244,6 +244,24 @@ def test_sentences_beyond_the_longest_name_the_option():
                     model(src, None, tgt)
 
 
+@pytest.mark.parametrize("position,kind", [("none", "softmax"), ("t5", "softmax"), ("sinusoidal", "linear")])
+def test_a_model_without_a_longest_sentence(position, kind):
+    assert tiny(position, kind).max_positions() == (10**9, 10**9)
+
+
+@pytest.mark.parametrize(
+    "position,kind", [("learned", "softmax"), ("randomized-sinusoidal", "linear"), ("randomized-relative", "relative")]
+)
+def test_the_longest_sentence_of_a_model_is_told_to_fairseq(position, kind):
+    """Which then takes none that is longer, and generates none."""
+    model = tiny(position, kind)
+    assert model.max_positions() == (12, 12) and model.max_decoder_positions() == 12
+
+
+def test_a_side_without_these_positions_has_no_longest_sentence():
+    assert tiny("learned", "softmax", encoder_attention="relative").max_positions() == (10**9, 12)
+
+
 # From the command line.
 
 

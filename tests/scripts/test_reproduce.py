@@ -578,3 +578,42 @@ def test_slurm_script_for_gpus(tmp_path):
     script = reproduce.slurm_script(args)
     assert "#SBATCH --gres=gpu:1\n" in script and "#SBATCH --array=0-3\n" in script
     assert script.count("--seeds 1,2, ") == 2 and '--index "$SLURM_ARRAY_TASK_ID"' in script
+
+
+# Readers that have gone.
+
+
+def test_a_reader_that_has_gone_ends_a_script_without_a_traceback():
+    command = [
+        sys.executable,
+        REPOSITORY / "scripts" / "reproduce.py",
+        "thesis_table_7_4",
+        "--device",
+        "cpu",
+        "--dry-run",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("Language models: ")
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(60)) == ("", 1)
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_a_script_ends_with_what_its_main_returns(code):
+    with pytest.raises(SystemExit) as ended:
+        runs.end(lambda *arguments: code + sum(arguments), 1, -1)
+    assert ended.value.code == code
+
+
+def test_help_ends_a_script_too():
+    with pytest.raises(SystemExit) as ended:
+        runs.end(sys.exit, 2)
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["attentions", "bleu_by_length", "ndr", "quickstart", "reproduce", "summary", "workers"]
+)
+def test_every_script_ends_this_way(name):
+    *_, last = (REPOSITORY / "scripts" / f"{name}.py").read_text().split("\n\n")
+    assert last.lstrip().startswith('if __name__ == "__main__":\n    end(')

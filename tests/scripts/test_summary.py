@@ -119,7 +119,7 @@ def test_files_and_what_is_left_out(write, tmp_path, capsys):
     assert r"| [one](../one.md) | SCAN \| all | 40 |" in shown
     assert "Left out, of another kind: other.json, empty.json, list.json." in shown
     assert (tmp_path / "new" / "grid.png").read_bytes().startswith(b"\x89PNG")
-    assert "2 experiments, 3 models" in capsys.readouterr().out
+    assert "2 experiments, 3 models" in capsys.readouterr().out and "Run in full" not in shown
 
 
 def test_files_of_the_same_name_are_told_apart_by_their_folders(write, tmp_path):
@@ -132,6 +132,94 @@ def test_files_of_the_same_name_are_told_apart_by_their_folders(write, tmp_path)
 def test_what_cannot_be_shown_is_one_line(content, message, write, tmp_path, capsys):
     assert summary.main([str(write("x", content)), "--out", str(tmp_path / "grid")]) == 1
     assert message in capsys.readouterr().err and not (tmp_path / "grid.md").exists()
+
+
+# Run in full, in part, not yet.
+
+
+def shown(files, tmp_path) -> dict:
+    """Experiment -> (how much of it was run, links)."""
+    rows = summary.ledger([summary.read(file) for file in files], tmp_path)
+    assert rows[0] == ["experiment", "run", "results"]
+    return {row[0].partition(":")[0].strip("`"): tuple(row[1:]) for row in rows[1:]}
+
+
+def of_recipe(*lines: dict, scale: float = 1.0) -> dict:
+    """Results of ``own_experts_small``: nine rows, two seeds, 100 of 100 steps unless the line says otherwise."""
+    made = [{"row": row, **line(row, "python", [2.0] * seeds), **more} for row, seeds, more in lines]
+    for each in made:
+        each["cells"] = {"valid": each["cells"]["IID"]}
+    return {"recipe": "own_experts_small", "title": "T", "steps_scale": scale, "lines": made, "runs": []}
+
+
+ROWS = list(summary.recipes.read(summary.recipes.find("own_experts_small")).rows)
+
+
+@pytest.mark.parametrize(
+    "contents,expected",
+    [
+        ([], "not yet"),
+        ([of_recipe((ROWS[0], 0, {}))], "not yet"),
+        ([of_recipe((ROWS[0], 2, {}), (ROWS[1], 1, {}))], "in part: 3 of 18 trainings"),
+        ([of_recipe((ROWS[0], 2, {})), of_recipe((ROWS[0], 1, {}), (ROWS[1], 5, {}))], "in part: 4 of 18 trainings"),
+        ([of_recipe((ROWS[0], 2, {"steps": 40}))], "in part: some, to 40 % of the steps"),
+        ([of_recipe((ROWS[0], 2, {"steps": 10}), scale=0.1)], "in part: some, to 10 % of the steps"),
+        (
+            [of_recipe((ROWS[0], 2, {}), (ROWS[1], 1, {"steps": 40}), (ROWS[2], 1, {"steps": 20}))],
+            "in part: 2 of 18 trainings; some, to 40 % of the steps",
+        ),
+        ([of_recipe((ROWS[0], 1, {"diverged": 1}))], "in part: 2 of 18 trainings"),
+        ([of_recipe((ROWS[0], 0, {"diverged": 2}))], "in part: 2 of 18 trainings"),
+        ([of_recipe(*((row, 2, {}) for row in ROWS))], "in full: 18 of 18 trainings"),
+        ([of_recipe(*((row, 2, {}) for row in ROWS[1:]))], "in part: 16 of 18 trainings"),
+    ],
+)
+def test_how_much_of_a_recipe_was_run(contents, expected, write, tmp_path):
+    files = [write(f"x{number}", content) for number, content in enumerate(contents)]
+    found = shown(files, tmp_path)
+    links = ", ".join(f"[x{number}](x{number}.md)" for number in range(len(files)))
+    assert found["own_experts_small"] == (expected, links)
+    assert {entry for name, entry in found.items() if name != "own_experts_small"} == {("not yet", "")}
+
+
+def test_how_much_of_a_comparison_was_run(write, tmp_path):
+    def small(*runs: dict, what: str = "arithmetic (small)", script: str = "ndr.py arithmetic") -> dict:
+        return {**comparison(*runs), "what": what, "command": f"python scripts/{script} --small --models x"}
+
+    wanted = [model for model in summary.ndr.RECIPES["arithmetic"] if "lstm" not in model]
+    files = [
+        write("one", small(run(wanted[0], 90, 10), run(wanted[1], 90, 10, steps=10))),
+        write("two", small(run("linear", 1, 1, steps=30), run("softmax", 1, 1), script="attentions.py")),
+    ]
+    found = shown(files, tmp_path)
+    assert found["ndr.py arithmetic --small"] == (
+        "in part: 1 of 4 models; 1 of 4 models, to 25 % of the steps",
+        "[one](one.md)",
+    )
+    count = len(summary.attentions.MODELS)
+    assert found["attentions.py --small"] == (f"in part: 1 of {count} models", "[two](two.md)")
+    assert found["ndr.py arithmetic"] == found["attentions.py"] == ("not yet", "")
+    files.append(write("three", small(*(run(model, 90, 10) for model in wanted))))
+    assert shown(files, tmp_path)["ndr.py arithmetic --small"] == (
+        "in full: 4 of 4 models",
+        "[one](one.md), [three](three.md)",
+    )
+
+
+def test_every_recipe_and_comparison_is_in_the_list(tmp_path):
+    found = shown([], tmp_path)
+    assert set(found) == {*summary.recipes.names(), *summary.comparisons()}
+    assert {"quickstart.py", "attentions.py --small", "ndr.py ctl backward", "ndr.py ctlpp R"} <= set(found)
+
+
+def test_the_page_of_all_results_has_the_list(tmp_path, capsys):
+    assert summary.main(["--out", str(tmp_path / "all")]) == 0
+    page = (tmp_path / "all.md").read_text()
+    assert "## Run in full, in part, not yet" in page
+    assert all(f"| `{name}`: " in page for name in summary.recipes.names())
+    results = [path for path in (REPOSITORY / "results").glob("*.json") if "runs" in json.loads(path.read_text())]
+    listed = page.partition("## Run in full")[2]
+    assert [path.stem for path in results if f"[{path.stem}](" not in listed] == []
 
 
 def test_the_results_that_are_there():
