@@ -120,7 +120,6 @@ def end(main: Callable[..., int], *arguments: Any) -> None:
     sys.exit(code)
 
 
-
 def on(device: str) -> List[str]:
     """The arguments of fairseq's commands that choose the device ``cpu`` or ``cuda``."""
     return ["--cpu"] if device == "cpu" else []
