@@ -157,7 +157,7 @@ def test_value_losses_are_on_the_projected_values_of_their_attention(pre_norm):
 
 
 def test_a_source_that_is_projected_once_has_its_loss_once():
-    """The same numbers and derivatives as of steps that project it again; losses of another name are not mixed up."""
+    """The same numbers and derivatives as of steps that project it again; losses are not mixed up."""
     x, memory, padding, memory_padding = inputs()
     decoder = decoder_layer()
     computed = []
@@ -170,9 +170,11 @@ def test_a_source_that_is_projected_once_has_its_loss_once():
         loss.name = name
         return loss
 
+    one, two = named("one", 1.0), named("two", 2.0)
+
     def steps(projected):
         emitted, y = [], x
-        for loss in (named("one", 1.0), named("one", 1.0), named("two", 2.0)):
+        for loss in (one, one, two):
             y, _, losses = decoder(
                 y, memory, memory_padding, padding, cross_value_loss=loss, encoder_projected=projected
             )

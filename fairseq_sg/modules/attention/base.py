@@ -20,7 +20,7 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, FrozenSet, Optional, Set, Tuple
+from typing import Any, ClassVar, Dict, FrozenSet, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,8 @@ from fairseq_sg.registry import option_values
 
 ROLES = ("encoder", "decoder", "cross")
 State = Dict[str, Any]
-#: Keys and values per head, and the losses on the values by name.
-Projected = Tuple[Tensor, Tensor, Dict[str, Tensor]]
+#: Keys and values per head, and losses on the values with what they gave.
+Projected = Tuple[Tensor, Tensor, List[Tuple[Any, Tensor]]]
 
 
 @dataclass
@@ -254,8 +254,8 @@ class Attention(nn.Module):
             packing: where the positions of ``query`` are, if it is packed, (R, 1, C); the output then is too.
             key_packing: the same of ``key`` and ``value``. Neither with memory or decoding.
             projected: by attention, the keys and values per head that it has made of the same ``key`` and ``value`` in
-                this pass, and the losses on them by name; it reads its own, or writes them. So a shared layer projects
-                the source once for all steps.
+                this pass, and the losses on them; it reads its own, or writes them. So a shared layer projects the
+                source once for all steps.
 
         Returns:
             output (N, B, C) and weights or None; with ``value_loss``, also its scalar.
@@ -292,7 +292,7 @@ class Attention(nn.Module):
         else:
             k = self._heads(_unpacked(self.k_proj(key), key_packing))
             v = self._heads(_unpacked(self.v_proj(value), key_packing), self.value_heads)
-            losses: Dict[str, Tensor] = {}
+            losses: List[Tuple[Any, Tensor]] = []
             if projected is not None:
                 projected[self] = k, v, losses
         if incremental_state is not None and self.role == "decoder":
@@ -305,10 +305,12 @@ class Attention(nn.Module):
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         if value_loss is None:
             return self._join(out, packing), weights
-        if value_loss.name not in losses:
+        loss = next((value for of, value in losses if of is value_loss), None)
+        if loss is None:
             new = v if memory is None else v[:, :, memory.size(0) :]
-            losses[value_loss.name] = value_loss(new, key_padding_mask)
-        return self._join(out, packing), weights, losses[value_loss.name]
+            loss = value_loss(new, key_padding_mask)
+            losses.append((value_loss, loss))
+        return self._join(out, packing), weights, loss
 
     def reorder_incremental_state(self, incremental_state: Dict[str, State], new_order: Tensor) -> None:
         """Selects and orders the sentences of the decoding state; every tensor in it is batch first."""
