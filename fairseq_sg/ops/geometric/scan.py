@@ -13,7 +13,7 @@ derivatives G with respect to A,
 
     ∂/∂ℓ_t = G_t A_t − P_t Σ_{s≥t} G_s A_s,
 
-a sum over the row taken from the farthest key inwards. Besides the weights only P is kept for it. Where P = 0 because a
+a sum over the row taken from the farthest key inwards. Besides the weights only P is kept for it, and the order of one map. Where P = 0 because a
 key is hidden, both terms are 0: no mask is needed on the way back.
 
 On a CPU the maps are taken a few at a time, so that what lies between logits and weights stays in the cache.
@@ -45,21 +45,21 @@ class _GeometricAttention(torch.autograd.Function):
     def forward(ctx: FunctionCtx, logits: Tensor, hidden: Tensor | None, offset: int) -> Tensor:
         order, rank = nearest_first(*logits.shape[2:], offset, logits.device)
         # The key of rank t is reached past the ranks below t; rank 0 is the query itself, where P = 0.
-        in_order, before = _columns(order), _columns((rank - 1).clamp_min(0))
+        in_order, at_rank, before = _columns(order), _columns(rank), _columns((rank - 1).clamp_min(0))
         # As columns of a matrix with a row for each map, gathering takes half the time of `gather` on a CPU.
         visible = logits.clone(memory_format=torch.contiguous_format)
         if hidden is not None:
             visible.masked_fill_(hidden, -math.inf)
         visible.diagonal(offset, -2, -1).fill_(-math.inf)
-        weights = visible.view(-1, order.numel())  # logits, until they are used up
+        weights = visible.view(-1, in_order.numel())  # logits, until they are used up
         p = torch.empty_like(weights)
         for block, p_block in zip(_blocks(weights), _blocks(p), strict=True):
             torch.sigmoid(block, out=p_block)
             survived = block.neg_().sigmoid_().index_select(1, in_order)
-            survived.view(-1, order.shape[1]).cumprod_(dim=-1)
+            survived.view(-1, logits.shape[3]).cumprod_(dim=-1)
             torch.index_select(survived, 1, before, out=block).mul_(p_block)
-        ctx.save_for_backward(p, weights)
-        ctx.shape, ctx.offset = logits.shape, offset
+        ctx.save_for_backward(p, weights, in_order, at_rank)
+        ctx.shape = logits.shape
         return weights.view(logits.shape)
 
     @staticmethod
@@ -69,24 +69,23 @@ class _GeometricAttention(torch.autograd.Function):
             raise RuntimeError(
                 "geometric_attention has no second derivative (create_graph=True); implementation='naive' has one"
             )
-        p, weights = ctx.saved_tensors
-        keys = ctx.shape[3]
-        order, rank = nearest_first(*ctx.shape[2:], ctx.offset, p.device)
-        inwards, beyond = _columns(order.flip(-1)), _columns(keys - 1 - rank)
+        p, weights, in_order, at_rank = ctx.saved_tensors
+        # From the last number of the map to the first, so within each row from the farthest key to the query.
+        inwards, beyond = in_order.flip(0), in_order.numel() - 1 - at_rank
         product = torch.empty_like(weights)
         blocks = (_blocks(x) for x in (grad.reshape(weights.shape), weights, p, product))
         for grad_block, weights_block, p_block, out in zip(*blocks, strict=True):
             torch.mul(grad_block, weights_block, out=out)
             sums = out.index_select(1, inwards)
-            sums.view(-1, keys).cumsum_(dim=-1)
+            sums.view(-1, ctx.shape[3]).cumsum_(dim=-1)
             out.addcmul_(p_block, sums.index_select(1, beyond), value=-1.0)
         return product.view(ctx.shape), None, None
 
 
 def _columns(index: Tensor) -> Tensor:
-    """Where index[n, t], of keys, stands in a map that is one row: (N M,)."""
-    start_of_row = torch.arange(index.shape[0], device=index.device)[:, None] * index.shape[1]
-    return (start_of_row + index).flatten()
+    """Where index[n, t], of keys, stands in a map that is one row: (N M,), int32, as some is kept for the gradient."""
+    start_of_row = torch.arange(0, index.numel(), index.shape[1], device=index.device)[:, None]
+    return (start_of_row + index).flatten().int()
 
 
 def _blocks(maps: Tensor) -> tuple[Tensor, ...]:
@@ -110,10 +109,9 @@ def nearest_first(queries: int, keys: int, offset: int, device: torch.device) ->
     """
     i = torch.arange(offset, offset + queries, device=device)[:, None]
     j = torch.arange(keys, device=device)
+    right = j > i
     distance = (j - i).abs()
     # As many keys on its own side are as near, and of the other side those that are nearer (or as near, on the right).
-    of_right = distance + torch.minimum(distance - 1, i)
-    of_left = distance + torch.minimum(distance, keys - 1 - i)
-    rank = torch.where(j > i, of_right, of_left).masked_fill(j == i, 0)
+    rank = distance + torch.minimum(distance - right.long(), torch.where(right, i, keys - 1 - i))
     order = torch.empty_like(rank).scatter_(1, rank, j.expand_as(rank))
     return order, rank
