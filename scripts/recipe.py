@@ -141,6 +141,16 @@ class Recipe:
     by_length: Optional[ByLength] = None
     x_axis: Optional[XAxis] = None
 
+    @property
+    def published(self) -> bool:
+        """Whether a paper has a number beside some of ours."""
+        return any(row.published for row in self.rows.values())
+
+    @property
+    def about_choices(self) -> str:
+        """The line above what was ``chosen``."""
+        return "Chosen where the paper is silent, or differently from it:" if self.published else "Chosen:"
+
     def columns_of(self, data: str) -> Dict[str, Column]:
         """The columns that a training on ``data`` has numbers in."""
         return {name: column for name, column in self.columns.items() if data in column.data}

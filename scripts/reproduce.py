@@ -299,7 +299,7 @@ def dry_run(args: argparse.Namespace) -> None:
         print(f"\n# {number}: {run.name} (seed {run.seed}), {run.steps:,} steps, in {run.folder}")
         for command in run.commands():
             print(shlex.join(command))
-    print("\nChosen where the paper is silent, or differently from it:")
+    print(f"\n{recipe.about_choices}")
     for sentence in recipe.chosen:
         print(f"- {sentence}")
 

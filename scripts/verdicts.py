@@ -203,17 +203,19 @@ def _verdict(recipe: Recipe, line: Line) -> str:
 
 
 def table(recipe: Recipe, found: Sequence[Line]) -> List[List[str]]:
-    """Rows of text, the header first."""
+    """Rows of text, the header first; where nothing is published, ours alone, and verdicts only if there are any."""
     several = len(recipe.data) > 1
     header = ["model", *(["data"] if several else []), "seeds", "steps"]
     for key in recipe.columns:
-        header += [f"{key} here", f"{key} published"]
+        header += [f"{key} here", f"{key} published"] if recipe.published else [key]
     rows = [[*header, "verdict"]]
     for line in found:
         cells = [line.label, *([line.data] if several else []), _seeds(line), _steps(line)]
         for key in recipe.columns:
-            cells += [_here(recipe, line, key), _there(line, key)]
+            cells += [_here(recipe, line, key), *([_there(line, key)] if recipe.published else [])]
         rows.append([*cells, _verdict(recipe, line)])
+    if not recipe.published and all(row[-1] == "–" for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
     return rows
 
 
@@ -232,9 +234,11 @@ def legend(recipe: Recipe) -> str:
         at = {"checkpoint": which, "end": "at the end of training"}.get(column.at, f"{which} up to step {column.at}")
         metric = {"loss": "loss in bits per token", "perplexity": "perplexity per token"}.get(column.metric)
         parts.append(f"{key}: {metric or column.metric} on `{column.subset}` {at}")
+    ours = f"{spread[0].upper() + spread[1:]} over the seeds that did not diverge"
+    if not recipe.published:
+        return f"{'; '.join(parts)}. {f'Accuracies {unit}. ' if accuracies else ''}{ours}."
     return (
-        f"{'; '.join(parts)}. {f'Accuracies {unit}, as in the paper. ' if accuracies else ''}"
-        f"{spread[0].upper() + spread[1:]} over the seeds that did not diverge; the paper has "
+        f"{'; '.join(parts)}. {f'Accuracies {unit}, as in the paper. ' if accuracies else ''}{ours}; the paper has "
         f"{recipe.seeds} seed{'s' * (recipe.seeds > 1)}. Verdict: within one published standard deviation (at least "
         "half a unit of the last printed digit; where none is printed, ours), above or below; fail: all trainings "
         "diverged."
@@ -258,7 +262,7 @@ def markdown(recipe: Recipe, found: Sequence[Line], summary: Dict[str, Any]) -> 
             "|" + "---|" * len(rows[0]),
             *cells[1:],
             "",
-            "Chosen where the paper is silent, or differently from it:",
+            recipe.about_choices,
             "",
             *(f"- {sentence}" for sentence in recipe.chosen),
             "",

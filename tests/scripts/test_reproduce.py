@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -356,6 +357,21 @@ def test_lines(finished):
          "IID fail, as published; OOD fail, as published; OOD-20 fail"],
         ["of another paper", "–", "–", "–", "–", "–", ".5", "–", "–", "it is not ours"],
     ]  # fmt: skip
+
+
+def test_lines_without_a_paper(finished):
+    """Neither columns nor words of what nobody has published; a verdict where there is something to say."""
+    alone = replace(finished.recipe, rows={k: replace(row, published={}) for k, row in finished.recipe.rows.items()})
+    found = verdicts.lines(alone, finished.trials, verdicts.records_of(finished.trials), 1.0)
+    assert verdicts.table(alone, found) == [
+        ["model", "seeds", "steps", "IID", "OOD", "OOD-20", "verdict"],
+        ["An LSTM_1", "2 of 2", "40", "0.99 ± 0.01", "0.22 ± 0.03", "0.09 ± 0.01", "–"],
+        ["bad", "0 of 2, 1 Fail", "–", "Fail", "Fail", "Fail", "fail"],
+        ["of another paper", "–", "–", "–", "–", "–", "it is not ours"],
+    ]
+    assert [len(row) for row in verdicts.table(alone, found[:1])] == [6, 6]
+    assert "paper" not in verdicts.legend(alone) and "as fractions" in verdicts.legend(alone)
+    assert alone.about_choices == "Chosen:"
 
 
 def test_steps_of_a_column_scale_with_the_training(tmp_path):
