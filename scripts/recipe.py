@@ -147,6 +147,10 @@ class Recipe:
         return any(row.published for row in self.rows.values())
 
     @property
+    def about_source(self) -> str:
+        return f"{'Published' if self.published else 'Source'}: {self.source}"
+
+    @property
     def about_choices(self) -> str:
         """The line above what was ``chosen``."""
         return "Chosen where the paper is silent, or differently from it:" if self.published else "Chosen:"

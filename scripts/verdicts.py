@@ -256,7 +256,7 @@ def markdown(recipe: Recipe, found: Sequence[Line], summary: Dict[str, Any]) -> 
             "",
             f"`{summary['command']}`",
             "",
-            f"{made}Published: {recipe.source}. {legend(recipe)}",
+            f"{made}{recipe.about_source}. {legend(recipe)}",
             "",
             cells[0],
             "|" + "---|" * len(rows[0]),
@@ -297,7 +297,7 @@ def latex(recipe: Recipe, found: Sequence[Line]) -> str:
             *body[1:],
             r"\bottomrule",
             r"\end{tabular}",
-            rf"\caption{{{escaped(recipe.title)}. Published: {escaped(recipe.source)}.}}",
+            rf"\caption{{{escaped(recipe.title)}. {escaped(recipe.about_source)}.}}",
             r"\end{table}",
             "",
         ]

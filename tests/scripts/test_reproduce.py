@@ -371,7 +371,7 @@ def test_lines_without_a_paper(finished):
     ]
     assert [len(row) for row in verdicts.table(alone, found[:1])] == [6, 6]
     assert "paper" not in verdicts.legend(alone) and "as fractions" in verdicts.legend(alone)
-    assert alone.about_choices == "Chosen:"
+    assert alone.about_choices == "Chosen:" and alone.about_source.startswith("Source: ")
 
 
 def test_steps_of_a_column_scale_with_the_training(tmp_path):
