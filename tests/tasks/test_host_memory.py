@@ -24,19 +24,21 @@ def nothing_set(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def faults_of_a_step() -> int:
-    """Pages that the system hands over while 240 MB are written in blocks of 8."""
+def faults_of_a_step() -> float:
+    """Pages that the system hands over while 240 MB are written in blocks of 8, as a share of the pages written."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     blocks = [torch.ones(2 << 20) for _ in range(30)]
+    pages = sum(block.nbytes for block in blocks) / resource.getpagesize()
     del blocks
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / pages
 
 
 @glibc
 def test_a_second_step_gets_the_memory_of_the_first():
     assert host_memory.keep_freed_memory()
     faults_of_a_step()
-    assert faults_of_a_step() < 100
+    # Without, it is 1; some blocks may find no room between what else has been allocated.
+    assert faults_of_a_step() < 0.5
 
 
 @glibc
