@@ -221,7 +221,10 @@ def complete(config):
     Raises:
         ValueError: unknown mechanism, an option without effect, a combination that is not defined; the message names the option.
     """
-    check_environment()
+    try:
+        check_environment()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     compilation.check_mode(config.compile)
     used = {DEPTH_REGISTRY.find(config.depth)}
     for option in _of(config, ATTENTIONS):

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 
-from fairseq_sg.errors import UsageError
-
 AUTO = "auto"
 ENVIRONMENT_VARIABLE = "FAIRSEQ_SG_IMPLEMENTATION"
 #: operator -> its implementations by name.
@@ -43,7 +41,7 @@ def force_implementation(name: str) -> Iterator[None]:
             themselves, unless there is one name for all of them, too.
 
     Raises:
-        UsageError: (a `ValueError`) an operator that does not exist, or has no implementation of its name.
+        ValueError: an operator that does not exist, or has no implementation of its name.
     """
     _parsed(name, "force_implementation")
     token = _forced.set(name)
@@ -76,12 +74,12 @@ def requested_of(operator: str) -> str | None:
 
 
 def check_environment() -> None:
-    """Raises `UsageError` for a variable that no operator can follow."""
+    """Raises `ValueError` for a variable that no operator can follow."""
     choices, asked_by = _choices()
     name = choices.get(_OTHERS, AUTO)
     known = {AUTO}.union(*OPERATORS.values())
     if name not in known:
-        raise UsageError(f"{asked_by}: no operator has an implementation {name!r}; there are {_list(known)}")
+        raise ValueError(f"{asked_by}: no operator has an implementation {name!r}; there are {_list(known)}")
 
 
 def resolve(operator: str, implementation: str, implementations: Mapping[str, Callable], automatic: str) -> Callable:
@@ -125,17 +123,17 @@ def _parsed(choice: str, asked_by: str) -> Mapping[str, str]:
         operator, named, name = part.strip().rpartition("=")
         operator, name = operator.strip(), name.strip()
         if not name or named and not operator or operator in found:
-            raise UsageError(
+            raise ValueError(
                 f"{asked_by} is {choice!r}: give one implementation for all operators, or one for each of some, such as "
                 "relative_attention=flex,linear_attention=triton"
             )
         if named and operator not in OPERATORS:
-            raise UsageError(
+            raise ValueError(
                 f"{asked_by} is {choice!r}: there is no operator {operator!r}; there are {_list(OPERATORS)}"
             )
         if named and name != AUTO and name not in OPERATORS[operator]:
             choices = _list({AUTO, *OPERATORS[operator]})
-            raise UsageError(
+            raise ValueError(
                 f"{asked_by} is {choice!r}: {operator} has no implementation {name!r}; choose one of: {choices}"
             )
         found[operator] = name

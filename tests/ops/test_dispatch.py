@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_sg.errors import UsageError
 from fairseq_sg.ops import force_implementation, linear_attention, orthogonality_loss, relative_logits
 from fairseq_sg.ops.dispatch import (
     ENVIRONMENT_VARIABLE,
@@ -155,17 +154,17 @@ def test_others_are_left_alone(known, monkeypatch):
     ],
 )
 def test_a_choice_that_makes_no_sense_is_refused(known, monkeypatch, choice, message):
-    with pytest.raises(UsageError, match=f"^force_implementation .*{message}"), force_implementation(choice):
+    with pytest.raises(ValueError, match=f"^force_implementation .*{message}"), force_implementation(choice):
         pass
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, choice)
     for refused in (chosen, check_environment):
-        with pytest.raises(UsageError, match=f"^environment variable {ENVIRONMENT_VARIABLE} .*{message}"):
+        with pytest.raises(ValueError, match=f"^environment variable {ENVIRONMENT_VARIABLE} .*{message}"):
             refused()
 
 
 def test_a_name_that_no_operator_has_is_found_before_any_is_called(monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "tritn")
-    with pytest.raises(UsageError, match=rf"{ENVIRONMENT_VARIABLE}: no operator .* 'tritn'; there are auto, .*triton"):
+    with pytest.raises(ValueError, match=rf"{ENVIRONMENT_VARIABLE}: no operator .* 'tritn'; there are auto, .*triton"):
         check_environment()
 
 
