@@ -14,12 +14,14 @@
 - it has every file of a checkpoint appear whole or not at all, copies included, whatever ends the training meanwhile;
 - it has a training that has made all its updates, or whose ``--patience`` is at its end, make no other update when it
   is started again, and one that is continued remember how long it has got no better;
-- it names the sentence that is too long for a model, and the options that say so.
+- it names the sentence that is too long for a model, and the options that say so;
+- it ends the threads that fairseq reads batches ahead with before Python does, which aborts the process now and then.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import collections
 import contextlib
 import errno
@@ -29,8 +31,11 @@ import importlib.util
 import logging
 import os
 import pickle
+import queue
 import re
 import sys
+import threading
+import time
 import traceback
 import typing
 import warnings
@@ -78,6 +83,7 @@ def prepare() -> None:
         write_checkpoints_whole()
         continue_where_it_was()
         name_long_sentences()
+        end_reading_ahead()
         gather_before_saving()
         leave_out_absent_parameters()
         unscale_gradients_once()
@@ -431,6 +437,28 @@ def _numbers(sizes) -> str:
         return " and ".join(map(str, sizes))
     except TypeError:
         return str(sizes)
+
+
+def end_reading_ahead() -> None:
+    atexit.unregister(_end_readers)
+    atexit.register(_end_readers)
+
+
+def _end_readers(patience: float = 10.0) -> None:
+    """Ends fairseq's ``BackgroundConsumer`` threads, waiting so many seconds at most for the batch that each is at.
+
+    They are daemons: Python ends one wherever it is, and where that is within torch's C++ code the process is aborted
+    ("terminate called without an active exception"), after all its work is done.
+    """
+    from fairseq.data.iterators import BackgroundConsumer
+
+    until = time.monotonic() + patience
+    for thread in threading.enumerate():
+        if isinstance(thread, BackgroundConsumer):
+            thread._max_len = 0
+            while thread.is_alive() and time.monotonic() < until:
+                with contextlib.suppress(queue.Empty):
+                    thread._queue.get(timeout=0.01)
 
 
 def gather_before_saving() -> None:

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 import types
 import warnings
@@ -510,3 +511,18 @@ def replaced() -> list:
 
     names = ("load_checkpoint", "load_checkpoint_to_cpu", "load_model_ensemble_and_task", "torch_persistent_save")
     return [FairseqTask.filter_indices_by_size, *(getattr(checkpoint_utils, name) for name in names)]
+
+
+def test_threads_that_read_ahead_end_before_python_does():
+    """A process that ends in the middle of an epoch; handlers run in the reverse of the order in which they were registered."""
+    code = (
+        "import atexit, threading\n"
+        "atexit.register(lambda: print([type(t).__name__ for t in threading.enumerate()]))\n"
+        "import fairseq_sg\n"
+        "from fairseq.data.iterators import BufferedIterator\n"
+        "batches = BufferedIterator(2, range(10**9))\n"
+        "print(next(batches), [type(t).__name__ for t in threading.enumerate()])\n"
+    )
+    repository = Path(compat.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, check=True)
+    assert done.stdout == "0 ['_MainThread', 'BackgroundConsumer']\n['_MainThread']\n"
