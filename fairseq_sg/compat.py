@@ -231,11 +231,9 @@ def _load_models(load, filenames, *args, **kwargs):
 
 def _differences(error: BaseException | None) -> str | None:
     """What torch's ``load_state_dict`` found different, which ``error`` was raised for; None if it was for another reason."""
-    while error is not None and "loading state_dict for" not in str(error):
-        error = error.__cause__ or error.__context__
-    if error is None:
+    message = next((str(e) for e in _on_account_of(error) if "loading state_dict for" in str(e)), None)
+    if message is None:
         return None
-    message = str(error)
     different = []
     for key, text in (("Missing", "it lacks {}"), ("Unexpected", "it has {} besides")):
         listed = re.search(rf"{key} key\(s\) in state_dict: (.*)", message)
@@ -312,11 +310,15 @@ def _whole(path: str, write: typing.Callable[[str], typing.Any]) -> str:
 
 def _disk_full(error: BaseException | None) -> OSError | None:
     """The error that says so, among those on whose account ``error`` was raised: torch raises one of its own."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return next((e for e in _on_account_of(error) if isinstance(e, OSError) and e.errno in full), None)
+
+
+def _on_account_of(error: BaseException | None) -> typing.Iterator[BaseException]:
+    """An error, and those on whose account it was raised."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return error
+        yield error
         error = error.__cause__ or error.__context__
-    return None
 
 
 def continue_where_it_was() -> None:

@@ -29,3 +29,16 @@ def check_padding_mask(name: str, mask: Tensor | None, batch: int, length: int) 
         raise TypeError(f"{name} must be bool, True at padding, not {mask.dtype}")
     if mask.shape != (batch, length):
         raise ValueError(f"{name} must be (batch, length) = {(batch, length)}, not {tuple(mask.shape)}")
+
+
+def refuse_second_derivative(operator: str, where: str = "", mend: str = "implementation='naive' has one") -> None:
+    """Raises `RuntimeError` in the backward pass of an implementation that has no derivative of its own, if it is asked for.
+
+    With torch's `once_differentiable` a second derivative would be 0 without a word where the gradient is a constant.
+
+    Args:
+        operator: its name, or words for it. where: the part of it that has none, if not all. mend: what to do instead.
+    """
+    if torch.is_grad_enabled():
+        what = " ".join(filter(None, [f"{operator} has no second derivative", where, "(create_graph=True)"]))
+        raise RuntimeError("; ".join(filter(None, [what, mend])))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.modules.dropout import dropout_mask
+from fairseq_sg.ops.checks import refuse_second_derivative
 
 #: float32 numbers in a vector register (AVX-512): torch's softmax of shorter rows takes eight times as long.
 SHORTEST = 16
@@ -88,8 +89,7 @@ class _SoftmaxAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor):
-        if torch.is_grad_enabled():
-            raise RuntimeError("softmax attention on a CPU has no second derivative in training (create_graph=True)")
+        refuse_second_derivative("softmax attention on a CPU", "in training", mend="")
         q, k, v, weights, mask = ctx.saved_tensors
         keys = k.size(2)
         dropped = weights if mask is None else weights * mask

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.cvmm.sorting import SortedSelection
 from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
 
@@ -64,9 +65,7 @@ class _BlockedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor):
-        # With torch's `once_differentiable` a second derivative would be 0 without a word where grad is a constant.
-        if torch.is_grad_enabled():
-            raise RuntimeError("cvmm has no second derivative (create_graph=True); implementation='naive' has one")
+        refuse_second_derivative("cvmm")
         x, matrices, weights = ctx.saved_tensors
         routing, from_tokens, to_tokens, relu = ctx.arguments
         of_x, of_matrices, of_weights = ctx.needs_input_grad[:3]

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.cvmm.sorting import SortedSelection
 from fairseq_sg.ops.precision import autocast_disabled
 
@@ -92,9 +93,7 @@ class _SortedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor):
-        # With torch's `once_differentiable` a second derivative would be 0 without a word where grad is a constant.
-        if torch.is_grad_enabled():
-            raise RuntimeError("cvmm has no second derivative (create_graph=True); implementation='naive' has one")
+        refuse_second_derivative("cvmm")
         x, matrices = ctx.saved_tensors
         routing, from_tokens, to_tokens, multiply_rows, multiply_matrices = ctx.arguments
         grad_x = grad_matrices = None

@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.cvmm.sorting import SortedSelection
 from fairseq_sg.ops.precision import autocast_disabled
 from fairseq_sg.ops.triton_support import launch, power_of_two
@@ -88,9 +89,7 @@ class _ConditionalProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor):
-        # With torch's `once_differentiable` a second derivative would be 0 without a word where grad is a constant.
-        if torch.is_grad_enabled():
-            raise RuntimeError("cvmm has no second derivative (create_graph=True); implementation='naive' has one")
+        refuse_second_derivative("cvmm")
         x, matrices, weights = ctx.saved_tensors
         grad_x = grad_matrices = grad_weights = None
         with autocast_disabled(x.device):

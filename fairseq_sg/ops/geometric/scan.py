@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.checks import refuse_second_derivative
+
 # Numbers of a block of maps. From 40,000 to 200,000 all took as long, on one CPU thread, and 640,000 at once a quarter
 # longer.
 BLOCK = 1 << 17
@@ -64,11 +66,7 @@ class _GeometricAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
-        # With torch's `once_differentiable` a second derivative would be 0 without a word where grad is a constant.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "geometric_attention has no second derivative (create_graph=True); implementation='naive' has one"
-            )
+        refuse_second_derivative("geometric_attention")
         p, weights, in_order, at_rank = ctx.saved_tensors
         # From the last number of the map to the first, so within each row from the farthest key to the query.
         inwards, beyond = in_order.flip(0), in_order.numel() - 1 - at_rank

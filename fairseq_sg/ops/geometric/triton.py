@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.geometric import MOST_KEYS
 from fairseq_sg.ops.triton_support import launch, power_of_two
 
@@ -39,11 +40,7 @@ class _GeometricAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        # With torch's `once_differentiable` a second derivative would be 0 without a word where grad is a constant.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "geometric_attention has no second derivative (create_graph=True); implementation='naive' has one"
-            )
+        refuse_second_derivative("geometric_attention")
         logits, mask = ctx.saved_tensors
         grad_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
         _launch(_grad_kernel, logits, mask, (grad_logits, grad, *grad.stride()), ctx.causal, ctx.offset)

@@ -41,6 +41,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.features import Features
 from fairseq_sg.ops.linear_attention.triton_features import (
     grad_of_gamma,
@@ -204,12 +205,7 @@ class _Read(torch.autograd.Function):
 
 
 def _refuse_second_derivative() -> None:
-    # With torch's `once_differentiable` a second derivative would be 0 without a word where grad is a constant.
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "linear_attention has no second derivative in Triton (create_graph=True); "
-            "implementation='naive' and 'chunked' have one"
-        )
+    refuse_second_derivative("linear_attention", "in Triton", "implementation='naive' and 'chunked' have one")
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:

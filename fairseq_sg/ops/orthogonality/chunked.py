@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
 
 
@@ -47,11 +48,7 @@ class _OrthogonalityLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
-        # With torch's `once_differentiable` a second derivative would be 0 without a word where grad is a constant.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "orthogonality_loss has no second derivative (create_graph=True); implementation='naive' has one"
-            )
+        refuse_second_derivative("orthogonality_loss")
         unit, norm, inverse, *kept = ctx.saved_tensors
         # To divide by: where the norm is 0, so is what is divided.
         norm = norm.clamp_min(torch.finfo(norm.dtype).tiny)

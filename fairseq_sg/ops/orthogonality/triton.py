@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.orthogonality import WIDEST
 from fairseq_sg.ops.triton_support import launch, power_of_two
 from fairseq_sg.ops.triton_tiles import load_tile, real_rows
@@ -66,11 +67,7 @@ class _OrthogonalityLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
-        # With torch's `once_differentiable` a second derivative would be 0 without a word where grad is a constant.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "orthogonality_loss has no second derivative (create_graph=True); implementation='naive' has one"
-            )
+        refuse_second_derivative("orthogonality_loss")
         values, mask, deviation = ctx.saved_tensors
         batch, heads, length, width = values.shape
         grad_values = torch.empty_like(values, memory_format=torch.contiguous_format)

@@ -30,6 +30,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.relative import WIDEST
 from fairseq_sg.ops.relative.chunked import distance_product
 from fairseq_sg.ops.triton_support import launch, power_of_two
@@ -74,12 +75,7 @@ class _RelativeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, g: Tensor) -> tuple:
-        # With torch's `once_differentiable` a second derivative would be 0 without a word where g is a constant.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "relative_attention has no second derivative in Triton (create_graph=True); "
-                "implementation='naive' has one"
-            )
+        refuse_second_derivative("relative_attention", "in Triton")
         q, product, k, v, mask, log_sum, out = ctx.saved_tensors
         inputs, g = (q, product, k, v), _dense_rows(g)
         grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
