@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
-from measure import kept_activations, medians
+from measure import as_in_training, kept_activations, medians
 from report import publish, table, where
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
@@ -139,7 +139,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
+    as_in_training()
     machine = where(gpu=args.device == "cuda")
     if args.what == "step":
         text = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 import torch
-from measure import kept_activations, medians, peak_memory
+from measure import as_in_training, kept_activations, medians, peak_memory
 from report import publish, table, where
 from torch import nn
 
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    as_in_training(args.threads)
     header = ("layer", "parameters", "µs/token", "times", "bytes kept/token", "times")
     if args.device == "cuda":
         header += ("peak MB",)

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from fairseq_sg.host_memory import keep_freed_memory
+
 Function = Callable[..., Tensor]
 Run = Callable[[], object]
 
@@ -30,6 +32,15 @@ ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.
 #: Milliseconds that a sample lasts at least; faster functions are called several times.
 SHORTEST = 4.0
 WARM_UP = 2
+
+
+def as_in_training(threads: int = 1) -> None:
+    """So many threads of the CPU, and memory as a training on a CPU has it: what is freed stays with the process (docs/speed.md).
+
+    Otherwise whatever follows something larger would pay for memory that the system has taken back in between.
+    """
+    torch.set_num_threads(threads)
+    keep_freed_memory()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from attention import model_of
-from measure import interleaved, quartiles
+from measure import as_in_training, interleaved, quartiles
 from report import publish, table, where
 from torch import Tensor
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers into this file")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
+    as_in_training()
     rows, found = [], []
     for length in args.lengths:
         times = measure_share(length, args.rounds, args.device)

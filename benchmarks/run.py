@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from measure import Row, measure, measure_machine
+from measure import Row, as_in_training, measure, measure_machine
 from report import FOLDER, publish, store, table, tables, where
 
 SUITES = ("ops", "step", "decode", "data")
@@ -347,7 +347,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 1 if an implementation of ours is wrong, or fails, else 0."""
     args = parse(argv)
-    torch.set_num_threads(1)
+    as_in_training()
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
     found = {

@@ -1,1 +1,1 @@
-"""nn.Modules, one mechanism a file; they need torch alone, not fairseq."""
+"""nn.Modules, one mechanism a file; they need torch and numpy alone, not fairseq."""

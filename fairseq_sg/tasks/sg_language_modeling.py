@@ -33,8 +33,8 @@ from omegaconf import II
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.host_memory import keep_for_training
 from fairseq_sg.tasks.breakdown import read_manifest
-from fairseq_sg.tasks.host_memory import keep_for_training
 from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
 from fairseq_sg.tasks.streams import Text
 

@@ -23,8 +23,8 @@ from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.host_memory import keep_for_training
 from fairseq_sg.tasks.breakdown import Breakdown
-from fairseq_sg.tasks.host_memory import keep_for_training
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+# Behind the rest: benchmarks/data_prep.py must not be taken for the package.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import measure  # noqa: E402
 import operators  # noqa: E402

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_sg.modules.dropout import Dropout, dropout, dropout_mask
+from fairseq_sg.modules.dropout import _BLOCK, Dropout, dropout, dropout_mask
 
 SIZES = [(1,), (3,), (4,), (7, 5), (2, 3, 4, 5), (0, 3)]
 
@@ -35,7 +35,7 @@ def test_each_quarter_of_an_integer_is_fair(place):
     assert abs((mask == 0).float().mean().item() - 0.4) < 0.01
 
 
-@pytest.mark.parametrize("distance", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("distance", [1, 2, 3, 4, 5, 8, _BLOCK])
 def test_neighbours_are_independent(distance):
     dropped = (dropout_mask(torch.ones(400_000), 0.5) == 0).float() - 0.5
     correlation = 4 * (dropped[:-distance] * dropped[distance:]).mean().item()
@@ -64,6 +64,7 @@ def test_nothing_to_do_is_nothing_done(p, training):
     state = torch.get_rng_state()
     assert module(x) is x
     assert torch.equal(module.add_to(x, y), x + y)
+    assert torch.equal(module.of_relu(x), x.relu())
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -105,6 +106,38 @@ def test_residual_connection(dtypes):
     torch.testing.assert_close(x.grad, grad)
     torch.testing.assert_close(update.grad, grad.to(update.dtype) * mask)
     assert mask.eq(0).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_of_relu(dtype, p):
+    x = torch.tensor([[-1.0, 0.0, -0.0, 2.0, torch.inf, -torch.inf]] * 50 + [[1e-6, 3.0, -2.0, 5.0, 1e4, -1e-6]] * 50)
+    x = x.to(dtype).t().requires_grad_()
+    state = torch.get_rng_state()
+    mask = dropout_mask(x, p)
+    torch.set_rng_state(state)
+    y = Dropout(p).of_relu(x)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    finite = x.isfinite()
+    torch.testing.assert_close(y[finite], (x.relu() * mask)[finite])
+    torch.testing.assert_close(x.grad[finite], torch.where(x > 0, grad * mask, 0.0)[finite])
+
+
+def test_second_derivatives():
+    """Of sums of squares: those of what is linear by itself are 0 anyway."""
+    x, update = (torch.randn(6, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def from_one_state(function):
+        def run(*inputs):
+            torch.manual_seed(1)
+            return function(*inputs).square()
+
+        return run
+
+    for function, inputs in ((Dropout(0.3).of_relu, (x,)), (Dropout(0.3).add_to, (x, update))):
+        assert torch.autograd.gradcheck(from_one_state(function), inputs)
+        assert torch.autograd.gradgradcheck(from_one_state(function), inputs)
 
 
 def test_autocast():

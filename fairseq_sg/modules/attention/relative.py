@@ -48,11 +48,11 @@ class RelativeAttention(SoftmaxAttentionBase):
             nn.init.xavier_uniform_(self.pos_proj.weight)
 
     def logits_of(self, q: Tensor, keys: int, offset: int, key_padding_mask=None, positions: Optional[Tensor] = None):
-        # (q + v) · scale in one pass.
-        scaled = torch.add(self.position_bias * self.scale, q, alpha=self.scale)
+        of_content, of_position = q + self.content_bias, q + self.position_bias
         if positions is not None:
-            return q + self.content_bias, self._between(scaled, positions[offset:], positions)
-        return q + self.content_bias, relative_logits(scaled, self._distances(q, keys, offset))
+            return of_content, self._between(of_position * self.scale, positions[offset:], positions)
+        # Scaled is what is smaller: of distances there are not as many as queries in a batch.
+        return of_content, relative_logits(of_position, self._distances(q, keys, offset) * self.scale)
 
     def _distances(self, q: Tensor, keys: int, offset: int) -> Tensor:
         """W_P p_r of all distances r from the last query to the first key, to the first query to the last: (H, N + M − 1, D)."""

@@ -4,9 +4,9 @@
 
 torch's operator has a fused kernel there for neither dropout nor a bias that is trained, and works in a dozen passes
 over the (B, H, N, M) logits, and as many in the derivative. These are the equations in as few passes as separate
-kernels need. With G = ∂O and ∘ the sum of a row's products, the derivative is
+kernels need. With D = m ⊙ P and G = ∂O the derivative is
 
-    ∂V = (m ⊙ P)ᵀ G,   ∂L = P ⊙ (m ⊙ GVᵀ − (m ⊙ GVᵀ) ∘ P),   ∂Q = s ∂L K,   ∂K = s ∂Lᵀ Q,   ∂bias = ∂L.
+    ∂V = Dᵀ G,   ∂L = D ⊙ GVᵀ − P Σ_row(D ⊙ GVᵀ),   ∂Q = s ∂L K,   ∂K = s ∂Lᵀ Q,   ∂bias = ∂L.
 """
 
 from __future__ import annotations
@@ -82,22 +82,21 @@ class _SoftmaxAttention(torch.autograd.Function):
                 inside += added
         logits[..., keys:] = -torch.inf
         weights = logits.softmax(-1)
-        mask = dropout_mask(weights, dropout_p) if dropout_p > 0 else None
-        ctx.save_for_backward(q, k, v, weights, mask)
+        dropped = dropout_mask(weights, dropout_p).mul_(weights) if dropout_p > 0 else weights
+        ctx.save_for_backward(q, k, v, weights, dropped)
         ctx.scale, ctx.bias_shape = scale, None if bias is None else bias.shape
-        return (weights if mask is None else weights * mask)[..., :keys] @ v
+        return dropped[..., :keys] @ v
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor):
         refuse_second_derivative("softmax attention on a CPU", "in training", mend="")
-        q, k, v, weights, mask = ctx.saved_tensors
+        q, k, v, weights, dropped = ctx.saved_tensors
         keys = k.size(2)
-        dropped = weights if mask is None else weights * mask
         grad_v = dropped[..., :keys].transpose(-1, -2) @ grad
-        grad_weights = _product(grad, _lengthened(v), 1.0)
-        if mask is not None:
-            grad_weights *= mask
-        grad_logits = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)[..., :keys]
+        # In place: a map of many heads and positions is too large for the cache.
+        grad_logits = _product(grad, _lengthened(v), 1.0).mul_(dropped)
+        grad_logits.addcmul_(weights, grad_logits.sum(-1, keepdim=True), value=-1.0)
+        grad_logits = grad_logits[..., :keys]
         grad_q = _product(grad_logits, k.transpose(-1, -2), ctx.scale)
         grad_k = _product(grad_logits.transpose(-1, -2), q.transpose(-1, -2), ctx.scale)
         grad_bias = None

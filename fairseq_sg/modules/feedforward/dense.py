@@ -87,7 +87,8 @@ class DenseFeedForward(FeedForward):
 
     def hidden(self, x: Tensor) -> Tensor:
         """x (…, d_model) -> u (…, ffn_dim), after dropout."""
-        return self.dropout(self.activation(self.fc1(x)))
+        x = self.fc1(x)
+        return self.dropout.of_relu(x) if self.activation is F.relu else self.dropout(self.activation(x))
 
     def activity(self, x: Tensor) -> Dict[str, Tensor]:
         return {"active": self.hidden(x).count_nonzero(-1)}

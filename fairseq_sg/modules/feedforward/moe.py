@@ -287,7 +287,8 @@ def entropy_loss(logits: Tensor, real: Optional[Tensor]) -> Tensor:
 def usage(logits: Tensor, counts: Tensor, real: Optional[Tensor]) -> Dict[str, Tensor]:
     """The statistics of the module's docstring, each a scalar; counts (N_E,) are the tokens of each expert."""
     shares = counts.to(logits.dtype) / counts.sum().clamp_min(1)
-    entropies = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
+    log_p = logits.log_softmax(-1)
+    entropies = -(log_p.exp() * log_p).sum(-1, keepdim=True)
     tokens = max(len(logits), 1) if real is None else real.sum().clamp_min(1)
     return {
         "experts_effective": torch.special.entr(shares).sum().exp(),

@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("fairseq")
 resource = pytest.importorskip("resource")
 
-from fairseq_sg.tasks import host_memory, sg_language_modeling, sg_translation  # noqa: E402
+from fairseq_sg import host_memory  # noqa: E402
+from fairseq_sg.tasks import sg_language_modeling, sg_translation  # noqa: E402
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
