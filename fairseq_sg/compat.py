@@ -174,6 +174,10 @@ def name_broken_checkpoints() -> None:
     _wrap(checkpoint_utils, "load_model_ensemble_and_task", _load_models)
 
 
+#: ``cfg``: the options in the checkpoint that was read last, None if there are none.
+_READ = argparse.Namespace(cfg=None)
+
+
 def _load_checkpoint(load, path, *args, **kwargs):
     """fairseq's ``load_checkpoint_to_cpu``.
 
@@ -187,7 +191,9 @@ def _load_checkpoint(load, path, *args, **kwargs):
             raise UsageError(
                 f"the checkpoint {path} was changed after it was written: its checksums are wrong. {another}"
             )
-        return load(path, *args, **kwargs)
+        state = load(path, *args, **kwargs)
+        _READ.cfg = state.get("cfg")
+        return state
     except (FileNotFoundError, UsageError):
         raise
     except Exception as error:
@@ -330,8 +336,11 @@ def continue_where_it_was() -> None:
 def _load_last_checkpoint(load, cfg, trainer, **kwargs):
     """fairseq's ``load_checkpoint``, after which ``fairseq_cli.train`` goes into its loop.
 
+    Warns of other options of the model and the criterion: weights that fit may still be of another mechanism.
+
     Raises UsageError for a checkpoint of another model, or of a training with another criterion or optimizer.
     """
+    _READ.cfg = None
     try:
         extra_state, batches = load(cfg, trainer, **kwargs)
     except Exception as error:
@@ -339,12 +348,30 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
         if refusal is None:
             raise
         raise refusal from error
+    if _READ.cfg is not None and (other := _other_options(_READ.cfg, trainer.cfg)):
+        logging.getLogger(__name__).warning(
+            "the checkpoint was trained with other options, and goes on with those of this command: %s",
+            ", ".join(other),
+        )
     for module in _training_modules():
         _wrap(module, "train", _train_epoch)
     # Where fairseq itself restores the best value; a training that begins anew from a checkpoint has made no update.
     if extra_state is not None and trainer.get_num_updates() > 0 and not cfg.reset_meters:
         vars(_should_stop_early()).update(extra_state.get("patience", {}))
     return extra_state, batches
+
+
+def _other_options(there, here) -> list[str]:
+    """The options of model and criterion that differ between two configurations which both have them."""
+    other = []
+    for part in ("model", "criterion"):
+        of_checkpoint, of_command = (
+            vars(x) if isinstance(x, argparse.Namespace) else dict(x or {}) for x in (there[part], here[part])
+        )
+        for name, value in of_checkpoint.items():
+            if name in of_command and of_command[name] != value and not name.startswith("_"):
+                other.append(f"--{name.replace('_', '-')} {value} (here {of_command[name]})")
+    return other
 
 
 def _refusal(error: Exception, cfg) -> UsageError | None:

@@ -432,6 +432,19 @@ def test_what_differs_between_models_is_named(there, here, message):
     assert refusal.startswith(f"the checkpoint runs/x.pt is of another model: {message}. Give the options")
 
 
+def test_other_options_than_a_checkpoint_s_are_named():
+    def configuration(wrap, model, criterion):
+        return {"model": wrap(_name="arch", **model), "criterion": None if criterion is None else wrap(**criterion)}
+
+    for wrap in (dict, argparse.Namespace):
+        there = configuration(wrap, {"qk_norm": "l2", "dropout": 0.1, "gone": 1}, {"label_smoothing": 0.0})
+        here = configuration(dict, {"qk_norm": "none", "dropout": 0.1, "new": 2}, {"label_smoothing": 0.1})
+        found = ["--qk-norm l2 (here none)", "--label-smoothing 0.0 (here 0.1)"]
+        assert compat._other_options(there, here) == found
+        assert compat._other_options(there, there) == []
+        assert compat._other_options(there, configuration(dict, {"qk_norm": "none"}, None)) == found[:1]
+
+
 def test_other_errors_are_no_differences_between_models():
     assert compat._differences(RuntimeError("out of memory")) is None
     for error in (RuntimeError("out of memory"), misfit(layers(a=3), layers(b=3)), AssertionError("Criterion")):

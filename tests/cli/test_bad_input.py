@@ -135,6 +135,16 @@ def test_a_checkpoint_of_another_optimizer(checkpoint, data, tmp_path):
     assert line.startswith(f"error: the checkpoint {checkpoint} {what}. Give the one that it was trained with, ")
 
 
+def test_a_checkpoint_of_another_mechanism_with_the_same_parameters(checkpoint, data, tmp_path):
+    options = ["--logit-scale", "log_length", "--orthogonality-weight", "0.5", "--restore-file", checkpoint]
+    result = run("fairseq-train", *training(data, tmp_path / "run", *options, "--max-update", "1"))
+    assert result.code == 0, result.err[-5000:]
+    (line,) = [line for line in (result.out + result.err).splitlines() if "was trained with other options" in line]
+    assert line.endswith(
+        "and goes on with those of this command: --logit-scale sqrt_dim (here log_length), --orthogonality-weight 0.0 (here 0.5)"
+    )
+
+
 def test_a_checkpoint_that_does_not_fit_its_own_options(checkpoint, data):
     overrides = ["--model-overrides", "{'encoder_layers': 3}", "--batch-size", "64"]
     message = (
