@@ -27,7 +27,7 @@ from torch import Tensor
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ROLES
 from fairseq_sg.modules.losses import AuxLosses, OrthogonalityLoss, Statistic
-from fairseq_sg.tasks.breakdown import log_breakdown
+from fairseq_sg.tasks.breakdown import log_breakdown, sums_of_logs
 
 LAYER_REDUCTIONS = {
     "sum": lambda values: torch.stack(values).sum(),
@@ -175,19 +175,17 @@ class SGCriterion(FairseqCriterion):
     def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
         """Logs the sums over all workers and accumulated batches, each by its own count."""
 
-        def total(key: str) -> float:
-            return float(sum(float(log.get(key, 0)) for log in logging_outputs))
-
-        sample_size, predictions, sentences = total("sample_size"), total("ntokens"), total("nsentences")
+        sums = sums_of_logs(logging_outputs)
+        sample_size, predictions, sentences = sums["sample_size"], sums["ntokens"], sums["nsentences"]
         if not sample_size or not predictions:
             return
-        metrics.log_scalar("loss", total("loss") / sample_size / math.log(2), sample_size, round=4)
-        metrics.log_scalar("nll_loss", total("nll_loss") / predictions / math.log(2), predictions, round=4)
-        metrics.log_scalar("accuracy", 100.0 * total("n_exact") / sentences, sentences, round=4)
-        log_breakdown(logging_outputs)
+        metrics.log_scalar("loss", sums["loss"] / sample_size / math.log(2), sample_size, round=4)
+        metrics.log_scalar("nll_loss", sums["nll_loss"] / predictions / math.log(2), predictions, round=4)
+        metrics.log_scalar("accuracy", 100.0 * sums["n_exact"] / sentences, sentences, round=4)
+        log_breakdown(sums)
         for prefix in ("aux_", "stat_"):
-            for key in sorted({key for log in logging_outputs for key in log if key.startswith(prefix)}):
-                metrics.log_scalar(key[len(prefix) :], total(key) / sample_size, sample_size, round=4)
+            for key in sorted(key for key in sums if key.startswith(prefix)):
+                metrics.log_scalar(key[len(prefix) :], sums[key] / sample_size, sample_size, round=4)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -6,8 +6,10 @@
 """
 
 import json
+import numbers
 import os
-from typing import Any, Dict, List, Optional, Sequence
+from collections import defaultdict
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from fairseq import utils
@@ -71,13 +73,31 @@ class Breakdown:
         return logs
 
 
-def log_breakdown(logging_outputs: Sequence[Dict[str, Any]]) -> None:
+def sums_of_logs(logging_outputs: Sequence[Dict[str, Any]]) -> Dict[str, float]:
+    """Each number of the logs of workers and batches, summed up; what is no number is left out.
+
+    Tensors of a device come to the host all at once: one by one, the host would wait for a GPU as many times.
+    """
+    sums: Dict[str, float] = defaultdict(float)
+    tensors: Dict[torch.device, List[Tuple[str, Tensor]]] = defaultdict(list)
+    for log in logging_outputs:
+        for key, value in log.items():
+            if isinstance(value, Tensor) and value.numel() == 1:
+                tensors[value.device].append((key, value.detach().reshape(()).double()))
+            elif isinstance(value, numbers.Real):
+                sums[key] += float(value)
+    for of_device in tensors.values():
+        for (key, _), value in zip(of_device, torch.stack([value for _, value in of_device]).tolist(), strict=True):
+            sums[key] += value
+    return sums
+
+
+def log_breakdown(sums: Dict[str, float]) -> None:
     """Logs ``accuracy_NAME``, in %, of what was counted; for the criterion's ``reduce_metrics``."""
-    for key in sorted({key for log in logging_outputs for key in log if key.startswith(COUNT)}):
-        name = key[len(COUNT) :]
-        count = float(sum(float(log.get(key, 0)) for log in logging_outputs))
-        exact = float(sum(float(log.get(EXACT + name, 0)) for log in logging_outputs))
-        if count:
+    for key, count in sorted(sums.items()):
+        if key.startswith(COUNT) and count:
+            name = key[len(COUNT) :]
+            exact = sums.get(EXACT + name, 0.0)
             metrics.log_scalar(f"accuracy_{name}", 100.0 * exact / count, count, round=4)
 
 

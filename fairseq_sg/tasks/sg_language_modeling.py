@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
-from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.tasks.breakdown import read_manifest, sums_of_logs
 from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
 from fairseq_sg.tasks.streams import Text
 
@@ -210,9 +210,10 @@ class SGLanguageModelingTask(FairseqTask):
         if any("nll_loss" in log for log in logging_outputs):
             metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
         # fairseq's cross_entropy has one loss alone.
-        nll = sum(float(log.get("nll_loss", log.get("loss", 0))) for log in logging_outputs) / math.log(2)
+        sums = sums_of_logs(logging_outputs)
+        nll = sums.get("nll_loss", sums["loss"]) / math.log(2)
         for unit, name in UNITS.items():
-            count = sum(float(log.get(COUNT + unit, 0)) for log in logging_outputs)
+            count = sums[COUNT + unit]
             if count:
                 metrics.log_scalar(name, nll / count, count, round=4)
         if any(COUNT + "words" in log for log in logging_outputs):

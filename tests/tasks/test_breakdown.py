@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip("fairseq")
@@ -17,7 +18,7 @@ from fairseq_sg.criterions.cross_entropy_orthogonality import (
     CrossEntropyOrthogonalityConfig,
 )
 from fairseq_sg.errors import UsageError
-from fairseq_sg.tasks.breakdown import Breakdown, log_breakdown
+from fairseq_sg.tasks.breakdown import Breakdown, log_breakdown, sums_of_logs
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
 
 TYPES = ["deep", "flat", "flat", "odd", "deep", "flat", "deep"]
@@ -149,5 +150,24 @@ def test_second_folder_of_a_list_has_its_own_types(typed, tmp_path):
 
 def test_nothing_counted_nothing_logged():
     with metrics.aggregate() as values:
-        log_breakdown([{"n_of_a": 0, "exact_of_a": 0}, {"loss": 1}])
+        log_breakdown({"n_of_a": 0.0, "exact_of_a": 0.0, "loss": 1.0})
     assert not values.get_smoothed_values()
+
+
+def test_sums_of_logs(monkeypatch):
+    """Numbers and tensors of any kind; one transfer, however many tensors there are."""
+    logs = [
+        {"loss": torch.tensor(0.5), "n": 3, "exact": torch.tensor(2), "seconds": np.float32(0.25), "name": "x"},
+        {
+            "loss": torch.tensor([1.5]),
+            "n": torch.tensor(2**30 + 1),
+            "of_type": torch.tensor(True),
+            "all": torch.ones(2),
+        },
+    ]
+    transfers, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: transfers.append(x.shape) or tolist(x))
+    sums = sums_of_logs(logs)
+    assert sums == {"loss": 2.0, "n": 2.0**30 + 4, "exact": 2.0, "seconds": 0.25, "of_type": 1.0}
+    assert transfers == [torch.Size([5])]
+    assert sums_of_logs([]) == {}
