@@ -56,11 +56,12 @@ _SEEDS = _SeedsFromTorch()
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """x of any shape and floating dtype -> y; x itself where p is 0 or ``training`` false."""
-    if p == 0 or not training:
-        return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(x, p)
-    return x * dropout_mask(x, p)
+    return F.dropout(x, p, training) if _is_torchs(x, p, training) else x * dropout_mask(x, p)
+
+
+def _is_torchs(x: Tensor, p: float, training: bool) -> bool:
+    """Whether there is nothing to drop, or torch does it."""
+    return p == 0 or not training or x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
 class Dropout(nn.Dropout):
@@ -74,19 +75,15 @@ class Dropout(nn.Dropout):
 
     def of_relu(self, x: Tensor) -> Tensor:
         """Drop(ReLU(x)), in one pass less than one after the other, and with half as much kept for the derivative."""
-        if self._is_torchs(x):
+        if _is_torchs(x, self.p, self.training):
             return self(x.relu())
         return _DroppedRelu.apply(x, dropout_mask(x, self.p), _kept_value(self.p))
 
     def add_to(self, x: Tensor, update: Tensor) -> Tensor:
         """x + Drop(update), of the same shape: the residual connection."""
-        if self._is_torchs(x) or x.dtype != update.dtype:
+        if _is_torchs(x, self.p, self.training) or x.dtype != update.dtype:
             return x + self(update)
         return _AddDropped.apply(x, update, dropout_mask(update, self.p))
-
-    def _is_torchs(self, x: Tensor) -> bool:
-        """Whether there is nothing to drop, or torch does it."""
-        return self.p == 0 or not self.training or x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
 class _DroppedRelu(torch.autograd.Function):
