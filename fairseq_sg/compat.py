@@ -365,13 +365,20 @@ def _other_options(there, here) -> list[str]:
     """The options of model and criterion that differ between two configurations which both have them."""
     other = []
     for part in ("model", "criterion"):
-        of_checkpoint, of_command = (
-            vars(x) if isinstance(x, argparse.Namespace) else dict(x or {}) for x in (there[part], here[part])
-        )
+        of_checkpoint, of_command = _values(there[part]), _values(here[part])
         for name, value in of_checkpoint.items():
             if name in of_command and of_command[name] != value and not name.startswith("_"):
                 other.append(f"--{name.replace('_', '-')} {value} (here {of_command[name]})")
     return other
+
+
+def _values(options) -> dict[str, typing.Any]:
+    from omegaconf import OmegaConf
+
+    if OmegaConf.is_config(options):
+        # Unlike `dict`, this takes options without a value, which some of fairseq's own models have.
+        return OmegaConf.to_container(options, resolve=True)
+    return vars(options) if isinstance(options, argparse.Namespace) else dict(options or {})
 
 
 def _refusal(error: Exception, cfg) -> UsageError | None:

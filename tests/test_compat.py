@@ -432,11 +432,17 @@ def test_what_differs_between_models_is_named(there, here, message):
     assert refusal.startswith(f"the checkpoint runs/x.pt is of another model: {message}. Give the options")
 
 
+@needs_fairseq
 def test_other_options_than_a_checkpoint_s_are_named():
+    from omegaconf import OmegaConf
+
     def configuration(wrap, model, criterion):
         return {"model": wrap(_name="arch", **model), "criterion": None if criterion is None else wrap(**criterion)}
 
-    for wrap in (dict, argparse.Namespace):
+    def mandatory(**options):
+        return OmegaConf.create({"without": "???", **options})
+
+    for wrap in (dict, argparse.Namespace, mandatory):
         there = configuration(wrap, {"qk_norm": "l2", "dropout": 0.1, "gone": 1}, {"label_smoothing": 0.0})
         here = configuration(dict, {"qk_norm": "none", "dropout": 0.1, "new": 2}, {"label_smoothing": 0.1})
         found = ["--qk-norm l2 (here none)", "--label-smoothing 0.0 (here 0.1)"]
