@@ -99,15 +99,17 @@ def test_gradients():
 
 
 def test_reference_start():
-    """The gain of a tanh on the last matrix of the content, and none on the gate's."""
+    """The gain of a tanh on the last matrix of the content, PyTorch's own bound with ``tanh``, and none on the gate's."""
     torch.manual_seed(0)
     wide = build_update("copy_gate", config_of(200, 2), "dense", "encoder")
     bound = (6 / 400) ** 0.5
     assert wide.ffn.fc2.weight.abs().max().item() == pytest.approx(bound * 5 / 3, rel=1e-3)
     assert wide.gate.fc2.weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
     assert (wide.gate.fc2.bias == -3).all()
-    tanh = build_update("copy_gate", config_of(200, 2, copy_gate_content="tanh"), "dense", "encoder")
-    assert tanh.ffn.fc2.weight.abs().max().item() == pytest.approx(bound * 5 / 3, rel=1e-3)
+    for width in (200, 800):
+        config = config_of(200, 2, copy_gate_content="tanh", encoder_ffn_embed_dim=width)
+        tanh = build_update("copy_gate", config, "dense", "encoder")
+        assert tanh.ffn.fc2.weight.abs().max().item() == pytest.approx(width**-0.5, rel=1e-3)
     plain = build_update("copy_gate", config_of(200, 2, copy_gate_content="residual"), "dense", "encoder")
     assert plain.ffn.fc2.weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
 

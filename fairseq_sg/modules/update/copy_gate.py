@@ -11,11 +11,13 @@ FFN_gate starts at −3, so that gates start nearly closed.
 What the released code does and the text leaves out: in training the gate of a whole column is closed with probability
 ``--copy-gate-dropout`` in every application of the layer; where the attention is not geometric, the new content is
 tanh(FFN_data(a)) (``--copy-gate-content tanh``); in CTL++ (Csordás et al. 2022b) it is LN(FFN_data(a) + a)
-(``residual``), and both feedforward layers have GELU (``--ffn-activation gelu``) and no dropout.
+(``residual``), and both feedforward layers have GELU (``--ffn-activation gelu``) and no dropout. The last matrix of FFN_data
+starts Glorot uniform, with gain 5/3 for ``layer_norm`` and 1 for ``residual``, and with PyTorch's default for ``tanh``.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -74,9 +76,12 @@ class CopyGateUpdate(Update):
         self.content = config.copy_gate_content
         self.dropout = config.copy_gate_dropout
         self.ffn = build_feedforward(ffn, config, side)
-        if self.content != "residual":
-            # The gain that the reference has for a tanh, also where a layer norm has taken its place.
+        if self.content == "layer_norm":
+            # The gain of a tanh, in whose place the layer norm is.
             self.ffn.rescale_output(5 / 3)
+        elif self.content == "tanh":
+            # From Glorot's bound √(6/(d_model + d_ff)) to PyTorch's own, 1/√d_ff, which the released code leaves here.
+            self.ffn.rescale_output(math.sqrt((dim + self.ffn.ffn_dim) / (6 * self.ffn.ffn_dim)))
         self.norm = None if self.content == "tanh" else nn.LayerNorm(dim)
         self.gate = DenseFeedForward(
             dim,
