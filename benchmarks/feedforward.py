@@ -101,7 +101,7 @@ def main() -> None:
         f"--k {args.k} --dim {args.dim} --tokens {args.tokens} --dtype {args.dtype} --rounds {args.rounds}`"
     )
     machine = where(gpu=args.device == "cuda")
-    title = f"Feedforward layers by experts ({args.device}, {args.dtype})"
+    title = f"Feedforward layers by experts, width {args.dim:,} ({args.device}, {args.dtype})"
     publish(title, f"{text}{command}; {machine}.\n\n{table(header, rows(args))}", args.results)
 
 
