@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -60,8 +61,10 @@ class SortedSelection:
 
     def sums(self, rows: Tensor) -> Tensor:
         """rows (R, M) -> (N, M), the sum of each token's rows in the order of its selection; no gradient of its own."""
-        rows = rows.index_select(0, self.inverse)
-        return rows if self.chosen == 1 else rows.unflatten(0, (-1, self.chosen)).sum(1)
+        if self.chosen == 1:
+            return rows.index_select(0, self.inverse)
+        # The one operator of torch that gathers and adds in one pass over memory.
+        return F.embedding_bag(self.inverse.unflatten(0, (-1, self.chosen)), rows, mode="sum")
 
 
 def sort_selection(selection: Tensor, matrices: int, *, complete: bool = False) -> SortedSelection:
