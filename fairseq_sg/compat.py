@@ -7,7 +7,8 @@
   data classes are added to torch's list: no function of theirs runs code from the file;
 - it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run, and
   its report of "shared parameters" that are the absent biases of ``nn.Linear(bias=False)``;
-- it mends ``--amp``, whose gradients fairseq divides by the loss scale twice;
+- it mends ``--amp``, whose gradients fairseq divides by the loss scale twice, and ``--bf16``, which fairseq's commands
+  take for the wish to train on a TPU;
 - it has a task gather what its workers keep before a checkpoint is saved, where the task asks for it;
 - it makes fairseq's commands end with the message alone where the user can mend the error (:class:`UsageError`), and
   with the name of the file where a checkpoint is not whole, was changed, holds more than data, or is of another model;
@@ -87,6 +88,7 @@ def prepare() -> None:
         gather_before_saving()
         leave_out_absent_parameters()
         unscale_gradients_once()
+        train_in_bfloat16_anywhere()
 
 
 _NOISE = (
@@ -338,8 +340,13 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
 
     Warns of other options of the model and the criterion: weights that fit may still be of another mechanism.
 
-    Raises UsageError for a checkpoint of another model, or of a training with another criterion or optimizer.
+    Raises UsageError for a checkpoint of another model, or of a training with another criterion or optimizer, and for
+    ``--fp16`` on a CPU, before fairseq builds an optimizer for it.
     """
+    if trainer.cfg.common.fp16 and not trainer.cuda:
+        raise UsageError(
+            "fairseq trains with --fp16 on a GPU alone: leave it out, or choose --bf16, which is slow on a CPU"
+        )
     _READ.cfg = None
     try:
         extra_state, batches = load(cfg, trainer, **kwargs)
@@ -539,3 +546,16 @@ def _amp_step(self, closure=None, scale=1.0, groups=None) -> None:
     """
     self.scaler.step(self.optimizer)
     self.scaler.update()
+
+
+def train_in_bfloat16_anywhere() -> None:
+    from fairseq.distributed import utils
+
+    _wrap(utils, "call_main", _call_main)
+
+
+def _call_main(call, cfg, main, **kwargs):
+    """fairseq's ``call_main``, through which its commands begin. Their parser turns ``--tpu`` on with ``--bf16``."""
+    if cfg.common.bf16 and cfg.common.tpu and importlib.util.find_spec("torch_xla") is None:
+        cfg.common.tpu = False
+    return call(cfg, main, **kwargs)

@@ -341,7 +341,8 @@ def options_of_checkpoints(**options) -> types.SimpleNamespace:
 
 
 def trainer_after(updates: int) -> types.SimpleNamespace:
-    return types.SimpleNamespace(get_num_updates=lambda: updates)
+    cfg = types.SimpleNamespace(common=types.SimpleNamespace(fp16=False))
+    return types.SimpleNamespace(get_num_updates=lambda: updates, cfg=cfg, cuda=False)
 
 
 @needs_fairseq
@@ -545,3 +546,14 @@ def test_threads_that_read_ahead_end_before_python_does():
     repository = Path(compat.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, check=True)
     assert done.stdout == "0 ['_MainThread', 'BackgroundConsumer']\n['_MainThread']\n"
+
+
+@needs_fairseq
+@pytest.mark.parametrize("bf16, xla, tpu", [(True, False, False), (True, True, True), (False, False, True)])
+def test_bfloat16_without_torch_xla_is_not_for_a_tpu(bf16, xla, tpu, monkeypatch):
+    """An explicit ``--tpu`` is left to fairseq."""
+    cfg = types.SimpleNamespace(common=types.SimpleNamespace(bf16=bf16, tpu=True))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: xla and name == "torch_xla" or None)
+    seen = []
+    compat._call_main(lambda cfg, main, **more: seen.append((cfg.common.tpu, main, more)), cfg, "main", start=1)
+    assert seen == [(tpu, "main", {"start": 1})]

@@ -13,6 +13,8 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 
+from fairseq_sg.errors import UsageError
+
 
 @dataclass
 class TorchAdamConfig(FairseqDataclass):
@@ -40,6 +42,14 @@ class TorchAdam(FairseqOptimizer):
             "eps": self.cfg.adam_eps,
             "weight_decay": self.cfg.weight_decay,
         }
+
+    @property
+    def supports_memory_efficient_fp16(self) -> bool:
+        # fairseq would end with the optimizer's name alone.
+        raise UsageError(
+            "torch_adam keeps its means in the precision of the parameters: with --memory-efficient-fp16 or "
+            "--memory-efficient-bf16 choose --optimizer adam"
+        )
 
     @property
     def supports_flat_params(self) -> bool:

@@ -1,0 +1,89 @@
+"""``--bf16`` and ``--fp16`` as they reach a model, parameters and all: every attention, feature map, position, feedforward
+layer, update and depth, beside itself in float32, in training and token by token.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+import torch
+from test_packed_training import FFN_OPTIONS, PAD, attention_options, build, pair
+
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.depth import DEPTH_REGISTRY
+from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
+from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.losses import OrthogonalityLoss
+from fairseq_sg.modules.position import POSITION_REGISTRY
+from fairseq_sg.modules.update import UPDATE_REGISTRY
+
+LINEAR = attention_options("linear")
+MODELS = {
+    **{f"attention {name}": attention_options(name) for name in sorted(ATTENTION_REGISTRY)},
+    **{f"feature map {name}": LINEAR | {"feature_map": name} for name in sorted(FEATURE_MAP_REGISTRY)},
+    **{f"norm {name}": LINEAR | {"qk_norm": name} for name in ("l1", "l2", "rms")},
+    **{f"position {name}": {"position": name} for name in sorted(POSITION_REGISTRY)},
+    **{f"feedforward {name}": {"encoder_ffn": name, "decoder_ffn": name} for name in sorted(FEEDFORWARD_REGISTRY)},
+    **{f"update {name}": {"encoder_update": name, "decoder_update": name} for name in sorted(UPDATE_REGISTRY)},
+    **{f"depth {name}": {"depth": name} for name in sorted(DEPTH_REGISTRY)},
+    "pre-norm": {"pre_norm": True},
+    "router": {
+        **attention_options("geometric"),
+        **{"encoder_update": "copy_gate", "encoder_ffn": "sigma_moe", "moe_expert_dropout": 0.0, "depth": "shared"},
+    },
+}
+MORE = {f"feedforward {name}": options for name, options in FFN_OPTIONS.items()} | {
+    "feature map cosformer": {"cosformer_horizon": 64}
+}
+HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+
+
+def model_of(name: str):
+    return build(**MODELS[name], **MORE.get(name, {})).float()
+
+
+def trained(model):
+    """The mean log-probability of a symbol, the losses' sum, and which parameters have a gradient; all are finite."""
+    source, target = pair()
+    torch.manual_seed(3)
+    losses = {role: OrthogonalityLoss(name=role) for role in ("encoder", "decoder", "cross")}
+    out, extra = model(source, None, target, value_losses=losses)
+    emitted = [x.sum() for values in extra["aux_losses"].values() for x in values if torch.is_tensor(x)]
+    assert out.dtype == next(model.parameters()).dtype and emitted
+    loss = out.float().log_softmax(-1)[target.ne(PAD)][:, 4].mean()
+    (loss + sum(emitted)).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert all(grad.isfinite().all() for grad in gradients.values())
+    return loss.item(), sum(emitted).item(), set(gradients)
+
+
+@HALF
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_that_of_float32_but_for_rounding(name, dtype, monkeypatch):
+    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
+    model = model_of(name)
+    half = copy.deepcopy(model).to(dtype)
+    (loss, emitted, parameters), (found, also, same) = trained(model), trained(half)
+    tolerance = 16 * torch.finfo(dtype).eps
+    assert found == pytest.approx(loss, rel=tolerance) and also == pytest.approx(emitted, rel=tolerance, abs=tolerance)
+    assert same == parameters
+
+
+@HALF
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_decoding_token_by_token_equals_one_pass_but_for_rounding(name, dtype):
+    model, (source, target) = model_of(name).to(dtype).eval(), pair()
+    encoded = model.encoder(source, None)
+    expected = model.decoder(target, encoder_out=encoded)[0]
+    state: dict = {}
+    for length in range(1, target.size(1) + 1):
+        found = model.decoder(target[:, :length], encoder_out=encoded, incremental_state=state)[0][:, -1]
+        real = target[:, length - 1].ne(PAD)
+        # One addition in another order may round otherwise, and the layers after it magnify that.
+        atol = 16 * torch.finfo(dtype).eps * expected.abs().max().item()
+        torch.testing.assert_close(found[real], expected[real, length - 1], rtol=0, atol=atol)
