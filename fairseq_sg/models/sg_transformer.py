@@ -521,6 +521,9 @@ def remember(h: Tensor, memory: Optional[Sequence[Tensor]], step: int, length: i
 class SGTransformer(FairseqEncoderDecoderModel):
     """Encoder and decoder, trained and used through fairseq's commands."""
 
+    #: Where fairseq's generator takes alignments from: a pass over the whole hypothesis, which then returns its weights.
+    full_context_alignment = False
+
     @classmethod
     def build_model(cls, cfg, task) -> "SGTransformer":
         """A model for the task's dictionaries. Raises ValueError for a configuration that makes no sense (see ``resolve``)."""
@@ -559,7 +562,7 @@ class SGTransformer(FairseqEncoderDecoderModel):
             src_lengths=src_lengths,
             features_only=features_only,
             return_all_hiddens=return_all_hiddens,
-            need_attn=need_attn,
+            need_attn=need_attn or self.full_context_alignment,
             value_losses=value_losses,
         )
         extra["aux_losses"] = merge([encoder_out["aux_losses"], extra["aux_losses"]])

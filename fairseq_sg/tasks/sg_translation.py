@@ -163,6 +163,12 @@ class SGTranslationTask(TranslationTask):
             constraints=constraints,
         )
 
+    def build_generator(self, models, args, *more, **kwargs):
+        """fairseq's generator. With ``--print-alignment`` the models return the attention weights that it asks them for."""
+        for model in models:
+            model.full_context_alignment = bool(getattr(args, "print_alignment", None))
+        return super().build_generator(models, args, *more, **kwargs)
+
     def get_batch_iterator(self, dataset, *args, **kwargs):
         """fairseq's, but evaluation never drops a last batch that is not a multiple of ``--required-batch-size-multiple``."""
         # The argument tells: fairseq's trainer names it when it asks for batches to train on, and nobody else does.

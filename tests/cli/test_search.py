@@ -33,3 +33,27 @@ def test_beam_search_equals_search_over_full_passes(kind, trained):
         for found, expected in zip(hypotheses, by_full_passes[i], strict=True):
             assert found["tokens"].tolist() == expected["tokens"].tolist()
             torch.testing.assert_close(found["positional_scores"], expected["positional_scores"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_alignments_are_the_attention_weights_of_the_hypothesis(kind, trained):
+    """``--print-alignment soft``; without it a generator asks for no weights."""
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(trained(kind).checkpoint)])
+    model = models[0].eval()
+    task.load_dataset("gen")
+    sample = next(task.get_batch_iterator(task.dataset("gen"), max_sentences=16).next_epoch_itr(shuffle=False))
+    generator = task.build_generator(models, GenerationConfig(beam=2, print_alignment="soft"))
+    found = task.inference_step(generator, models, sample)
+    sources = sample["net_input"]["src_tokens"]
+    for source, hypotheses in zip(sources, found, strict=True):
+        for hypothesis in hypotheses:
+            tokens = hypothesis["tokens"]
+            previous = torch.cat([tokens[-1:], tokens[:-1]])
+            with torch.no_grad():
+                weights = model(source[None], None, previous[None], need_attn=True)[1]["attn"][0][0]
+            rows = torch.tensor([[float(x) for x in row] for row in hypothesis["alignment"]])
+            real = source.ne(task.source_dictionary.pad())
+            torch.testing.assert_close(rows, weights[:, real], rtol=0, atol=1e-5)
+    task.build_generator(models, GenerationConfig(beam=2))
+    with torch.no_grad():
+        assert model(**sample["net_input"])[1]["attn"] == [None]
