@@ -24,6 +24,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
+from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.tasks.breakdown import Breakdown
 
 logger = logging.getLogger(__name__)
@@ -164,9 +165,10 @@ class SGTranslationTask(TranslationTask):
         )
 
     def build_generator(self, models, args, *more, **kwargs):
-        """fairseq's generator. With ``--print-alignment`` the models return the attention weights that it asks them for."""
+        """fairseq's generator. With ``--print-alignment`` this plugin's models return the attention weights that it asks for."""
         for model in models:
-            model.full_context_alignment = bool(getattr(args, "print_alignment", None))
+            if isinstance(model, SGTransformer):
+                model.full_context_alignment = bool(getattr(args, "print_alignment", None))
         return super().build_generator(models, args, *more, **kwargs)
 
     def get_batch_iterator(self, dataset, *args, **kwargs):

@@ -20,7 +20,7 @@ def test_bfloat16_trains_and_continues(arguments, data, tmp_path):
         losses[name] = metrics(succeed("fairseq-train", *command), "train")[0]["loss"]
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02) and losses["bfloat16"] != losses["float32"]
     checkpoint = tmp_path / "bfloat16" / "checkpoint_last.pt"
-    weights = [x for x in torch.load(checkpoint)["model"].values() if x.is_floating_point()]
+    weights = [x for x in torch.load(checkpoint, weights_only=True)["model"].values() if x.is_floating_point()]
     assert weights and all(torch.equal(x, x.bfloat16().to(x.dtype)) for x in weights)
     [first], [second] = (
         metrics(succeed("fairseq-train", *command, "--max-epoch", epochs), "train") for epochs in (2, 3)
