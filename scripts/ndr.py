@@ -46,13 +46,14 @@ class Recipe:
     more_layers: int = 0
 
 
-#: N(0, 1) embeddings, dropout 0.1 on Keys where the attention has such a dropout, on the weights where it has none.
+#: N(0, 1) embeddings; dropout of attention is on Keys, and baselines' attention starts ``fused``, as in the released code.
 GATED = "--encoder-update copy_gate --embedding-scaling none"
 GEOMETRIC = "--encoder-attention geometric"
-ABSOLUTE = "--embedding-scaling none --embedding-dropout 0.1 --attention-dropout 0"
-RELATIVE = "--encoder-attention relative"
+ABSOLUTE = "--embedding-scaling none --embedding-dropout 0.1 --attention-dropout 0 --attention-init fused"
+RELATIVE = "--encoder-attention relative --attention-init fused --attention-scale learned --attention-dropout 0"
+ABS_REL = "--encoder-attention abs_rel --attention-scale learned --attention-dropout 0"
 NDR = f"{GATED} {GEOMETRIC} --geometric-key-dropout 0.1"
-TANH = f"{GATED} --copy-gate-content tanh --attention-dropout 0.1 --attention-scale learned"
+TANH = f"{GATED} --copy-gate-content tanh --relative-key-dropout 0.1"
 
 #: dataset -> model -> recipe: Tables D.3 to D.5 and appendix E.1.2 of Csordás 2023, and the released code where it differs.
 #: Beyond the papers are `linear_gate`, copy gates with linear attention, and `ndr_sigma_moe`, a mixture of experts for the new content.
@@ -62,7 +63,7 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
             f"--arch sg_encoder_ctl {NDR} --copy-gate-dropout 0.1 --dropout 0.5", 1.5e-4, 0.01, 5, 30_000
         ),
         "abs_rel_gate": Recipe(
-            f"--arch sg_encoder_ctl --encoder-ffn-embed-dim 1024 {TANH} --encoder-attention abs_rel --dropout 0.5",
+            f"--arch sg_encoder_ctl --encoder-ffn-embed-dim 1024 {TANH} {ABS_REL} --dropout 0.5",
             *(2e-4, 0.01, 5, 30_000),
             buckets=False,
         ),
@@ -77,7 +78,7 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
             buckets=False,
         ),
         "relative": Recipe(
-            f"--arch sg_encoder_ctl_baseline {RELATIVE} --embedding-scaling position_down --dropout 0.1 --attention-dropout 0",
+            f"--arch sg_encoder_ctl_baseline {RELATIVE} --embedding-scaling position_down --dropout 0.1",
             *(1.5e-4, 0.0025, 5, 30_000),
             buckets=False,
         ),
@@ -102,19 +103,19 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
             f"--arch sg_encoder_arithmetic {NDR} --copy-gate-dropout 0.1 --dropout 0.5", 1.5e-4, 0.01, 1, 100_000
         ),
         "abs_rel_gate": Recipe(
-            f"--arch sg_encoder_arithmetic {TANH} --encoder-attention abs_rel --copy-gate-dropout 0.1 --dropout 0.5",
+            f"--arch sg_encoder_arithmetic {TANH} {ABS_REL} --copy-gate-dropout 0.1 --dropout 0.5",
             *(1.5e-4, 0.01, 1, 100_000),
         ),
         "relative": Recipe(
             f"--arch sg_encoder_arithmetic_baseline {RELATIVE} --embedding-scaling position_down --dropout 0.5 "
-            "--attention-dropout 0.1",
+            "--relative-key-dropout 0.1",
             *(1.5e-4, 0.0025, 1, 200_000),
         ),
         "absolute": Recipe(
             f"--arch sg_encoder_arithmetic_baseline {ABSOLUTE} --dropout 0.5", 1.5e-4, 0.0025, 1, 200_000
         ),
-        "lstm": Recipe("--no-source-bos --arch sg_lstm_arithmetic --dropout 0.5", 1e-3, 0, 5, 200_000, batch=256),
-        "bilstm": Recipe("--no-source-bos --arch sg_lstm_arithmetic --bidirectional --dropout 0.5", 1e-3, 0, 5, 200_000, batch=256),
+        "lstm": Recipe("--no-source-bos --arch sg_lstm_arithmetic --dropout 0.5", 1e-3, 0, 5, 200_000, batch=256, buckets=False),
+        "bilstm": Recipe("--no-source-bos --arch sg_lstm_arithmetic --bidirectional --dropout 0.5", 1e-3, 0, 5, 200_000, batch=256, buckets=False),
     },
     "listops": {
         "ndr": Recipe(
@@ -123,12 +124,12 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
             more_layers=24,
         ),
         "abs_rel_gate": Recipe(
-            f"--arch sg_encoder_listops --encoder-ffn-embed-dim 2048 {TANH} --encoder-attention abs_rel "
+            f"--arch sg_encoder_listops --encoder-ffn-embed-dim 2048 {TANH} {ABS_REL} "
             "--copy-gate-dropout 0.05 --dropout 0.1",
             *(2e-4, 0.09, 1, 100_000),
         ),
         "relative": Recipe(
-            f"--arch sg_encoder_listops_baseline {RELATIVE} --dropout 0.015 --attention-dropout 0.05",
+            f"--arch sg_encoder_listops_baseline {RELATIVE} --dropout 0.015 --relative-key-dropout 0.05",
             *(4e-4, 0.05, 1, 200_000),
         ),
         "absolute": Recipe(f"--arch sg_encoder_listops_baseline {ABSOLUTE} --dropout 0.015", 4e-4, 0.05, 1, 200_000),
@@ -144,7 +145,7 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
             more_layers=10,
         ),
         "relative": Recipe(
-            f"--arch sg_encoder_ctlpp_baseline {RELATIVE} --embedding-scaling position_down --dropout 0.1 --attention-dropout 0.1",
+            f"--arch sg_encoder_ctlpp_baseline {RELATIVE} --embedding-scaling position_down --dropout 0.1 --relative-key-dropout 0.1",
             *(1.5e-4, 0.0025, 5, 300_000),
             warmup=500,
         ),

@@ -40,6 +40,7 @@ from runs import (  # noqa: E402
     run_all,
     saved,
     schedule,
+    starts_of,
     write_json,
 )
 
@@ -101,8 +102,7 @@ def parse_arguments(comparison: Comparison) -> argparse.Namespace:
     parser.add_argument(
         "--length-window",
         type=int,
-        default=1024,
-        help="see fairseq-train's --length-window; 1 draws batches as the papers do",
+        help="see fairseq-train's --length-window; 1 draws batches as the papers do (default: 1024)",
     )
     parser.add_argument(
         "--validate-every", type=int, help="steps between evaluations (default: an eighth of the steps)"
@@ -123,12 +123,17 @@ def parse_arguments(comparison: Comparison) -> argparse.Namespace:
     )
     args = parser.parse_args()
     if args.paper:
+        given = {"--models": args.models != comparison.default, "--steps": args.steps}
+        given |= {"--batch-size": args.batch_size, "--length-window": args.length_window}
+        for option in (option for option, is_given in given.items() if is_given):
+            parser.error(f"--paper says what {option} is: leave one of the two out")
         args.models, args.steps, args.batch_size, args.length_window = comparison.paper, 50_000, 256, 1
     args.data = args.data or Path("data-bin/scan26")
     args.out = args.out or Path(f"{comparison.out}-paper" if args.paper else comparison.out)
     complete_arguments(parser, args, comparison.models)
     args.steps = args.steps or (20_000 if args.device == "cuda" else 4_000)
     args.batch_size = args.batch_size or (256 if args.device == "cuda" else 64)
+    args.length_window = args.length_window or 1024
     args.validate_every = args.validate_every or max(1, args.steps // 8)
     return args
 
@@ -286,15 +291,21 @@ class Watcher:
 
 
 def report(runs: List[Run]) -> List[Dict[str, Any]]:
-    """The records of the runs as they are: finished, or cut at the last evaluated step that all of them have reached."""
-    if all(result_of(run) for run in runs):
+    """The records of the runs as they are: finished, or cut at the last evaluated step that all of them have reached.
+
+    Those that diverged have no result, and the others are not cut for them.
+    """
+    going = [run for run in runs if not diverged(run)]
+    if all(result_of(run) for run in going):
         return [saved(run) for run in runs]
-    reached = [{point["step"] for point in curve(run) if set(run.subsets) <= set(point)} for run in runs]
+    reached = [{point["step"] for point in curve(run) if set(run.subsets) <= set(point)} for run in going]
     common = set.intersection(*reached)
     if not common:
         raise ValueError("nothing to report yet: there is no step at which all trainings have been evaluated")
     return [
         saved(run)
+        if diverged(run)
+        else saved(run)
         | {"name": run.name, "seed": run.seed, "folder": str(run.folder), "commands": [shlex.join(run.train_command())]}
         | partial_result(run, max(common))
         for run in runs
@@ -318,10 +329,11 @@ def summarize(args: argparse.Namespace, records: List[Dict[str, Any]], compariso
 
 def common_summary(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[str, Any]:
     """How the records came about, and the records themselves."""
+    starts = [start for record in records if record for start in starts_of(record)]
     return {
         "command": shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        "commits": sorted({r["commit"] for r in records if r}),
-        "machines": [json.loads(m) for m in sorted({json.dumps(r["machine"]) for r in records if r})],
+        "commits": sorted({start["commit"] for start in starts}),
+        "machines": [json.loads(m) for m in sorted({json.dumps(start["machine"]) for start in starts})],
         "seeds": args.seeds,
         "runs": records,
     }

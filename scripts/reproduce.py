@@ -374,8 +374,9 @@ def publish_by_length(args: argparse.Namespace, records: List[Dict[str, Any]], s
 def main() -> int:
     args = parse_arguments()
     if args.recipe == "list":
+        width = max(map(len, recipes.names())) + 2
         for name in recipes.names():
-            print(f"{name:<28}{recipes.read(recipes.find(name)).title}")
+            print(f"{name:<{width}}{recipes.read(recipes.find(name)).title}")
         return 0
     if args.dry_run:
         dry_run(args)

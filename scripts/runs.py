@@ -305,6 +305,17 @@ def _settings(run: Run) -> Dict[str, Any]:
     return {"data": str(run.data), "seed": run.seed, "arguments": run.arguments}
 
 
+def _check_steps(run: Run) -> None:
+    """Raises ValueError for a training that was stopped after more steps than are asked for now: it would be
+    evaluated where it is, and its numbers told as those of fewer steps."""
+    reached = max((point["step"] for point in curve(run)), default=0)
+    if reached > run.steps:
+        raise ValueError(
+            f"{run.folder} holds a training that has got to step {reached}, and {run.steps} are asked for: ask for more "
+            "steps, or choose another --out"
+        )
+
+
 class Busy(ValueError):
     """Another process trains in a run's folder."""
 
@@ -329,7 +340,7 @@ def run_all(
 
     Raises:
         Busy: another process trains in a folder, without ``share``.
-        ValueError: a folder holds a run with other settings.
+        ValueError: a folder holds a run with other settings, or one that has gone further.
     """
     state = {str(run.folder): "waiting" for run in runs}
     active: Dict[str, Dict[str, Any]] = {}
@@ -340,6 +351,7 @@ def run_all(
         elif result_of(run):
             state[str(run.folder)] = "done"
         else:
+            _check_steps(run)
             waiting.append(run)
     try:
         while waiting or active:
@@ -374,6 +386,11 @@ def run_all(
             _signal(job["process"], signal.SIGTERM)
     watch(runs, state)
     return [saved(run) for run in runs]
+
+
+def starts_of(record: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """The commits and machines that a run was started at and on, one after another; each time from which step."""
+    return record.get("starts", [record])
 
 
 def _ended(run: Run) -> str:
@@ -437,12 +454,12 @@ def _start(run: Run, where: Dict[str, str]) -> Dict[str, Any]:
     if diverged(run) or result_of(run):
         # Another process has finished it while it was waited for.
         return job
-    record = {
-        "settings": _settings(run),
-        "minutes": saved(run).get("minutes", 0.0),
-        "commit": commit(),
-        "machine": machine(gpu="--cpu" not in run.arguments),
-    }
+    before = saved(run)
+    start = {"commit": commit(), "machine": machine(gpu="--cpu" not in run.arguments)}
+    starts = before.get("starts", [])
+    if not starts or any(starts[-1][key] != start[key] for key in start):
+        starts = [*starts, {"step": position(run)["step"], **start}]
+    record = {"settings": _settings(run), "minutes": before.get("minutes", 0.0), **start, "starts": starts}
     write_json(run.folder / "run.json", record)
     with open(run.log, "a") as log:
         log.write(f"$ {shlex.join(run.train_command())}\n")

@@ -72,6 +72,7 @@ def test_the_start_of_the_sentence_matters_unlike_in_relative_attention():
     "init,squares",
     [
         ("reference", {"q": 3 / 64, "k": 2 / 64, "v": 2 / 64, "out": 1 / 64, "pos": 3 / 64}),
+        ("fused", {"q": 3 / 64, "k": 2 / 64, "v": 2 / 64, "out": 1 / 64, "pos": 3 / 64}),
         ("glorot", dict.fromkeys(["q", "k", "v", "out", "pos"], 3 / 64)),
         ("torch", dict.fromkeys(["q", "k", "v", "out", "pos"], 1 / 64)),
     ],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import CASES, HEADS, WIDTH, padding_of
+from attention_cases import CASES, HEADS, WIDTH, Case, padding_of
+from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention import relative
+from fairseq_sg.modules.attention import build_attention, relative
 from fairseq_sg.modules.attention.relative import RelativeAttention
+from fairseq_sg.modules.dropout import dropout
 from fairseq_sg.ops import force_implementation, relative_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 
@@ -123,6 +125,10 @@ def test_autocast(kind, dtype, calls):
     assert actual.dtype == expected.dtype == dtype
     near = 1e-5 if dtype == torch.float32 else 5e-2
     torch.testing.assert_close(actual, expected, rtol=near, atol=near)
+    gradients = [
+        torch.autograd.grad(out.float().square().mean(), module.q_proj.weight)[0] for out in (actual, expected)
+    ]
+    torch.testing.assert_close(*gradients, rtol=near, atol=near * gradients[1].abs().max().item())
 
 
 def test_dropout_on_weights_is_refused_where_it_is_asked_for_by_name(calls, monkeypatch):
@@ -167,3 +173,44 @@ def test_no_random_number_is_drawn():
     with force_implementation("relative_attention=chunked"):
         module(x, x, x, need_weights=False)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# Dropout on keys.
+
+
+class Dropped(nn.Module):
+    """Distances, as a projection that drops half of them."""
+
+    def __init__(self, projection: nn.Linear):
+        super().__init__()
+        self.projection, self.weight = projection, projection.weight
+
+    def forward(self, sinusoids: torch.Tensor) -> torch.Tensor:
+        return dropout(self.projection(sinusoids), 0.5, training=True)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+@pytest.mark.parametrize("name", ["relative", "abs_rel"])
+def test_dropout_on_keys_is_on_keys_and_distances_in_training_only(name, role):
+    case = Case(name, role)
+    module, plain, x = case.build(relative_key_dropout=0.5), case.build(), case.inputs()[0]
+    before = plain(x)[0]
+    assert torch.equal(module(x)[0], before)
+    module.train()
+    torch.manual_seed(3)
+    out = module(x)[0]
+    torch.manual_seed(3)
+    with force_implementation("relative_attention=naive"):
+        torch.testing.assert_close(module(x)[0], out, rtol=1e-9, atol=1e-11)
+    torch.manual_seed(3)
+    kept = dropout(module._heads(module.k_proj(x)), 0.5, training=True)
+    plain.k_proj, plain.pos_proj = nn.Identity(), Dropped(plain.pos_proj)
+    torch.testing.assert_close(out, plain(x, kept.permute(2, 0, 1, 3).flatten(2), x)[0])
+    assert not torch.allclose(out, before)
+
+
+def test_dropout_on_keys_is_refused_where_distances_are_not_projected():
+    positions = {"position": "randomized", "randomized_base": "relative", "relative_key_dropout": 0.5}
+    module = build_attention("relative", config_of(WIDTH, HEADS, **positions), "encoder")
+    with pytest.raises(UsageError, match="--relative-key-dropout is on the projected distances"):
+        module(torch.zeros(3, 1, WIDTH), positions=torch.tensor([1, 5, 9]))

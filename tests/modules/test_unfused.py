@@ -106,7 +106,8 @@ def test_no_second_derivative():
 
 def test_where_torch_has_a_kernel_it_runs():
     q, bias = torch.randn(1, 1, 2, 4), torch.zeros(2, 2)
-    assert not is_faster(q, None, 0.0) and not is_faster(q, bias, 0.0)
-    assert is_faster(q, None, 0.1) and is_faster(q, bias.clone().requires_grad_(), 0.0)
-    assert not is_faster(q.bfloat16(), None, 0.1)
-    assert not is_faster(torch.empty(1, 1, 2, 4, device="meta"), None, 0.1)
+    assert not is_faster(q, q, q, None, 0.0) and not is_faster(q, q, q, bias, 0.0)
+    assert is_faster(q, q, q, None, 0.1) and is_faster(q, q, q, bias.clone().requires_grad_(), 0.0)
+    half, meta = q.bfloat16(), torch.empty(1, 1, 2, 4, device="meta")
+    assert not is_faster(half, half, half, None, 0.1) and not is_faster(meta, meta, meta, None, 0.1)
+    assert not is_faster(q, half, half, None, 0.1)  # as under autocast

@@ -26,7 +26,7 @@ def arguments(monkeypatch, *line: str):
 
 #: Csordás 2023, Tables D.3 to D.5 and E.1.2, and where they differ the released code: width, feedforward, heads, steps
 #: of the layer, batch, learning rate, weight decay, dropout, updates; then what no table has: norm of the gradient,
-#: attention dropout (of Keys where the attention is geometric), gate dropout, start of the embeddings, whether batches
+#: dropout of attention (of Keys where the attention has such a dropout), gate dropout, start of the embeddings, whether batches
 #: are of like lengths. Other than in the tables are the 1024 and 2048 of gated models without geometric attention on
 #: CTL and ListOps, and of CTL++ the feedforward layers and the dropout of `relative`.
 TRANSFORMERS = {
@@ -58,7 +58,7 @@ TRANSFORMERS = {
 #: The same of LSTMs, whose sizes `--arch` has: batch to updates, norm, batches of like lengths.
 LSTMS = {
     "ctl": (256, 1e-3, 0, 0.5, 20_000, 5, False),
-    "arithmetic": (256, 1e-3, 0, 0.5, 200_000, 5, True),
+    "arithmetic": (256, 1e-3, 0, 0.5, 200_000, 5, False),
     "listops": (512, 1e-3, 0.08, 0.1, 200_000, 1, True),
     "ctlpp": (512, 1.5e-4, 0, 0.5, 80_000, 5, True),
 }
@@ -71,8 +71,13 @@ def recipe_of(parsed, config=None) -> tuple:
     if config is not None:
         sizes = ("embed_dim", "ffn_embed_dim", "attention_heads", "layers")
         size = tuple(getattr(config, f"encoder_{name}") for name in sizes)
-        geometric = config.encoder_attention == "geometric"
-        dropped = config.geometric_key_dropout if geometric else config.attention_dropout
+        assert config.encoder_attention in ("geometric", "linear") or config.attention_dropout == 0
+        of_keys = {
+            "geometric": "geometric_key_dropout",
+            "relative": "relative_key_dropout",
+            "abs_rel": "relative_key_dropout",
+        }
+        dropped = getattr(config, of_keys.get(config.encoder_attention, "attention_dropout"))
         attention = (dropped, config.copy_gate_dropout, config.embedding_scaling)
     (lr,) = parsed.lr
     training = (parsed.batch_size, lr, parsed.weight_decay, parsed.dropout, parsed.max_update, parsed.clip_norm)
@@ -102,11 +107,15 @@ def test_every_recipe_is_a_model(dataset, model, monkeypatch):
         assert (config.encoder_update == "copy_gate") == ("ndr" in model or "gate" in model)
         if (dataset, model) not in BEYOND_THE_PAPERS:
             assert recipe_of(parsed, config) == TRANSFORMERS[dataset][model]
-            content, scale = ("tanh", "learned") if model.endswith("_gate") else ("layer_norm", "head_dim")
+            content = "tanh" if model.endswith("_gate") else "layer_norm"
+            scale = "learned" if config.encoder_attention in ("relative", "abs_rel") else "head_dim"
+            # What ``abs_rel`` and ``geometric`` start as by themselves.
+            init = "fused" if model in ("absolute", "relative", "relative_gate") else "reference"
             ffn = ("relu", config.dropout, False)
             if (dataset, model) == ("ctlpp", "ndr"):
                 content, ffn = "residual", ("gelu", 0, True)
             assert (config.copy_gate_content, config.attention_scale) == (content, scale)
+            assert config.attention_init == init
             assert (config.ffn_activation, config.activation_dropout, config.attention_bias) == ffn
             assert config.geometric_normalize == (model == "geometric")
     more = {("listops", "ndr"): 24, ("ctlpp", "ndr"): 10}.get((dataset, model))

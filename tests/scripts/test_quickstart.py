@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +66,40 @@ def test_a_folder_with_other_settings_is_refused(run):
         runs.result_of(run)
 
 
+def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
+    """It would be evaluated where it is, and called one of fewer steps."""
+    run.steps = 150
+    with pytest.raises(ValueError, match="has got to step 200, and 150 are asked for: ask for more steps, or choose"):
+        runs.run_all([run], 1, lambda *_: None)
+    assert not (run.folder / "run.json").exists()
+
+
+def test_every_commit_and_machine_that_a_training_was_started_at_is_told(run, monkeypatch):
+    monkeypatch.setattr(runs, "_launch", lambda *_, **__: None)
+    for commit in ("aaa", "aaa", "bbb"):
+        monkeypatch.setenv("SG_COMMIT", commit)
+        runs._start(run, {})["lock"].close()
+    record = runs.saved(run)
+    assert [(start["step"], start["commit"]) for start in record["starts"]] == [(250, "aaa"), (250, "bbb")]
+    before = {"commit": "ccc", "machine": {"cpu": "x"}}  # as records were
+    summary = quickstart.common_summary(SimpleNamespace(seeds=[1]), [record, before, {}])
+    assert summary["commits"] == ["aaa", "bbb", "ccc"] and {"cpu": "x"} in summary["machines"]
+
+
+def test_a_report_does_not_cut_trainings_for_one_that_diverged(run, tmp_path):
+    good, bad, going = (replace(run, folder=tmp_path / name, name=name) for name in ("good", "bad", "going"))
+    for one, more in ((good, {"result": {"steps": 400}}), (bad, {"diverged": {"step": 250, "why": "nan"}})):
+        one.folder.mkdir()
+        (one.folder / "train.log").write_text(LOG)
+        runs.write_json(one.folder / "run.json", {"settings": runs._settings(one), "name": one.name} | more)
+    found = quickstart.report([good, bad])
+    assert found[0]["result"] == {"steps": 400} and "result" not in found[1] and "diverged" in found[1]
+    going.folder.mkdir()
+    (going.folder / "train.log").write_text(LOG)
+    found = quickstart.report([good, bad, going])
+    assert [record.get("result", {}).get("steps") for record in found] == [100, None, 100]
+
+
 def test_generated_output_is_scored(tmp_path):
     path = tmp_path / "generate.log"
     path.write_text(
@@ -108,6 +144,9 @@ def test_wrong_arguments():
         "unknown model 'quadratic': choose from absolute, relative, linear, linear-l2, linear-l2-orthogonality, or all"
         in wrong.stderr
     )
+    for option, value in (("--steps", 100), ("--batch-size", 8), ("--models", "linear"), ("--length-window", 1024)):
+        wrong = command("--paper", option, value)
+        assert wrong.returncode == 2 and f"--paper says what {option} is: leave one of the two out" in wrong.stderr
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ because p_j and p_{j−i} share W_P.
 
 from __future__ import annotations
 
-import math
 from typing import Optional
 
 import torch
@@ -40,18 +39,6 @@ class AbsRelAttention(RelativeAttention):
     def __init__(self, embed_dim: int, num_heads: int, **kwargs):
         super().__init__(embed_dim, num_heads, **kwargs)
         self.gate = nn.Linear(embed_dim, num_heads)
-        if self._init == "fused":
-            nn.init.xavier_uniform_(self.pos_proj.weight)
-
-    def reset_parameters(self) -> None:
-        """As in ``Attention``; ``fused``: Glorot uniform for q, and for k and v with the fans of both together."""
-        super().reset_parameters()
-        if self._init == "fused":
-            nn.init.xavier_uniform_(self.q_proj.weight)
-            k, v = self.k_proj.weight, self.v_proj.weight
-            bound = math.sqrt(6 / (k.size(1) + k.size(0) + v.size(0)))
-            nn.init.uniform_(k, -bound, bound)
-            nn.init.uniform_(v, -bound, bound)
 
     def logits_of(
         self, q: Tensor, keys: int, offset: int, key_padding_mask: Optional[Tensor] = None, *, x: Tensor, first: int = 0
@@ -83,4 +70,4 @@ class AbsRelAttention(RelativeAttention):
             positions = first + real_positions(key_padding_mask)
         dtype = torch.float64 if first + keys > PRECISE else torch.float32
         projected = self.pos_proj(sinusoid(positions, self.embed_dim, dtype).to(self.pos_proj.weight.dtype))
-        return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).type_as(q)
+        return self.key_dropout(projected).unflatten(-1, (self.num_heads, -1)).transpose(1, 2).type_as(q)

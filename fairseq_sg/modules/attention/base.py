@@ -28,7 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.unfused import is_faster, softmax_attention
-from fairseq_sg.modules.dropout import Dropout, dropout
+from fairseq_sg.modules.dropout import Dropout, Drops, dropout
 from fairseq_sg.modules.losses import ValueLoss
 from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.position import MakePosition
@@ -36,6 +36,7 @@ from fairseq_sg.ops.precision import accumulation_dtype
 from fairseq_sg.registry import option_values
 
 ROLES = ("encoder", "decoder", "cross")
+INITS = ("reference", "glorot", "fused", "torch")
 State = Dict[str, Any]
 #: Keys and values per head, and losses on the values with what they gave.
 Projected = Tuple[Tensor, Tensor, List[Tuple[Any, Tensor]]]
@@ -49,7 +50,8 @@ class AttentionOptions:
         default="reference",
         metadata={
             "help": "initialization of the attention's projections: 'reference' (as the papers' released code: "
-            "Glorot uniform, but PyTorch's default for relative attention; docs/attention.md has the others), 'glorot' or "
+            "Glorot uniform, but PyTorch's default for relative attention; docs/attention.md has the others), 'glorot', "
+            "'fused' (Glorot uniform with keys and values as one matrix, the output projection PyTorch's default) or "
             "'torch'"
         },
     )
@@ -99,7 +101,7 @@ class Attention(nn.Module):
     counts_positions: ClassVar[bool] = False
     #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
     options: ClassVar[Optional[type]] = None
-    #: What ``--attention-init reference`` stands for: glorot, torch, or a name that its ``reset_parameters`` knows.
+    #: What ``--attention-init reference`` stands for: another choice, or a name that its ``reset_parameters`` knows.
     reference_init: ClassVar[str] = "glorot"
 
     def __init__(
@@ -152,14 +154,18 @@ class Attention(nn.Module):
         if output_projection:
             self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=attention_bias)
         self.output_dropout = Dropout(attention_output_dropout)
-        if attention_init not in ("reference", "glorot", "torch"):
-            raise UsageError(f"--attention-init is {attention_init!r}: choose from reference, glorot, torch")
+        if attention_init not in INITS:
+            raise UsageError(f"--attention-init is {attention_init!r}: choose from {', '.join(INITS)}")
         self._init = self.reference_init if attention_init == "reference" else attention_init
         self._state_key = f"attention_state.{next(_state_ids)}"
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot uniform, U(±√(6/(fan_in + fan_out))), or PyTorch's U(±1/√fan_in); zero biases."""
+        """Glorot uniform, U(±√(6/(fan_in + fan_out))), or PyTorch's U(±1/√fan_in); zero biases.
+
+        ``fused`` is the start of the released code of Csordás et al. 2022 and Csordás 2023, chapters 5 and 6: Glorot
+        uniform for q, and for k and v with the fans of both together, as one matrix; PyTorch's for the output.
+        """
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
             if isinstance(projection, nn.Identity):
                 continue
@@ -169,6 +175,12 @@ class Attention(nn.Module):
                 projection.reset_parameters()
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
+        if self._init == "fused":
+            nn.init.xavier_uniform_(self.q_proj.weight)
+            k, v = self.k_proj.weight, self.v_proj.weight
+            bound = math.sqrt(6 / (k.size(1) + k.size(0) + v.size(0)))
+            nn.init.uniform_(k, -bound, bound)
+            nn.init.uniform_(v, -bound, bound)
 
     @classmethod
     def settings(cls, config: Any) -> Dict[str, Any]:
@@ -418,7 +430,7 @@ class SoftmaxOptions(AttentionOptions):
     )
 
 
-class SoftmaxAttentionBase(Attention):
+class SoftmaxAttentionBase(Drops, Attention):
     """What the softmax kinds share: weights from logits q·k·scale + bias, dropout on them, a cache of keys and values.
 
         A = softmax( s · (QKᵀ/√d + bias) + position bias ),   s = 1, or ln(number of visible keys) with ``log_length``
@@ -467,6 +479,8 @@ class SoftmaxAttentionBase(Attention):
         self.log_length = logit_scale == "log_length"
         self.count_padding = log_length_of == "padded"
         self.attention_dropout = attention_dropout or 0.0
+        if not 0 <= self.attention_dropout <= 1:
+            raise UsageError(f"--attention-dropout is {attention_dropout}: choose a number from 0 to 1")
         self.position = None if position is None else position(self.qk_head_dim, num_heads)
 
     def logits_of(
@@ -499,8 +513,8 @@ class SoftmaxAttentionBase(Attention):
             # With a batch dimension: fused kernels take masks of two or four dimensions alone.
             added = self.position.bias(queries, keys, offset).unsqueeze(0).type_as(q)
             bias = added if bias is None else bias + added
-        dropout_p = self.attention_dropout if self.training else 0.0
-        unfused = not need_weights and is_faster(q, bias, dropout_p)
+        dropout_p = self.attention_dropout if self.drops else 0.0
+        unfused = not need_weights and is_faster(q, k, v, bias, dropout_p)
         plain = bias is None and key_padding_mask is None and attn_mask is None and offset == 0
         if self.causal and plain and not need_weights and not unfused:
             # The bare triangle: the operator knows it without a tensor.
@@ -511,7 +525,7 @@ class SoftmaxAttentionBase(Attention):
             bias = attn_mask if bias is None else bias + attn_mask
         if need_weights:
             weights = self._weights(q, k, bias, hidden)
-            return dropout(weights, dropout_p, self.training) @ v, weights
+            return dropout(weights, dropout_p, self.drops) @ v, weights
         if unfused:
             return softmax_attention(q, k, v, bias, hidden, dropout_p, self.scale), None
         if bias is not None:

@@ -13,43 +13,68 @@ on them, returning them, and distances that are not 1 apart. There the operator 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention.base import SoftmaxAttentionBase
+from fairseq_sg.modules.attention.base import SoftmaxAttentionBase, SoftmaxOptions
 from fairseq_sg.modules.attention.registry import register_attention
+from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.position import angles, sinusoid
 from fairseq_sg.ops import relative_attention, relative_logits
 from fairseq_sg.ops.dispatch import AUTO, requested, requested_of
 from fairseq_sg.ops.precision import accumulation_dtype
 
 
+@dataclass
+class RelativeOptions(SoftmaxOptions):
+    relative_key_dropout: float = field(
+        default=0.0,
+        metadata={
+            "help": "dropout on relative attention's projected keys and distances, where the released code of the "
+            "Neural Data Router's baselines has it instead of on the weights (with --attention-dropout 0)"
+        },
+    )
+
+
 @register_attention("relative")
 class RelativeAttention(SoftmaxAttentionBase):
     """Time O(N·M·d), memory O(N·M); decoding keeps all keys and values. Positions come from here, none from the embeddings.
 
-    The reference never resets these projections, so they keep PyTorch's default initialization (``--attention-init``).
+    The reference for SCAN to Mathematics never resets these projections, so they keep PyTorch's default initialization.
+    That for CTL, arithmetic, ListOps and CTL++ does (``--attention-init fused``), and scales by a learned scalar
+    (``--attention-scale learned``).
+
+    Args (besides those of ``SoftmaxAttentionBase``):
+        relative_key_dropout: dropout on k_j and on W_P p_r, in training.
     """
 
     roles = frozenset({"encoder", "decoder"})
     brings_position = True
     takes = frozenset({"indices"})
+    options = RelativeOptions
     reference_init = "torch"
 
-    def __init__(self, embed_dim: int, num_heads: int, **kwargs):
+    def __init__(self, embed_dim: int, num_heads: int, *, relative_key_dropout: float = 0.0, **kwargs):
         super().__init__(embed_dim, num_heads, **kwargs)
+        self.key_dropout = Dropout(relative_key_dropout)
         self.pos_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))
-        if self._init == "glorot":
+        if self._init in ("glorot", "fused"):
             nn.init.xavier_uniform_(self.pos_proj.weight)
 
     def logits_of(self, q: Tensor, keys: int, offset: int, key_padding_mask=None, positions: Optional[Tensor] = None):
         of_content, of_position = q + self.content_bias, q + self.position_bias
         if positions is not None:
+            if self.key_dropout.p > 0:
+                raise UsageError(
+                    "--relative-key-dropout is on the projected distances, and with positions of your own none are "
+                    "projected: choose --attention-dropout, or another --position"
+                )
             return of_content, self._between(of_position * self.scale, positions[offset:], positions)
         # Scaled is what is smaller: of distances there are not as many as queries in a batch.
         return of_content, relative_logits(of_position, self._distances(q, keys, offset) * self.scale)
@@ -58,9 +83,10 @@ class RelativeAttention(SoftmaxAttentionBase):
         """W_P p_r of all distances r from the last query to the first key, to the first query to the last: (H, N + M − 1, D)."""
         distances = torch.arange(-(offset + q.size(2) - 1), keys - offset, device=q.device)
         projected = self.pos_proj(sinusoid(distances, self.embed_dim).to(self.pos_proj.weight.dtype))
-        return projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1).type_as(q)
+        return self.key_dropout(projected).unflatten(-1, (self.num_heads, -1)).transpose(0, 1).type_as(q)
 
     def _attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int, **extra):
+        k = self.key_dropout(k)
         if attn_mask is not None or need_weights or not self._left_to_operator(q, **extra):
             return super()._attend(q, k, v, key_padding_mask, attn_mask, need_weights, offset, **extra)
         keys = k.size(2)
@@ -90,7 +116,7 @@ class RelativeAttention(SoftmaxAttentionBase):
         Raises:
             UsageError: an implementation of the operator is asked for by its name, and it does not serve.
         """
-        dropout = self.training and self.attention_dropout > 0
+        dropout = self.drops and self.attention_dropout > 0
         if not dropout and positions is None:
             return q.device.type != "cpu" or requested("relative_attention")[0] != AUTO
         asked_by = requested_of("relative_attention")

@@ -25,14 +25,15 @@ from fairseq_sg.ops.checks import refuse_second_derivative
 SHORTEST = 16
 
 
-def is_faster(q: Tensor, bias: Optional[Tensor], dropout_p: float) -> bool:
-    """Whether torch has no fused kernel. In half precision its operator computes in float32, and stays; so it does in
-    compiled code, which would be split in two here.
+def is_faster(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout_p: float) -> bool:
+    """Whether torch has no fused kernel. In half precision its operator computes in float32, and stays; so it does under
+    autocast, which casts for it what is of several precisions, and in compiled code, which would be split in two here.
     """
     if torch.compiler.is_compiling():
         return False
     trained = dropout_p > 0 or bias is not None and bias.requires_grad
-    return trained and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
+    precise = q.dtype in (torch.float32, torch.float64) and q.dtype == k.dtype == v.dtype
+    return trained and precise and q.device.type == "cpu"
 
 
 def softmax_attention(
