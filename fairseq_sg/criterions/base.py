@@ -129,10 +129,12 @@ class SGCriterion(FairseqCriterion):
             "sample_size": sample_size,
             "n_exact": right.sum(),
         }
-        if "type" in sample:
+        # In training, a batch with types is one of a validation that fills a gap (see ``left_out_of_sums``), and the
+        # other workers' batches have none.
+        if "type" in sample and not self.training:
             logs.update(self.task.breakdown.logs(sample["type"], right))
         losses, statistics = split(extra.get("aux_losses") or {})
-        for name, (weight, value) in self._auxiliary(losses).items():
+        for name, (weight, value) in self._auxiliary(losses, getattr(model, "training", True)).items():
             loss = loss + weight * sample_size * value
             logs[f"aux_{name}"] = value.detach() * sample_size
         for name, value in statistics.items():
@@ -153,12 +155,14 @@ class SGCriterion(FairseqCriterion):
                 "leave it out"
             ) from error
 
-    def _auxiliary(self, emitted: AuxLosses):
-        """name -> (weight, value over the applications). Raises ValueError for a weight of a loss that is not among the others."""
+    def _auxiliary(self, emitted: AuxLosses, training: bool):
+        """name -> (weight, value over the applications). Raises UsageError for a weight of a loss that a model in training
+        does not emit; in evaluation many losses, such as those of mixtures of experts, are not computed.
+        """
         orthogonality = {loss.name for loss in self.value_losses.values()}
         others = set(emitted) - orthogonality
         unknown = set(self.aux_loss_weights) - others
-        if unknown:
+        if unknown and training:
             raise UsageError(
                 f"--aux-loss-weights names {', '.join(sorted(unknown))}, which is none of the other losses that the model emits"
                 f" ({', '.join(sorted(others)) or 'it emits none'}); orthogonality has --orthogonality-weight"

@@ -47,5 +47,8 @@ class CrossEntropyOrthogonality(SGCriterion):
         return nll, nll
 
     def _exact(self, logits: Tensor, target: Tensor) -> Tensor:
-        predicted = logits.detach().index_fill(-1, target.new_tensor([self.padding_idx]), -math.inf).argmax(-1)
+        allowed = logits.detach().clone()
+        # By its number alone: a tensor of it would be copied to a GPU first, and the host would wait for that.
+        allowed.select(-1, self.padding_idx).fill_(-math.inf)
+        predicted = allowed.argmax(-1)
         return (predicted.eq(target) | target.eq(self.padding_idx)).all(-1)

@@ -70,6 +70,9 @@ class SGTransformerLMConfig(ShellConfig, CausalConfig):
     )
 
 
+#: The projections of an attention, as far as a kind has them.
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "pos_proj")
+
 configuration = Configuration(SGTransformerLMConfig, MECHANISMS, LM_ARCHITECTURES)
 
 
@@ -78,6 +81,8 @@ def resolve(cfg) -> Any:
     config = complete(configuration.read(cfg))
     if config.linear_init not in LINEAR_INITS:
         raise UsageError(f"--linear-init is {config.linear_init!r}: choose from {', '.join(LINEAR_INITS)}")
+    if config.log_length_of == "padded":
+        raise UsageError("--log-length-of padded has no effect in a language model, where all visible keys are counted")
     for option in ("attention_init", "ffn_init") if config.linear_init == "depth" else ():
         if getattr(config, option) != "reference":
             flag = "--" + option.replace("_", "-")
@@ -105,7 +110,9 @@ class SGLanguageDecoder(SGTransformerDecoder):
 
     def _scale_attentions(self, layers: int) -> None:
         attentions = [module for module in self.stack.modules() if isinstance(module, Attention)]
-        linears = [part for attention in attentions for part in attention.modules() if isinstance(part, nn.Linear)]
+        # The projections of an attention itself; a feature map, a gate or a retrieval in it starts as its method says.
+        parts = (getattr(attention, name, None) for attention in attentions for name in PROJECTIONS)
+        linears = [part for part in parts if isinstance(part, nn.Linear)]
         for linear in linears:
             std = math.sqrt(2 / (layers * linear.in_features)) / CUT_OFF_STD
             nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)

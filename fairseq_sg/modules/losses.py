@@ -74,6 +74,11 @@ class OrthogonalityLoss:
             if getattr(self, option) not in allowed:
                 flag = "--orthogonality-" + option.replace("_", "-")
                 raise UsageError(f"{flag} is {getattr(self, option)!r}: choose from {', '.join(allowed)}")
+        if (self.heads, self.head_reduction) == ("concat", "sum"):
+            raise UsageError(
+                "--orthogonality-head-reduction sum has no effect with --orthogonality-heads concat, which makes one head of "
+                "all: leave one of the two out"
+            )
 
     @property
     def ignores_padding(self) -> bool:

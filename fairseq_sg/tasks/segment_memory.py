@@ -43,6 +43,10 @@ class SegmentMemories:
         """Keeps what a segment was computed with and what it left, None after the last segment."""
         self._of[group] = used, left
 
+    def forget(self) -> None:
+        """Lets go of all memories; the next streams begin."""
+        self._of.clear()
+
     def state(self) -> Dict[int, Memory]:
         """What the next segments need, on the CPU; plain data."""
         left = {group: memory for group, (_, memory) in self._of.items() if memory is not None}

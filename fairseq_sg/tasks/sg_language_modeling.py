@@ -28,12 +28,14 @@ from fairseq.data import Dictionary, FairseqDataset, data_utils, iterators
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
+from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
+from fairseq_sg.modules.feedforward.workers import left_out_of_sums
 from fairseq_sg.tasks.breakdown import read_manifest, sums_of_logs
 from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
 from fairseq_sg.tasks.streams import Text
@@ -177,6 +179,8 @@ class SGLanguageModelingTask(FairseqTask):
 
     def build_model(self, cfg, from_checkpoint: bool = False):
         model = super().build_model(cfg, from_checkpoint)
+        if not isinstance(model, FairseqLanguageModel):
+            raise UsageError("this --arch is no language model: choose one, such as --arch sg_transformer_lm")
         if max(self.memory_length, self.eval_memory_length) and not getattr(model, "remembers", False):
             raise UsageError(
                 "this --arch has no memory of earlier segments: choose --arch sg_transformer_lm, or leave "
@@ -193,7 +197,9 @@ class SGLanguageModelingTask(FairseqTask):
         # streams.
         if self.memory_length and not ignore_grad:
             model = Remembering(model, self.trained, sample["segment"], self.memory_length)
-        loss, size, logs = super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        self.evaluated.forget()
+        with left_out_of_sums(ignore_grad):
+            loss, size, logs = super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
         return loss, size, counted(logs, sample)
 
     def valid_step(self, sample, model, criterion):

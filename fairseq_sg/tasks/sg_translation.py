@@ -25,6 +25,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
 from fairseq_sg.models.sg_transformer import SGTransformer
+from fairseq_sg.modules.feedforward.workers import left_out_of_sums
 from fairseq_sg.tasks.breakdown import Breakdown
 
 logger = logging.getLogger(__name__)
@@ -180,6 +181,10 @@ class SGTranslationTask(TranslationTask):
             if dataset is self.datasets.get(self.cfg.train_subset):
                 kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, *args, **kwargs)
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        with left_out_of_sums(ignore_grad):
+            return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def begin_epoch(self, epoch, model) -> None:
         super().begin_epoch(epoch, model)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import test_classifiers as classifiers
 from cli_commands import KINDS, REPOSITORY, metrics, run, succeed, training
+from labelled_data import write_labelled
 from test_resume import assert_same_state
 
 MODEL = [*KINDS["linear"][0], "--batch-size", "16"]
@@ -46,6 +48,26 @@ def test_two_processes_resume_bit_equal(two, data, tmp_path):
     for stop in ("1", "2"):
         train_in_two(data, tmp_path / "stopped", "--max-epoch", stop)
     assert_same_state(two[0] / "checkpoint_last.pt", tmp_path / "stopped" / "checkpoint_last.pt")
+
+
+def test_types_and_a_gap_at_the_end_of_an_epoch(tmp_path):
+    """Five batches for two: the second process fills the gap with a batch of the last validation, which has types."""
+    labelled = write_labelled(tmp_path / "data")
+    options = [
+        "--batch-size",
+        60,
+        "--validate-interval-updates",
+        2,
+        "--max-epoch",
+        1,
+        "--required-batch-size-multiple",
+        1,
+    ]
+    model = [*classifiers.KINDS["sg_encoder"], "--encoder-ffn", "sigma_moe", "--moe-experts", 4]
+    printed = in_two(*classifiers.training(labelled, tmp_path / "run", *model, *options))
+    (trained,) = metrics(printed, "train")
+    assert trained["num_updates"] == 3 and trained["bsz"] == 100 and "accuracy_length_8" not in trained
+    assert [m["num_updates"] for m in metrics(printed, "gen")] == [2, 3]
 
 
 def test_a_process_that_fails_ends_all_of_them(data, tmp_path):

@@ -82,7 +82,8 @@ def test_half_precision_logits_are_summed_in_float32():
 
 def test_accuracy_of_types_and_workers_that_add_up():
     types = torch.tensor([0, 1, 1, 0])
-    logs = [criterion()(answers(LOGITS[rows]), batch(rows, type=types[rows]))[2] for rows in (slice(0, 1), slice(1, 4))]
+    evaluation = criterion().eval()
+    logs = [evaluation(answers(LOGITS[rows]), batch(rows, type=types[rows]))[2] for rows in (slice(0, 1), slice(1, 4))]
     assert list(logs[0]) == list(logs[1])
     shown = logged(logs)
     assert (shown["accuracy"], shown["accuracy_t0"], shown["accuracy_t1"]) == (50.0, 50.0, 50.0)

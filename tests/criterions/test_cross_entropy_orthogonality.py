@@ -389,6 +389,14 @@ def test_weight_of_a_loss_that_is_not_there(weights, emitted, message):
         criterion(orthogonality_weight=1.0, aux_loss_weights=weights)(net, batch)
 
 
+def test_weight_of_a_loss_of_training_alone():
+    """As of mixtures of experts: in evaluation they emit nothing."""
+    net, batch = emitting()
+    net.training = False
+    (loss, _, _), (plain, _, _) = criterion(aux_loss_weights='{"balance": 2}')(net, batch), criterion()(net, batch)
+    assert loss.item() == plain.item()
+
+
 @pytest.mark.parametrize(
     "options,message",
     [
@@ -409,6 +417,10 @@ def test_weight_of_a_loss_that_is_not_there(weights, emitted, message):
             "--orthogonality-layer-reduction is 'max': choose from sum, mean, last",
         ),
         ({"orthogonality_heads": "both"}, "--orthogonality-heads is 'both': choose from separate, concat"),
+        (
+            {"orthogonality_heads": "concat", "orthogonality_head_reduction": "sum"},
+            "--orthogonality-head-reduction sum has no effect with --orthogonality-heads concat",
+        ),
         ({"orthogonality_head_reduction": "max"}, "--orthogonality-head-reduction is 'max': choose from mean, sum"),
         ({"orthogonality_batch_reduction": "max"}, "--orthogonality-batch-reduction is 'max': choose from mean, sum"),
         ({"orthogonality_padding": "ignore"}, "--orthogonality-padding is 'ignore': choose from exclude, include"),

@@ -328,6 +328,7 @@ def test_generation_continues_prompts_greedily():
     [
         ({"linear_init": "deep"}, "--linear-init is 'deep': choose from mechanism, depth"),
         ({"linear_init": "depth", "attention_init": "torch"}, "--attention-init torch has no effect with --linear"),
+        ({"log_length_of": "padded", "logit_scale": "log_length"}, "--log-length-of padded has no effect in a language"),
         ({"linear_init": "depth", "ffn_init": "torch"}, "--ffn-init torch has no effect with --linear-init depth"),
         ({"decoder_head_dim": 0}, "--decoder-head-dim is 0: choose a positive number"),
         ({"decoder_attention": "square"}, "unknown attention 'square'"),
@@ -421,3 +422,11 @@ def test_linear_layers_start_by_depth():
         assert linear.weight.abs().max().item() <= 2 / 0.8796 * std
         assert linear.bias is None or not linear.bias.any()
     assert layer.self_attn.learned_scale is not None
+
+
+def test_parts_of_an_attention_that_are_no_projections_start_as_their_method_says():
+    model = architecture(
+        "e8", decoder_attention="linear", feature_map="hedgehog", attention_scale="head_dim", attention_dropout=None
+    )
+    (name, weight), *_ = ((n, p) for n, p in model.named_parameters() if n.endswith("query_map.weight"))
+    assert torch.equal(weight, torch.eye(len(weight)).expand_as(weight)), name

@@ -384,6 +384,12 @@ def test_statistics():
     )
 
 
+def test_statistics_are_of_the_logits_without_noise():
+    module, x = layer("noisy_topk"), tokens()
+    nn.init.zeros_(module.w3)
+    assert emitted_of(module, x)["experts_token_entropy"].value.item() == pytest.approx(math.log(EXPERTS))
+
+
 # Precision, checkpoints, initialization, options.
 
 

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
-from fairseq_sg.modules.feedforward.workers import sum_over_workers
+from fairseq_sg.modules.feedforward.workers import left_out_of_sums, sum_over_workers
 from fairseq_sg.modules.losses import Statistic
 
 DIM, EXPERTS = 6, 4
@@ -46,7 +46,7 @@ def batch():
     return torch.randn(5, 3, DIM, dtype=torch.float64), mask
 
 
-def run(kind: str, sentences: slice, sample_size: int, wrap=lambda module: module):
+def run(kind: str, sentences: slice, sample_size: int, wrap=lambda module: module, task: float = 1.0):
     """The worker's load balancing loss, and its gradient after the criterion's part: a task's loss that is a sum, and
     sample size times the load balancing loss."""
     module = layer(kind)
@@ -54,7 +54,7 @@ def run(kind: str, sentences: slice, sample_size: int, wrap=lambda module: modul
     wrapped = wrap(module)  # DistributedDataParallel reduces gradients only as long as it is there
     y, emitted = wrapped(x[sentences], padding_mask=mask[sentences], return_losses=True)
     (loss,) = (value for value in emitted.values() if not isinstance(value, Statistic))
-    (y.square().sum() + sample_size * loss).backward()
+    (task * y.square().sum() + sample_size * loss).backward()
     return loss.detach(), {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
@@ -71,6 +71,12 @@ def work(rank: int, folder: str) -> None:
         # torch's own averages them instead, while the backward pass goes on; fairseq multiplies by the workers.
         loss, grads = run(kind, slice(begin, end), SAMPLE_SIZES[rank], nn.parallel.DistributedDataParallel)
         found[f"{kind} in DDP"] = (loss, {name: grad * 2 / sum(SAMPLE_SIZES) for name, grad in grads.items()})
+        # As the second one's, whose batch fills a gap: fairseq multiplies its loss by 0.
+        with left_out_of_sums(rank == 1):
+            loss, grads = run(kind, slice(begin, end), SAMPLE_SIZES[rank] * (rank == 0), task=float(rank == 0))
+        for grad in grads.values():
+            dist.all_reduce(grad)
+        found[f"{kind} alone"] = (loss, {name: grad / SAMPLE_SIZES[0] for name, grad in grads.items()})
     numbers = torch.tensor([1.0, 2.0]) * (rank + 1)
     found["sum"] = (sum_over_workers(numbers), numbers)
     torch.save(found, Path(folder) / f"{rank}.pt")
@@ -96,6 +102,16 @@ def test_two_workers_equal_one(kind, how, two):
         assert set(found_grads) >= set(grads)
         for name, grad in grads.items():
             torch.testing.assert_close(found_grads[name], grad / total, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_whose_batch_fills_a_gap_is_left_out(kind, two):
+    loss, grads = run(kind, slice(*SENTENCES[0]), SAMPLE_SIZES[0])
+    for worker in two:
+        found, found_grads = worker[f"{kind} alone"]
+        torch.testing.assert_close(found, loss, rtol=1e-10, atol=1e-12)
+        for name, grad in grads.items():
+            torch.testing.assert_close(found_grads[name], grad / SAMPLE_SIZES[0], rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_sum(two):

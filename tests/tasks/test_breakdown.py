@@ -64,7 +64,8 @@ def evaluate(built, indices, right):
     dataset = built.dataset("gen")
     batch = dataset.collater([dataset[i] for i in indices])
     model = Answers(batch["target"], torch.tensor([int(i) in right for i in batch["id"]]), len(built.target_dictionary))
-    return CrossEntropyOrthogonality(CrossEntropyOrthogonalityConfig(sentence_avg=False), built)(model, batch)[2]
+    criterion = CrossEntropyOrthogonality(CrossEntropyOrthogonalityConfig(sentence_avg=False), built).eval()
+    return criterion(model, batch)[2]
 
 
 def logged(logs) -> dict:

@@ -16,6 +16,7 @@ import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
+from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from torch import nn
 
 import fairseq_sg  # noqa: F401
@@ -193,7 +194,6 @@ def train(task, model, sample, **more):
 def test_each_group_has_its_own_memory_and_validation_another(folder):
     task = make_task(folder, update_freq=[2], memory_length=5, eval_memory_length=20)
     model, streams = Recorder(), {}
-    validation = iter(iterate(task, "valid", 2, training=False).next_epoch_itr(shuffle=False))
     criterion = CrossEntropyCriterion(task, sentence_avg=False)
     for n, sample in enumerate(iterate(task, "train", 3).next_epoch_itr()):
         train(task, model, sample)
@@ -208,13 +208,19 @@ def test_each_group_has_its_own_memory_and_validation_another(folder):
             assert memory["position"] == start
             assert torch.equal(memory["hidden"][0][..., 0].t().long(), past[:, -5:])
         streams[group] = torch.cat([past, tokens], dim=1)
-        if n % 3 == 0 and (one := next(validation, None)) is not None:
-            task.valid_step(one, model, criterion)
-            _, memory, length, training = model.calls[-1]
-            position = one["segment"]["start"]
-            assert length == 20 and not training
-            assert (memory is None) == (position == 0)
-            assert memory is None or memory["hidden"][0].size(0) == min(position, 20)
+        if n in (2, 5):
+            validation = list(iterate(task, "valid", 2, training=False).next_epoch_itr(shuffle=False))
+            for one in validation[: len(validation) if n == 2 else 2]:
+                task.valid_step(one, model, criterion)
+                _, memory, length, training = model.calls[-1]
+                position = one["segment"]["start"]
+                assert length == 20 and not training
+                assert (memory is None) == (position == 0)
+                assert memory is None or memory["hidden"][0].size(0) == min(position, 20)
+            if n == 5:  # cut short
+                assert task.evaluated.state()
+        else:
+            assert not task.evaluated.state()
     assert set(streams) == {0, 1} and task.get_checkpoint_dict() == {}  # nothing to remember after the last segment
 
 
@@ -377,12 +383,16 @@ def test_batches_are_given_in_rows(folder):
 
 
 def test_models_and_commands_without_memory(folder, monkeypatch):
-    monkeypatch.setattr("fairseq.models.build_model", lambda *args: nn.Linear(1, 1))
+    built = FairseqLanguageModel(FairseqDecoder(None))
+    monkeypatch.setattr("fairseq.models.build_model", lambda *args: built)
     monkeypatch.setattr("fairseq.quantization_utils.quantize_model_scalar", lambda model, cfg: model)
     make_task(folder).build_model(SimpleNamespace())
     for option in ("memory_length", "eval_memory_length"):
         with pytest.raises(UsageError, match="this --arch has no memory of earlier segments"):
             make_task(folder, **{option: 1}).build_model(SimpleNamespace())
+    built = nn.Linear(1, 1)
+    with pytest.raises(UsageError, match="this --arch is no language model: choose one"):
+        make_task(folder).build_model(SimpleNamespace())
     with pytest.raises(UsageError, match="use it with --task language_modeling"):
         make_task(folder).eval_lm_dataloader([])
     sample = next(iterate(make_task(folder), "valid", 2, training=False).next_epoch_itr(shuffle=False))

@@ -63,6 +63,11 @@ class DenseFeedForward(FeedForward):
         ffn_activation: str = "relu",
     ):
         super().__init__(dim, ffn_dim)
+        if ffn_dim < 1:
+            raise UsageError(
+                f"a feedforward layer of the hidden width {ffn_dim}: choose 1 or more (--encoder-ffn-embed-dim, "
+                "--decoder-ffn-embed-dim)"
+            )
         if ffn_activation not in ACTIVATIONS:
             raise UsageError(f"--ffn-activation is {ffn_activation!r}: choose from {', '.join(ACTIVATIONS)}")
         self.activation = ACTIVATIONS[ffn_activation]
@@ -94,6 +99,6 @@ class DenseFeedForward(FeedForward):
         return {"active": self.hidden(x).count_nonzero(-1)}
 
     def rescale_output(self, gain: float) -> None:
-        if self.init != "torch":
+        if self.init == "reference":
             with torch.no_grad():
                 self.fc2.weight.mul_(gain)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, NamedTuple, Optional, Tuple, Union
+from typing import ClassVar, Dict, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -188,7 +188,14 @@ class MixtureOfExperts(FeedForward):
         y = cvmm_sorted(hidden, routing, self.w2, to_tokens=True, relu=True, weights=chosen.weights).reshape(x.shape)
         if not return_losses:
             return y
-        return y, self._watch(logits, chosen, routing, real) if self.training else {}
+        if not self.training:
+            return y, {}
+        losses = {}
+        if self.regularization_weight:
+            losses[self.loss_name] = self.regularization_weight * self.balance(logits, chosen, routing, real)
+        with torch.no_grad():
+            watched = usage(self.plain_logits(flat, logits), routing.counts, real)
+        return y, losses | {name: Statistic(value) for name, value in watched.items()}
 
     def activity(self, x: Tensor) -> Dict[str, Tensor]:
         chosen = self.select(self.logits(x.reshape(-1, self.dim)), None)
@@ -197,6 +204,10 @@ class MixtureOfExperts(FeedForward):
     def logits(self, x: Tensor) -> Tensor:
         """x (T, d_model) -> z (T, N_E), in float32 (float64): a rounded logit selects another expert."""
         return self._float_linear(x, self.w3)
+
+    def plain_logits(self, x: Tensor, logits: Tensor) -> Tensor:
+        """W₃ x, given z, for the statistics."""
+        return logits
 
     def select(self, logits: Tensor, real: Optional[Tensor]) -> Selection:
         """z (T, N_E) and which tokens are real, (T,) bool or None for all -> experts and weights of each token."""
@@ -211,14 +222,6 @@ class MixtureOfExperts(FeedForward):
         if not self.training or self.expert_dropout == 0:
             return None
         return torch.rand_like(logits) >= self.expert_dropout
-
-    def _watch(self, logits, chosen, routing, real) -> Dict[str, Union[Tensor, Statistic]]:
-        emitted: Dict[str, Union[Tensor, Statistic]] = {}
-        if self.regularization_weight:
-            emitted[self.loss_name] = self.regularization_weight * self.balance(logits, chosen, routing, real)
-        return emitted | {
-            name: Statistic(value) for name, value in usage(logits.detach(), routing.counts, real).items()
-        }
 
     @staticmethod
     def _float_linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -9,10 +9,27 @@ have, however unequal the n_w are. No factor is missing.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+
+_left_out = False
+
+
+@contextlib.contextmanager
+def left_out_of_sums(left_out: bool = True) -> Iterator[None]:
+    """Within it this worker calls ``sum_over_workers`` and takes its backward pass as the others do, but adds nothing, and
+    passes nothing on: its batch is one that fairseq fills a gap with at the end of an epoch, and ignores."""
+    global _left_out
+    before, _left_out = _left_out, left_out
+    try:
+        yield
+    finally:
+        _left_out = before
 
 
 def sum_over_workers(x: Tensor) -> Tensor:
@@ -28,12 +45,13 @@ def sum_over_workers(x: Tensor) -> Tensor:
 class _SumOverWorkers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
-        total = x.clone()
+        ctx.left_out = _left_out
+        total = torch.zeros_like(x) if ctx.left_out else x.clone()
         dist.all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
-        total = grad.clone()
+        total = torch.zeros_like(grad) if ctx.left_out else grad.clone()
         dist.all_reduce(total)
-        return total
+        return torch.zeros_like(grad) if ctx.left_out else total
