@@ -1,0 +1,157 @@
+"""Models on a device that is not the CPU, as ``test_on_device.py`` runs them, in a process of their own.
+
+Every mechanism has there the value and the gradients that it has on the CPU, with no tensor left behind on the CPU, and
+the host does not wait for the device in a step of training: neither in the model, nor in the criterion, the optimizer
+and the task. On a GPU, waiting would cost a small model more than its arithmetic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / folder) for folder in (".", "models", "tasks")]
+
+import simulated  # noqa: E402
+from fairseq import options, tasks, utils  # noqa: E402
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: E402
+from fairseq.optim import build_optimizer  # noqa: E402
+from labelled_data import write_labelled  # noqa: E402
+from small_folders import random_pairs, write_folder  # noqa: E402
+from test_half_precision import MODELS, model_of  # noqa: E402
+from test_packed_training import PAD, pair  # noqa: E402
+
+from data_prep.__main__ import main as data_prep  # noqa: E402
+from fairseq_sg.modules.losses import OrthogonalityLoss  # noqa: E402
+from fairseq_sg.ops.cvmm.grouped import has_grouped_mm  # noqa: E402
+
+simulated.register(Path(os.environ["SIMULATED_DEVICE"]))
+# Once a process, what torch has for mixtures is tried out.
+assert has_grouped_mm(torch.empty(0, device=simulated.NAME).device, torch.float32)
+
+#: ACT ends where all columns have halted, which the host must know; random features are drawn on the CPU, that all
+#: devices have the same.
+WAITING = {"depth shared_act", "feature map performer"}
+
+
+def trained(model, source: torch.Tensor, target: torch.Tensor) -> dict:
+    """Loss, the losses that the model emits, and every gradient."""
+    torch.manual_seed(3)
+    losses = {role: OrthogonalityLoss(name=role) for role in ("encoder", "decoder", "cross")}
+    out, extra = model(source, None, target, value_losses=losses)
+    real = target.ne(PAD).to(out.dtype)
+    loss = (out.log_softmax(-1)[:, :, 4] * real).sum() / real.sum()
+    emitted = [x.sum() for values in extra["aux_losses"].values() for x in values if torch.is_tensor(x)]
+    (loss + sum(emitted)).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss, "emitted": sum(emitted), **gradients}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_on_a_device_what_it_is_on_the_cpu(name, monkeypatch):
+    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
+    model, (source, target) = model_of(name).train(), pair()
+    there = copy.deepcopy(model).to(simulated.NAME)
+    expected = trained(model, source, target)
+    source, target = source.to(simulated.NAME), target.to(simulated.NAME)
+    with contextlib.nullcontext() if name in WAITING else simulated.without_waiting():
+        found = trained(there, source, target)
+    assert found.keys() == expected.keys() and {x.device.type for x in found.values()} == {simulated.NAME}
+    for key, value in expected.items():
+        # Where ReLUs are, a gradient rounded otherwise may be another one.
+        near = 1e-3 * value.abs().max().item() + 1e-6
+        torch.testing.assert_close(found[key].cpu(), value, rtol=0, atol=near, msg=key)
+
+
+@pytest.mark.parametrize("name", ["attention relative", "attention linear", "position rotary", "feedforward sigma_moe"])
+@torch.no_grad()
+def test_decoding_token_by_token(name):
+    model = model_of(name).double().eval().to(simulated.NAME)
+    source, target = (tokens.to(simulated.NAME) for tokens in pair())
+    encoded, state = model.encoder(source, None), {}
+    expected = model.decoder(target, encoder_out=encoded)[0]
+    for length in range(1, target.size(1) + 1):
+        found = model.decoder(target[:, :length], encoder_out=encoded, incremental_state=state)[0][:, -1]
+        real = target[:, length - 1].ne(PAD).cpu()
+        torch.testing.assert_close(found.cpu()[real], expected[:, length - 1].cpu()[real])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    made = tmp_path_factory.mktemp("data")
+    text = made / "text"
+    text.write_text("\n".join(f"a line of text, and its number: {n}" for n in range(99)))
+    assert not data_prep(["text", "--unit", "bytes", "--input", str(text), "--out", str(made / "text-bin")])
+    subsets = {"train": random_pairs(40, 1), "valid": random_pairs(40, 2)}
+    pairs = write_folder(made / "pairs", subsets)
+    return {
+        "sg_translation": pairs,
+        "sg_language_modeling": made / "text-bin",
+        "sg_classification": write_labelled(made / "labelled"),
+    }
+
+
+SMALL = (
+    "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-layers 2 --encoder-attention-heads 2 --depth shared"
+)
+SMALL_DECODER = SMALL.replace("encoder", "decoder")
+TRANSLATION = (
+    f"--task sg_translation --arch sg_transformer {SMALL} {SMALL_DECODER} --criterion cross_entropy_orthogonality"
+)
+LANGUAGE = (
+    "--task sg_language_modeling --arch sg_transformer_lm_e8 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 "
+    "--decoder-layers 2 --decoder-head-dim 8 --decoder-attention-heads 2 --tokens-per-sample 8 --memory-length 8 "
+    "--criterion cross_entropy_orthogonality"
+)
+STEPS = {
+    "orthogonality": f"{TRANSLATION} --orthogonality-weight 1 --orthogonality-roles encoder,decoder,cross --attention-dropout 0.1",
+    "label smoothing": f"{TRANSLATION} --label-smoothing 0.1 --encoder-attention relative --decoder-attention linear",
+    "mixtures": f"{TRANSLATION} --encoder-ffn sigma_moe --decoder-ffn switch --moe-experts 4 --encoder-update copy_gate",
+    "language model": f"{LANGUAGE} --decoder-attention relative",
+    "linear language model": f"{LANGUAGE} --decoder-attention linear",
+    "classifier": (
+        f"--task sg_classification --arch sg_encoder_ctl {SMALL} --encoder-attention geometric --encoder-update "
+        "copy_gate --copy-gate-dropout 0.1 --criterion classification"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_training_and_of_validation(name, folders, monkeypatch):
+    words = STEPS[name].split()
+    task_name = words[words.index("--task") + 1]
+    line = [str(folders[task_name]), *words, "--user-dir", "fairseq_sg", "--batch-size", "8", "--lr", "1e-2"]
+    args = options.parse_args_and_arch(options.get_training_parser(), [*line, "--optimizer", "torch_adam"])
+    cfg = convert_namespace_to_omegaconf(args)
+    task = tasks.setup_task(cfg.task)
+    model, criterion = task.build_model(cfg.model).to(simulated.NAME), task.build_criterion(cfg.criterion)
+    optimizer = build_optimizer(cfg.optimizer, list(model.parameters()))
+    for subset in ("train", "valid"):
+        task.load_dataset(subset)
+    # Pinned memory is a GPU's.
+    loader = torch.utils.data.DataLoader
+    unpinned = lambda *more, pin_memory=False, **options: loader(*more, **options)  # noqa: E731
+    monkeypatch.setattr(torch.utils.data, "DataLoader", unpinned)
+    before = [p.detach().cpu() for p in model.parameters()]
+    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=8, seed=1).next_epoch_itr()
+    steps = [utils.apply_to_sample(lambda x: x.to(simulated.NAME), next(batches)) for _ in range(3)]
+    for update, sample in enumerate(steps):
+        with simulated.without_waiting():
+            loss, size, logs = task.train_step(sample, model, criterion.train(), optimizer, update)
+            optimizer.multiply_grads(1 / size)
+            optimizer.clip_grad_norm(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert loss.item() > 0 and logs["nsentences"] == len(sample["id"])
+    assert all(not torch.equal(p.detach().cpu(), old) for p, old in zip(model.parameters(), before) if old.any())
+    batches = task.get_batch_iterator(task.dataset("valid"), max_sentences=8, seed=1).next_epoch_itr(shuffle=False)
+    sample = utils.apply_to_sample(lambda x: x.to(simulated.NAME), next(batches))
+    loss, _, logs = task.valid_step(sample, model, criterion.eval())
+    assert loss.item() > 0 and "n_exact" in logs
