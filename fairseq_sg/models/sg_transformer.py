@@ -6,7 +6,7 @@ embeddings. What its released code does and the text omits is an option; ``docs/
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,10 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
 from fairseq_sg.models.config import Configuration, refuse_unused_options
 from fairseq_sg.modules import compilation
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Attention
 from fairseq_sg.modules.depth import DEPTH_REGISTRY, build_stack
 from fairseq_sg.modules.embedding import TokenEmbedding
-from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
+from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, FeatureMap
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
 from fairseq_sg.modules.losses import ValueLoss, merge
@@ -286,9 +286,11 @@ def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
     )
 
 
-def longest_of(*positions: Optional[Position]) -> int:
-    """The length of the longest sequence that all of some positions are defined for, 10⁹ where there is none."""
-    limits = (position.longest for position in positions if position is not None)
+def longest_of(*modules: Optional[nn.Module]) -> int:
+    """The length of the longest sequence that all positions and feature maps in some modules are defined for, 10⁹ where
+    there is none."""
+    parts = (part for module in modules if module is not None for part in module.modules())
+    limits = (part.longest for part in parts if isinstance(part, (Position, FeatureMap)))
     return min((limit for limit in limits if limit is not None), default=int(1e9))
 
 
@@ -365,7 +367,7 @@ class SGTransformerEncoder(FairseqEncoder):
 
     def max_positions(self) -> int:
         """The longest sequence that has positions; most kinds of them have no end, only ``--max-source-positions``."""
-        return longest_of(self.embedding.positions, self.indices)
+        return longest_of(self.embedding.positions, self.indices, self.stack)
 
 
 class SGTransformerDecoder(FairseqIncrementalDecoder):
@@ -386,7 +388,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         options = ("decoder_attention", "cross_attention", "decoder_ffn", "decoder_update")
         # A language model has no cross-attention.
         named = [
-            layer_names(config, option) if hasattr(config, option) else [None] * config.decoder_layers
+            layer_names(config, option) if hasattr(config, option) else [None] * max(config.decoder_layers, 1)
             for option in options
         ]
         names = list(zip(*named, strict=True))
@@ -507,7 +509,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
 
     def max_positions(self) -> int:
         """The longest sequence that has positions; most kinds of them have no end, only ``--max-target-positions``."""
-        return longest_of(self.embedding.positions, self.indices)
+        return longest_of(self.embedding.positions, self.indices, self.stack)
 
 
 def remember(h: Tensor, memory: Optional[Sequence[Tensor]], step: int, length: int) -> Tensor:
@@ -567,6 +569,11 @@ class SGTransformer(FairseqEncoderDecoderModel):
         )
         extra["aux_losses"] = merge([encoder_out["aux_losses"], extra["aux_losses"]])
         return logits, extra
+
+    def max_positions(self) -> Tuple[int, int]:
+        """Of source and target; cross-attention, too, may have an end for the positions of the source."""
+        cross = (m for m in self.decoder.modules() if isinstance(m, Attention) and m.role == "cross")
+        return min(self.encoder.max_positions(), longest_of(*cross)), self.decoder.max_positions()
 
 
 configuration.follow(SGTransformer, "sg_transformer")

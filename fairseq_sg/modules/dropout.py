@@ -12,6 +12,8 @@ it uses them, dropout is torch's.
 
 from __future__ import annotations
 
+from typing import Any, Optional, Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.ops.precision import accumulation_dtype
 
 _LEVELS = 1 << 16
@@ -64,24 +67,46 @@ def _is_torchs(x: Tensor, p: float, training: bool) -> bool:
     return p == 0 or not training or x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
-class Dropout(nn.Dropout):
+class Drops(nn.Module):
+    """A module with dropout in training, and in fairseq's generation with ``--retain-dropout``."""
+
+    retains_dropout = False
+
+    @property
+    def drops(self) -> bool:
+        return self.training or self.retains_dropout
+
+    def make_generation_fast_(
+        self,
+        name: str = "",
+        retain_dropout: bool = False,
+        retain_dropout_modules: Optional[Sequence[str]] = None,
+        **kwargs: Any,
+    ) -> None:
+        """Called by fairseq before it generates."""
+        if retain_dropout and retain_dropout_modules:
+            raise UsageError("--retain-dropout-modules names modules of fairseq's own models: leave it out")
+        self.retains_dropout = retain_dropout
+
+
+class Dropout(Drops, nn.Dropout):
     """``dropout`` as a module; a drop-in for ``torch.nn.Dropout``. Raises ValueError for a p outside [0, 1]."""
 
     def __init__(self, p: float = 0.5):
         super().__init__(p)
 
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.p, self.training)
+        return dropout(x, self.p, self.drops)
 
     def of_relu(self, x: Tensor) -> Tensor:
         """Drop(ReLU(x)), in one pass less than one after the other, and with half as much kept for the derivative."""
-        if _is_torchs(x, self.p, self.training):
+        if _is_torchs(x, self.p, self.drops):
             return self(x.relu())
         return _DroppedRelu.apply(x, dropout_mask(x, self.p), _kept_value(self.p))
 
     def add_to(self, x: Tensor, update: Tensor) -> Tensor:
         """x + Drop(update), of the same shape: the residual connection."""
-        if _is_torchs(x, self.p, self.training) or x.dtype != update.dtype:
+        if _is_torchs(x, self.p, self.drops) or x.dtype != update.dtype:
             return x + self(update)
         return _AddDropped.apply(x, update, dropout_mask(update, self.p))
 

@@ -262,6 +262,12 @@ def test_a_side_without_these_positions_has_no_longest_sentence():
     assert tiny("learned", "softmax", encoder_attention="relative").max_positions() == (10**9, 12)
 
 
+@pytest.mark.parametrize("role,limits", [("encoder", (9, 10**9)), ("decoder", (10**9, 9)), ("cross", (9, 9))])
+def test_a_feature_map_with_an_end_limits_the_length_too(role, limits):
+    options = {f"{role}_attention": "linear", "feature_map": "cosformer", "cosformer_horizon": 9}
+    assert tiny("sinusoidal", "softmax", **options).max_positions() == limits
+
+
 # From the command line.
 
 

@@ -318,12 +318,26 @@ def test_initialization(name, init, bound):
         assert 0.97 * bound < top <= bound
 
 
+@pytest.mark.parametrize("name", ["softmax", "relative"])
+def test_fused_initialization(name):
+    """As Csordás et al. 2022 start them: keys and values are one Glorot matrix, the output is PyTorch's."""
+    module = ATTENTION_REGISTRY[name](64, 4, role="encoder", attention_init="fused")
+    squares = {"q": 3 / 64, "k": 2 / 64, "v": 2 / 64, "out": 1 / 64} | ({"pos": 3 / 64} if name == "relative" else {})
+    for projection, square in squares.items():
+        top = getattr(module, f"{projection}_proj").weight.abs().max()
+        assert 0.97 * math.sqrt(square) < top <= math.sqrt(square)
+
+
 @pytest.mark.parametrize(
     "make,message",
     [
         (lambda c: ATTENTION_REGISTRY["softmax"](24, 5, role="encoder"), "the width 24 is not divisible by the number of attention heads 5"),
         (lambda c: ATTENTION_REGISTRY["relative"](24, 3, role="cross"), "relative attention cannot serve as 'cross' attention: its roles are encoder, decoder"),
-        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_init="x"), "--attention-init is 'x': choose from reference, glorot, torch"),
+        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_init="x"), "--attention-init is 'x': choose from reference, glorot, fused, torch"),
+        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_dropout=1.5), "--attention-dropout is 1.5: choose a number from 0 to 1"),
+        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", linear_attention_eps=-1.0), "--linear-attention-eps is -1.0: choose 0 or more"),
+        (lambda c: ATTENTION_REGISTRY["galerkin"](24, 3, role="encoder", galerkin_norm_eps=0.0), "--galerkin-norm-eps is 0.0: choose a number above 0"),
+        (lambda c: ATTENTION_REGISTRY["fourier"](24, 24, role="encoder"), "fourier attention normalizes each head, and of one number nothing is left: choose fewer heads"),
         (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_scale="x"), "--attention-scale is 'x': choose from head_dim, model_dim"),
         (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", qk_norm="l3"), r"unknown query/key normalization 'l3' \(--qk-norm\): choose from l1, l2, none, rms"),
         (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", feature_map="x"), r"unknown feature map 'x' \(--feature-map\): choose from .*elu"),

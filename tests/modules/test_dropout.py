@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_cases import Case
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.dropout import _BLOCK, Dropout, dropout, dropout_mask
 
 SIZES = [(1,), (3,), (4,), (7, 5), (2, 3, 4, 5), (0, 3)]
@@ -144,3 +146,22 @@ def test_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = Dropout(0.5)(torch.nn.functional.linear(torch.ones(4, 8), torch.ones(8, 8)))
     assert y.dtype == torch.bfloat16 and set(y.flatten().tolist()) == {0.0, 16.0}
+
+
+def test_it_is_retained_in_generation_where_that_is_asked_for():
+    x, layer = torch.ones(100), Dropout(0.5).eval()
+    assert torch.equal(layer(x), x)
+    layer.make_generation_fast_(name="encoder.dropout", need_attn=False, retain_dropout=True)
+    assert set(layer(x).tolist()) == {0.0, 2.0} and set(layer.add_to(x, x).tolist()) == {1.0, 3.0}
+    layer.make_generation_fast_(name="encoder.dropout", need_attn=False)
+    assert torch.equal(layer.of_relu(x), x)
+    with pytest.raises(UsageError, match="--retain-dropout-modules names modules of fairseq's own models"):
+        layer.make_generation_fast_(retain_dropout=True, retain_dropout_modules=["TransformerModel"])
+
+
+def test_so_is_that_of_attention_weights():
+    case = Case("softmax", "decoder", {"attention_dropout": 0.5})
+    module, (x, _) = case.build().eval(), case.inputs()
+    assert torch.equal(module(x)[0], module(x)[0])
+    module.make_generation_fast_(retain_dropout=True)
+    assert not torch.equal(module(x)[0], module(x)[0])

@@ -547,3 +547,21 @@ def test_a_normalization_of_ones_own_is_applied_in_training():
     x = torch.randn(5, 3, 12)
     expected = attention.eval()(x)[0]
     torch.testing.assert_close(attention.train()(x)[0], expected)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "rms"])
+@pytest.mark.parametrize("name", ["exp", "performer"])
+def test_normalized_keys_neither_overflow_nor_vanish(name, norm):
+    """A factor a Key cancels in its norm: with Values of 1 every output is 1, however long the Keys are."""
+    width = 256
+    options = {"performer_redraw": "never"} if name == "performer" else {}
+    attention = ATTENTION_REGISTRY["linear"](
+        width, 1, role="encoder", feature_map=name, feature_map_options=options, qk_norm=norm
+    ).eval()
+    q, v = torch.randn(1, 1, 3, width), torch.ones(1, 1, 5, width)
+    for length in (1.0, 30.0, 300.0):
+        k = length * torch.randn(1, 1, 5, width)
+        torch.testing.assert_close(attention.attend(q, k, v, None, None, False)[0], v[:, :, :3], rtol=0, atol=0.02)
+    k = torch.randn(1, 1, 5, width, dtype=torch.float64)
+    attention.double().k_norm.eps = 0.0
+    torch.testing.assert_close(attention._keys(k, None), attention.k_norm(attention.feature_map.keys(k)))

@@ -110,6 +110,10 @@ def test_reference_start():
         config = config_of(200, 2, copy_gate_content="tanh", encoder_ffn_embed_dim=width)
         tanh = build_update("copy_gate", config, "dense", "encoder")
         assert tanh.ffn.fc2.weight.abs().max().item() == pytest.approx(width**-0.5, rel=1e-3)
+    for content in ("layer_norm", "tanh"):  # another start has no gain
+        config = config_of(200, 2, copy_gate_content=content, ffn_init="torch")
+        other = build_update("copy_gate", config, "dense", "encoder")
+        assert other.ffn.fc2.weight.abs().max().item() == pytest.approx(200**-0.5, rel=1e-3)
     plain = build_update("copy_gate", config_of(200, 2, copy_gate_content="residual"), "dense", "encoder")
     assert plain.ffn.fc2.weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
 

@@ -94,6 +94,13 @@ class GalerkinAttention(Attention):
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, output_projection=galerkin_output_projection, **kwargs)
+        if not galerkin_norm_eps > 0:
+            raise UsageError(f"--galerkin-norm-eps is {galerkin_norm_eps}: choose a number above 0")
+        if self.head_dim < 2:
+            raise UsageError(
+                f"{self.registered_name} attention normalizes each head, and of one number nothing is left: choose "
+                "fewer heads (--encoder-attention-heads, --decoder-attention-heads), or another kind"
+            )
         self.q_norm, self.k_norm, self.v_norm = (
             HeadNorm(num_heads, self.head_dim, galerkin_norm_eps) if name in self.normed else nn.Identity()
             for name in ("q", "k", "v")

@@ -21,7 +21,7 @@ from fairseq_sg.modules.attention.base import Attention, AttentionOptions, State
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
 from fairseq_sg.modules.feature_maps.base import accurate
-from fairseq_sg.modules.normalization import build_qk_norm
+from fairseq_sg.modules.normalization import NoNormalization, build_qk_norm
 from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import autocast_disabled
@@ -88,6 +88,8 @@ class LinearAttention(Attention):
         self.q_norm = build_qk_norm(qk_norm, features)
         self.k_norm = build_qk_norm(qk_norm, features)
         self.eps = linear_attention_eps
+        if not self.eps >= 0:
+            raise UsageError(f"--linear-attention-eps is {linear_attention_eps}: choose 0 or more")
         self.position = None if position is None else position(features, num_heads)
 
     @classmethod
@@ -103,7 +105,9 @@ class LinearAttention(Attention):
         return self.q_norm(self.feature_map.queries(q, positions))
 
     def _keys(self, k: Tensor, positions: Optional[Tensor]) -> Tensor:
-        return self.k_norm(self.feature_map.keys(k, positions))
+        if isinstance(self.k_norm, NoNormalization):
+            return self.feature_map.keys(k, positions)
+        return self.k_norm(self.feature_map.keys_to_normalize(k, positions))
 
     def _positions(
         self, x: Tensor, padding_mask: Optional[Tensor], before: int = 0, real: Any = None

@@ -34,6 +34,7 @@ class FeatureMap(nn.Module):
         options: dataclass of the map's own options; its fields are command-line options and keyword arguments.
         needs_positions: whether ``queries`` and ``keys`` get positions; int64, broadcastable to (B, H, N), counted
             from 0 at the first real token. Without it they are None.
+        longest: the length of the longest sequence that it is defined for, None where there is none.
         in_operator: its name in ``fairseq_sg.ops.features``, if the operator can apply the map itself.
     """
 
@@ -41,6 +42,7 @@ class FeatureMap(nn.Module):
     options: ClassVar[Optional[type]] = None
     needs_positions: ClassVar[bool] = False
     in_operator: ClassVar[Optional[str]] = None
+    longest: Optional[int] = None
 
     def __init__(self, head_dim: int):
         super().__init__()
@@ -53,6 +55,10 @@ class FeatureMap(nn.Module):
     def keys(self, k: Tensor, positions: Optional[Tensor] = None) -> Tensor:
         """k (B, H, M, D) -> φ(k) (B, H, M, F)."""
         return self(k)
+
+    def keys_to_normalize(self, k: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+        """φ(k) up to a positive factor a Key, as a normalization takes them, in which the factor cancels."""
+        return self.keys(k, positions)
 
     def begin(self) -> None:
         """Called once at the start of every full pass, before Queries and Keys are mapped, and never in decoding."""

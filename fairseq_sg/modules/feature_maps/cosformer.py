@@ -51,7 +51,7 @@ class CosformerFeatureMap(FeatureMap):
                 "--feature-map cosformer needs a number above every position"
             )
         self.features = 2 * head_dim
-        self.horizon = cosformer_horizon
+        self.horizon = self.longest = cosformer_horizon
 
     def queries(self, q: Tensor, positions: Tensor) -> Tensor:
         return self(q, positions)

@@ -40,7 +40,8 @@ class PerformerFeatureMap(FeatureMap):
     With Ω (D, m/2) Gaussian, φ(q)·φ(k) has the expectation exp(q·k/√D), the kernel of softmax attention. The columns
     of Ω are orthogonal in blocks of D, with the lengths of independent Gaussian vectors. Queries, Keys and heads share
     Ω. As in ``exp``, and for the same reasons, a Query's features are divided by their largest, and those of Keys are
-    not; no overflow is possible, as φ(x)_i ≤ exp(‖ω_i‖²/2)/√m. Features are float32.
+    not, unless they are normalized (``--qk-norm``): as φ(x)_i ≤ exp(‖ω_i‖²/2)/√m, and ‖ω_i‖² is about D, they cannot
+    overflow below a D of 150 or so. Features are float32.
 
     Args:
         performer_features: m, even; D by default.
@@ -69,6 +70,9 @@ class PerformerFeatureMap(FeatureMap):
     def queries(self, q: Tensor, positions: Optional[Tensor] = None) -> Tensor:
         exponents = self._exponents(q)
         return (exponents - exponents.amax(-1, keepdim=True)).exp() / math.sqrt(self.features)
+
+    def keys_to_normalize(self, k: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+        return self.queries(k)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._exponents(x).exp() / math.sqrt(self.features)

@@ -1,9 +1,9 @@
 """The copy gate of the Neural Data Router (Csordás et al. 2022; Csordás 2023, section 5.1.1).
 
-    a  = LN(h + Drop(Attention(h)))                              the attention sublayers, post-norm          (5.2)
-    u  = LN(FFN_data(a))                                         the new content, without a residual         (5.3)
-    g  = σ(FFN_gate(a))                                          one number for each feature of a column     (5.4)
-    h' = g ⊙ u + (1 − g) ⊙ h                                                                                 (5.5)
+    a  = LN(h + Drop(Attention(h)))                              the attention sublayers, post-norm          (5.1)
+    u  = LN(FFN_data(a))                                         the new content, without a residual         (5.2)
+    g  = σ(FFN_gate(a))                                          one number for each feature of a column     (5.3)
+    h' = g ⊙ u + (1 − g) ⊙ h                                                                                 (5.4)
 
 A column whose gate is closed keeps its state to the bit, and waits until there is something to compute. The last bias of
 FFN_gate starts at −3, so that gates start nearly closed.
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.dropout import Drops
 from fairseq_sg.modules.feedforward import DenseFeedForward, build_feedforward
 from fairseq_sg.modules.feedforward.dense import DenseOptions
 from fairseq_sg.modules.update.base import Update, register_update
@@ -55,7 +56,7 @@ class CopyGateOptions(DenseOptions):
 
 
 @register_update("copy_gate")
-class CopyGateUpdate(Update):
+class CopyGateUpdate(Drops, Update):
     """See the module's docstring. FFN_data is any feedforward layer, FFN_gate a dense one.
 
     Raises:
@@ -72,6 +73,8 @@ class CopyGateUpdate(Update):
             raise UsageError(f"--copy-gate-content is {config.copy_gate_content!r}: choose from {', '.join(CONTENTS)}")
         if not 0 <= config.copy_gate_dropout < 1:
             raise UsageError(f"--copy-gate-dropout is {config.copy_gate_dropout}: choose a number from 0 to below 1")
+        if config.copy_gate_ffn_dim is not None and config.copy_gate_ffn_dim < 1:
+            raise UsageError(f"--copy-gate-ffn-dim is {config.copy_gate_ffn_dim}: choose 1 or more, or leave it out")
         dim = getattr(config, f"{side}_embed_dim")
         self.content = config.copy_gate_content
         self.dropout = config.copy_gate_dropout
@@ -106,7 +109,7 @@ class CopyGateUpdate(Update):
     def gates(self, a: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
         """g (N, B, C), after dropout."""
         g = self.gate(a, padding_mask=padding_mask).sigmoid()
-        if self.dropout == 0 or not self.training:
+        if self.dropout == 0 or not self.drops:
             return g
         open_ = torch.rand(g.shape[:2], device=g.device) >= self.dropout
         return g * open_.unsqueeze(-1).to(g.dtype)

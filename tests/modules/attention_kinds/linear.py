@@ -155,6 +155,9 @@ def row(row: Row) -> Tensor:
 
     position = row.n if module.role == "cross" else at(row.n)
     query = normalized(module.q_norm, phi(module.feature_map, row.q[row.n], position, "q"))
-    keys = [normalized(module.k_norm, phi(module.feature_map, row.k[m], at(m), "k")) for m in row.seen]
+    # Normalized exponentials are of Keys as of Queries: their largest cancels in the norm, but for its ε.
+    as_queries = phi in (exp, performer) and module.k_norm.registered_name != "none"
+    side = "q" if as_queries else "k"
+    keys = [normalized(module.k_norm, phi(module.feature_map, row.k[m], at(m), side)) for m in row.seen]
     similarity = torch.stack([query @ key for key in keys])
     return similarity / (similarity.sum() + 1e-6)
