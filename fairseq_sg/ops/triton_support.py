@@ -1,12 +1,19 @@
 """Where Triton kernels can run, and how they are launched. Triton itself is imported by the kernels' files alone.
 
 Kernels are in ``triton.py`` of each operator. They take float32, float16 and bfloat16, and compute in float32.
+
+Where a factor of a product is made in a kernel (features, weights of attention, unit vectors), tiles have 32 rows at most.
+With 64, Triton multiplies on Hopper with asynchronous instructions that read that factor from registers, and compilers
+up to Triton 3.6 and CUDA 13.2 may overwrite registers that are still being read (triton-lang/triton #9433, #11781;
+fla-org/flash-linear-attention #1262). ``cvmm``, whose tiles are larger, does not overlap such products there.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -16,18 +23,23 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-OLDEST = (3, 2)
+OLDEST = (3, 3)
 CAPABILITY = (8, 0)
 #: Whether ``"auto"`` takes the kernels where they can run. Not before they have been run and measured on a GPU
 #: (docs/kernels.md): until then they are asked for by name.
 AUTOMATIC = False
+#: What Triton takes for yes in the environment.
+YES = ("1", "true", "on", "yes", "y")
+#: Of the second and third dimension of a grid.
+LARGEST_GRID = 65535
 
 
 def why_not_triton(*tensors: Tensor) -> str | None:
     """Why Triton kernels cannot run on these tensors; None where they can.
 
     They run on an Nvidia GPU of compute capability 8.0 or newer, and on the CPU under Triton's interpreter
-    (``TRITON_INTERPRET=1`` in the environment before the first import of Triton).
+    (``TRITON_INTERPRET=1`` in the environment before the first import of Triton). On a CPU without it Triton is not
+    imported.
     """
     other = next((x.dtype for x in tensors if x.dtype not in DTYPES), None)
     if other is not None:
@@ -38,9 +50,10 @@ def why_not_triton(*tensors: Tensor) -> str | None:
     return why_not_here(devices.pop())
 
 
-def prefers_triton(tensor: Tensor, reason: str | None) -> bool:
-    """Whether ``"auto"`` runs Triton kernels: never on a CPU, nor for a reason of `why_not_triton` (or the operator)."""
-    return AUTOMATIC and tensor.is_cuda and reason is None
+def prefers_triton(why_not: Callable[..., str | None], *tensors: Tensor | None) -> bool:
+    """Whether ``"auto"`` runs Triton kernels: never on a CPU, nor for a reason of `why_not_triton` or the operator, which
+    is asked only where it matters. The first of the tensors is given."""
+    return AUTOMATIC and tensors[0].is_cuda and why_not(*tensors) is None
 
 
 def require_triton(operator: str, reason: str | None) -> None:
@@ -51,9 +64,18 @@ def require_triton(operator: str, reason: str | None) -> None:
 
 @_disable_dynamo
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Runs a kernel on the device of the first argument; an empty grid is nothing to do."""
+    """Runs a kernel on the device of the first argument; an empty grid is nothing to do.
+
+    Raises:
+        ValueError: the grid is larger than a GPU takes.
+    """
     if 0 in grid:
         return
+    if max(grid[1:], default=0) > LARGEST_GRID:
+        raise ValueError(
+            f"these tensors are too long for the Triton kernels, which cut them into {max(grid[1:]):,} tiles of at most "
+            f"{LARGEST_GRID:,}: choose another implementation"
+        )
     device = arguments[0].device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         kernel[grid](*arguments, **options)
@@ -64,19 +86,28 @@ def power_of_two(size: int, least: int, most: int) -> int:
     return min(max(1 << max(size - 1, 0).bit_length(), least), most)
 
 
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether products of matrices run asynchronously there (compute capability 9)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def why_not_here(device: torch.device) -> str | None:
     """`why_not_triton` of a device: the same for a whole program."""
-    return _why_not_installed() or _why_not_on(device, os.environ.get("TRITON_INTERPRET") == "1")
+    return _why_not_on(device, os.environ.get("TRITON_INTERPRET", "").lower() in YES) or _why_not_installed()
 
 
 @cache
 def _why_not_installed() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    import triton
+    try:
+        import triton
 
-    version = triton.__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        version = triton.__version__
+    except Exception as error:  # whatever a broken installation raises
+        return f"Triton cannot be imported: {error}"
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST:
         return f"Triton {version} is older than {'.'.join(map(str, OLDEST))}"
     return None
 

@@ -99,20 +99,44 @@ def test_folded_forms_are_refused_by_name(monkeypatch):
 
 
 def test_reasons(monkeypatch):
-    """Dtype, then devices, then what is installed, then the device itself."""
+    """Dtype, then devices, then the device itself, then what is installed."""
     single, double, meta = torch.ones(1), torch.ones(1, dtype=torch.float64), torch.ones(1, device="meta")
     assert "not float64" in triton_support.why_not_triton(single, double)
     assert "several devices: cpu, meta" in triton_support.why_not_triton(single, meta)
-    monkeypatch.setattr(triton_support, "_why_not_installed", lambda: None)
+    monkeypatch.setattr(triton_support, "_why_not_installed", lambda: pytest.fail("nothing runs there"))
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert triton_support.why_not_triton(single) == "the tensors are on the CPU"
     assert "not for meta" in triton_support.why_not_triton(meta)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert triton_support.why_not_triton(single) is None
-    monkeypatch.setattr(triton_support, "AUTOMATIC", True)
-    assert not triton_support.prefers_triton(single, None)
-    monkeypatch.setattr(triton_support, "_why_not_installed", lambda: "Triton 3.1.0 is older than 3.2")
-    assert triton_support.why_not_triton(single) == "Triton 3.1.0 is older than 3.2"
+    monkeypatch.setattr(triton_support, "_why_not_installed", lambda: None)
+    for yes in ("1", "true", "ON"):  # as Triton reads it
+        monkeypatch.setenv("TRITON_INTERPRET", yes)
+        assert triton_support.why_not_triton(single) is None
+    monkeypatch.setattr(triton_support, "_why_not_installed", lambda: "Triton 3.1.0 is older than 3.3")
+    assert triton_support.why_not_triton(single) == "Triton 3.1.0 is older than 3.3"
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("raise ImportError('no libcuda')", "Triton cannot be imported: no libcuda"),
+        ("", "Triton cannot be imported: module 'triton' has no attribute '__version__'"),
+        ("__version__ = '3.2rc1'", "Triton 3.2rc1 is older than 3.3"),
+        ("__version__ = '3.10'", None),
+    ],
+    ids=["broken", "another module", "old", "new"],
+)
+def test_installations(file, reason, tmp_path, monkeypatch):
+    (tmp_path / "triton.py").write_text(file)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    found = triton_support._why_not_installed.__wrapped__()
+    sys.modules.pop("triton", None)
+    assert found == reason
+
+
+def test_a_grid_beyond_what_a_gpu_takes():
+    with pytest.raises(ValueError, match="cut them into 65,536 tiles of at most 65,535: choose another implementation"):
+        triton_support.launch(None, (70_000, 65_536), torch.ones(1))
 
 
 @pytest.mark.parametrize(
@@ -137,8 +161,9 @@ def test_automatic_choice_on_a_gpu(automatic, monkeypatch):
         is_cuda = True
 
     monkeypatch.setattr(triton_support, "AUTOMATIC", automatic)
-    assert triton_support.prefers_triton(OnGPU(), None) == automatic
-    assert not triton_support.prefers_triton(OnGPU(), "E is beyond 512")
+    assert triton_support.prefers_triton(lambda x, other: None, OnGPU(), None) == automatic
+    assert not triton_support.prefers_triton(lambda x: "E is beyond 512", OnGPU())
+    assert not triton_support.prefers_triton(lambda x: pytest.fail("never on a CPU"), torch.ones(1))
 
 
 @pytest.mark.parametrize(("size", "expected"), [(0, 16), (1, 16), (16, 16), (17, 32), (64, 64), (65, 64), (300, 64)])

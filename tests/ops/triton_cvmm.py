@@ -100,8 +100,10 @@ def test_every_form(from_tokens, to_tokens, relu):
 
 @pytest.mark.parametrize("counts", [(64, 0, 33, 32, 0, 1), (0, 31, 65, 0), (100,), (32, 32, 64)], ids=str)
 @pytest.mark.parametrize("missing", [0, 5])
-def test_matrices_with_many_rows_are_split(counts, missing, monkeypatch):
-    monkeypatch.setattr(kernels, "SPLIT", 32)
+@pytest.mark.parametrize(("split", "parts"), [(32, 128), (16, 3)], ids=["short", "few"])
+def test_matrices_with_many_rows_are_split(counts, missing, split, parts, monkeypatch):
+    monkeypatch.setattr(kernels, "SPLIT", split)
+    monkeypatch.setattr(kernels, "PARTS", parts)
     launched = count_launches(monkeypatch, kernels)
     selection = torch.tensor([e for e, count in enumerate(counts) for _ in range(count)] + [-1] * missing)
     selection = selection[torch.randperm(len(selection))].to(DEVICE)

@@ -42,7 +42,7 @@ def _in_torch(function: Callable[[Tensor, Tensor, SortedSelection, bool, bool], 
 
 
 def _automatic(x: Tensor, matrices: Tensor, routing: SortedSelection, weights: Tensor | None) -> str:
-    if prefers_triton(x, _why_not_triton(x, matrices, weights)):
+    if prefers_triton(_why_not_triton, x, matrices, weights):
         return "triton"
     return "blocks" if x.device.type == "cpu" and len(routing.order) >= FEW_ROWS * len(matrices) else "grouped"
 

@@ -12,8 +12,8 @@ counting offsets, ⌊R / BLOCK⌋ + E blocks cover every selection, and the host
 at once.
 
 With one row a token on one side of a product, the rows of that side are read at order[r] // K, or written to order[r]:
-there they stand by token, and torch adds up each token's K. For dM_e, a matrix with more than `SPLIT` rows is split
-into parts of as many, added up in their order. Nothing is added atomically: results are the same in every run.
+there they stand by token, and torch adds up each token's K. For dM_e, a matrix with many rows (`SPLIT`) is split
+into parts, added up in their order. Nothing is added atomically: results are the same in every run.
 
 Sums are float32. The factors of a product are multiplied in the dtype of x, float32 without tensor cores. Weights
 multiply the sums, but for dM_e they are multiplied into f(X_r) first, which rounds it. Nothing but the arguments is
@@ -28,12 +28,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops import triton_support
 from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.cvmm.sorting import SortedSelection
 from fairseq_sg.ops.precision import autocast_disabled
 from fairseq_sg.ops.triton_support import launch, power_of_two
 
-SPLIT = 1024
+#: A part has this many rows or more, so that there are no more than these parts besides one a matrix.
+SPLIT, PARTS = 1024, 128
 CELLS = 1024
 
 
@@ -67,7 +69,7 @@ class _ConditionalProduct(torch.autograd.Function):
         ctx.save_for_backward(x, matrices, weights)
         ctx.arguments = routing, from_tokens, to_tokens, relu
         out = x.new_empty(len(routing.order), matrices.shape[2])
-        options = _options(routing, x, *matrices.shape[1:])
+        options = _options(routing, x, *matrices.shape[1:], made_here=relu)
         launch(
             _rows_kernel,
             (_blocks(routing, options) * -(-matrices.shape[2] // options["COLUMNS"]),),
@@ -153,12 +155,14 @@ def _grad_of_matrices(
     relu: bool,
 ) -> Tensor:
     count, into, out = matrices.shape
-    rows, blocks = len(routing.order), len(routing.order) // SPLIT + count
+    rows = len(routing.order)
+    split = power_of_two(-(-rows // PARTS), SPLIT, 1 << 30)
+    blocks, splits = rows // split + count, rows > split
     grad_matrices = torch.empty_like(matrices)
-    splits = rows > SPLIT
     parts = x.new_empty(blocks if splits else 0, into, out, dtype=torch.float32)
     most = _most(x, into, out)
-    options = _tile(x, power_of_two(into, 16, most), power_of_two(out, 16, most))
+    made_here = relu or weights is not None
+    options = _tile(x, power_of_two(into, 16, most), power_of_two(out, 16, most), made_here)
     height, width = options.pop("ROWS"), options["COLUMNS"]
     launch(
         _grad_matrices_kernel,
@@ -180,14 +184,14 @@ def _grad_of_matrices(
         GATHER_X=from_tokens,
         GATHER_GRAD=to_tokens,
         RELU=relu,
-        SPLIT=SPLIT,
+        SPLIT=split,
         HEIGHT=height,
         ROWS=most // 2,
         **options,
     )
     if splits:
         grid = (count * -(-into * out // CELLS),)
-        launch(_sum_of_parts_kernel, grid, parts, grad_matrices, routing.offsets, into * out, SPLIT=SPLIT, CELLS=CELLS)
+        launch(_sum_of_parts_kernel, grid, parts, grad_matrices, routing.offsets, into * out, SPLIT=split, CELLS=CELLS)
     return grad_matrices
 
 
@@ -201,20 +205,24 @@ def _sums(rows: Tensor, routing: SortedSelection) -> Tensor:
     return rows if routing.chosen == 1 else rows.unflatten(0, (-1, routing.chosen)).sum(1)
 
 
-def _options(routing: SortedSelection, x: Tensor, depth: int, width: int) -> dict:
+def _options(routing: SortedSelection, x: Tensor, depth: int, width: int, made_here: bool = False) -> dict:
     """Of a product of rows. Were all matrices' rows as many, each had one or two blocks, or more of the largest."""
     experts, most = len(routing.offsets), _most(x, depth, width)
     return {
         "EXPERTS": experts,
         "CHOSEN": routing.chosen,
         "DEPTH": power_of_two(depth, 16, most // 2),
-        **_tile(x, power_of_two(len(routing.order) // experts // 2, 16, most), power_of_two(width, 16, most)),
+        **_tile(
+            x, power_of_two(len(routing.order) // experts // 2, 16, most), power_of_two(width, 16, most), made_here
+        ),
     }
 
 
-def _tile(x: Tensor, rows: int, columns: int) -> dict:
+def _tile(x: Tensor, rows: int, columns: int, made_here: bool) -> dict:
+    """`made_here`: a factor is changed after it is loaded, as by ReLU. Then products must not overlap on Hopper."""
     warps = 8 if x.dtype != torch.float32 and rows * columns >= 4096 else 4
-    return {"ROWS": rows, "COLUMNS": columns, "num_warps": warps, "num_stages": 3}
+    stages = 1 if made_here and triton_support.is_hopper(x.device) else 3
+    return {"ROWS": rows, "COLUMNS": columns, "num_warps": warps, "num_stages": stages}
 
 
 def _most(x: Tensor, *sizes: int) -> int:

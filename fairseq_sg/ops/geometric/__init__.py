@@ -106,7 +106,7 @@ def geometric_attention(
             f"queries stand at the positions offset … offset + N - 1 of the keys 0 … M - 1: "
             f"offset {offset} does not fit {describe(logits=logits)}"
         )
-    automatic = "triton" if prefers_triton(logits, _why_not_triton(logits)) else "scan"
+    automatic = "triton" if prefers_triton(_why_not_triton, logits) else "scan"
     function = resolve("geometric_attention", implementation, IMPLEMENTATIONS, automatic)
     with autocast_disabled(logits.device):
         return function(logits, key_padding_mask, causal, offset)

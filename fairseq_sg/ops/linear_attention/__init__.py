@@ -91,8 +91,8 @@ def linear_attention(
     check_padding_mask("key_padding_mask", key_padding_mask, k.shape[0], k.shape[2])
     if state is not None:
         _check_state(state, (*k.shape[:2], k.shape[3], v.shape[3]))
-    reason = why_not_triton(q, k, v, *_given(q_weight, k_weight))
-    automatic = "triton" if prefers_triton(q, reason) else "chunked"
+    preferred = prefers_triton(why_not_triton, q, k, v, *_given(q_weight, k_weight))
+    automatic = "triton" if preferred else "chunked"
     function = resolve("linear_attention", implementation, IMPLEMENTATIONS, automatic)
     with autocast_disabled(q.device):
         out, new_state = function(
@@ -206,7 +206,7 @@ def _takes_triton(operator: str, *tensors: Tensor) -> bool:
     name, _ = requested("linear_attention")
     if name == "triton":
         require_triton(operator, why_not_triton(*tensors))
-    return name == "triton" or (name == AUTO and prefers_triton(tensors[0], why_not_triton(*tensors)))
+    return name == "triton" or (name == AUTO and prefers_triton(why_not_triton, *tensors))
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:

@@ -74,7 +74,7 @@ def orthogonality_loss(
     check_padding_mask("padding_mask", padding_mask, values.shape[0], values.shape[2])
     if reduction not in REDUCTIONS:
         raise ValueError(f"orthogonality_loss has no reduction {reduction!r}; choose one of: {', '.join(REDUCTIONS)}")
-    automatic = "triton" if prefers_triton(values, _why_not_triton(values)) else "chunked"
+    automatic = "triton" if prefers_triton(_why_not_triton, values) else "chunked"
     function = resolve("orthogonality_loss", implementation, IMPLEMENTATIONS, automatic)
     with autocast_disabled(values.device):
         loss = function(values, padding_mask, eps)

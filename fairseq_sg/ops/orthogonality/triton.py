@@ -4,7 +4,7 @@ As in ``chunked.py``, with N ≤ E positions the matrix is D = V̄V̄ᵀ − I (
 
     ‖V̄V̄ᵀ − I‖²_F = ‖D‖²_F   or   ‖D‖²_F + N − E,   and   ∂V̄ = 4 D V̄   or   4 V̄ D.
 
-A program has a tile of D for one sequence and head (up to 64 × 64: all of it for usual heads), and normalizes the
+A program has a tile of D for one sequence and head (up to 32 × 32: all of it for small heads), and normalizes the
 values as it reads them; the backward pass has one program for some rows of V. Kept for it are the values and D, neither
 norms nor, where N > E, anything of size N×N. Arithmetic is float32; of values in half precision, products of unit
 vectors are split into three of TF32, which loses nothing that counts. Nothing is added atomically: results are the same
@@ -24,7 +24,8 @@ from fairseq_sg.ops.orthogonality import WIDEST
 from fairseq_sg.ops.triton_support import launch, power_of_two
 from fairseq_sg.ops.triton_tiles import load_tile, real_rows
 
-TILE = 64
+#: Not 64: see `triton_support`.
+TILE = 32
 
 
 def orthogonality_loss_triton(values: Tensor, padding_mask: Tensor | None, eps: float) -> Tensor:

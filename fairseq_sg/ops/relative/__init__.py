@@ -171,7 +171,7 @@ def relative_attention(
         raise TypeError(
             f"relative_attention takes tensors of one dtype, not {', '.join(str(x.dtype) for x in tensors)}"
         )
-    automatic = "triton" if prefers_triton(v, _why_not_triton(*tensors)) else _in_torch(tensors[1])
+    automatic = "triton" if prefers_triton(_why_not_triton, *tensors) else _in_torch(tensors[1])
     function = resolve("relative_attention", implementation, ATTENTION_IMPLEMENTATIONS, automatic)
     scale = dim**-0.5 if scale is None else scale
     with autocast_disabled(v.device):

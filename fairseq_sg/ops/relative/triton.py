@@ -129,13 +129,16 @@ def _launch(
 
 
 def _options(dtype: torch.dtype, dim: int, width: int) -> dict:
-    """Tiles are as large as registers and 99 kB of shared memory allow, which is least without tensor cores."""
+    """Tiles are as large as registers and 99 kB of shared memory allow, which is least without tensor cores.
+
+    Those of queries are not of 64 rows: see `triton_support`.
+    """
     block_d, block_e = (power_of_two(size, 16, WIDEST) for size in (dim, width))
     widest, single = max(block_d, block_e), dtype == torch.float32
-    blocks = (32 if widest <= 32 else 16,) * 2 if single else (64 if widest <= 64 else 32, 32)
+    block = 16 if single and widest > 32 else 32
     return {
-        "BLOCK_N": blocks[0],
-        "BLOCK_M": blocks[1],
+        "BLOCK_N": block,
+        "BLOCK_M": block,
         "BLOCK_D": block_d,
         "BLOCK_E": block_e,
         "num_warps": 4 if widest <= 128 else 8,

@@ -1,0 +1,287 @@
+"""What the compiler makes of the Triton kernels for GPUs, on a machine that needs none: registers, memory, instructions.
+
+    python benchmarks/compiled.py                                # all operators, for compute capability 8.0 and 9.0
+    python benchmarks/compiled.py cvmm --capability 90 --quick   # one operator, at one size
+
+The operators are called forward and backward with tensors on the CPU, at sizes where tiles differ, with and without what else
+is compiled into their kernels; whatever they launch is compiled instead of run. The command fails where a kernel does
+not compile, needs more memory than there is, adds atomically, or overlaps products that it should not. ``stack`` is what a thread spills of its registers, ``products`` counts instructions of
+tensor cores, of which those of Hopper, ``wgmma``, run asynchronously, which is not safe from registers (see
+``fairseq_sg/ops/triton_support.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, Tuple
+
+import torch
+import triton
+from report import publish, table
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from fairseq_sg.ops import (
+    cvmm_sorted,
+    geometric_attention,
+    linear_attention,
+    orthogonality_loss,
+    relative_attention,
+    sort_selection,
+    triton_support,
+)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BATCH, HEADS, LENGTH = 2, 4, 130
+CUOBJDUMP = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+#: Bytes of shared memory that a program may have, by compute capability.
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel as compiled: of which call, and what a program of it needs. Memory in bytes; registers a thread."""
+
+    kernel: str
+    call: str
+    registers: int
+    stack: int
+    shared: int
+    mma: int
+    wgmma: int
+    from_registers: int
+    running: int
+    atomics: int
+
+
+class Absent:
+    """The driver of a GPU that is not there."""
+
+    def __init__(self, capability: int):
+        self.capability = capability
+
+    def get_current_device(self) -> str:
+        return f"absent {self.capability}"
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+
+class Collection:
+    """Compiles what operators launch, for one compute capability, while it is open as a context.
+
+    The process has no GPU from then on.
+    """
+
+    def __init__(self, capability: int):
+        self.capability = capability
+        self.call = ""
+        self.found: Dict[str, Compiled] = {}
+
+    def __enter__(self) -> Collection:
+        driver.set_active(Absent(self.capability))
+        self._before = JITFunction.run, triton_support._why_not_on, triton_support.is_hopper
+        run, collection = JITFunction.run, self
+
+        def compile_only(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            made = run(kernel, *arguments, grid=grid, warmup=True, **options)
+            if made.hash not in collection.found:
+                collection.found[made.hash] = described(kernel.fn.__name__, collection.call, made)
+
+        JITFunction.run = compile_only
+        triton_support._why_not_on = lambda device, interpreted: None
+        triton_support.is_hopper = lambda device: self.capability == 90
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        JITFunction.run, triton_support._why_not_on, triton_support.is_hopper = self._before
+
+
+def described(kernel: str, call: str, made: Any) -> Compiled:
+    """Counts in the assembler text; registers and stack of the machine code."""
+    text = made.asm["ptx"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
+    of = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", usage)}
+    products = re.findall(r"\bwgmma\.mma_async\S* \{[^}]*\}, *(\{|%)", text)
+    waits = [int(left) for left in re.findall(r"\bwgmma\.wait_group\S* (\d+)", text)]
+    return Compiled(
+        kernel=kernel.strip("_").removesuffix("_kernel"),
+        call=call,
+        registers=of["REG"],
+        stack=of["STACK"],
+        shared=made.metadata.shared,
+        mma=len(re.findall(r"(?<!wg)\bmma\.sync", text)),
+        wgmma=len(products),
+        from_registers=products.count("{"),
+        running=max(waits, default=0),
+        atomics=len(re.findall(r"^\s*(?:@\S+ )?(?:atom|red)\.", text, re.MULTILINE)),
+    )
+
+
+# Calls of the operators: for a dtype, or for fewer sizes.
+
+
+def heads(length: int, width: int, dtype: torch.dtype) -> Tensor:
+    """(B, H, N, width) as models have it, behind a time-first projection."""
+    return torch.randn(BATCH, length, HEADS, width, dtype=dtype).transpose(1, 2).requires_grad_()
+
+
+def padding(length: int, padded: bool) -> Tensor | None:
+    return torch.zeros(BATCH, length, dtype=torch.bool) if padded else None
+
+
+def call_linear(dtype: torch.dtype, dim: int, width: int, causal: bool, features: bool) -> None:
+    q, k, v = heads(LENGTH, dim, dtype), heads(LENGTH, dim, dtype), heads(LENGTH, width, dtype)
+    made = (
+        dict(feature_map="elu", qk_norm="rms", q_weight=torch.ones(dim), k_weight=torch.ones(dim)) if features else {}
+    )
+    state = torch.randn(BATCH, HEADS, dim, width), torch.randn(BATCH, HEADS, dim)
+    more = dict(state=state, return_state=True, key_padding_mask=padding(LENGTH, True)) if features else {}
+    out = linear_attention(q, k, v, causal=causal, implementation="triton", **made, **more)
+    (out[0] if more else out).sum().backward()
+    with torch.no_grad():
+        q, k, v = (x[:, :, :1] for x in (q, k, v))
+        linear_attention(q, k, v, causal=True, state=state, return_state=True, implementation="triton", **made)
+
+
+def call_orthogonality(dtype: torch.dtype, length: int, width: int, padded: bool) -> None:
+    mask = padding(length, padded)
+    orthogonality_loss(heads(length, width, dtype), padding_mask=mask, implementation="triton").backward()
+
+
+def call_geometric(dtype: torch.dtype, keys: int, causal: bool, padded: bool) -> None:
+    logits = torch.randn(BATCH, HEADS, min(keys, 16), keys, dtype=dtype, requires_grad=True)
+    options = dict(
+        causal=causal, key_padding_mask=padding(keys, padded), offset=keys - logits.shape[2] if causal else 0
+    )
+    geometric_attention(logits, implementation="triton", **options).sum().backward()
+
+
+def call_cvmm(dtype: torch.dtype, width: int, size: int, experts: int) -> None:
+    x = torch.randn(1500, width, dtype=dtype, requires_grad=True)
+    first, second = (torch.randn(experts, *s, dtype=dtype, requires_grad=True) for s in ((width, size), (size, width)))
+    weights = torch.rand(1500, 2, requires_grad=True)
+    routing = sort_selection(torch.randint(experts, (1500, 2)), experts)
+    u = cvmm_sorted(x, routing, first, from_tokens=True, implementation="triton")
+    y = cvmm_sorted(u, routing, second, to_tokens=True, relu=True, weights=weights, implementation="triton")
+    y.sum().backward()
+
+
+def call_relative(dtype: torch.dtype, dim: int, width: int, causal: bool, padded: bool) -> None:
+    q, position, k = (heads(LENGTH, dim, dtype) for _ in range(3))
+    v = heads(LENGTH, width, dtype)
+    p = torch.randn(HEADS, 2 * LENGTH - 1, dim, dtype=dtype, requires_grad=True)
+    options = dict(causal=causal, key_padding_mask=padding(LENGTH, padded))
+    relative_attention(q, position, k, v, p, implementation="triton", **options).sum().backward()
+
+
+WIDTHS = [(64, 64), (8, 8), (16, 16), (80, 24), (128, 128), (256, 256)]
+#: operator -> its call, and the arguments of it; the first two are those of ``--quick``.
+CALLS: Dict[str, Tuple[Callable[..., None], List[tuple]]] = {
+    "linear_attention": (
+        call_linear,
+        [(*w, causal, features) for w in WIDTHS for causal, features in ((True, True), (False, False), (True, False))],
+    ),
+    "orthogonality_loss": (
+        call_orthogonality,
+        [(n, width, padded) for width in (64, 16, 128, 512) for n, padded in ((600, True), (5, False), (40, True))],
+    ),
+    "geometric_attention": (
+        call_geometric,
+        [(keys, *options) for keys in (300, 5, 50, 2048, 8192) for options in ((True, True), (False, False))],
+    ),
+    "cvmm": (
+        call_cvmm,
+        [(512, 128, 16), (80, 40, 16), (24, 5, 3), (128, 33, 3), (64, 16, 300), (1024, 256, 1)],
+    ),
+    "relative_attention": (
+        call_relative,
+        [(*w, *options) for w in WIDTHS for options in ((True, True), (False, True), (False, False))],
+    ),
+}
+
+
+def compiled(operator: str, dtype: str, capability: int, quick: bool) -> Iterable[Compiled]:
+    """All kernels that the calls of an operator launch."""
+    function, calls = CALLS[operator]
+    with Collection(capability) as collection:
+        for arguments in calls[:2] if quick else calls:
+            collection.call = ", ".join(map(str, arguments))
+            function(DTYPES[dtype], *arguments)
+    return collection.found.values()
+
+
+def wrong(one: Compiled, capability: int) -> str | None:
+    """What a kernel must not do."""
+    if one.shared > SHARED[capability]:
+        return f"needs more than {SHARED[capability]} bytes of shared memory"
+    if one.atomics:
+        return "adds up atomically, in an order that is not always the same"
+    if one.from_registers and one.running:
+        return "leaves products running that read registers"
+    return None
+
+
+def summary(found: List[Compiled]) -> List[List[str]]:
+    """A row for each kernel: the most that a program of it needs, over all calls."""
+    rows = []
+    for name in dict.fromkeys(one.kernel for one in found):
+        of = [one for one in found if one.kernel == name]
+        most = {key: max(getattr(one, key) for one in of) for key in Compiled.__dataclass_fields__ if key != "kernel"}
+        products = [f"{kind} {most[kind]}" for kind in ("mma", "wgmma") if most[kind]]
+        if most["from_registers"]:
+            products[-1] += f" ({most['from_registers']} from registers)"
+        rows.append([name, str(len(of)), str(most["registers"]), str(most["stack"]), f"{most['shared'] / 1024:.0f}"])
+        rows[-1].append(", ".join(products) or "none")
+    return rows
+
+
+def main(arguments: List[str] | None = None) -> List[Compiled]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(CALLS)}; all by default")
+    parser.add_argument("--capability", type=int, nargs="+", default=[80, 90], choices=SHARED, help="80 is 8.0")
+    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--quick", action="store_true", help="two calls of each operator")
+    parser.add_argument("--results", type=Path, help="put the tables into this file, such as benchmarks/RESULTS.md")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.operators) - set(CALLS):
+        parser.error(f"no operator {', '.join(sorted(unknown))}: choose from {', '.join(CALLS)}")
+    torch.set_num_threads(1)
+    everything: List[Compiled] = []
+    rows = []
+    for capability in options.capability:
+        for operator in options.operators or CALLS:
+            for dtype in options.dtype:
+                found = list(compiled(operator, dtype, capability, options.quick))
+                for one in found:
+                    if problem := wrong(one, capability):
+                        sys.exit(f"{operator}, {dtype}, {capability / 10}: a kernel {problem}: {one}")
+                rows += [[operator, f"{capability / 10}", dtype, *row] for row in summary(found)]
+                everything += found
+                print(f"{operator}, {dtype}, {capability / 10}: {len(found)} kernels", file=sys.stderr)
+    header = ["operator", "capability", "dtype", "kernel", "compiled", "registers", "stack B", "shared KiB", "products"]
+    text = f"Triton {triton.__version__}, the most of all calls of `benchmarks/compiled.py`.\n\n{table(header, rows)}"
+    publish("Kernels as compiled", text, options.results)
+    return everything
+
+
+if __name__ == "__main__":
+    main()

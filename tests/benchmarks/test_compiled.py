@@ -1,0 +1,49 @@
+"""benchmarks/compiled.py: every kernel compiles for a GPU, and what must not be in one is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton.backends.nvidia", reason="Triton for Nvidia GPUs is not installed")
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def compiled(change: str, *arguments: str) -> subprocess.CompletedProcess:
+    """Of a process of its own, which has no GPU from then on, after a change."""
+    run = f"import sys; sys.path.append({str(BENCHMARKS)!r}); import compiled; {change}; compiled.main(sys.argv[1:])"
+    command = [sys.executable, "-c", run, *arguments, "--quick", "--capability", "90", "--dtype", "bfloat16"]
+    return subprocess.run(command, cwd=BENCHMARKS.parent, capture_output=True, text=True, timeout=1800)
+
+
+def test_all_kernels_compile_for_hopper():
+    done = compiled("pass")
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = {
+        tuple(line.split(" | ")[:1] + line.split(" | ")[3:4]) for line in done.stdout.splitlines() if "bfloat16" in line
+    }
+    assert {operator.strip("| ") for operator, _ in rows} == {
+        "linear_attention", "orthogonality_loss", "geometric_attention", "cvmm", "relative_attention"
+    }  # fmt: skip
+    assert len(rows) == 18
+
+
+@pytest.mark.parametrize(
+    ("change", "operator", "message"),
+    [
+        (
+            "from fairseq_sg.ops.cvmm import triton as k; tile = k._tile; k._tile = lambda *a: tile(*a) | {'num_stages': 3}",
+            "cvmm",
+            "leaves products running that read registers",
+        ),
+        ("compiled.SHARED = dict.fromkeys(compiled.SHARED, 4096)", "orthogonality_loss", "bytes of shared memory"),
+    ],
+    ids=["asynchronous", "memory"],
+)
+def test_what_is_wrong_is_found(change, operator, message):
+    done = compiled(change, operator)
+    assert done.returncode == 1 and message in done.stderr
