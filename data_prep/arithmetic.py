@@ -31,7 +31,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from data_prep.common import DataError, Dataset, Json, Pair
+from data_prep.common import DataError, Dataset, Json, Pair, UsageError
 from data_prep.corpus import Corpus
 from data_prep.depths import (
     TRAIN_DEPTHS,
@@ -67,6 +67,8 @@ DEEPEST = TRAIN_DEPTHS[-1]
 RECIPES = recipes(DEEPEST)
 ORDER = ("train", "valid", "dev", "gen")
 DEFAULT_TRAIN = 100_000
+# Three quarters of all 2 · (210² − 10²), as by the authors: the last ones would take for ever to be drawn.
+MOST_OF_DEPTH_2 = 66_000
 PUBLISHED = {"train": 100_200, "valid": 1_200, "dev": 1_000, "gen": 1_000}
 VOCABULARY = (14, 10)
 
@@ -178,6 +180,13 @@ class Arithmetic(Dataset):
         )
 
     def request(self, args: argparse.Namespace) -> Json:
+        # Depth 1 is all in train; the others have equally many, and of depth 2 there are the fewest.
+        wanted = sum(-(-number // (args.deepest - 1)) for number in (args.train, args.test))
+        if wanted > MOST_OF_DEPTH_2:
+            raise UsageError(
+                f"--train {args.train} and --test {args.test} want {wanted:,} expressions of depth 2, of which there are "
+                f"88,000, and {MOST_OF_DEPTH_2:,} are the most here: ask for fewer, or raise --deepest"
+            )
         return size_request(args) | ({} if args.deepest == DEEPEST else {"deepest": args.deepest})
 
     def build(self, args: argparse.Namespace, request: Json) -> Corpus:

@@ -46,6 +46,7 @@ from data_prep.common import (
     share,
 )
 from data_prep.corpus import Corpus, count_words
+from data_prep.text import sha256
 
 # Published sizes of trainIdxs, devIdxs and testIdxs.
 SIZES = {
@@ -101,7 +102,7 @@ class Cfq(Dataset):
             "split": args.split,
             "holdout": holdout,
             "seed": seed if holdout else None,
-            "source_bytes": source_file(args).stat().st_size,
+            "source_sha256": [sha256(path) for path in source_files(args)],
         }
 
     def build(self, args: argparse.Namespace, request: Json) -> Corpus:
@@ -119,16 +120,17 @@ class Cfq(Dataset):
             train, valid = hold_out(subsets["train"], request["holdout"], request["seed"])
             subsets = {"train": train, "valid": valid, "dev": subsets["dev"], "gen": subsets["gen"]}
             rule += f"; then {request['holdout']:g} of the questions of train became valid"
-        return Corpus(subsets, published, rule, membership, {"files": files}, None, joined=True)
+        return Corpus(subsets, published, rule, membership, {"files": files}, None, joined=True, official=True)
 
 
-def source_file(args: argparse.Namespace) -> Path:
-    """The archive, or the dataset.json of the folder. Raises DataError if it is not there."""
+def source_files(args: argparse.Namespace) -> list[Path]:
+    """The archive, or those that are there of the files that are read of the folder. Raises DataError if it is not there."""
     if args.archive is None:
-        return find_dataset(args.raw_dir)
+        dataset = find_dataset(args.raw_dir)
+        return [path for path in (dataset, dataset.parent / "splits" / f"{args.split}.json") if path.is_file()]
     if not args.archive.is_file():
         raise DataError("--archive is not a file", args.archive)
-    return args.archive
+    return [args.archive]
 
 
 def question_words(question: str) -> str:

@@ -15,6 +15,8 @@ from data_prep.binarize import LANGUAGES, binarize, link_labels
 from data_prep.common import DataError, Dataset, Json, Material, Pair
 from data_prep.text import shorten, write_lines
 
+FAIRSEQ_LONGEST = 1_024  # of a sequence with its end symbol, unless an option allows more
+
 
 class Counts(NamedTuple):
     """How many words there are in the sources, in the targets, and in both together."""
@@ -40,6 +42,7 @@ class Corpus(Material):
     plain       name -> the pairs as plain text, before they were split into words, for the subsets that keep it.
     files       name -> content of further files, such as the model that splits text into words.
     repeated    the subsets that may hold training examples, because the test is meant so; the others may not.
+    official    whether all examples are published files as they are, which may hold some anyway: then they are counted.
     """
 
     subsets: Mapping[str, Sequence[Pair]]
@@ -56,6 +59,7 @@ class Corpus(Material):
     plain: Mapping[str, Sequence[Pair]] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     repeated: tuple[str, ...] = ()
+    official: bool = False
 
     def check(self) -> None:
         """Raises DataError for a subset that fairseq would mistake or that is empty, for a training example in another
@@ -73,20 +77,29 @@ class Corpus(Material):
         self._check_companions()
         self._check_vocabulary()
 
-    def _check_overlap(self) -> None:
+    @cached_property
+    def _overlaps(self) -> Mapping[str, set[str]]:
+        """The sources that subsets share with training, of those that share some and are not meant to."""
         # Hashes, because the sources of millions of examples need not all be in memory for a second time.
         trained = {hash(pair.source) for pair in self.subsets["train"]}
+        shared = {}
         for name, pairs in self.subsets.items():
             if name in ("train", *self.repeated):
                 continue
             suspects = {pair.source for pair in pairs if hash(pair.source) in trained}
-            for number, pair in enumerate(self.subsets["train"] if suspects else (), start=1):
-                if pair.source in suspects:
-                    other = next(n for n, tested in enumerate(pairs, start=1) if tested.source == pair.source)
-                    raise DataError(
-                        f"train and {name} overlap: example {number:,} of train is example {other:,} of {name},"
-                        f" {shorten(pair.source)}"
-                    )
+            found = {pair.source for pair in self.subsets["train"] if pair.source in suspects} if suspects else set()
+            if found:
+                shared[name] = found
+        return shared
+
+    def _check_overlap(self) -> None:
+        for name, shared in {} if self.official else self._overlaps.items():
+            first = next(n for n, pair in enumerate(self.subsets["train"], start=1) if pair.source in shared)
+            source = self.subsets["train"][first - 1].source
+            other = next(n for n, pair in enumerate(self.subsets[name], start=1) if pair.source == source)
+            raise DataError(
+                f"train and {name} overlap: example {first:,} of train is example {other:,} of {name}, {shorten(source)}"
+            )
 
     def _check_companions(self) -> None:
         for what, companions in (("types", self.types), ("plain pairs", self.plain)):
@@ -139,8 +152,13 @@ class Corpus(Material):
         """Sizes, greatest lengths and types of the subsets, and the vocabulary."""
         entries: Json = {
             "subsets": {
-                name: {"published_size": self.published.get(name), **measure(pairs), **self._count_types(name)}
-                for name, pairs in self.subsets.items()
+                name: {
+                    "published_size": self.published.get(name),
+                    **self._measured[name],
+                    **self._count_types(name),
+                    **self._count_overlap(name),
+                }
+                for name in self.subsets
             },
             "vocabulary": self._words._asdict() | ({"joined": True} if self.joined else {}),
         }
@@ -149,6 +167,14 @@ class Corpus(Material):
         if self.labels:
             entries["labels"] = sorted(vocabulary(p.target for pairs in self.subsets.values() for p in pairs))
         return entries
+
+    @cached_property
+    def _measured(self) -> Mapping[str, Json]:
+        return {name: measure(pairs) for name, pairs in self.subsets.items()}
+
+    def _count_overlap(self, name: str) -> Json:
+        shared = self._overlaps.get(name)
+        return {"in_train": sum(pair.source in shared for pair in self.subsets[name])} if shared else {}
 
     def _count_types(self, name: str) -> Json:
         return {"types": dict(sorted(Counter(self.types[name]).items()))} if name in self.types else {}
@@ -164,19 +190,30 @@ class Corpus(Material):
             published = "-" if entry["published_size"] is None else f"{entry['published_size']:,}"
             lengths = f"{entry['longest_source']:>17}{entry['longest_target']:>17}"
             lines.append(f"{name:{width}}{entry['size']:>10,}{published:>12}{lengths}")
+        for name, entry in subsets.items():
+            if "in_train" in entry:
+                lines.append(f"{entry['in_train']:,} of {name} are in train too, in the published files")
         together = f", {words['together']} together, in one dictionary" if self.joined else ""
         classes = f"; {len(description['labels'])} classes" if self.labels else ""
         return [*lines, f"vocabulary: {words['source']} source and {words['target']} target words{together}{classes}"]
 
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
         """For an encoder-decoder and, where targets are classes, for a classifier. The first subset that is named for
-        validation picks the best checkpoint."""
-        validation = ",".join(sorted((name for name in self.subsets if name != "train"), key=lambda n: n != "valid"))
+        validation picks the best checkpoint; there is none of the test alone."""
+        names = sorted((name for name in self.subsets if name != "train"), key=lambda name: name != "valid")
+        validation = f"--valid-subset {','.join(names)}" if names else "--disable-validation"
+        if names and names[0] not in ("valid", "dev"):
+            validation += " --no-best-checkpoints"
+        # fairseq's limits, and the end symbol.
+        for side, option in (("source", "--max-source-positions"), ("target", "--max-target-positions")):
+            longest = 1 + max(entry[f"longest_{side}"] for entry in self._measured.values())
+            if longest > FAIRSEQ_LONGEST:
+                validation += f" {option} {longest}"
         forms = [f"--task sg_translation --arch {dataset.arch} --criterion cross_entropy_orthogonality"]
         if self.labels:
             forms.append(f"--task sg_classification --arch {dataset.classifier} --criterion classification")
         return [
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg {form} --valid-subset {validation}"
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg {form} {validation}"
             " --optimizer adam --lr 0.001 --batch-size 64 --max-update 10000"
             for form in forms
         ]

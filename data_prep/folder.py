@@ -43,14 +43,32 @@ def lock_file(path: Path, *, wait: bool, create: bool = True) -> FileIO | None:
 
 @contextmanager
 def workspace(out: Path) -> Iterator[Path]:
-    """A locked, hidden folder beside `out`, on the same file system, which is gone when the block ends.
+    """A locked, hidden folder beside `out`, on the same file system, which is gone when the block ends, and so are
+    folders above `out` that were made for it and are empty.
 
-    What is to become `out` is made inside and moved out with `publish`.
+    What is to become `out` is made inside and moved out with `publish`. Raises DataError if it cannot be made.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
+    above = [folder for folder in out.parents if not folder.exists()]
+    try:
+        with hidden_folder(out) as room:
+            yield room
+    finally:
+        for folder in above:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+@contextmanager
+def hidden_folder(out: Path) -> Iterator[Path]:
+    """That of `workspace`, with the folders above it, which stay."""
     lock = None
     while lock is None:  # a run that clears away dead workspaces may take this one before it is locked
-        room = Path(tempfile.mkdtemp(prefix=f".{out.name}{WORKSPACE}", dir=out.parent))
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            room = Path(tempfile.mkdtemp(prefix=f".{out.name}{WORKSPACE}", dir=out.parent))
+        except OSError as error:
+            reason = "a file is in the way" if isinstance(error, FileExistsError) else error.strerror
+            raise DataError(f"cannot be made ({reason}): name another --out", out) from None
         try:
             lock = lock_file(room / "lock", wait=False)
         except DataError:

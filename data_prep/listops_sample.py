@@ -23,10 +23,12 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from data_prep.common import processors
+from data_prep.common import DataError, processors
 from data_prep.depths import Balance, uniform
 from data_prep.listops_functions import CLOSING, DIGITS, FEWEST, MOST, OPERATORS, interpret
 from data_prep.progress import bar
@@ -149,10 +151,17 @@ def sample(depths: range, size: int, seed: Sequence[int], taken: set[str], call:
 
 @contextmanager
 def processes(number: int) -> Iterator[Mapping]:
-    """A `map` in so many processes, which end with it."""
+    """A `map` in so many processes, which end with it. Raises DataError if one of them is ended by something else."""
     # Fresh processes rather than forked ones: torch, if it is there, has threads.
-    with multiprocessing.get_context("spawn").Pool(number, initializer=ignore_interrupts) as pool:
-        yield pool.imap
+    pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), initializer=ignore_interrupts)
+    try:
+        yield pool.map
+    except BrokenProcessPool:
+        raise DataError(
+            "a process that drew expressions was ended from outside (is memory short?): run it again"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def ignore_interrupts() -> None:

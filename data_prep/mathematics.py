@@ -173,7 +173,7 @@ class Mathematics(Dataset):
         return {
             "module": args.module,
             "source": "generated" if args.generate is not None else "archive" if args.archive else "folder",
-            "source_bytes": None if args.generate is not None else source_bytes(args),
+            **({} if args.generate is not None else identity(args)),
             "generate": args.generate,
             "seed": None if args.generate is None else seed,
             "holdout": holdout if args.holdout is None else args.holdout,
@@ -237,13 +237,14 @@ def places(module: str) -> dict[str, str]:
     return {f"{regime}/{names[regime]}.txt": regime for regime in regimes(module)}
 
 
-def source_bytes(args: argparse.Namespace) -> int:
-    """The size of the archive, or of the files of the module together. Raises DataError if one is not there."""
+def identity(args: argparse.Namespace) -> Json:
+    """What tells the input from another one: the size of the archive, which is long to read and checked when it is, or
+    the sha256 of the module's files. Raises DataError if one is not there."""
     if args.archive is not None:
         if not args.archive.is_file():
             raise DataError("--archive is not a file", args.archive)
-        return args.archive.stat().st_size
-    return sum((find_folder(args) / place).stat().st_size for place in places(args.module))
+        return {"source_bytes": args.archive.stat().st_size}
+    return {"source_sha256": [sha256(find_folder(args) / place) for place in places(args.module)]}
 
 
 def find_folder(args: argparse.Namespace) -> Path:

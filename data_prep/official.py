@@ -149,10 +149,12 @@ def default_cache() -> Path:
 
 
 def is_web_address(text: str) -> bool:
-    """Whether `text` is an http or https URL with a host and, if any, a number for a port."""
+    """Whether `text` is an http or https URL in ASCII with a host and, if any, a number for a port."""
     try:
         parts = urllib.parse.urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        if not (text.isascii() and parts.scheme in ("http", "https") and parts.hostname):
+            return False
+        return bool(parts.hostname.encode("idna")) and (parts.port or 1) > 0
     except ValueError:
         return False
 
@@ -170,7 +172,11 @@ def download(file: OfficialFile, url: str, target: Path) -> Path:
     Raises DataError if the server has no such file, sends another one, or cannot be reached in `ATTEMPTS` attempts, and
     if the disk is full.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"cannot be made ({error.strerror}): name another folder by --cache-dir"
+        raise DataError(message, target.parent) from None
     part = target.with_name(target.name + ".part")
     stream = None
     while stream is None:

@@ -193,7 +193,9 @@ def official_corpus(condition: str, source: OfficialFiles) -> Corpus:
     if condition in TESTED:
         membership += "; valid has those of the official dev set that are like train"
     types = {subset: function_counts(pairs) for subset, pairs in subsets.items()}
-    return Corpus(subsets, published, RULES[condition], membership, origin, VOCABULARY, True, TOGETHER, types)
+    return Corpus(
+        *(subsets, published, RULES[condition], membership, origin, VOCABULARY, True, TOGETHER, types), official=True
+    )
 
 
 def generated_corpus(condition: str, number: int, seed: int) -> Corpus:

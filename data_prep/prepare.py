@@ -7,6 +7,7 @@ import errno
 import importlib.metadata
 import json
 import os
+import sys
 import tomllib
 from pathlib import Path
 
@@ -37,9 +38,9 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         return
     if not args.raw_only:
         require_fairseq()
-    material = dataset.build(args, request)
-    material.check()
     with workspace(out) as room:
+        material = dataset.build(args, request)
+        material.check()
         made = room / "made"
         try:
             description = write(made, material, request)
@@ -50,9 +51,19 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
                     f"cannot be written ({error.strerror}): make room, or name another --out", out
                 ) from None
             raise
-    print(f"{dataset.title}: {material.rule}", *material.summary(description), f"written to {args.out}", sep="\n")
+    lines = [f"{dataset.title}: {material.rule}", *material.summary(description), f"written to {args.out}"]
     if not args.raw_only:
-        print("next:", "\n  or: ".join(material.training_commands(dataset, args.out)))
+        lines.append("next: " + "\n  or: ".join(material.training_commands(dataset, args.out)))
+    say(lines)
+
+
+def say(lines: list[str]) -> None:
+    """Prints what was done. It is done even if nobody reads that any more."""
+    try:
+        print(*lines, sep="\n", flush=True)
+    except OSError:
+        # What is left in the stream would be an error again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_occupied(out: Path) -> bool:

@@ -13,7 +13,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from data_prep.__main__ import main
 from data_prep.binarize import binarize, link_labels, make_dictionary
-from data_prep.common import DataError
+from data_prep.common import DataError, Pair
 from data_prep.corpus import Corpus
 from data_prep.scan import DATASET
 
@@ -104,17 +104,27 @@ def test_fairseq_task_loads_every_subset(prepared: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "validation"),
     [
-        (["train", "valid", "gen"], "valid,gen"),
-        (["train", "gen"], "gen"),
-        (["train", "valid", "dev", "gen"], "valid,dev,gen"),
+        (["train", "valid", "gen"], "--valid-subset valid,gen"),
+        (["train", "gen"], "--valid-subset gen --no-best-checkpoints"),
+        (["train", "valid", "dev", "gen"], "--valid-subset valid,dev,gen"),
+        (["train"], "--disable-validation"),
     ],
-    ids=["usual", "nothing-held-out", "mcd"],
+    ids=["usual", "nothing-held-out", "mcd", "nothing-else"],
 )
 def test_training_command(names: list[str], validation: str) -> None:
-    corpus = Corpus({name: [] for name in names}, {}, "", "", {}, (0, 0))
-    (command,) = map(shlex.split, corpus.training_commands(DATASET, Path("my data")))
-    assert command[:2] == ["fairseq-train", "my data"]
-    assert command[command.index("--valid-subset") + 1] == validation
+    corpus = Corpus({name: [Pair("a b", "c")] for name in names}, {}, "", "", {}, None)
+    (command,) = corpus.training_commands(DATASET, Path("my data"))
+    assert shlex.split(command)[:2] == ["fairseq-train", "my data"]
+    assert f" --criterion cross_entropy_orthogonality {validation} --optimizer" in command
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_training_command_of_sequences_that_are_too_long_for_fairseq_by_itself(side: str) -> None:
+    for words, expected in ((1023, False), (1024, True)):
+        pair = Pair("a", "b")._replace(**{side: " ".join(["a"] * words)})
+        corpus = Corpus({"train": [Pair("a", "b")], "valid": [pair]}, {}, "", "", {}, None)
+        (command,) = corpus.training_commands(DATASET, Path("data"))
+        assert (f" --max-{side}-positions 1025 " in command) == expected
 
 
 def write_raw(folder: Path, **subsets: str) -> None:

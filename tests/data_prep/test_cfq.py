@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import string
@@ -133,7 +134,8 @@ def test_splits(split: str, run, read_subset, fixture_folder: Path, small_sizes,
     found = manifest(tmp_path / "out")
     assert list(found["subsets"]) == list(names) and found["vocabulary"]["joined"]
     assert "words, and 181 are published" in found["membership"]
-    assert found["request"]["source_bytes"] == (fixture_folder / "dataset.json").stat().st_size
+    files = (fixture_folder / "dataset.json", fixture_folder / "splits" / f"{split}.json")
+    assert found["request"]["source_sha256"] == [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     assert [file["name"] for file in found["origin"]["files"]] == ["cfq/dataset.json", f"cfq/splits/{split}.json"]
     assert (tmp_path / "out" / "dict.src.txt").read_bytes() == (tmp_path / "out" / "dict.tgt.txt").read_bytes()
 
@@ -145,7 +147,7 @@ def test_archive_and_folder_make_the_same(run, fixture_folder: Path, small_sizes
     assert run("cfq", *options, "--raw-dir", fixture_folder.parent, "--out", tmp_path / "a").code == 0
     assert run("cfq", *options, "--archive", tmp_path / "cfq1.1.tar.gz", "--out", tmp_path / "b").code == 0
     one, other = manifest(tmp_path / "a"), manifest(tmp_path / "b")
-    assert one["request"].pop("source_bytes") != other["request"].pop("source_bytes")
+    assert one["request"].pop("source_sha256") != other["request"].pop("source_sha256")
     assert one == other and one["subsets"]["valid"]["size"] == 2 and one["subsets"]["train"]["size"] == 6
     again = run("cfq", *options, "--archive", tmp_path / "cfq1.1.tar.gz", "--out", tmp_path / "b")
     assert again.out == f"already prepared: {tmp_path / 'b'}\n"

@@ -52,6 +52,14 @@ def test_subset_that_is_meant_to_repeat_training() -> None:
         Corpus({"train": [A], "original": [B], "gen": [A]}, {}, "", "", {}, None, repeated=("original",)).check()
 
 
+def test_published_files_may_repeat_training_and_say_so() -> None:
+    corpus = Corpus({"train": [B, A], "gen": [A, C, A], "test": [C]}, {}, "", "", {}, None, official=True)
+    corpus.check()
+    described = corpus.describe()
+    assert [entry.get("in_train") for entry in described["subsets"].values()] == [None, 2, None]
+    assert "2 of gen are in train too, in the published files" in corpus.summary(described)
+
+
 def test_labels_are_one_word() -> None:
     with pytest.raises(DataError, match="gen has a target that is not one word: 'x y'"):
         Corpus({"train": [A], "gen": [Pair("b", "x y")]}, {}, "", "", {}, None, labels=True).check()

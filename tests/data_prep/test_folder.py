@@ -157,8 +157,16 @@ def test_out_is_a_file(run, tmp_path: Path) -> None:
 def test_out_below_a_file(run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious", "utf-8")
     result = run(*LENGTH, "--out", tmp_path / "file" / "out")
-    assert (result.code, result.out) == (1, "") and result.err.startswith(f"error: {tmp_path / 'file'}")
-    assert result.err.count("\n") == 1
+    message = f"error: {tmp_path / 'file' / 'out'}: cannot be made (a file is in the way): name another --out\n"
+    assert result == (1, "", message)
+
+
+def test_out_that_cannot_be_made_is_refused_before_the_work(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_prep.listops.sample_sets", None)
+    result = run("listops", "--raw-only", "--out", "/proc/out")
+    assert result.code == 1 and result.err.endswith(": name another --out\n") and "/proc/out" in result.err
 
 
 def test_verify(run, tmp_path: Path) -> None:
@@ -182,8 +190,8 @@ def pause(*arguments, **options):
     print("paused", flush=True)
     time.sleep(600)
 data_prep.{where} = pause
-from data_prep.__main__ import main
-main(sys.argv[1:])
+import runpy
+runpy.run_module("data_prep", run_name="__main__", alter_sys=True)
 """
 
 
@@ -229,10 +237,30 @@ def test_run_killed_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
 
 
-def test_interrupted_run_cleans_up_after_itself(tmp_path: Path) -> None:
-    with start_and_pause("prepare.publish", [*LENGTH, "--out", str(tmp_path / "out")]) as process:
-        process.send_signal(signal.SIGINT)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+def test_interrupted_run_cleans_up_after_itself(sent: signal.Signals, code: int, tmp_path: Path) -> None:
+    with start_and_pause("prepare.publish", [*LENGTH, "--out", str(tmp_path / "not" / "there" / "out")]) as process:
+        process.send_signal(sent)
+    assert process.returncode == code and list(tmp_path.iterdir()) == []
+
+
+def test_folders_above_are_kept_where_something_is_in_them(run, tmp_path: Path) -> None:
+    assert run(*LENGTH, "--out", tmp_path / "new" / "one").code == 0
+    refused = run("scan", "--split", "simple", "--raw-dir", tmp_path, "--out", tmp_path / "other" / "one")
+    assert refused.code == 1 and list(tmp_path.iterdir()) == [tmp_path / "new"]
+
+
+def test_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "data_prep", *LENGTH, "--out", str(tmp_path / "out")]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "out" / "dataset.json").is_file()
+
+
+def test_output_that_is_not_utf_8() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "data_prep", "list"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and "\\xe1" in done.stdout
 
 
 def test_a_run_beside_another_leaves_its_work_alone(run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -235,6 +236,12 @@ def test_number_of_processes_changes_nothing() -> None:
     assert list(alone) == list(two) == list(DEPTHS)
     for subset in DEPTHS:
         assert list(alone[subset].pairs()) == list(two[subset].pairs())
+
+
+def test_a_process_that_is_ended_from_outside_is_missed() -> None:
+    with pytest.raises(DataError, match="was ended from outside"):
+        with listops_sample.processes(2) as call:
+            list(call(os._exit, [1, 1, 1]))
 
 
 def test_number_of_processes() -> None:

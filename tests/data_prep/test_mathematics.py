@@ -268,6 +268,10 @@ def test_archive_and_folder(run, archive, tmp_path: Path) -> None:
             assert text.read_bytes() == (again / "raw" / text.name).read_bytes()
         assert manifest(again)["origin"] == found["origin"]
         assert manifest(again)["membership"].startswith("those of the files in the folder")
+    changed = tmp_path / "unpacked" / FOLDER / next(iter(places(MODULE)))
+    changed.write_bytes(changed.read_bytes().replace(b"What", b"Whit"))
+    refused = run(*options, "--raw-dir", tmp_path / "unpacked", "--raw-only", "--out", again)
+    assert refused.code == 1 and "source_sha256 is" in refused.err
 
 
 def test_memory_is_bounded(large_archive, little_memory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ MIRROR = "--mirror must be a URL such as https://example.org/SCAN, not {!r}"
         *(("--holdout", value, HOLDOUT) for value in ("1", "-0.1", "nan", "inf", "some")),
         *(("--seed", value, SEED) for value in ("-1", "4294967296", "1.5")),
         *(("--mirror", value, MIRROR) for value in ("file:///etc", "example.org", "http://", "http://[", "http://a:b")),
+        *(("--mirror", value, MIRROR) for value in ("http://a/\xe9", "http://.a")),
         ("--split", "longth", "argument --split: invalid choice: {!r}"),
     ],
 )
