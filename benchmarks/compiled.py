@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 import torch
 import triton
-from report import publish, table
+from report import commit, publish, table
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
@@ -278,7 +278,8 @@ def main(arguments: List[str] | None = None) -> List[Compiled]:
                 everything += found
                 print(f"{operator}, {dtype}, {capability / 10}: {len(found)} kernels", file=sys.stderr)
     header = ["operator", "capability", "dtype", "kernel", "compiled", "registers", "stack B", "shared KiB", "products"]
-    text = f"Triton {triton.__version__}, the most of all calls of `benchmarks/compiled.py`.\n\n{table(header, rows)}"
+    made = f"Triton {triton.__version__}, commit {commit()}: `python benchmarks/compiled.py`, the most of all calls."
+    text = f"{made}\n\n{table(header, rows)}"
     publish("Kernels as compiled", text, options.results)
     return everything
 
