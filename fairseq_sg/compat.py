@@ -12,6 +12,8 @@
 - it has a task gather what its workers keep before a checkpoint is saved, where the task asks for it;
 - it makes fairseq's commands end with the message alone where the user can mend the error (:class:`UsageError`), and
   with the name of the file where a checkpoint is not whole, was changed, holds more than data, or is of another model;
+- it has a task give a model its inputs in the form that it was trained on, whatever the command says of them, and
+  refuses ``--model-overrides`` of options that no model has;
 - it has every file of a checkpoint appear whole or not at all, copies included, whatever ends the training meanwhile;
 - it has a training that has made all its updates, or whose ``--patience`` is at its end, make no other update when it
   is started again, and one that is continued remember how long it has got no better;
@@ -22,6 +24,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import atexit
 import collections
 import contextlib
@@ -176,8 +179,8 @@ def name_broken_checkpoints() -> None:
     _wrap(checkpoint_utils, "load_model_ensemble_and_task", _load_models)
 
 
-#: ``cfg``: the options in the checkpoint that was read last, None if there are none.
-_READ = argparse.Namespace(cfg=None)
+#: ``cfg``: the options in the checkpoint that was read last, None if there are none. ``all``: those of all.
+_READ = argparse.Namespace(cfg=None, all=[])
 
 
 def _load_checkpoint(load, path, *args, **kwargs):
@@ -195,6 +198,7 @@ def _load_checkpoint(load, path, *args, **kwargs):
             )
         state = load(path, *args, **kwargs)
         _READ.cfg = state.get("cfg")
+        _READ.all.append(_READ.cfg)
         return state
     except (FileNotFoundError, UsageError):
         raise
@@ -224,9 +228,18 @@ def _damaged(path: str) -> bool:
 
 
 def _load_models(load, filenames, *args, **kwargs):
-    """fairseq's ``load_model_ensemble_and_task``. Raises UsageError for weights that do not fit their own options."""
+    """fairseq's ``load_model_ensemble_and_task``, after which the task knows what inputs the models were trained on.
+
+    Raises UsageError for a file that is not there, weights that do not fit their own options, ``--model-overrides`` of an
+    option that no model has, and models that were trained on inputs of different forms.
+    """
+    _READ.all.clear()
     try:
-        return load(filenames, *args, **kwargs)
+        loaded = load(filenames, *args, **kwargs)
+    except OSError as error:
+        if not str(error).startswith("Model file not found"):
+            raise
+        raise UsageError(f"there is no checkpoint {str(error).partition(': ')[2]}: check --path") from None
     except RuntimeError as error:
         different = _differences(error)
         if different is None:
@@ -235,6 +248,39 @@ def _load_models(load, filenames, *args, **kwargs):
             f"the weights in {' or '.join(filenames)} do not fit the model that its options and --model-overrides make"
             f": {different}. Check --model-overrides, or use the code (--user-dir) that it was trained with"
         ) from error
+    given = dict(zip(("arg_overrides", "task"), args)) | kwargs
+    configurations = [cfg for cfg in _READ.all if cfg is not None]
+    if configurations:
+        _check_overrides(given.get("arg_overrides"), given.get("task"), configurations)
+        _keep_form_of_inputs(loaded[2], configurations)
+    return loaded
+
+
+def _check_overrides(overrides, task, configurations: list) -> None:
+    """fairseq takes no notice of names that it does not find."""
+    overrides = overrides or {}
+    if "model_overrides" in overrides:  # by fairseq-validate, with all other options of the command
+        overrides = ast.literal_eval(overrides["model_overrides"] or "{}")
+    elif task is None:  # by no command that has the option
+        return
+    known = {name for cfg in configurations for name in cfg}
+    for part in (part for cfg in configurations for part in cfg.values()):
+        known.update(vars(part) if isinstance(part, argparse.Namespace) else part if hasattr(part, "keys") else ())
+    unknown = [name for name in overrides if name not in known]
+    if unknown:
+        raise UsageError(f"--model-overrides names {unknown[0]!r}, which is not an option of the model that is loaded")
+
+
+def _keep_form_of_inputs(task, configurations: list) -> None:
+    for name in getattr(task, "of_inputs", ()):
+        values = {_values(cfg["task"]).get(name) for cfg in configurations if cfg.get("task") is not None} - {None}
+        flag = "--" + name.replace("_", "-")
+        if len(values) > 1:
+            raise UsageError(f"some of these models were trained with {flag} and some without: evaluate them apart")
+        for value in values - {getattr(task.cfg, name)}:
+            setattr(task.cfg, name, value)
+            with_it = "with" if value else "without"
+            logging.getLogger(__name__).info("the model was trained %s %s, and so it is used here", with_it, flag)
 
 
 def _differences(error: BaseException | None) -> str | None:
@@ -341,12 +387,17 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
     Warns of other options of the model and the criterion: weights that fit may still be of another mechanism.
 
     Raises UsageError for a checkpoint of another model, or of a training with another criterion or optimizer, and for
-    ``--fp16`` on a CPU, before fairseq builds an optimizer for it.
+    ``--fp16`` on a CPU, before fairseq builds an optimizer for it; for a ``--restore-file`` that is not there.
     """
+    from fairseq.file_io import PathManager
+
     if trainer.cfg.common.fp16 and not trainer.cuda:
         raise UsageError(
             "fairseq trains with --fp16 on a GPU alone: leave it out, or choose --bf16, which is slow on a CPU"
         )
+    if cfg.restore_file != "checkpoint_last.pt" and not cfg.checkpoint_suffix:
+        if not PathManager.exists(cfg.restore_file):
+            raise UsageError(f"there is no checkpoint {cfg.restore_file}: check --restore-file")
     _READ.cfg = None
     try:
         extra_state, batches = load(cfg, trainer, **kwargs)
@@ -355,7 +406,8 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
         if refusal is None:
             raise
         raise refusal from error
-    if _READ.cfg is not None and (other := _other_options(_READ.cfg, trainer.cfg)):
+    of_inputs = getattr(getattr(trainer, "task", None), "of_inputs", ())
+    if _READ.cfg is not None and (other := _other_options(_READ.cfg, trainer.cfg, of_inputs)):
         logging.getLogger(__name__).warning(
             "the checkpoint was trained with other options, and goes on with those of this command: %s",
             ", ".join(other),
@@ -368,12 +420,15 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
     return extra_state, batches
 
 
-def _other_options(there, here) -> list[str]:
-    """The options of model and criterion that differ between two configurations which both have them."""
+def _other_options(there, here, of_inputs: typing.Sequence[str] = ()) -> list[str]:
+    """The options of model and criterion, and some of the task, that differ between two configurations which both have
+    them."""
     other = []
-    for part in ("model", "criterion"):
-        of_checkpoint, of_command = _values(there[part]), _values(here[part])
+    for part in ("model", "criterion", "task"):
+        of_checkpoint, of_command = _values(there.get(part)), _values(here.get(part))
         for name, value in of_checkpoint.items():
+            if part == "task" and name not in of_inputs:
+                continue
             if name in of_command and of_command[name] != value and not name.startswith("_"):
                 other.append(f"--{name.replace('_', '-')} {value} (here {of_command[name]})")
     return other

@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import quickstart  # noqa: E402
-from runs import REPOSITORY, Run, end, environment, on, schedule  # noqa: E402
+from runs import REPOSITORY, Run, check_data, end, environment, on, schedule  # noqa: E402
 
 
 @dataclass
@@ -249,11 +249,13 @@ def smaller(recipe: Recipe, dataset: str, model: str) -> Recipe:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Generates the data when their folder has no dataset.json."""
-    if not (REPOSITORY / args.data / "dataset.json").exists():
-        condition = [CONDITIONS[args.dataset][0], args.condition] if args.condition else []
-        if args.small:
-            condition += SMALL[args.dataset][0]
+    """Generates the data when their folder has no dataset.json. Raises ValueError where it has that of other data."""
+    condition = [CONDITIONS[args.dataset][0], args.condition] if args.condition else []
+    if args.small:
+        condition += SMALL[args.dataset][0]
+    if (REPOSITORY / args.data / "dataset.json").exists():
+        check_data(REPOSITORY / args.data, [args.dataset, *condition])
+    else:
         command = [sys.executable, "-m", "data_prep", args.dataset, *condition, "--out", str(args.data)]
         subprocess.run(command, cwd=REPOSITORY, env=environment(), check=True)
 

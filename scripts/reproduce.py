@@ -28,7 +28,7 @@ import quickstart  # noqa: E402
 import recipe as recipes  # noqa: E402
 import verdicts  # noqa: E402
 from recipe import Data, Recipe, RecipeError  # noqa: E402
-from runs import REPOSITORY, Run, begun, end, environment, on, run_all, schedule, write_json  # noqa: E402
+from runs import REPOSITORY, Run, begun, check_data, end, environment, on, run_all, schedule, write_json  # noqa: E402
 from verdicts import Trial  # noqa: E402
 
 
@@ -182,10 +182,11 @@ def prepare(args: argparse.Namespace) -> None:
     """Makes the data folders that are missing.
 
     Raises:
-        ValueError: one needs a file that the user has to name, or cannot be made.
+        ValueError: one needs a file that the user has to name, cannot be made, or is there and of other data.
     """
     for name, data in used(args).items():
         if (args.data / data.folder / "dataset.json").exists():
+            check_data(args.data / data.folder, shlex.split(data.prepare))
             continue
         command = prepare_command(args, data)
         if data.needs_file:

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, List, Optional
+from typing import IO, Any, Callable, Dict, List, Optional, Sequence
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
@@ -270,6 +270,40 @@ def write_json(path: Path, value: Any) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(value, indent=1, default=str) + "\n")
     temporary.replace(path)
+
+
+def check_data(folder: Path, arguments: Sequence[str]) -> None:
+    """Compares a prepared folder with what ``python -m data_prep ARGUMENTS`` would make. Where its files come from does
+    not count, nor do files that are not there; a folder that is not of ``data_prep`` is the user's own.
+
+    Raises:
+        ValueError: the folder was made by another request.
+    """
+    sys.path.insert(0, str(REPOSITORY))
+    from data_prep.__main__ import DATASETS, make_parser
+    from data_prep.common import DataError
+
+    found = json.loads((folder / "dataset.json").read_text()).get("request", {})
+    known = {dataset.name: dataset for dataset in DATASETS}
+    if found.get("dataset") not in known:
+        return
+    args, dataset = make_parser().parse_args([*arguments, "--out", str(folder)]), known[arguments[0]]
+    try:
+        wanted = {"dataset": dataset.name, **dataset.request(args)}
+    except (DataError, OSError):  # a file that is asked for is not there: options as they were given
+        given = {name: value for name, value in vars(args).items() if isinstance(value, (str, int, float))}
+        wanted = {"dataset": dataset.name, **{name: value for name, value in given.items() if name in found}}
+    origin = ("official_files", "raw_only")
+    other = [
+        f"{name} {found.get(name)} instead of {value}"
+        for name, value in wanted.items()
+        if found.get(name) != value and name not in origin and not name.startswith("source")
+    ]
+    if other:
+        raise ValueError(
+            f"the data in {folder} are others than `python -m data_prep {shlex.join(arguments)}` makes: {', '.join(other)}. "
+            "Name another folder by --data, or move this one away"
+        )
 
 
 def saved(run: Run) -> Dict[str, Any]:

@@ -14,6 +14,8 @@ It differs from ``translation`` in these points, the first five of which change 
 import logging
 import os
 from dataclasses import dataclass, field
+from functools import partial
+from typing import List
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from fairseq import utils
 from fairseq.data import LanguagePairDataset, PrependTokenDataset
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
@@ -119,8 +122,16 @@ class SGTranslationTask(TranslationTask):
         task.breakdown = Breakdown(cfg.data, cfg.accuracy_by)
         return task
 
+    #: Options of the task that say in what form a model gets its inputs; ``compat`` has models keep theirs.
+    of_inputs = ("no_source_bos",)
+
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        try:
+            super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"there is no subset {split!r} in {self.cfg.data}: its dataset.json names those that there are"
+            ) from error
         dataset = self.datasets[split]
         if dataset.tgt is not None and len(dataset) > 0:
             self._refuse_unknown(split, dataset)
@@ -166,11 +177,16 @@ class SGTranslationTask(TranslationTask):
         )
 
     def build_generator(self, models, args, *more, **kwargs):
-        """fairseq's generator. With ``--print-alignment`` this plugin's models return the attention weights that it asks for."""
+        """fairseq's generator. With ``--print-alignment`` this plugin's models return the attention weights that it asks for,
+        and the start symbol of sources, which is not printed with them, is not counted."""
+        aligned = bool(getattr(args, "print_alignment", None))
         for model in models:
             if isinstance(model, SGTransformer):
-                model.full_context_alignment = bool(getattr(args, "print_alignment", None))
-        return super().build_generator(models, args, *more, **kwargs)
+                model.full_context_alignment = aligned
+        generator = super().build_generator(models, args, *more, **kwargs)
+        if aligned and not self.cfg.no_source_bos:
+            generator.extract_alignment = partial(_without, self.source_dictionary.bos(), generator.extract_alignment)
+        return generator
 
     def get_batch_iterator(self, dataset, *args, **kwargs):
         """fairseq's, but evaluation never drops a last batch that is not a multiple of ``--required-batch-size-multiple``."""
@@ -189,6 +205,12 @@ class SGTranslationTask(TranslationTask):
     def begin_epoch(self, epoch, model) -> None:
         super().begin_epoch(epoch, model)
         keep_for_training(model)
+
+
+def _without(symbol: int, extract, weights: Tensor, source: Tensor, *args) -> List:
+    """fairseq's extraction of an alignment from weights (target, source) as if a symbol were not in the source."""
+    kept = source != symbol
+    return extract(weights[:, kept], source[kept], *args)
 
 
 def _holds(data, symbol: int) -> bool:

@@ -154,6 +154,22 @@ def test_a_checkpoint_that_does_not_fit_its_own_options(checkpoint, data):
     assert_refused(run("fairseq-validate", *evaluation(data, checkpoint, *overrides)), message)
 
 
+@pytest.mark.parametrize("command", ["fairseq-validate", "fairseq-generate"])
+def test_overrides_of_an_option_that_there_is_not(command, checkpoint, data):
+    overrides = ["--model-overrides", "{'encoder_layer': 2}", "--batch-size", "64"]
+    message = "--model-overrides names 'encoder_layer', which is not an option of the model that is loaded"
+    assert_refused(run(command, *evaluation(data, checkpoint, *overrides)), message)
+
+
+def test_a_checkpoint_that_is_not_there(data, tmp_path):
+    missing = tmp_path / "none.pt"
+    assert_refused(
+        run("fairseq-generate", *evaluation(data, missing)), f"there is no checkpoint {missing}: check --path"
+    )
+    line = refused_training(training(data, tmp_path / "run", "--restore-file", missing), tmp_path)
+    assert line == f"error: there is no checkpoint {missing}: check --restore-file"
+
+
 LEARNED = ["--position", "learned", "--learned-positions"]
 
 

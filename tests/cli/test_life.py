@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from cli_commands import KINDS, evaluation, metrics, run, succeed, translations
+from cli_commands import KINDS, evaluation, metrics, run, succeed, training, translations
 from fairseq import checkpoint_utils
 
 import fairseq_sg  # noqa: F401
@@ -94,3 +94,27 @@ def test_interactive_gives_what_generate_gives(kind, trained, greedy, data):
     for i, sentence in interactive.items():
         assert sentence.hypothesis == generated[i].hypothesis
         assert sentence.score == pytest.approx(generated[i].score, abs=1e-4)
+
+
+def test_a_model_gets_its_inputs_in_the_form_that_it_was_trained_on(data, trained, tmp_path):
+    """Sources without a begin symbol, also where the command does not say so."""
+    options = ["--no-source-bos", "--max-epoch", 2]
+    succeed("fairseq-train", *training(data, tmp_path / "run", *options))
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    written = []
+    for more in ([], ["--no-source-bos"]):
+        generation = evaluation(data, checkpoint, "--gen-subset", "valid", "--beam", "1", "--batch-size", "64", *more)
+        printed = succeed("fairseq-generate", *generation)
+        printed += succeed(
+            "fairseq-interactive", *evaluation(data, checkpoint, "--beam", "1", *more), text="walk twice\n"
+        )
+        written.append(re.findall(r"^H-.*", printed, re.MULTILINE))
+        assert len(written[-1]) == SIZES["valid"] + 1
+    assert written[0] == written[1]
+    both = run("fairseq-generate", *evaluation(data, f"{checkpoint}:{trained('softmax').checkpoint}"))
+    assert "error: some of these models were trained with --no-source-bos and some without" in both.err
+    goes_on = run("fairseq-train", *training(data, tmp_path / "run", "--max-epoch", 3))
+    assert (
+        goes_on.code == 0
+        and "with those of this command: --no-source-bos True (here False)" in goes_on.out + goes_on.err
+    )

@@ -5,6 +5,7 @@ A new kind adds a file to ``attention_kinds`` with its cases and its equation; a
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, Dict
 
@@ -132,6 +133,17 @@ def test_step_by_step_equals_full_pass(case, length):
         )[0]
         for n in range(length)
     ]
+    torch.testing.assert_close(torch.cat(steps), full, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.role == "decoder"], ids=str)
+def test_copies_have_states_of_their_own(case):
+    """As in a stack of layers that are copies of one."""
+    first, (x, _) = case.build(), case.inputs(queries=5)
+    second = copy.deepcopy(first)
+    full = second(first(x, need_weights=False)[0], need_weights=False)[0]
+    state: Dict[str, Any] = {}
+    steps = [second(first(x[n : n + 1], incremental_state=state)[0], incremental_state=state)[0] for n in range(5)]
     torch.testing.assert_close(torch.cat(steps), full, rtol=1e-6, atol=1e-7)
 
 

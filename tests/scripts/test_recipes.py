@@ -17,6 +17,10 @@ import ndr  # noqa: E402
 import recipe  # noqa: E402
 import reproduce  # noqa: E402
 import verdicts  # noqa: E402
+from runs import check_data  # noqa: E402
+
+from data_prep.__main__ import DATASETS, make_parser  # noqa: E402
+from data_prep.common import DataError  # noqa: E402
 
 #: Those of papers; the others are our own, without published numbers.
 PUBLISHED = [name for name in recipe.names() if not name.startswith("own_")]
@@ -281,6 +285,35 @@ def test_every_dataset_is_one_of_data_prep(name):
         assert data.needs_file == (data.prepare.split()[0] in ("cfq", "mathematics", "text"))
     trainings = [(data.folder, data.arguments) for data in content.data.values()]
     assert len(set(trainings)) == len(trainings)
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_a_folder_of_other_data_is_refused(name, tmp_path):
+    """Of what a recipe makes, each folder is taken as it is, and not with another number or name in its request."""
+    for data in recipe.read(recipe.find(name)).data.values():
+        arguments = shlex.split(data.prepare)
+        args = make_parser().parse_args([*arguments, "--out", str(tmp_path)])
+        (dataset,) = [one for one in DATASETS if one.name == arguments[0]]
+        try:
+            request = {"dataset": dataset.name, **dataset.request(args), "raw_only": False}
+        except (DataError, OSError):  # needs a file
+            given = {key: value for key, value in vars(args).items() if isinstance(value, (str, int, float))}
+            request = {"dataset": dataset.name, **given, "source_sha256": "of the file"}
+
+        def check(changed):
+            (tmp_path / "dataset.json").write_text(json.dumps({"request": request | changed}))
+            check_data(tmp_path, arguments)
+
+        check({})
+        check({"raw_only": True} | ({"official_files": ["elsewhere"]} if "official_files" in request else {}))
+        check({"dataset": "my own", "order": "another"})
+        others = {"dataset": "scan" if request["dataset"] == "ctl" else "ctl"}
+        for key in ("split", "cutoff", "order", "condition", "module", "variant", "holdout", "unit", "train"):
+            if request.get(key) is not None:
+                others[key] = request[key] + 1 if isinstance(request[key], (int, float)) else "other"
+        for key, other in others.items():
+            with pytest.raises(ValueError, match=f"the data in .* are others .*: {key} {other} instead of "):
+                check({key: other})
 
 
 def test_a_folder_holds_the_same_data_in_every_recipe():

@@ -294,7 +294,9 @@ def test_no_folder(data):
 
 
 def test_missing_subset(folder):
-    with pytest.raises(FileNotFoundError, match="test"):
+    with pytest.raises(
+        UsageError, match="there is no subset 'test' in .*: its dataset.json names those that there are"
+    ):
         task(folder, subsets=("test",))
 
 

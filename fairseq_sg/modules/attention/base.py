@@ -17,7 +17,6 @@ padding.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, FrozenSet, List, Optional, Set, Tuple
@@ -63,9 +62,6 @@ class AttentionOptions:
         default=0.0,
         metadata={"help": "dropout on the heads' outputs, before the output projection (the references have none)"},
     )
-
-
-_state_ids = itertools.count()
 
 
 class Attention(nn.Module):
@@ -157,8 +153,12 @@ class Attention(nn.Module):
         if attention_init not in INITS:
             raise UsageError(f"--attention-init is {attention_init!r}: choose from {', '.join(INITS)}")
         self._init = self.reference_init if attention_init == "reference" else attention_init
-        self._state_key = f"attention_state.{next(_state_ids)}"
         self.reset_parameters()
+
+    @property
+    def _state_key(self) -> str:
+        # By the module itself: a number that it keeps would be that of its copies too.
+        return f"attention_state.{id(self)}"
 
     def reset_parameters(self) -> None:
         """Glorot uniform, U(±√(6/(fan_in + fan_out))), or PyTorch's U(±1/√fan_in); zero biases.
