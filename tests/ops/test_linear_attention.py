@@ -182,6 +182,16 @@ def test_query_without_keys_gives_zero(implementation, causal, length, device):
     assert all(x.isfinite().all() for x in results.values())
 
 
+@implementations
+@causality
+@pytest.mark.parametrize("length", [1, 5, 70])
+def test_no_sequences(implementation, causal, length, device):
+    q, k, v = (torch.ones(0, 2, length, width, device=device, requires_grad=True) for width in (4, 4, 3))
+    out, (s, z) = linear_attention(q, k, v, causal=causal, return_state=True, implementation=implementation)
+    out.sum().backward()
+    assert out.shape == v.shape == v.grad.shape and s.shape == (0, 2, 4, 3) and z.shape == (0, 2, 4)
+
+
 @causality
 @pytest.mark.parametrize("length", [20, 100])
 def test_non_contiguous_inputs(causal, length, device):

@@ -141,7 +141,7 @@ def _through_chunks(
         *_, out, _, after = _attend(q, k, v, state, count, return_state, normalize, eps)
     else:
         out, after = _CausalAttention.apply(q, k, v, state, count, return_state, normalize, eps)
-    out = out.view(batch, heads, -1, width)
+    out = out.view(batch, heads, count * out.shape[1], width)
     if after is not None:
         after = _part(after.view(batch, heads, *after.shape[1:]))
     return out if out.shape[2] == length else out[:, :, :length], after
