@@ -129,9 +129,7 @@ class SGTranslationTask(TranslationTask):
         try:
             super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         except FileNotFoundError as error:
-            raise UsageError(
-                f"there is no subset {split!r} in {self.cfg.data}: its dataset.json names those that there are"
-            ) from error
+            raise UsageError(f"the data folder {self.cfg.data} has no subset {split!r}") from error
         dataset = self.datasets[split]
         if dataset.tgt is not None and len(dataset) > 0:
             self._refuse_unknown(split, dataset)

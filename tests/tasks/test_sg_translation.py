@@ -294,9 +294,7 @@ def test_no_folder(data):
 
 
 def test_missing_subset(folder):
-    with pytest.raises(
-        UsageError, match="there is no subset 'test' in .*: its dataset.json names those that there are"
-    ):
+    with pytest.raises(UsageError, match="the data folder .* has no subset 'test'"):
         task(folder, subsets=("test",))
 
 
