@@ -5,9 +5,10 @@
 
 The operators are called forward and backward with tensors on the CPU, at sizes where tiles differ, with and without what else
 is compiled into their kernels; whatever they launch is compiled instead of run. The command fails where a kernel does
-not compile, needs more memory than there is, adds atomically, or overlaps products that it should not. ``stack`` is what a thread spills of its registers, ``products`` counts instructions of
-tensor cores, of which those of Hopper, ``wgmma``, run asynchronously, which is not safe from registers (see
-``fairseq_sg/ops/triton_support.py``).
+not compile, needs more memory than there is, adds atomically, or overlaps products that it should not.
+
+``stack`` is what a thread spills of its registers, ``products`` counts instructions of tensor cores, of which those of
+Hopper, ``wgmma``, run asynchronously, which is not safe from registers (see ``fairseq_sg/ops/triton_support.py``).
 """
 
 from __future__ import annotations
@@ -254,7 +255,7 @@ def summary(found: List[Compiled]) -> List[List[str]]:
     return rows
 
 
-def main(arguments: List[str] | None = None) -> List[Compiled]:
+def main(arguments: List[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(CALLS)}; all by default")
     parser.add_argument("--capability", type=int, nargs="+", default=[80, 90], choices=SHARED, help="80 is 8.0")
@@ -265,7 +266,6 @@ def main(arguments: List[str] | None = None) -> List[Compiled]:
     if unknown := set(options.operators) - set(CALLS):
         parser.error(f"no operator {', '.join(sorted(unknown))}: choose from {', '.join(CALLS)}")
     torch.set_num_threads(1)
-    everything: List[Compiled] = []
     rows = []
     for capability in options.capability:
         for operator in options.operators or CALLS:
@@ -275,13 +275,11 @@ def main(arguments: List[str] | None = None) -> List[Compiled]:
                     if problem := wrong(one, capability):
                         sys.exit(f"{operator}, {dtype}, {capability / 10}: a kernel {problem}: {one}")
                 rows += [[operator, f"{capability / 10}", dtype, *row] for row in summary(found)]
-                everything += found
                 print(f"{operator}, {dtype}, {capability / 10}: {len(found)} kernels", file=sys.stderr)
     header = ["operator", "capability", "dtype", "kernel", "compiled", "registers", "stack B", "shared KiB", "products"]
     made = f"Triton {triton.__version__}, commit {commit()}: `python benchmarks/compiled.py`, the most of all calls."
     text = f"{made}\n\n{table(header, rows)}"
     publish("Kernels as compiled", text, options.results)
-    return everything
 
 
 if __name__ == "__main__":

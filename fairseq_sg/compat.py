@@ -179,8 +179,8 @@ def name_broken_checkpoints() -> None:
     _wrap(checkpoint_utils, "load_model_ensemble_and_task", _load_models)
 
 
-#: ``cfg``: the options in the checkpoint that was read last, None if there are none. ``all``: those of all.
-_READ = argparse.Namespace(cfg=None, all=[])
+#: The options in the checkpoints that were read since a command began to load something, None where there are none.
+_READ: list = []
 
 
 def _load_checkpoint(load, path, *args, **kwargs):
@@ -197,8 +197,7 @@ def _load_checkpoint(load, path, *args, **kwargs):
                 f"the checkpoint {path} was changed after it was written: its checksums are wrong. {another}"
             )
         state = load(path, *args, **kwargs)
-        _READ.cfg = state.get("cfg")
-        _READ.all.append(_READ.cfg)
+        _READ.append(state.get("cfg"))
         return state
     except (FileNotFoundError, UsageError):
         raise
@@ -233,7 +232,7 @@ def _load_models(load, filenames, *args, **kwargs):
     Raises UsageError for a file that is not there, weights that do not fit their own options, ``--model-overrides`` of an
     option that no model has, and models that were trained on inputs of different forms.
     """
-    _READ.all.clear()
+    _READ.clear()
     try:
         loaded = load(filenames, *args, **kwargs)
     except OSError as error:
@@ -249,7 +248,7 @@ def _load_models(load, filenames, *args, **kwargs):
             f": {different}. Check --model-overrides, or use the code (--user-dir) that it was trained with"
         ) from error
     given = dict(zip(("arg_overrides", "task"), args)) | kwargs
-    configurations = [cfg for cfg in _READ.all if cfg is not None]
+    configurations = [cfg for cfg in _READ if cfg is not None]
     if configurations:
         _check_overrides(given.get("arg_overrides"), given.get("task"), configurations)
         _keep_form_of_inputs(loaded[2], configurations)
@@ -263,12 +262,21 @@ def _check_overrides(overrides, task, configurations: list) -> None:
         overrides = ast.literal_eval(overrides["model_overrides"] or "{}")
     elif task is None:  # by no command that has the option
         return
-    known = {name for cfg in configurations for name in cfg}
-    for part in (part for cfg in configurations for part in cfg.values()):
-        known.update(vars(part) if isinstance(part, argparse.Namespace) else part if hasattr(part, "keys") else ())
+    known = {name for cfg in configurations for name in (*cfg, *option_names(cfg))}
     unknown = [name for name in overrides if name not in known]
     if unknown:
         raise UsageError(f"--model-overrides names {unknown[0]!r}, which is not an option of the model that is loaded")
+
+
+def option_names(cfg: typing.Any) -> set[str]:
+    """The names of all options in a checkpoint's configuration."""
+    names: set[str] = set()
+    for group in cfg.values():
+        if isinstance(group, argparse.Namespace):
+            names |= set(vars(group))
+        elif hasattr(group, "keys"):
+            names |= set(group.keys())
+    return names
 
 
 def _keep_form_of_inputs(task, configurations: list) -> None:
@@ -398,7 +406,7 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
     if cfg.restore_file != "checkpoint_last.pt" and not cfg.checkpoint_suffix:
         if not PathManager.exists(cfg.restore_file):
             raise UsageError(f"there is no checkpoint {cfg.restore_file}: check --restore-file")
-    _READ.cfg = None
+    _READ.clear()
     try:
         extra_state, batches = load(cfg, trainer, **kwargs)
     except Exception as error:
@@ -407,7 +415,8 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
             raise
         raise refusal from error
     of_inputs = getattr(getattr(trainer, "task", None), "of_inputs", ())
-    if _READ.cfg is not None and (other := _other_options(_READ.cfg, trainer.cfg, of_inputs)):
+    there = _READ[-1] if _READ else None
+    if there is not None and (other := _other_options(there, trainer.cfg, of_inputs)):
         logging.getLogger(__name__).warning(
             "the checkpoint was trained with other options, and goes on with those of this command: %s",
             ", ".join(other),

@@ -279,7 +279,8 @@ def check_data(folder: Path, arguments: Sequence[str]) -> None:
     Raises:
         ValueError: the folder was made by another request.
     """
-    sys.path.insert(0, str(REPOSITORY))
+    if str(REPOSITORY) not in sys.path:
+        sys.path.insert(0, str(REPOSITORY))
     from data_prep.__main__ import DATASETS, make_parser
     from data_prep.common import DataError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from fairseq import checkpoint_utils, utils
@@ -15,6 +15,7 @@ from omegaconf.errors import ValidationError
 from torch import Tensor, nn
 
 from fairseq_sg.analysis.record import Recording, record
+from fairseq_sg.compat import option_names
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.segment_memory import Remembering
 from fairseq_sg.tasks.streams import Text
@@ -106,7 +107,7 @@ def load(
     if state.get("cfg") is None:
         raise UsageError(f"the checkpoint {checkpoint} has no configuration: it is not one of fairseq 0.12's")
     cfg, overrides = state["cfg"], dict(overrides or {})
-    known = _options(cfg)
+    known = option_names(cfg)
     for name in overrides:
         if name not in known:
             raise UsageError(f"--model-overrides names {name!r}, which is not an option in {checkpoint}")
@@ -128,17 +129,6 @@ def load(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return Loaded(model.to(device).eval(), task, data, arch, torch.device(device))
-
-
-def _options(cfg: Any) -> Set[str]:
-    """The names of all options in a checkpoint's configuration."""
-    names: Set[str] = set()
-    for group in cfg.values():
-        if isinstance(group, Namespace):
-            names |= set(vars(group))
-        elif hasattr(group, "keys"):
-            names |= set(group.keys())
-    return names
 
 
 @dataclass
