@@ -5,8 +5,9 @@
 - it refuses fairseq releases that do not run on today's Python and torch, and says which one does;
 - it lets ``torch.load(weights_only=True)``, torch's default, read what fairseq puts into its checkpoints. Only plain
   data classes are added to torch's list: no function of theirs runs code from the file;
-- it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run, and
-  its report of "shared parameters" that are the absent biases of ``nn.Linear(bias=False)``;
+- it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run, lines of
+  its log that say nothing either (``can_reuse_epoch_itr``, hydra's ``DEBUG``), and its report of "shared parameters" that
+  are the absent biases of ``nn.Linear(bias=False)``;
 - it mends ``--amp``, whose gradients fairseq divides by the loss scale twice, and ``--bf16``, which fairseq's commands
   take for the wish to train on a TPU;
 - it has a task gather what its workers keep before a checkpoint is saved, where the task asks for it;
@@ -80,6 +81,7 @@ def prepare() -> None:
     """Everything above; calling it again does no harm. Raises ImportError for an unusable fairseq."""
     installed = fairseq_version() is not None
     silence_warnings()
+    silence_logs()
     allow_checkpoint_globals()
     report_usage_errors_plainly()
     if installed:
@@ -112,6 +114,24 @@ _NOISE = (
 def silence_warnings() -> None:
     for category, message in _NOISE:
         warnings.filterwarnings("ignore", message=message, category=category)
+
+
+#: logger -> how the messages begin that it is to leave out.
+_NOISE_IN_LOGS = {
+    "fairseq.tasks.fairseq_task": "can_reuse_epoch_itr = ",
+    # Shown because some module of fairseq sets the level of all loggers to DEBUG.
+    "hydra.core.utils": "Setting JobRuntime:",
+}
+
+
+def silence_logs() -> None:
+    for name in _NOISE_IN_LOGS:
+        # A logger takes the same filter once.
+        logging.getLogger(name).addFilter(_says_something)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_NOISE_IN_LOGS[record.name])
 
 
 def allow_checkpoint_globals() -> None:

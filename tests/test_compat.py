@@ -8,6 +8,7 @@ import collections
 import errno
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import pickle
 import shutil
@@ -49,6 +50,17 @@ NOISE = [
         "`torch.cuda.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('cuda', args...)` instead.",
     ),
 ]
+
+
+def test_lines_of_logs_that_say_nothing_are_silent(caplog):
+    compat.silence_logs()
+    caplog.set_level("DEBUG")
+    for name, noise in (("fairseq.tasks.fairseq_task", "can_reuse_epoch_itr = True"), ("hydra.core.utils", "Setting JobRuntime:name=utils")):
+        logger = logging.getLogger(name)
+        logger.debug(noise)
+        logger.info(noise)
+        logger.info("%s of another kind", name)
+    assert caplog.messages == ["fairseq.tasks.fairseq_task of another kind", "hydra.core.utils of another kind"]
 
 
 @pytest.mark.parametrize("category,message", NOISE, ids=[m.split()[1] for _, m in NOISE])

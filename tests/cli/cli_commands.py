@@ -79,7 +79,7 @@ def succeed(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITOR
 def check(result: Result) -> str:
     printed = result.out + result.err
     assert result.code == 0, printed[-5000:]
-    noise = re.compile("warning|detected shared parameter", re.IGNORECASE)
+    noise = re.compile("warning|detected shared parameter|can_reuse_epoch_itr|^DEBUG", re.IGNORECASE)
     assert not [line for line in printed.splitlines() if noise.search(line)]
     return printed
 
