@@ -8,14 +8,20 @@ padding excluded. λ is only comparable between runs that agree in these.
 
 Logged: ``loss`` (all of it) and ``nll_loss`` in bits as fairseq does, ``orthogonality_encoder`` and the like (after the
 reduction, before λ), every other loss by its name (the sum over applications, before ``--aux-loss-weights``), statistics
-by theirs (the mean over applications), and ``accuracy``: the percentage of sentences that are right. Where sentences have
-types, the accuracy of groups of them (``--accuracy-by`` of the task).
+by theirs (the mean over applications), and ``accuracy``: the percentage of sentences that are right; ``token_accuracy``:
+that of tokens, where a sentence has several. Where sentences have types, the accuracy of groups of them
+(``--accuracy-by`` of the task).
+
+Where the loss has several parts, their shares of it are logged too, in its unit, so that they add up to ``loss``:
+``share_nll``, ``share_label_smoothing``, and ``share_orthogonality_encoder`` and the like, weight included. Label smoothing's
+is what it adds to the cross entropy, and may be negative.
 """
 
 import json
+import logging
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from fairseq.criterions import FairseqCriterion
@@ -28,6 +34,8 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ROLES
 from fairseq_sg.modules.losses import AuxLosses, OrthogonalityLoss, Statistic
 from fairseq_sg.tasks.breakdown import log_breakdown, sums_of_logs
+
+logger = logging.getLogger(__name__)
 
 LAYER_REDUCTIONS = {
     "sum": lambda values: torch.stack(values).sum(),
@@ -66,16 +74,22 @@ class SGCriterionConfig(FairseqDataclass):
 
 
 class Score(NamedTuple):
-    """Of a batch: the loss and the cross entropy, both summed, in nats; which sentences are right, bool (B,); what was predicted."""
+    """Of a batch: the loss and the cross entropy, both summed, in nats; which sentences are right, bool (B,); how many
+    predictions there are; how many of them are right, () int64, where a sentence has several."""
 
     loss: Tensor
     nll: Tensor
     right: Tensor
     predictions: int
+    tokens_right: Optional[Tensor] = None
 
 
 class SGCriterion(FairseqCriterion):
     """See the module's docstring; a subclass says what the task's loss is. Raises UsageError for an option outside its choices."""
+
+    #: What is predicted, and the unit of each percentage that is logged.
+    predicted = "token"
+    percentages = "accuracy, % of sentences; token_accuracy, % of tokens"
 
     def __init__(self, cfg: SGCriterionConfig, task):
         super().__init__(task)
@@ -92,6 +106,13 @@ class SGCriterion(FairseqCriterion):
 
     @classmethod
     def build_criterion(cls, cfg, task) -> "SGCriterion":
+        """Tells the user once a command what is logged."""
+        averaged = "sentence" if cfg.sentence_avg else cls.predicted
+        # No "accuracy" with a space behind it: that is what lines of accuracies are searched for by.
+        logger.info(
+            "units: loss and its shares (share_*), bits per %s; nll_loss, bits per %s; %s",
+            averaged, cls.predicted, cls.percentages,
+        )  # fmt: skip
         return cls(cfg, task)
 
     @staticmethod
@@ -119,7 +140,7 @@ class SGCriterion(FairseqCriterion):
     def forward(self, model, sample, reduce=True):
         """Loss (summed over predictions, so that fairseq's division by the sample size gives the mean), sample size, logs."""
         logits, extra = self._outputs(model, sample["net_input"])
-        loss, nll, right, predictions = self.score(logits, sample)
+        loss, nll, right, predictions, tokens_right = self.score(logits, sample)
         sentences = right.size(0)
         sample_size = sentences if self.sentence_avg else predictions
         logs: Dict[str, Any] = {
@@ -129,14 +150,19 @@ class SGCriterion(FairseqCriterion):
             "sample_size": sample_size,
             "n_exact": right.sum(),
         }
+        if tokens_right is not None:
+            logs["n_tokens_right"] = tokens_right
+        if self.label_smoothing > 0:
+            logs["share_label_smoothing"] = (loss - nll).detach()
         # In training, a batch with types is one of a validation that fills a gap (see ``left_out_of_sums``), and the
         # other workers' batches have none.
         if "type" in sample and not self.training:
             logs.update(self.task.breakdown.logs(sample["type"], right))
         losses, statistics = split(extra.get("aux_losses") or {})
         for name, (weight, value) in self._auxiliary(losses, getattr(model, "training", True)).items():
-            loss = loss + weight * sample_size * value
-            logs[f"aux_{name}"] = value.detach() * sample_size
+            share = weight * sample_size * value
+            loss = loss + share
+            logs[f"aux_{name}"], logs[f"share_{name}"] = value.detach() * sample_size, share.detach()
         for name, value in statistics.items():
             logs[f"stat_{name}"] = value.detach() * sample_size
         logs["loss"] = loss.detach()
@@ -186,10 +212,15 @@ class SGCriterion(FairseqCriterion):
         metrics.log_scalar("loss", sums["loss"] / sample_size / math.log(2), sample_size, round=4)
         metrics.log_scalar("nll_loss", sums["nll_loss"] / predictions / math.log(2), predictions, round=4)
         metrics.log_scalar("accuracy", 100.0 * sums["n_exact"] / sentences, sentences, round=4)
+        if "n_tokens_right" in sums:
+            metrics.log_scalar("token_accuracy", 100.0 * sums["n_tokens_right"] / predictions, predictions, round=4)
         log_breakdown(sums)
         for prefix in ("aux_", "stat_"):
             for key in sorted(key for key in sums if key.startswith(prefix)):
                 metrics.log_scalar(key[len(prefix) :], sums[key] / sample_size, sample_size, round=4)
+        shares = {key: value for key, value in sorted(sums.items()) if key.startswith("share_")}
+        for key, value in ({"share_nll": sums["nll_loss"]} | shares if shares else {}).items():
+            metrics.log_scalar(key, value / sample_size / math.log(2), sample_size, round=4)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

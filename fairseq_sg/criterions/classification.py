@@ -24,6 +24,8 @@ class ClassificationConfig(SGCriterionConfig):
 class Classification(SGCriterion):
     """See the module's docstring. Raises UsageError for a task without classes."""
 
+    predicted = "sentence"
+    percentages = "accuracy, % of sentences"
     #: What tells ``sg_classification`` that a criterion reads classes.
     of_classes = True
 

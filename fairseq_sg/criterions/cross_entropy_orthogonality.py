@@ -4,9 +4,9 @@ What is optional, and what is logged, is in ``base``. ``loss`` and ``nll_loss`` 
 percentage of sentences whose every teacher-forced argmax is right, the end symbol included. That equals the exact match of
 greedy decoding: as long as all earlier argmaxes were right, the prefix that greedy decoding feeds itself is the target's.
 Padding is no output in either. (fairseq's generator also forbids an empty output, unless told ``--min-len 0``.)
+``token_accuracy`` is the percentage of tokens whose argmax is right, the end symbol among them; padding does not count.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Dict
 
@@ -32,7 +32,9 @@ class CrossEntropyOrthogonality(SGCriterion):
         """logits (B, N, V), ``target`` (B, N)."""
         target = sample["target"]
         loss, nll = self._cross_entropy(logits, target)
-        return Score(loss, nll, self._exact(logits, target), sample["ntokens"])
+        right, padding = best(logits, self.padding_idx).eq(target), target.eq(self.padding_idx)
+        exact, tokens_right = (right | padding).all(-1), (right & ~padding).sum()
+        return Score(loss, nll, exact, sample["ntokens"], tokens_right)
 
     def _cross_entropy(self, logits: Tensor, target: Tensor):
         """Smoothed and plain cross entropy, both summed over the tokens that are not padding, in nats."""
@@ -46,9 +48,15 @@ class CrossEntropyOrthogonality(SGCriterion):
         )
         return nll, nll
 
-    def _exact(self, logits: Tensor, target: Tensor) -> Tensor:
-        allowed = logits.detach().clone()
-        # By its number alone: a tensor of it would be copied to a GPU first, and the host would wait for that.
-        allowed.select(-1, self.padding_idx).fill_(-math.inf)
-        predicted = allowed.argmax(-1)
-        return (predicted.eq(target) | target.eq(self.padding_idx)).all(-1)
+
+def best(logits: Tensor, padding: int) -> Tensor:
+    """The symbol of the highest logit, the first of several; ``padding`` is none. logits (…, V) -> (…) int64.
+
+    The highest before and the highest after padding are compared: logits are neither copied nor waited for.
+    """
+    before, after = logits.detach()[..., :padding], logits.detach()[..., padding + 1 :]
+    if not before.size(-1) or not after.size(-1):
+        return before.argmax(-1) if before.size(-1) else after.argmax(-1) + 1
+    (first, index), (second, other) = before.max(-1), after.max(-1)
+    # A NaN is the highest, as in torch's argmax.
+    return torch.where((first >= second) | first.isnan(), index, other + padding + 1)

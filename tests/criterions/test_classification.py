@@ -67,7 +67,10 @@ def test_loss_is_torch_s_mean_over_sentences(epsilon, sentence_avg):
     shown = logged([logs])
     assert shown["loss"] == pytest.approx(expected / math.log(2), abs=1e-4)
     assert shown["nll_loss"] == pytest.approx(F.cross_entropy(LOGITS, CLASSES).item() / math.log(2), abs=1e-4)
-    assert shown["accuracy"] == 50.0
+    assert shown["accuracy"] == 50.0 and "token_accuracy" not in shown
+    assert shown.get("share_nll", shown["loss"]) + shown.get("share_label_smoothing", 0) == pytest.approx(
+        shown["loss"], abs=1e-4
+    )
 
 
 def test_half_precision_logits_are_summed_in_float32():
@@ -99,6 +102,17 @@ def test_other_losses_are_weighted_and_orthogonality_has_its_own_weight():
     assert loss.item() == pytest.approx(plain + size * (0.03 * 2 + 0.5 * 3), rel=1e-6)
     shown = logged([logs])
     assert (shown["ponder"], shown["orthogonality_encoder"]) == (2.0, 3.0)
+    shares = {name: value for name, value in shown.items() if name.startswith("share_")}
+    assert set(shares) == {"share_nll", "share_ponder", "share_orthogonality_encoder"}
+    assert sum(shares.values()) == pytest.approx(shown["loss"], abs=2e-4) and shares["share_nll"] == shown["nll_loss"]
+
+
+def test_the_log_says_what_is_in_percent(caplog):
+    with caplog.at_level("INFO"):
+        Classification.build_criterion(ClassificationConfig(sentence_avg=False), TASK)
+    assert caplog.messages == [
+        "units: loss and its shares (share_*), bits per sentence; nll_loss, bits per sentence; accuracy, % of sentences"
+    ]
 
 
 def test_gradient_reaches_the_logits():

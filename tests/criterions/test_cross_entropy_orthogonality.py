@@ -15,9 +15,14 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.sequence_generator import SequenceGenerator
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fairseq_sg  # noqa: F401
-from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality, CrossEntropyOrthogonalityConfig
+from fairseq_sg.criterions.cross_entropy_orthogonality import (
+    CrossEntropyOrthogonality,
+    CrossEntropyOrthogonalityConfig,
+    best,
+)
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.modules.losses import Statistic
 
@@ -169,7 +174,8 @@ def test_weight_zero_neither_computes_nor_logs(attention, monkeypatch):
     monkeypatch.setattr(OrthogonalityLoss, "__call__", refuse)
     net, batch = model(attention), sample()
     loss, _, logs = criterion(orthogonality_weight=0.0, orthogonality_roles="encoder,decoder,cross")(net, batch)
-    assert set(logs) == {"loss", "nll_loss", "ntokens", "nsentences", "sample_size", "n_exact"}
+    counts = {"ntokens", "nsentences", "sample_size", "n_exact", "n_tokens_right"}
+    assert set(logs) == {"loss", "nll_loss", *counts}
     assert loss.item() == logs["nll_loss"].item()
     with pytest.raises(AssertionError, match="computed"):
         criterion(orthogonality_weight=1e-4)(net, batch)
@@ -274,18 +280,18 @@ LEFT = [[4, 5, 6, EOS], [PAD, PAD, 7, EOS], [PAD, 8, 4, EOS]]
 
 
 @pytest.mark.parametrize(
-    "target,predicted,exact",
+    "target,predicted,exact,tokens",
     [
-        (TARGET, TARGET, 3),
-        (TARGET, [[4, 5, 6, EOS], [7, EOS, 5, 9], [8, 4, EOS, EOS]], 3),
-        (TARGET, [[4, 5, 5, EOS], [7, EOS, 5, 9], [8, 4, EOS, EOS]], 2),
-        (TARGET, [[4, 5, 6, 7], [7, 4, 5, 9], [8, 4, EOS, EOS]], 1),
-        (TARGET, [[EOS, 5, 6, EOS], [7, 4, 5, 9], [8, 4, 5, EOS]], 0),
-        (LEFT, [[4, 5, 6, EOS], [5, 5, 7, EOS], [5, 8, 4, 4]], 2),
+        (TARGET, TARGET, 3, 9),
+        (TARGET, [[4, 5, 6, EOS], [7, EOS, 5, 9], [8, 4, EOS, EOS]], 3, 9),
+        (TARGET, [[4, 5, 5, EOS], [7, EOS, 5, 9], [8, 4, EOS, EOS]], 2, 8),
+        (TARGET, [[4, 5, 6, 7], [7, 4, 5, 9], [8, 4, EOS, EOS]], 1, 7),
+        (TARGET, [[EOS, 5, 6, EOS], [7, 4, 5, 9], [8, 4, 5, EOS]], 0, 6),
+        (LEFT, [[4, 5, 6, EOS], [5, 5, 7, EOS], [5, 8, 4, 4]], 2, 8),
     ],
     ids=["all", "padding-counts-not", "token-wrong", "end-missing", "none", "left-padded"],
 )
-def test_accuracy_counts_sentences_with_every_token_and_the_end_right(target, predicted, exact):
+def test_accuracy_counts_sentences_with_every_token_and_the_end_right(target, predicted, exact, tokens):
     target, predicted = torch.tensor(target), torch.tensor(predicted)
     logits = logits_for(target, predicted)
     batch = {"net_input": {}, "target": target, "ntokens": int(target.ne(PAD).sum())}
@@ -294,6 +300,7 @@ def test_accuracy_counts_sentences_with_every_token_and_the_end_right(target, pr
     with metrics.aggregate() as aggregator:
         CrossEntropyOrthogonality.reduce_metrics([logs])
     assert aggregator["accuracy"].avg == pytest.approx(100 * exact / 3)
+    assert aggregator["token_accuracy"].avg == pytest.approx(100 * tokens / 9)
 
 
 def test_accuracy_never_predicts_padding_and_leaves_the_loss_alone():
@@ -303,6 +310,38 @@ def test_accuracy_never_predicts_padding_and_leaves_the_loss_alone():
     before = logits.clone()
     loss, _, logs = criterion()(lambda: (logits, {}), {"net_input": {}, "target": target, "ntokens": 2})
     assert logs["n_exact"].item() == 1 and loss.item() > 10 and torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("padding", [0, PAD, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_best_symbol_is_the_argmax_of_logits_without_padding(padding, dtype):
+    logits = torch.randint(-2, 3, (300, 4, 10)).to(dtype)  # many are equal
+    logits[:40].masked_fill_(torch.rand(40, 4, 10) < 0.2, math.nan)
+    logits[40:80].masked_fill_(torch.rand(40, 4, 10) < 0.9, -math.inf)
+    logits[80:120, :, padding] = 9.0
+    without = logits.clone()
+    without[..., padding] = -math.inf
+    expected = without.argmax(-1)
+    # Where all others are -inf as well, the first of them.
+    some = (without != -math.inf).any(-1)
+    found = best(logits, padding)
+    assert torch.equal(found[some], expected[some]) and found.ne(padding).all() and not some.all()
+
+
+def test_logits_are_not_copied_to_count_what_is_right():
+    class Copies(TorchDispatchMode):
+        found = ()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func in (torch.ops.aten.clone.default, torch.ops.aten.index_fill.int_Scalar):
+                self.found += (args[0].shape,)
+            return func(*args, **(kwargs or {}))
+
+    target = torch.tensor(TARGET)
+    logits, batch = logits_for(target, target), {"net_input": {}, "target": target, "ntokens": 9}
+    with Copies() as copies:
+        criterion()(lambda: (logits, {}), batch)
+    assert logits.shape not in copies.found
 
 
 def copying(sentences: int, seed: int):
@@ -517,6 +556,66 @@ def test_logs_may_be_summed_before_reducing():
     assert reduced([logs[0], {key: 0 for key in logs[0]}, *logs[1:]]) == pytest.approx(
         reduced(logs), rel=1e-6
     )  # an idle worker
+
+
+def all_reduced(*calls) -> dict:
+    with metrics.aggregate() as aggregator:
+        for logs in calls:
+            CrossEntropyOrthogonality.reduce_metrics(logs)
+    return {name: meter.avg for name, meter in aggregator.items()}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("sentence_avg", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_smoothing": 0.1},
+        {"orthogonality_weight": 0.01, "orthogonality_roles": "encoder,cross"},
+        {"aux_loss_weights": '{"balance": 0.3, "ponder": 0}', "label_smoothing": 0.2, "orthogonality_weight": 0.05},
+    ],
+    ids=["smoothing", "orthogonality", "all"],
+)
+def test_shares_add_up_to_the_loss(options, sentence_avg, training):
+    """Also over accumulated batches, over several updates, and over logs of two workers that are summed."""
+    net, built = model(dropout=0.2).train(training), criterion(sentence_avg=sentence_avg, **options)
+
+    def emit(value_losses=None, **inputs):
+        logits, extra = net(**inputs, value_losses=value_losses)
+        others = {"balance": [net.decoder.output_bias.sum() + 2.0], "ponder": [torch.tensor(3.0)]}
+        emitted = others if "aux_loss_weights" in options else {}
+        return logits, {"aux_losses": (extra.get("aux_losses") or {}) | emitted}
+
+    logs = [built(emit, sample(which))[2] for which in (0, 1, 2, None)]
+    workers = [{key: left[key] + right[key] for key in left} for left, right in (logs[:2], logs[2:])]
+    ways = [all_reduced(logs), all_reduced(*([log] for log in logs)), all_reduced(*([log] for log in workers))]
+    for found in ways:
+        shares = {name: value for name, value in found.items() if name.startswith("share_")}
+        assert sum(shares.values()) == pytest.approx(found["loss"], rel=1e-5)
+        assert found == pytest.approx(ways[0], rel=1e-6)
+    raw = {name.removeprefix("share_") for name in shares} - {"nll", "label_smoothing"}
+    weights = {"balance": 0.3, "ponder": 0.0}
+    for name in raw:
+        weight = weights.get(name, options.get("orthogonality_weight"))
+        assert shares[f"share_{name}"] == pytest.approx(weight * found[name] / math.log(2), rel=1e-5)
+    emitted = {name for name in found if name in weights or name.startswith("orthogonality")}
+    assert raw == emitted and ("share_label_smoothing" in shares) == ("label_smoothing" in options)
+    tokens = 1.0 if not sentence_avg else sum(log["ntokens"] for log in logs) / sum(log["nsentences"] for log in logs)
+    assert shares["share_nll"] == pytest.approx(found["nll_loss"] * tokens, rel=1e-6)
+
+
+def test_a_loss_of_one_part_has_no_shares():
+    logs = criterion()(model(), sample())[2]
+    assert not any(name.startswith("share_") for name in all_reduced([logs]))
+
+
+@pytest.mark.parametrize("sentence_avg,unit", [(False, "token"), (True, "sentence")])
+def test_the_log_says_what_is_in_percent(sentence_avg, unit, caplog):
+    with caplog.at_level("INFO"):
+        criterion(sentence_avg=sentence_avg)
+    (line,) = caplog.messages
+    assert f"loss and its shares (share_*), bits per {unit}; nll_loss, bits per token" in line
+    assert line.endswith("accuracy, % of sentences; token_accuracy, % of tokens")
 
 
 def test_nothing_is_logged_of_nothing():
