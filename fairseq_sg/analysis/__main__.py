@@ -15,15 +15,15 @@ Each writes OUT.npz and OUT.json, the numbers, and draws them.
 from __future__ import annotations
 
 import argparse
-import ast
 import glob
 import logging
 import os
 import sys
-from typing import Any, Dict, List, NoReturn, Sequence
+from typing import Any, Dict, List, Sequence
 
 from fairseq_sg.analysis import accuracy, attention_maps, experts, gates, norms, plots, symbols, values
 from fairseq_sg.analysis.checkpoint import load
+from fairseq_sg.analysis.options import Parser, finish, overrides
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 
@@ -36,13 +36,6 @@ COMMANDS = {
     "accuracy": accuracy,
     "symbols": symbols,
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
 
 def make_parser() -> Parser:
@@ -81,14 +74,6 @@ def make_parser() -> Parser:
         command.add_argument("--user-dir", metavar="DIR", help="mechanisms of your own, as fairseq's --user-dir")
         command.set_defaults(command=name)
     return parser
-
-
-def overrides(text: str) -> Dict[str, Any]:
-    """A Python dict; argparse names the option where it is none."""
-    try:
-        return dict(ast.literal_eval(text))
-    except (ValueError, SyntaxError, TypeError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a dict like \"{{'encoder_layers': 24}}\"") from None
 
 
 def run(args: argparse.Namespace) -> None:
@@ -147,18 +132,7 @@ def named(words: Sequence[str]) -> Dict[str, List[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code: 0, 1 for what the user can mend, 2 for a wrong command line."""
-    try:
-        run(make_parser().parse_args(arguments))
-    except UsageError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(
-            f"error: {error.filename}: {os.strerror(error.errno)}" if error.errno else f"error: {error}",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+    return finish(run, make_parser().parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -71,10 +71,18 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
 
 def exactly_right(loaded: Loaded, logits: Tensor, target: Tensor) -> Tensor:
     """Whether each sentence is right, bool (B,): logits (B, N, V) with target (B, N); or a classifier's, (B, K)."""
+    right, real = right_tokens(loaded, logits, target)
+    return (right | ~real).all(-1)
+
+
+def right_tokens(loaded: Loaded, logits: Tensor, target: Tensor) -> Tuple[Tensor, Tensor]:
+    """Which tokens of the target are right, and which are no padding, bool (B, N); of a classifier its one class, (B, 1)."""
     if not loaded.has_decoder:
-        return logits.argmax(-1) == loaded.task.classes(target)
+        right = logits.argmax(-1, keepdim=True) == loaded.task.classes(target)[:, None]
+        return right, torch.ones_like(right)
     dictionary = loaded.task.target_dictionary
-    return (best(logits, dictionary).eq(target) | target.eq(dictionary.pad())).all(-1)
+    real = target.ne(dictionary.pad())
+    return best(logits, dictionary).eq(target) & real, real
 
 
 def lengths(loaded: Loaded, dataset: Any, by: str) -> np.ndarray:

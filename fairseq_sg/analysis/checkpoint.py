@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.compat import option_names
+from fairseq_sg.criterions.cross_entropy_orthogonality import best as best_symbol
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.segment_memory import Remembering
 from fairseq_sg.tasks.streams import Text
@@ -94,7 +96,11 @@ def load(
             model; a value that an option cannot have; a language model.
     """
     if not os.path.isfile(checkpoint):
-        raise UsageError(f"there is no checkpoint {checkpoint}")
+        folder = Path(checkpoint) if os.path.isdir(checkpoint) else Path(checkpoint).parent
+        there = sorted(path.name for path in folder.glob("*.pt"))
+        more = f" and {len(there) - 5} more" if len(there) > 5 else ""
+        named = f": {folder} has {', '.join(there[:5])}{more}" if there else ""
+        raise UsageError(f"there is no checkpoint {checkpoint}{named}")
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device is cuda, and PyTorch finds no GPU here: choose cpu, or auto")
     try:
@@ -114,7 +120,10 @@ def load(
     data = overrides.get("data", cfg.task.data) if data is None else data
     folder = utils.split_paths(data or "")[:1]
     if not folder or not os.path.isdir(folder[0]):
-        raise UsageError(f"the data folder {data} is not here: name one by --data")
+        trained = cfg.task.data
+        which = f"{data}, which the checkpoint was trained on," if data == trained else data
+        more = "" if data == trained else f"; the checkpoint was trained on {trained}"
+        raise UsageError(f"the data folder {which} is not here: name one by --data{more}")
     if "accuracy_by" in known:
         # So that the task reads the types of all examples.
         overrides.setdefault("accuracy_by", "types")
@@ -238,4 +247,4 @@ def _greedy(model: nn.Module, inputs: Dict[str, Tensor], dictionary: Dictionary,
 
 def best(logits: Tensor, dictionary: Dictionary) -> Tensor:
     """The word of the highest logit (…, V) -> (…); padding is no answer."""
-    return logits.index_fill(-1, torch.tensor([dictionary.pad()], device=logits.device), float("-inf")).argmax(-1)
+    return best_symbol(logits, dictionary.pad())

@@ -1,11 +1,45 @@
-"""Options that several commands have, and what they choose."""
+"""Options that several commands have, what they choose, and how a command ends."""
 
 from __future__ import annotations
 
 import argparse
-from typing import List, Sequence
+import ast
+import os
+import sys
+from typing import Any, Callable, Dict, List, NoReturn, Sequence
 
 from fairseq_sg.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
+def overrides(text: str) -> Dict[str, Any]:
+    """A Python dict; argparse names the option where it is none."""
+    try:
+        return dict(ast.literal_eval(text))
+    except (ValueError, SyntaxError, TypeError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dict like \"{{'encoder_layers': 24}}\"") from None
+
+
+def finish(run: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> int:
+    """Runs a command; returns the exit code: 0, or 1 after one line that says what the user can fix."""
+    try:
+        run(args)
+    except UsageError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(
+            f"error: {error.filename}: {os.strerror(error.errno)}" if error.errno else f"error: {error}",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
 
 
 def positive(text: str) -> int:

@@ -1,0 +1,259 @@
+"""The command ``python -m fairseq_sg.evaluate``: how good a checkpoint is on its data, in one table.
+
+    python -m fairseq_sg.evaluate CHECKPOINT
+    python -m fairseq_sg.evaluate CHECKPOINT --subset gen,test --json gen.json
+
+Task, data folder and subsets are the checkpoint's own. One teacher-forced pass gives, of every subset, the exact match, the
+token accuracy and the cross entropy that ``fairseq-validate`` logs as ``accuracy``, ``token_accuracy`` and ``nll_loss``; then
+the same by type of example, where the data have types and groups of them, and by the number of words in the target.
+Classifiers are measured by the number of words in the source. Of language models the table has tokens, perplexity, and bits
+per character, byte and word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from fairseq import utils
+
+from fairseq_sg.analysis.accuracy import lengths, natural, right_tokens
+from fairseq_sg.analysis.checkpoint import Loaded, load
+from fairseq_sg.analysis.options import Parser, finish, overrides, positive
+from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.tasks.sg_language_modeling import UNITS
+from fairseq_sg.tasks.streams import Text
+
+#: Of a subset: the most rows by length.
+BUCKETS = 8
+
+#: What is told of sentences; of a classifier's, which have one answer each; and of a text, whose segments are no sentences.
+OF_SENTENCES = ("sentences", "right", "accuracy", "tokens", "tokens_right", "token_accuracy", "nll_loss")
+OF_CLASSES = ("sentences", "right", "accuracy", "nll_loss")
+OF_TEXT = ("tokens", "tokens_right", "token_accuracy", "nll_loss")
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="python -m fairseq_sg.evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint of fairseq-train")
+    parser.add_argument("--data", metavar="DIR", help="the data folder (default: the one it was trained on)")
+    parser.add_argument(
+        "--subset", metavar="NAMES", help="subsets, comma separated (default: all of the folder but the training set)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="sentences in a batch, or streams of a text side by side (default: 64)",
+    )
+    parser.add_argument("--cpu", action="store_true", help="leave a GPU alone")
+    parser.add_argument(
+        "--model-overrides",
+        type=overrides,
+        default={},
+        metavar="DICT",
+        help="other options than it was trained with: \"{'encoder_layers': 24}\"",
+    )
+    parser.add_argument("--user-dir", metavar="DIR", help="mechanisms of your own, as fairseq's --user-dir")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE too")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measures, prints the table, and writes the numbers."""
+    if args.json and os.path.isdir(args.json):
+        raise UsageError(f"--json is {args.json}, which is a folder: name a file")
+    device = "cpu" if args.cpu else "auto"
+    loaded = load(args.checkpoint, args.data, args.model_overrides, device, args.user_dir, language_models=True)
+    names = choose_subsets(loaded, args.subset)
+    if args.json:
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+    subsets = {name: measure(loaded, name, args.batch_size, args.checkpoint) for name in names}
+    print(f"{args.checkpoint} ({loaded.arch}) on {loaded.data}", *table(subsets, loaded), sep="\n")
+    if args.json:
+        facts = {"checkpoint": args.checkpoint, "arch": loaded.arch, "data": loaded.data}
+        write_json(args.json, facts | {"model_overrides": args.model_overrides, "subsets": subsets})
+        print(f"written: {args.json}")
+
+
+def choose_subsets(loaded: Loaded, text: str | None) -> List[str]:
+    """The subsets that ``--subset`` names; without it all that models are evaluated on. Raises UsageError for others."""
+    folder = utils.split_paths(loaded.data)[0]
+    found = sorted({path.name.partition(".")[0] for path in Path(folder).glob("*.idx")})
+    if os.path.isfile(os.path.join(folder, "dataset.json")):
+        order = list(read_manifest(folder).get("subsets", ()))
+        found.sort(key=lambda name: order.index(name) if name in order else len(order))
+    if text is None:
+        trained = getattr(loaded.task.cfg, "train_subset", "train")
+        names = [name for name in found if name != trained]
+    else:
+        names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    missing = [name for name in names if name not in found]
+    if missing or not names:
+        asked = f"has no subset {missing[0]!r}" if missing else "has no subset but the training set"
+        raise UsageError(f"the data folder {loaded.data} {asked}: choose from {', '.join(found)} by --subset")
+    return names
+
+
+def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> Dict[str, Any]:
+    """The numbers of a subset, and under ``types`` and ``lengths`` those of its parts (``summary``).
+
+    Raises UsageError for a language model of another task.
+    """
+    dataset = loaded.subset(name)
+    if isinstance(dataset, Text):
+        found = summary(scores(loaded, dataset, batch_size), OF_TEXT)
+        found["ppl"] = 2 ** found["nll_loss"]
+        found |= {UNITS[unit]: found["nll_loss"] / of_a_token for unit, of_a_token in dataset.units.items()}
+        return found | ({"word_ppl": 2 ** found["bits_per_word"]} if "bits_per_word" in found else {})
+    if loaded.has_decoder and not hasattr(loaded.model, "encoder"):
+        raise UsageError(
+            f"{loaded.arch} was trained as a language model with another task than sg_language_modeling: run "
+            f"fairseq-eval-lm {loaded.data} --user-dir fairseq_sg --path {checkpoint} --gen-subset {name} "
+            "--required-batch-size-multiple 1"
+        )
+    told = OF_SENTENCES if loaded.has_decoder else OF_CLASSES
+    of_each = scores(loaded, dataset, batch_size)
+    found = summary(of_each, told)
+    parts = {"types": by_type(loaded, name), "lengths": by_length(loaded, dataset)}
+    for kind, members in parts.items():
+        if members:
+            found[kind] = {part: summary(of_each[:, chosen], told) for part, chosen in members.items()}
+    return found
+
+
+@torch.no_grad()
+def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
+    """Of every sentence (of a text: every segment of a stream), in the order of the dataset, float64 (4, sentences):
+
+    whether all of it is right, its tokens, how many of them are right, and its cross entropy in nats.
+    """
+    batches, ids = [], []
+    for batch in loaded.batches(dataset, batch_size):
+        logits, target = loaded.run(batch)[0], batch["target"]
+        right, real = right_tokens(loaded, logits, target)
+        if loaded.has_decoder:
+            padding = loaded.task.target_dictionary.pad()
+            nll = F.cross_entropy(
+                logits.flatten(0, 1).float(), target.flatten(), ignore_index=padding, reduction="none"
+            )
+        else:
+            nll = F.cross_entropy(logits.float(), loaded.task.classes(target), reduction="none")
+        columns = (right | ~real).all(-1), real.sum(-1), right.sum(-1), nll.view_as(real).double().sum(-1)
+        batches.append(torch.stack([column.double() for column in columns]).cpu())
+        ids.append(batch["id"].cpu())
+    # A batch is sorted by length.
+    return torch.cat(batches, 1)[:, torch.cat(ids).argsort()].numpy()
+
+
+def summary(of_each: np.ndarray, told: Sequence[str]) -> Dict[str, float]:
+    """Counts, percentages and bits per token (of a classifier: per sentence) of sentences' ``scores``, by logged names."""
+    exact, tokens, tokens_right, nll = of_each.sum(1).tolist()
+    found = {
+        "sentences": of_each.shape[1],
+        "right": int(exact),
+        "accuracy": 100 * exact / of_each.shape[1],
+        "tokens": int(tokens),
+        "tokens_right": int(tokens_right),
+        "token_accuracy": 100 * tokens_right / tokens,
+        "nll_loss": nll / tokens / math.log(2),
+    }
+    return {name: found[name] for name in told}
+
+
+def by_type(loaded: Loaded, subset: str) -> Dict[str, np.ndarray]:
+    """The sentences of every group of types and of every type, bool (S,); empty for a subset without types."""
+    breakdown = getattr(loaded.task, "breakdown", None)
+    types = breakdown and breakdown.types_of(subset, len(loaded.subset(subset)))
+    if types is None:
+        return {}
+    groups = [name for name in breakdown.reports if name not in breakdown.types]
+    members = {
+        name: np.isin(types.numpy(), breakdown.reports[name])
+        for name in groups + sorted(breakdown.reports.keys() - groups, key=natural)
+    }
+    return {name: chosen for name, chosen in members.items() if chosen.any()}
+
+
+def by_length(loaded: Loaded, dataset: Any) -> Dict[str, np.ndarray]:
+    """The sentences of at most ``BUCKETS`` ranges of lengths with about as many sentences each, bool (S,); empty for one.
+
+    Words in the target are counted, of a classifier those in the source.
+    """
+    words = lengths(loaded, dataset, "target_length" if loaded.has_decoder else "source_length")
+    ends = np.unique(words)
+    if len(ends) > BUCKETS:
+        ends = np.unique(np.quantile(words, np.arange(1, BUCKETS + 1) / BUCKETS, method="inverted_cdf"))
+    buckets = np.searchsorted(ends, words)
+    members = [buckets == number for number in range(len(ends))]
+    ranges = [sorted({int(words[chosen].min()), int(words[chosen].max())}) for chosen in members]
+    named = {"-".join(map(str, ends)): chosen for ends, chosen in zip(ranges, members, strict=True)}
+    return named if len(named) > 1 else {}
+
+
+def table(subsets: Dict[str, Dict[str, Any]], loaded: Loaded) -> List[str]:
+    """The lines that are printed: the subsets, then their parts by type, then by length."""
+    rows = [(name, "all", found) for name, found in subsets.items()]
+    side = "target" if loaded.has_decoder else "source"
+    for kind, label in (("types", "{}"), ("lengths", f"{side} of {{}} words")):
+        rows += [
+            (name, label.format(part), values)
+            for name, found in subsets.items()
+            for part, values in found.get(kind, {}).items()
+        ]
+    of_text = all("sentences" not in found for found in subsets.values())
+    of = "token" if loaded.has_decoder else "sentence"
+    columns = {
+        **({"tokens": ("tokens", "{:,}")} if of_text else {"sentences": ("n", "{:,}")}),
+        "accuracy": ("exact match %", "{:.2f}"),
+        "token_accuracy": ("token accuracy %", "{:.2f}"),
+        "nll_loss": (f"bits/{of}", "{:.4f}"),
+        **{name: (name, "{:.4f}") for name in ("ppl", "bpc", "bpb", "word_ppl")},
+    }
+    shown = [key for key in columns if any(key in values for _, _, values in rows)]
+    cells = [["subset", "part", *(columns[key][0] for key in shown)]]
+    for name, part, values in rows:
+        cells.append([name, part, *(columns[key][1].format(values[key]) if key in values else "" for key in shown)])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    aligned = [str.ljust, str.ljust] + [str.rjust] * len(shown)
+    lines = [
+        "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)) for row in cells
+    ]
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+
+
+def write_json(path: str, facts: Dict[str, Any]) -> None:
+    """The file is there when all of it is; until then the one before is."""
+    temporary = Path(f"{path}.tmp")
+    try:
+        temporary.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code: 0, 1 for what the user can fix, 2 for a wrong command line."""
+    return finish(run, make_parser().parse_args(arguments))
+
+
+if __name__ == "__main__":
+    # fairseq reports what it loads.
+    logging.getLogger().setLevel(logging.WARNING)
+    sys.exit(main())

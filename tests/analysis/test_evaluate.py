@@ -1,0 +1,188 @@
+"""``python -m fairseq_sg.evaluate``: its numbers are those of fairseq-validate, its parts add up, its errors are a line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+import analysis_models
+import numpy as np
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq.logging import metrics
+
+from fairseq_sg import evaluate
+from fairseq_sg.analysis import load
+from fairseq_sg.evaluate import main
+
+
+@pytest.fixture
+def evaluated(tmp_path, capsys):
+    """Runs the command on the CPU; returns its numbers and the lines that it printed."""
+
+    def run(*arguments: object):
+        file = tmp_path / "new" / "numbers.json"
+        assert main([*map(str, arguments), "--cpu", "--json", str(file)]) == 0, capsys.readouterr().err
+        assert os.listdir(file.parent) == [file.name]
+        return json.loads(file.read_text(encoding="utf-8")), capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def validated(checkpoint: str, subset: str, batch_size: int) -> dict:
+    """What fairseq-validate logs, with the accuracy of all types."""
+    overrides = {"accuracy_by": "types"}
+    (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides=overrides)
+    criterion = task.build_criterion(cfg.criterion).eval()
+    task.load_dataset(subset)
+    batches = task.get_batch_iterator(task.dataset(subset), max_sentences=batch_size).next_epoch_itr(shuffle=False)
+    logs = [task.valid_step(batch, model.eval(), criterion)[2] for batch in batches]
+    with metrics.aggregate() as found:
+        task.reduce_metrics(logs, criterion)
+    return found.get_smoothed_values()
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear", "encoder", "lstm", "lm"])
+def test_its_numbers_are_those_of_fairseq_validate(kind, saved, evaluated):
+    checkpoint, size = saved(kind), 3
+    numbers, lines = evaluated(checkpoint, "--batch-size", size)
+    names = {"lm": ["valid", "test"]}.get(kind, ["valid", "gen"])
+    assert list(numbers["subsets"]) == names
+    for name, found in numbers["subsets"].items():
+        expected = validated(checkpoint, name, size)
+        for key in ("accuracy", "token_accuracy", "nll_loss", "bpc", "bpb"):
+            if kind == "lm" and key == "accuracy":
+                continue
+            assert (key in found) == (key in expected)
+            assert found.get(key, 0) == pytest.approx(expected.get(key, 0), abs=2e-4)
+        for key in {"ppl", "word_ppl"} & expected.keys():
+            assert found[key] == pytest.approx(expected[key], rel=1e-4)
+        types = {key: value for key, value in expected.items() if key.startswith("accuracy_")}
+        assert types == pytest.approx({f"accuracy_{k}": v["accuracy"] for k, v in found.get("types", {}).items()})
+        (row,) = [line.split() for line in lines if line.startswith(f"{name} ") and " all " in line]
+        assert f"{found['nll_loss']:.4f}" in row and f"{found.get('sentences', found.get('tokens')):,}" in row
+    assert ("types" in numbers["subsets"][names[-1]]) == (kind in ("softmax", "linear"))
+    assert lines[0].startswith(f"{checkpoint} (sg_") and lines[-1].startswith("written: ")
+
+
+@pytest.mark.parametrize("kind", ["softmax", "encoder"])
+def test_parts_of_a_subset_add_up(kind, saved, evaluated):
+    numbers, lines = evaluated(saved(kind), "--subset", "gen,train")
+    assert list(numbers["subsets"]) == ["gen", "train"]
+    for name, found in numbers["subsets"].items():
+        for parts in (found[key] for key in ("types", "lengths") if key in found):
+            rows = list(parts.values())
+            assert all(row["sentences"] for row in rows) and 1 < len(rows) <= evaluate.BUCKETS
+            for key in ("sentences", "right", "tokens", "tokens_right"):
+                assert sum(row.get(key, 0) for row in rows) == found.get(key, 0)
+            per = "tokens" if "tokens" in found else "sentences"
+            assert sum(row["nll_loss"] * row[per] for row in rows) == pytest.approx(found["nll_loss"] * found[per])
+        words = load(saved(kind)).subset(name)
+        count = (words.tgt_sizes if kind == "softmax" else words.src_sizes) - (1 if kind == "softmax" else 2)
+        assert list(found.get("lengths", ())) == [str(n) for n in np.unique(count)] * (len(np.unique(count)) > 1)
+    kinds = ["part", "all"] + ["depth"] * (kind == "softmax") + ["target of" if kind == "softmax" else "source of"]
+    found = [next(i for i, line in enumerate(lines) if word in line) for word in kinds]
+    assert found == sorted(found)
+
+
+def test_many_lengths_are_ranges_of_about_as_many_sentences():
+    draw = np.random.default_rng(0)
+    for words in (draw.integers(2, 60, 999), np.repeat([1, 30], [900, 20]), np.r_[np.ones(500, int), 2:40]):
+        dataset = [{"target": sentence(3)}]
+        lengths = evaluate.by_length(any_model(), Sized(dataset, words + 1))
+        assert 1 < len(lengths) <= evaluate.BUCKETS
+        assert np.array_equal(np.sum(list(lengths.values()), 0), np.ones(len(words)))
+        ends = [tuple(map(int, name.split("-"))) for name in lengths]
+        assert all(before[-1] < after[0] for before, after in zip(ends, ends[1:]))
+        for (low, *high), members in zip(ends, lengths.values(), strict=True):
+            assert (words[members].min(), words[members].max()) == (low, *(high or [low]))
+    assert evaluate.by_length(any_model(), Sized(dataset, np.full(9, 4))) == {}
+
+
+class Sized(list):
+    """A dataset of which the lengths alone are looked at."""
+
+    def __init__(self, items, sizes):
+        super().__init__(items)
+        self.src_sizes = self.tgt_sizes = sizes
+
+
+def sentence(count: int):
+    """A sentence with its end symbol."""
+    return torch.tensor([*range(4, 4 + count), 2])
+
+
+def any_model():
+    """A model with a decoder, of which nothing else is looked at."""
+    task = SimpleNamespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
+    return SimpleNamespace(has_decoder=True, task=task)
+
+
+def test_options_of_the_model_and_another_folder(saved, folders, evaluated):
+    more = "{'encoder_layers': 5}"
+    numbers, lines = evaluated(saved("linear"), "--model-overrides", more, "--data", folders["pairs"], "--subset", "gen")
+    plain, _ = evaluated(saved("linear"), "--subset", "gen")
+    assert numbers["model_overrides"] == {"encoder_layers": 5} and plain["model_overrides"] == {}
+    assert numbers["subsets"]["gen"]["nll_loss"] != plain["subsets"]["gen"]["nll_loss"]
+    assert math.isfinite(numbers["subsets"]["gen"]["nll_loss"]) and lines[0].endswith(f" on {folders['pairs']}")
+
+
+def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
+    model, text = saved("softmax"), saved("lm")
+    (tmp_path / "runs").mkdir()
+    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
+        (tmp_path / "runs" / name).symlink_to(model)
+    runs = tmp_path / "runs"
+    cases = {
+        (f"{runs}/checkpoint_lst.pt",): f"there is no checkpoint {runs}/checkpoint_lst.pt: {runs} has "
+        "checkpoint_best.pt, checkpoint_last.pt",
+        (runs,): f"there is no checkpoint {runs}: {runs} has checkpoint_best.pt, checkpoint_last.pt",
+        (model, "--data", "nowhere"): "the data folder nowhere is not here: name one by --data; the checkpoint was "
+        f"trained on {folders['pairs']}",
+        (model, "--subset", "gen,tset"): f"the data folder {folders['pairs']} has no subset 'tset': choose from train, "
+        "valid, gen by --subset",
+        (text, "--subset", "gen"): f"the data folder {folders['text']} has no subset 'gen': choose from train, valid, "
+        "test by --subset",
+        (model, "--json", tmp_path): f"--json is {tmp_path}, which is a folder: name a file",
+        (model, "--model-overrides", "{'encoder_layer': 2}"): "--model-overrides names 'encoder_layer', which is not an "
+        f"option in {model}",
+    }
+    for arguments, message in cases.items():
+        assert main([*map(str, arguments), "--cpu"]) == 1
+        printed = capsys.readouterr()
+        assert printed.err == f"error: {message}\n" and not printed.out
+
+
+def test_the_folder_that_a_checkpoint_was_trained_on_is_gone(saved, folders, tmp_path, capsys):
+    gone = analysis_models.pairs_folder(tmp_path / "gone")
+    path = analysis_models.checkpoint(tmp_path / "model.pt", gone, "softmax")
+    gone.rename(tmp_path / "elsewhere")
+    assert main([str(path), "--cpu"]) == 1
+    message = f"the data folder {gone}, which the checkpoint was trained on, is not here: name one by --data"
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert main([str(path), "--cpu", "--data", str(tmp_path / "elsewhere")]) == 0
+
+
+def test_a_language_model_of_another_task(folders, tmp_path, capsys, monkeypatch):
+    without_memory = analysis_models.MODELS["lm"].replace("--memory-length 7", "")
+    monkeypatch.setitem(analysis_models.MODELS, "lm", without_memory)
+    path = analysis_models.checkpoint(tmp_path / "lm.pt", folders["text"], "lm", "--task", "language_modeling")
+    assert main([str(path), "--cpu"]) == 1
+    command = f"fairseq-eval-lm {folders['text']} --user-dir fairseq_sg --path {path} --gen-subset valid"
+    assert capsys.readouterr().err.endswith(f"run {command} --required-batch-size-multiple 1\n")
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    file = tmp_path / "numbers.json"
+    file.write_text("before")
+    monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError(28, "no space")))
+    with pytest.raises(OSError):
+        evaluate.write_json(str(file), {"a": 1})
+    assert file.read_text() == "before" and os.listdir(tmp_path) == [file.name]
