@@ -181,6 +181,8 @@ def name_broken_checkpoints() -> None:
 
 #: The options in the checkpoints that were read since a command began to load something, None where there are none.
 _READ: list = []
+#: Called with each checkpoint's content once it is read, before anything is made of it.
+_CHECKS: list[typing.Callable[[dict], None]] = []
 
 
 def _load_checkpoint(load, path, *args, **kwargs):
@@ -198,6 +200,8 @@ def _load_checkpoint(load, path, *args, **kwargs):
             )
         state = load(path, *args, **kwargs)
         _READ.append(state.get("cfg"))
+        for check in _CHECKS:
+            check(state)
         return state
     except (FileNotFoundError, UsageError):
         raise
@@ -406,7 +410,10 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
     if cfg.restore_file != "checkpoint_last.pt" and not cfg.checkpoint_suffix:
         if not PathManager.exists(cfg.restore_file):
             raise UsageError(f"there is no checkpoint {cfg.restore_file}: check --restore-file")
+    if check_training := getattr(getattr(trainer, "task", None), "check_training", None):
+        check_training(trainer.cfg)
     _READ.clear()
+    _CHECKS.append(functools.partial(_check_resumed, cfg, trainer))
     try:
         extra_state, batches = load(cfg, trainer, **kwargs)
     except Exception as error:
@@ -414,11 +421,12 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
         if refusal is None:
             raise
         raise refusal from error
-    of_inputs = getattr(getattr(trainer, "task", None), "of_inputs", ())
+    finally:
+        _CHECKS.clear()
     there = _READ[-1] if _READ else None
-    if there is not None and (other := _other_options(there, trainer.cfg, of_inputs)):
+    if there is not None and (other := _other_options(there, trainer.cfg)):
         logging.getLogger(__name__).warning(
-            "the checkpoint was trained with other options, and goes on with those of this command: %s",
+            "the checkpoint was trained with other options; training resumes with those of this command: %s",
             ", ".join(other),
         )
     for module in _training_modules():
@@ -429,18 +437,53 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
     return extra_state, batches
 
 
-def _other_options(there, here, of_inputs: typing.Sequence[str] = ()) -> list[str]:
-    """The options of model and criterion, and some of the task, that differ between two configurations which both have
-    them."""
-    other = []
-    for part in ("model", "criterion", "task"):
-        of_checkpoint, of_command = _values(there.get(part)), _values(here.get(part))
-        for name, value in of_checkpoint.items():
-            if part == "task" and name not in of_inputs:
+def _check_resumed(cfg, trainer, state: dict) -> None:
+    """Raises UsageError for a checkpoint of another task, schedule or data than the trainer's."""
+    begins = cfg.finetune_from_model is not None
+    for group, allowed, way_out in (
+        ("task", begins or cfg.reset_dataloader, "--finetune-from-model to begin a new training from its weights"),
+        ("lr_scheduler", begins or cfg.reset_lr_scheduler, "--reset-lr-scheduler to begin the schedule again"),
+    ):
+        there, here = (_values(options.get(group)).get("_name") for options in (state.get("cfg") or {}, trainer.cfg))
+        if there != here and not (there is None or allowed):
+            option = "--" + group.replace("_", "-")
+            raise UsageError(
+                f"the checkpoint was trained with {option} {there}, and this is {option} {here}: give the one of training, "
+                f"choose another --save-dir, or say {way_out}"
+            )
+    if check := getattr(trainer.task, "check_resumed", None):
+        check((state.get("task_state") or {}).get("trained_on"), begins or cfg.reset_dataloader)
+
+
+#: The options whose change a resumed training warns of: all of a group, or those named.
+_MATTERING: dict[str, tuple[str, ...] | None] = {
+    "model": None,
+    "criterion": None,
+    "task": None,
+    "optimizer": None,
+    "lr_scheduler": None,
+    "common": ("seed", "fp16", "bf16", "amp"),
+    "dataset": ("batch_size", "max_tokens", "train_subset"),
+    "optimization": ("lr", "update_freq", "clip_norm", "sentence_avg"),
+}
+#: Options of a task that say where and how it is evaluated, not what it is trained on.
+_HARMLESS = ("data", "eval_", "source_lang", "target_lang")
+
+
+def _other_options(there, here) -> list[str]:
+    """The options that decide a training's result and differ between two configurations which both have them."""
+    other = {}
+    for group, names in _MATTERING.items():
+        of_checkpoint, of_command = _values(there.get(group)), _values(here.get(group))
+        for name in of_checkpoint if names is None else names:
+            if group == "task" and name.startswith(_HARMLESS):
                 continue
-            if name in of_command and of_command[name] != value and not name.startswith("_"):
-                other.append(f"--{name.replace('_', '-')} {value} (here {of_command[name]})")
-    return other
+            option = group if name == "_name" else name
+            if option != "lr_scheduler" and name.startswith("_"):
+                continue
+            if name in of_checkpoint and name in of_command and of_command[name] != of_checkpoint[name]:
+                other[option] = f"--{option.replace('_', '-')} {of_checkpoint[name]} (here {of_command[name]})"
+    return list(other.values())
 
 
 def _values(options) -> dict[str, typing.Any]:

@@ -17,6 +17,7 @@ from fairseq.models import (
     register_model,
     register_model_architecture,
 )
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
@@ -528,7 +529,13 @@ class SGTransformer(FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGTransformer":
-        """A model for the task's dictionaries. Raises ValueError for a configuration that makes no sense (see ``resolve``)."""
+        """A model for the task's dictionaries. Raises UsageError for a configuration that makes no sense (see ``resolve``),
+        and for fairseq's default task, on which the numbers would be others."""
+        if type(task) is TranslationTask:
+            raise UsageError(
+                "--task translation, fairseq's default, leaves out the last samples of an evaluation, has no start symbol "
+                "in sources and logs no accuracy: choose --task sg_translation"
+            )
         config = resolve(cfg)
         left_pad_target = getattr(task.cfg, "left_pad_target", True)
         encoder = SGTransformerEncoder(config, task.source_dictionary)

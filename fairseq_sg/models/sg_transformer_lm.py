@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional
 
 from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
@@ -136,6 +137,8 @@ class SGTransformerLM(FairseqLanguageModel):
         """A model for the task's dictionary. Raises ValueError for a configuration that makes no sense (see
         ``resolve``).
         """
+        if isinstance(task, TranslationTask):
+            raise UsageError("this --arch is a language model: choose --task sg_language_modeling")
         return cls(SGLanguageDecoder(resolve(cfg), task.target_dictionary))
 
     def forward(
