@@ -164,9 +164,10 @@ def report_usage_errors_plainly() -> None:
 
 
 def _report(previous, kind, error, trace) -> None:
-    """An error of the user's making that ends a command of fairseq is one line; every other keeps its traceback."""
+    """An error of the user's making that ends a command of fairseq is one line; every other keeps its traceback, and so
+    do all with FAIRSEQ_SG_TRACEBACK=1."""
     in_command = any(frame.f_globals.get("__package__") == "fairseq_cli" for frame, _ in traceback.walk_tb(trace))
-    if isinstance(error, UsageError) and in_command:
+    if isinstance(error, UsageError) and in_command and os.environ.get("FAIRSEQ_SG_TRACEBACK", "0") in ("", "0"):
         print(f"error: {error}", file=sys.stderr)
     else:
         previous(kind, error, trace)
@@ -188,10 +189,10 @@ _CHECKS: list[typing.Callable[[dict], None]] = []
 def _load_checkpoint(load, path, *args, **kwargs):
     """fairseq's ``load_checkpoint_to_cpu``.
 
-    Raises UsageError for a file that is cut off, whose content was changed, that holds more than plain data (nothing of
-    it is run), or that is no checkpoint of fairseq at all.
+    Raises UsageError, which names the cause, for a file that is cut off, whose content was changed, that holds more than
+    plain data (nothing of it is run), that is no checkpoint of fairseq, or whose classes are not registered.
     """
-    another = "Delete it, or name another one with --path or --restore-file"
+    another = "Restore a copy of it, or name another one with --path or --restore-file"
     try:
         # torch itself does not look at the checksums that it writes.
         if os.path.isfile(path) and zipfile.is_zipfile(path) and _damaged(path):
@@ -206,20 +207,38 @@ def _load_checkpoint(load, path, *args, **kwargs):
     except (FileNotFoundError, UsageError):
         raise
     except Exception as error:
-        if not zipfile.is_zipfile(path):
-            raise UsageError(
-                f"the checkpoint {path} is not a whole file of torch's: it was cut off, or is something else. {another}"
-            ) from error
-        if isinstance(error, pickle.UnpicklingError):
-            named = re.search(r"GLOBAL ([\w.]+)", str(error))
-            what = f" ({named[1]})" if named else ""
+        cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        foreign = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if foreign or isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+            what = f" ({foreign[1]})" if foreign else ""
             raise UsageError(
                 f"the checkpoint {path} holds more than plain data{what}, which could run code. It was not read, and "
                 f"nothing of it was run. {another}"
-            ) from None
-        if isinstance(error, (KeyError, TypeError)) or "PytorchStreamReader" in str(error):
-            raise UsageError(f"the file {path} is no checkpoint of fairseq's, or not all of one. {another}") from error
-        raise
+            ) from error
+        if not zipfile.is_zipfile(path):
+            raise UsageError(
+                f"the checkpoint {path} is not a whole file of torch's ({cause}): it was cut off, or is something else. "
+                f"{another}"
+            ) from error
+        if not isinstance(error, (KeyError, TypeError)) and "PytorchStreamReader" not in str(error):
+            raise
+        if _is_of_fairseq(path):
+            raise UsageError(
+                f"the checkpoint {path} cannot be loaded ({cause}). If that is the name of a task, a model or a criterion, "
+                "give the --user-dir that registers it"
+            ) from error
+        raise UsageError(f"the file {path} is no checkpoint of fairseq's ({cause}). {another}") from error
+
+
+def _is_of_fairseq(path: str) -> bool:
+    """Whether a file that torch can read has the parts of fairseq's checkpoints."""
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:
+        return False
+    return isinstance(state, dict) and "model" in state and bool({"args", "cfg"} & set(state))
 
 
 def _damaged(path: str) -> bool:
@@ -411,7 +430,7 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
         if not PathManager.exists(cfg.restore_file):
             raise UsageError(f"there is no checkpoint {cfg.restore_file}: check --restore-file")
     if check_training := getattr(getattr(trainer, "task", None), "check_training", None):
-        check_training(trainer.cfg)
+        check_training(trainer)
     _READ.clear()
     _CHECKS.append(functools.partial(_check_resumed, cfg, trainer))
     try:

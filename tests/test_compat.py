@@ -162,6 +162,12 @@ def test_usage_errors_end_a_command_in_one_line(capsys):
     assert capsys.readouterr().err == "error: --depth is 'deep'\n"
 
 
+def test_all_of_an_error_is_shown_on_request(monkeypatch, capsys):
+    monkeypatch.setenv("FAIRSEQ_SG_TRACEBACK", "1")
+    assert len(report("fairseq_cli", UsageError("--depth is 'deep'"))) == 1
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     "package,error", [("fairseq_cli", ValueError("a bug")), ("users.script", UsageError("--depth"))], ids=str
 )
@@ -229,8 +235,10 @@ def test_what_was_changed_or_is_no_checkpoint_is_refused_and_none_of_it_is_run(t
     torch.save(harmful, path)
     refused(r"holds more than plain data \(.*\), which could run code\. It was not read, and nothing of it was run")
     torch.save(harmful, path, _use_new_zipfile_serialization=False)
-    refused("is not a whole file of torch's")
+    refused("holds more than plain data")
     path.write_bytes(pickle.dumps(Harmful(tmp_path / "harmed"), protocol=2))
+    refused("holds more than plain data")
+    path.write_text("a text")
     refused("is not a whole file of torch's")
     torch.save({"model": {"weight": torch.zeros(10_000)}}, path)
     changed(path)
@@ -238,6 +246,26 @@ def test_what_was_changed_or_is_no_checkpoint_is_refused_and_none_of_it_is_run(t
     for other in ({}, {"weight": torch.zeros(3)}, [1]):
         torch.save(other, path)
         refused("is no checkpoint of fairseq's")
+
+
+@needs_fairseq
+def test_a_sound_checkpoint_is_never_called_broken(tmp_path, monkeypatch):
+    """The classes that it names may not be registered; the message has the cause, and no advice to delete the file."""
+    from fairseq import checkpoint_utils
+
+    compat.name_broken_checkpoints()
+    path = tmp_path / "sound.pt"
+    torch.save({"model": {}, "cfg": {"task": {"_name": "of_another_plugin"}}}, path)
+
+    def upgrade(state):
+        raise KeyError(state["cfg"]["task"]["_name"])
+
+    monkeypatch.setattr(checkpoint_utils, "_upgrade_state_dict", upgrade)
+    with pytest.raises(UsageError) as raised:
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    assert str(raised.value).startswith(f"the checkpoint {path} cannot be loaded (KeyError: 'of_another_plugin')")
+    assert "--user-dir" in str(raised.value) and "elete" not in str(raised.value)
+    assert isinstance(raised.value.__cause__, KeyError)
 
 
 def full(code=errno.ENOSPC):

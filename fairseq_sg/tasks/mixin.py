@@ -14,6 +14,7 @@ from typing import Any
 
 from fairseq import utils
 from fairseq.data import Dictionary
+from fairseq.logging import metrics
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
@@ -21,6 +22,8 @@ from fairseq_sg.modules.feedforward.workers import left_out_of_sums
 from fairseq_sg.tasks.breakdown import read_manifest
 
 logger = logging.getLogger(__name__)
+#: What every validation of this plugin's criteria measures.
+MEASURES = ("loss", "nll_loss", "accuracy", "token_accuracy", "bleu", "ppl")
 #: The first ``format`` of ``dataset.json`` whose dictionaries have the canonical order of their family of data.
 CANONICAL_ORDER = 2
 
@@ -142,6 +145,26 @@ class SGTask:
 
     # Training.
 
+    def check_training(self, trainer) -> None:
+        """Called before a checkpoint is looked for and before the first update.
+
+        Raises UsageError for options that would end the training at its first validation, or keep the worst checkpoint.
+        """
+        cfg = trainer.cfg.checkpoint
+        metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric
+        if trainer.cfg.dataset.disable_validation or cfg.no_save:
+            return
+        if metric.startswith(MEASURES) and metric.startswith(("accuracy", "token_accuracy", "bleu")) != largest:
+            change = "leave --maximize-best-checkpoint-metric out" if largest else "add --maximize-best-checkpoint-metric"
+            raise UsageError(f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best: {change}")
+        if metric not in MEASURES:
+            subset = trainer.cfg.dataset.valid_subset.split(",")[0]
+            known = measured(trainer, subset)
+            if metric not in known:
+                raise UsageError(
+                    f"--best-checkpoint-metric is {metric!r}, and a validation on {subset!r} measures {', '.join(known)}"
+                )
+
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         with left_out_of_sums(ignore_grad):
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
@@ -149,6 +172,14 @@ class SGTask:
     def begin_epoch(self, epoch, model) -> None:
         super().begin_epoch(epoch, model)
         keep_for_training(model)
+
+
+def measured(trainer, subset: str) -> list[str]:
+    """The metrics that a validation logs, by way of its first batch."""
+    batch = next(trainer.get_valid_iterator(subset).next_epoch_itr(shuffle=False))
+    with metrics.aggregate(new_root=True) as logged:
+        trainer.valid_step(batch)
+    return [name for name in logged.get_smoothed_values() if not name.startswith("_")]
 
 
 def hash_of_words(dictionary: Dictionary) -> str:

@@ -11,6 +11,7 @@ It differs from ``translation`` in these points, the first five of which change 
 - where examples have types, accuracy is also logged by type (``breakdown``).
 """
 
+import json
 import logging
 import os
 from dataclasses import dataclass, field
@@ -109,6 +110,12 @@ class SGTranslationTask(SGTask, TranslationTask):
             raise UsageError(
                 f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch"
             )
+        for name in ("eval_bleu_args", "eval_bleu_detok_args"):
+            try:
+                json.loads(getattr(cfg, name) or "{}")
+            except ValueError as error:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag} is {getattr(cfg, name)!r}, and must be JSON such as '{{\"beam\": 4}}' ({error})") from error
         if cfg.truncate_source:
             raise UsageError(
                 "--truncate-source would cut sources that the task has sizes of already; leave it out, or raise --max-source-positions"
@@ -185,8 +192,10 @@ class SGTranslationTask(SGTask, TranslationTask):
             generator.extract_alignment = partial(_without, self.source_dictionary.bos(), generator.extract_alignment)
         return generator
 
-    def check_training(self, cfg) -> None:
-        """Called with all options before a training begins. Raises UsageError for one that would end it later."""
+    def check_training(self, trainer) -> None:
+        """See :meth:`SGTask.check_training`; also raises UsageError for validation batches without room for a sample."""
+        super().check_training(trainer)
+        cfg = trainer.cfg
         most = cfg.dataset.max_tokens_valid
         option = "--max-tokens" if most == cfg.dataset.max_tokens else "--max-tokens-valid"
         for subset, dataset in self.datasets.items():

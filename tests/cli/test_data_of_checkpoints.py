@@ -177,3 +177,23 @@ def test_words_that_are_not_known_and_empty_lines(checkpoint, data):
         "an empty line was read: the answer to it means nothing",
     ]
     assert len(re.findall("^D-", printed, re.MULTILINE)) == 3
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (["--best-checkpoint-metric", "acuracy"], "is 'acuracy', and a validation on 'gen' measures loss, nll_loss, accuracy"),
+        (["--best-checkpoint-metric", "accuracy"], "the worst checkpoint as the best: add --maximize-best-checkpoint-metric"),
+        (["--maximize-best-checkpoint-metric"], "the worst checkpoint as the best: leave --maximize-best-checkpoint-metric out"),
+        (["--eval-bleu", "--eval-bleu-args", "{beam: 2"], "--eval-bleu-args is '{beam: 2', and must be JSON such as"),
+    ],
+    ids=["unknown-metric", "smallest-accuracy", "largest-loss", "bleu-arguments"],
+)
+def test_what_would_end_a_training_later_or_keep_its_worst_checkpoint(options, message, data, tmp_path):
+    assert message in refusal(run("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options)))
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_any_metric_of_a_validation_may_choose_the_best_checkpoint(data, tmp_path):
+    options = ["--orthogonality-weight", "0.1", "--best-checkpoint-metric", "orthogonality_encoder"]
+    assert run("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options)).code == 0
