@@ -16,16 +16,13 @@
   refuses ``--model-overrides`` of options that no model has;
 - it has every file of a checkpoint appear whole or not at all, copies included, whatever ends the training meanwhile;
 - it has a training that has made all its updates, or whose ``--patience`` is at its end, make no other update when it
-  is started again, and one that is continued remember how long it has got no better;
-- it names the sentence that is too long for a model, and the options that say so;
-- it ends the threads that fairseq reads batches ahead with before Python does, which aborts the process now and then.
+  is started again, and one that is continued remember how long it has got no better.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import atexit
 import collections
 import contextlib
 import errno
@@ -35,11 +32,8 @@ import importlib.util
 import logging
 import os
 import pickle
-import queue
 import re
 import sys
-import threading
-import time
 import traceback
 import typing
 import warnings
@@ -86,8 +80,6 @@ def prepare() -> None:
         name_broken_checkpoints()
         write_checkpoints_whole()
         continue_where_it_was()
-        name_long_sentences()
-        end_reading_ahead()
         gather_before_saving()
         leave_out_absent_parameters()
         unscale_gradients_once()
@@ -565,69 +557,6 @@ def _train_epoch(train, cfg, trainer, *args, **kwargs):
         return train(cfg, trainer, *args, **kwargs)
     logging.getLogger(__name__).info("nothing is left to train: %s", reason)
     return [None], True
-
-
-def name_long_sentences() -> None:
-    from fairseq.tasks import FairseqTask
-
-    FairseqTask.filter_indices_by_size = _leave_out_long_sentences
-
-
-def _leave_out_long_sentences(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
-    """fairseq's ``FairseqTask.filter_indices_by_size``: ``indices`` without those of sentences that are too long.
-
-    Raises UsageError for such a sentence unless ``ignore_invalid_inputs``, and where there are no others.
-    """
-    kept, left_out = dataset.filter_indices_by_size(indices, max_positions)
-    if len(left_out) == 0:
-        return kept
-    most, size = _numbers(max_positions), _numbers(dataset.size(left_out[0]))
-    limits = (
-        "the limit is the least of --max-source-positions, --max-target-positions and what the model's own options "
-        "say, such as --learned-positions and --randomized-eval-length"
-    )
-    if len(kept) == 0 and ignore_invalid_inputs:
-        raise UsageError(f"all {len(left_out):,} samples are longer than {most} tokens; {limits}")
-    if not ignore_invalid_inputs:
-        raise UsageError(
-            f"sample {left_out[0]} has {size} tokens, and {most} is the most that is taken; {limits}; "
-            "--skip-invalid-size-inputs-valid-test leaves such samples out"
-        )
-    logging.getLogger(__name__).warning(
-        "%d samples are longer than %s tokens and are left out, the first of them %s; %s",
-        len(left_out), most, left_out[:10], limits,
-    )  # fmt: skip
-    return kept
-
-
-def _numbers(sizes) -> str:
-    """A size, or those of source and target."""
-    try:
-        return " and ".join(map(str, sizes))
-    except TypeError:
-        return str(sizes)
-
-
-def end_reading_ahead() -> None:
-    atexit.unregister(_end_readers)
-    atexit.register(_end_readers)
-
-
-def _end_readers(patience: float = 10.0) -> None:
-    """Ends fairseq's ``BackgroundConsumer`` threads, waiting so many seconds at most for the batch that each is at.
-
-    They are daemons: Python ends one wherever it is, and where that is within torch's C++ code the process is aborted
-    ("terminate called without an active exception"), after all its work is done.
-    """
-    from fairseq.data.iterators import BackgroundConsumer
-
-    until = time.monotonic() + patience
-    for thread in threading.enumerate():
-        if isinstance(thread, BackgroundConsumer):
-            thread._max_len = 0
-            while thread.is_alive() and time.monotonic() < until:
-                with contextlib.suppress(queue.Empty):
-                    thread._queue.get(timeout=0.01)
 
 
 def gather_before_saving() -> None:

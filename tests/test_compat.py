@@ -509,40 +509,6 @@ def test_weights_that_do_not_fit_their_own_options(monkeypatch):
         checkpoint_utils.load_model_ensemble_and_task(["x.pt"])
 
 
-class Sentences:
-    """Sentences of some lengths; with ``pairs``, each is its own target."""
-
-    def __init__(self, *lengths: int, pairs: bool = False):
-        self.lengths, self.pairs = np.array(lengths), pairs
-
-    def size(self, index: int):
-        return (self.lengths[index],) * 2 if self.pairs else self.lengths[index]
-
-    def filter_indices_by_size(self, indices, most):
-        long = self.lengths[indices] > np.min(most)
-        return indices[~long], indices[long].tolist()
-
-
-@needs_fairseq
-def test_a_sentence_that_is_too_long_is_named(caplog):
-    from fairseq.tasks import FairseqTask
-
-    compat.name_long_sentences()
-    task, indices = FairseqTask(None), np.array([2, 1, 0])
-    assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 5).tolist() == [2, 1, 0]
-    with pytest.raises(
-        UsageError, match="^sample 2 has 5 tokens, and 4 is the most that is taken; .*--learned-positions"
-    ):
-        task.filter_indices_by_size(indices, Sentences(3, 4, 5), 4)
-    with pytest.raises(UsageError, match="^sample 2 has 5 and 5 tokens, and 9 and 3 is the most .*--skip-invalid-size"):
-        task.filter_indices_by_size(indices, Sentences(3, 4, 5, pairs=True), (9, 3))
-    assert not caplog.records
-    assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 3, True).tolist() == [0]
-    assert "2 samples are longer than 3 tokens and are left out, the first of them [2, 1]; " in caplog.text
-    with pytest.raises(UsageError, match="^all 3 samples are longer than 2 tokens; "):
-        task.filter_indices_by_size(indices, Sentences(3, 4, 5), 2, True)
-
-
 def test_preparing_again_changes_nothing():
     compat.prepare()
     hook, filters, before = sys.excepthook, len(warnings.filters), replaced()
@@ -555,25 +521,9 @@ def replaced() -> list:
     if compat.fairseq_version() is None:
         return []
     from fairseq import checkpoint_utils
-    from fairseq.tasks import FairseqTask
 
     names = ("load_checkpoint", "load_checkpoint_to_cpu", "load_model_ensemble_and_task", "torch_persistent_save")
-    return [FairseqTask.filter_indices_by_size, *(getattr(checkpoint_utils, name) for name in names)]
-
-
-def test_threads_that_read_ahead_end_before_python_does():
-    """A process that ends in the middle of an epoch; handlers run in the reverse of the order in which they were registered."""
-    code = (
-        "import atexit, threading\n"
-        "atexit.register(lambda: print([type(t).__name__ for t in threading.enumerate()]))\n"
-        "import fairseq_sg\n"
-        "from fairseq.data.iterators import BufferedIterator\n"
-        "batches = BufferedIterator(2, range(10**9))\n"
-        "print(next(batches), [type(t).__name__ for t in threading.enumerate()])\n"
-    )
-    repository = Path(compat.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, check=True)
-    assert done.stdout == "0 ['_MainThread', 'BackgroundConsumer']\n['_MainThread']\n"
+    return [getattr(checkpoint_utils, name) for name in names]
 
 
 @needs_fairseq

@@ -122,6 +122,40 @@ class SGTask:
                 self.cfg.data, self.cfg.data,
             )  # fmt: skip
 
+    def get_batch_iterator(self, dataset, *args, **kwargs):
+        """fairseq's, without the thread that reads batches ahead.
+
+        Python ends such a daemon wherever it is, within torch's C++ code too, which aborts the process after its work is
+        done. ``--num-workers`` reads ahead as well.
+        """
+        return super().get_batch_iterator(dataset, *args, **kwargs | {"data_buffer_size": 0})
+
+    def filter_indices_by_size(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
+        """``indices`` without those of samples that are too long.
+
+        Raises UsageError for such a sample unless ``ignore_invalid_inputs``, and where there are no others.
+        """
+        kept, left_out = dataset.filter_indices_by_size(indices, max_positions)
+        if len(left_out) == 0:
+            return kept
+        most, size = numbers(max_positions), numbers(dataset.size(left_out[0]))
+        limits = (
+            "the limit is the least of --max-source-positions, --max-target-positions and what the model's own options "
+            "say, such as --learned-positions and --randomized-eval-length"
+        )
+        if len(kept) == 0 and ignore_invalid_inputs:
+            raise UsageError(f"all {len(left_out):,} samples are longer than {most} tokens; {limits}")
+        if not ignore_invalid_inputs:
+            raise UsageError(
+                f"sample {left_out[0]} has {size} tokens, and {most} is the most that is taken; {limits}; "
+                "--skip-invalid-size-inputs-valid-test leaves such samples out"
+            )
+        logger.warning(
+            "%d samples are longer than %s tokens and are left out, the first of them %s; %s",
+            len(left_out), most, left_out[:10], limits,
+        )  # fmt: skip
+        return kept
+
     def no_such_subset(self, split: str) -> UsageError:
         """The error for a subset that the data folder lacks."""
         there = ", ".join(name for manifest in self.manifests for name in manifest.get("subsets", {}))
@@ -185,6 +219,14 @@ def measured(trainer, subset: str) -> list[str]:
 def hash_of_words(dictionary: Dictionary) -> str:
     """SHA-256 of a dictionary's words in their order. Their counts, which no model sees, differ between splits."""
     return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
+
+
+def numbers(sizes) -> str:
+    """A size, or those of source and target."""
+    try:
+        return " and ".join(map(str, sizes))
+    except TypeError:
+        return str(sizes)
 
 
 def different_requests(there: list, here: list) -> str:

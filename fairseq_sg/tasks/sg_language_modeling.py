@@ -134,7 +134,6 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         shard_id: int = 0,
         num_workers: int = 0,
         epoch: int = 1,
-        data_buffer_size: int = 0,
         skip_remainder_batch: bool = False,
         **others: Any,
     ) -> iterators.EpochBatchIterator:
@@ -167,7 +166,6 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
             shard_id=shard_id,
             num_workers=num_workers,
             epoch=epoch,
-            buffer_size=data_buffer_size,
             disable_shuffling=True,
             skip_remainder_batch=skip_remainder_batch,
             persistent_workers=False,
