@@ -402,6 +402,8 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             self.output_weight = nn.Parameter(torch.empty(len(dictionary), config.decoder_embed_dim))
             nn.init.xavier_uniform_(self.output_weight)
         self.output_bias = None if config.no_output_bias else nn.Parameter(torch.zeros(len(dictionary)))
+        if config.untied_output and self.output_bias is not None:
+            uniform_of_linear_(self.output_bias, config.decoder_embed_dim)
 
     def forward(
         self,
@@ -511,6 +513,12 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
     def max_positions(self) -> int:
         """The longest sequence that has positions; most kinds of them have no end, only ``--max-target-positions``."""
         return longest_of(self.embedding.positions, self.indices, self.stack)
+
+
+def uniform_of_linear_(parameter: Tensor, inputs: int) -> None:
+    """PyTorch's start of ``nn.Linear``, U(−1/√inputs, 1/√inputs), which the released code leaves to its output layers."""
+    bound = inputs**-0.5
+    nn.init.uniform_(parameter, -bound, bound)
 
 
 def remember(h: Tensor, memory: Optional[Sequence[Tensor]], step: int, length: int) -> Tensor:

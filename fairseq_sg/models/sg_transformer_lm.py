@@ -35,6 +35,7 @@ from fairseq_sg.models.sg_transformer import (
     SGTransformerDecoder,
     ShellConfig,
     complete,
+    uniform_of_linear_,
 )
 from fairseq_sg.modules.attention import Attention
 from fairseq_sg.modules.dropout import Dropout
@@ -106,6 +107,8 @@ class SGLanguageDecoder(SGTransformerDecoder):
     def __init__(self, config, dictionary):
         super().__init__(config, dictionary)
         self.output_dropout = Dropout(config.output_dropout)
+        if self.output_weight is not None:
+            uniform_of_linear_(self.output_weight, config.decoder_embed_dim)
         if config.linear_init == "depth":
             self._scale_attentions(config.decoder_layers if config.pre_norm else 1)
 

@@ -241,6 +241,14 @@ def test_embedding_scaling(scaling, std, token, position):
             assert got == pytest.approx(expected[n, j].item() + position * p, abs=1e-5)
 
 
+def test_bias_of_an_untied_output_starts_as_in_a_linear_layer_of_pytorch():
+    options = {"encoder_layers": 1, "decoder_layers": 1}
+    for untied in (False, True):
+        decoder = SGTransformer.build_model(SimpleNamespace(**options, untied_output=untied), task()).decoder
+        bound = decoder.embedding.dim**-0.5 if untied else 0.0
+        assert 0.8 * bound <= decoder.output_bias.abs().max().item() <= bound
+
+
 def test_relative_side_has_no_positions_no_scale_no_dropout_glorot():
     model = SGTransformer.build_model(
         SimpleNamespace(**(KINDS["mixed"] | {"encoder_layers": 1, "decoder_layers": 1})), task()
