@@ -20,6 +20,7 @@ from fairseq.models import (
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
 from fairseq_sg.models.config import Configuration, refuse_unused_options
@@ -62,14 +63,17 @@ MECHANISMS = (
 class EncoderConfig:
     """Sizes and mechanisms of an encoder."""
 
-    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
+    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder", "least": 1})
     encoder_ffn_embed_dim: int = field(
-        default=2048, metadata={"help": "hidden width of the encoder's feedforward layers"}
+        default=2048, metadata={"help": "hidden width of the encoder's feedforward layers", "least": 1}
     )
-    encoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the encoder"})
+    encoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the encoder", "least": 1})
     encoder_layers: int = field(
         default=6,
-        metadata={"help": "layers of the encoder; with a shared layer, how often it is applied (shared_act: at most)"},
+        metadata={
+            "help": "layers of the encoder; with a shared layer, how often it is applied (shared_act: at most)",
+            "least": 1,
+        },
     )
     encoder_attention: str = field(
         default="softmax",
@@ -96,14 +100,17 @@ class EncoderConfig:
 class CausalConfig:
     """Sizes and mechanisms of a decoder without an encoder."""
 
-    decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder"})
+    decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder", "least": 1})
     decoder_ffn_embed_dim: int = field(
-        default=2048, metadata={"help": "hidden width of the decoder's feedforward layers"}
+        default=2048, metadata={"help": "hidden width of the decoder's feedforward layers", "least": 1}
     )
-    decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the decoder"})
+    decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the decoder", "least": 1})
     decoder_layers: int = field(
         default=6,
-        metadata={"help": "layers of the decoder; with a shared layer, how often it is applied (shared_act: at most)"},
+        metadata={
+            "help": "layers of the decoder; with a shared layer, how often it is applied (shared_act: at most)",
+            "least": 1,
+        },
     )
     decoder_attention: str = field(
         default="softmax", metadata={"help": "self-attention of the decoder, by name or names like the encoder's"}
@@ -156,11 +163,20 @@ class ShellConfig:
         },
     )
     dropout: float = field(
-        default=0.1, metadata={"help": "dropout after each sublayer and wherever no dropout of its own is set"}
+        default=0.1,
+        metadata={
+            "help": "dropout after each sublayer and wherever no dropout of its own is set",
+            "least": 0,
+            "most": 1,
+        },
     )
     embedding_dropout: Optional[float] = field(
         default=None,
-        metadata={"help": "dropout on the embeddings (default: --dropout; 0 on a side without absolute positions)"},
+        metadata={
+            "help": "dropout on the embeddings (default: --dropout; 0 on a side without absolute positions)",
+            "least": 0,
+            "most": 1,
+        },
     )
     pre_norm: bool = field(default=False, metadata={"help": "layer norm before each sublayer instead of after it"})
     compile: str = field(
@@ -226,6 +242,7 @@ def complete(config):
         check_environment()
     except ValueError as error:
         raise UsageError(str(error)) from error
+    ranges.check(type(config), vars(config))
     compilation.check_mode(config.compile)
     used = {DEPTH_REGISTRY.find(config.depth)}
     for option in _of(config, ATTENTIONS):

@@ -51,13 +51,16 @@ class SGTransformerLMConfig(ShellConfig, CausalConfig):
 
     decoder_head_dim: Optional[int] = field(
         default=None,
-        metadata={"help": "width of an attention head (default: --decoder-embed-dim / --decoder-attention-heads)"},
+        metadata={
+            "help": "width of an attention head (default: --decoder-embed-dim / --decoder-attention-heads)",
+            "least": 1,
+        },
     )
     embedding_dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout on the embeddings (default: --dropout)"}
+        default=None, metadata={"help": "dropout on the embeddings (default: --dropout)", "least": 0, "most": 1}
     )
     output_dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout before the output layer (default: --dropout)"}
+        default=None, metadata={"help": "dropout before the output layer (default: --dropout)", "least": 0, "most": 1}
     )
     tied_output: bool = field(
         default=False, metadata={"help": "the embedding table as output matrix (the reference has another)"}

@@ -324,7 +324,7 @@ def test_hybrid_decodes_as_it_trains_and_learns():
         ({"cross_attention": "relative"}, r"relative attention cannot serve as 'cross' attention: its roles are encoder, decoder"),
         ({"encoder_attention_heads": 5}, r"the width 16 is not divisible by the number of attention heads 5"),
         ({"depth": "deep"}, r"unknown depth 'deep' \(--depth\): choose from separate, shared"),
-        ({"encoder_layers": 0}, r"a stack needs at least one layer, not 0"),
+        ({"encoder_layers": 0}, r"--encoder-layers is 0: choose 1 or more"),
         ({"encoder_attention": "linear,relative", "encoder_layers": 3}, r"--encoder-attention names 2 layers, and --encoder-layers is 3: name one"),
         ({"cross_attention": "linear,softmax,linear"}, r"--cross-attention names 3 layers, and --decoder-layers is 2: name one"),
         ({"encoder_attention": "linear,relative", "depth": "shared"}, r"--encoder-attention names 2 layers, and --depth shared has one for all steps"),

@@ -16,6 +16,7 @@ from typing import Any, Dict, Optional, Set
 import torch
 from torch import Tensor
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions, State
 from fairseq_sg.modules.attention.registry import register_attention
@@ -45,7 +46,9 @@ class LinearOptions(AttentionOptions):
         default="none",
         metadata={"help": "normalization of φ(Q) and φ(K) in linear attention: none, l1, l2, rms (Park & Kim 2024)"},
     )
-    linear_attention_eps: float = field(default=1e-6, metadata={"help": "ε added to linear attention's denominator"})
+    linear_attention_eps: float = field(
+        default=1e-6, metadata={"help": "ε added to linear attention's denominator", "least": 0}
+    )
 
 
 @register_attention("linear")
@@ -88,8 +91,7 @@ class LinearAttention(Attention):
         self.q_norm = build_qk_norm(qk_norm, features)
         self.k_norm = build_qk_norm(qk_norm, features)
         self.eps = linear_attention_eps
-        if not self.eps >= 0:
-            raise UsageError(f"--linear-attention-eps is {linear_attention_eps}: choose 0 or more")
+        ranges.check(LinearOptions, {"linear_attention_eps": linear_attention_eps})
         self.position = None if position is None else position(features, num_heads)
 
     @classmethod
