@@ -72,6 +72,8 @@ def _version(distribution: str) -> str | None:
 
 def prepare() -> None:
     """Everything above; calling it again does no harm. Raises ImportError for an unusable fairseq."""
+    from fairseq_sg import command_line
+
     installed = fairseq_version() is not None
     silence_warnings()
     allow_checkpoint_globals()
@@ -84,6 +86,7 @@ def prepare() -> None:
         leave_out_absent_parameters()
         unscale_gradients_once()
         train_in_bfloat16_anywhere()
+        command_line.install()
 
 
 _NOISE = (

@@ -9,6 +9,8 @@ features of the output).
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Set
@@ -27,6 +29,8 @@ from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import autocast_disabled
 from fairseq_sg.registry import option_values
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -86,6 +90,7 @@ class LinearAttention(Attention):
     ):
         width = _width(feature_dim, embed_dim // max(num_heads, 1) if head_dim is None else head_dim)
         super().__init__(embed_dim, num_heads, head_dim=head_dim, qk_head_dim=width, **kwargs)
+        _advise(feature_map, feature_dim, width)
         self.feature_map = build_feature_map(feature_map, self.qk_head_dim, **(feature_map_options or {}))
         features = self.feature_map.features
         self.q_norm = build_qk_norm(qk_norm, features)
@@ -250,6 +255,29 @@ def _dot(q: Tensor, k: Tensor) -> Tensor:
 def _ones(k: Tensor) -> Tensor:
     """Values whose sums over the keys are the denominator."""
     return accurate(k[..., :1]).new_ones(*k.shape[:-1], 1)
+
+
+@functools.cache
+def _advise(feature_map: str, feature_dim: str, width: int) -> None:
+    """Warns, once, of a width that docs/attention.md advises against."""
+    kind = FEATURE_MAP_REGISTRY.find(feature_map)
+    if feature_dim == "sqrt" and not kind.quadratic:
+        logger.warning(
+            "--feature-dim sqrt leaves --feature-map %s %d features of a Query, and saves nothing: leave it out. It is "
+            "for maps that square the width: %s",
+            feature_map,
+            width,
+            ", ".join(sorted(name for name, cls in FEATURE_MAP_REGISTRY.items() if cls.quadratic)),
+        )
+    elif width < kind.least_width:
+        logger.warning(
+            "--feature-dim %s is a width of %d, and --feature-map %s wants %d or more: give --feature-dim %d",
+            feature_dim,
+            width,
+            feature_map,
+            kind.least_width,
+            kind.least_width,
+        )
 
 
 def _width(feature_dim: str, head_dim: int) -> int:
