@@ -113,7 +113,7 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
     if asks:
         _print_help(parser, chosen)
     training = _trains(parser)
-    needed = {"task": "sg_translation", "arch": "sg_transformer", "optimizer": "torch_adam"}
+    needed = {"task": "sg_translation", "arch": "sg_transformer"}
     for name in needed if training else ["task"]:
         if getattr(chosen, name) is None:
             which = "one" if training else "the one of the training"
@@ -198,12 +198,12 @@ def _registries() -> dict[str, Mapping[str, type]]:
 
 def _call_main(call, cfg, main, **kwargs):
     """fairseq's ``call_main``, through which its commands begin."""
-    check(cfg, batches=main.__module__ in ("fairseq_cli.train", "fairseq_cli.validate"))
+    check(cfg, main.__module__.rpartition(".")[2])
     return call(cfg, main, **kwargs)
 
 
-def check(cfg, batches: bool = False) -> None:
-    """Raises UsageError for a value in fairseq's whole configuration that cannot be meant; ``batches`` need a size."""
+def check(cfg, command: str) -> None:
+    """Raises UsageError for a value that cannot be meant in the whole configuration of a ``command`` such as ``train``."""
     from fairseq.registry import REGISTRIES
     from omegaconf import OmegaConf
 
@@ -219,7 +219,9 @@ def check(cfg, batches: bool = False) -> None:
         cls = REGISTRIES[group]["registry"].get(name) if group in REGISTRIES else None
         if hasattr(cls, "check_options"):
             cls.check_options(cfg[group])
-    if batches and cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
+    if command == "train" and cfg.optimizer is None:
+        raise UsageError("--optimizer is missing: give one, such as torch_adam")
+    if command in ("train", "validate") and cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
         raise UsageError("a batch has no size: give --batch-size (sentences) or --max-tokens")
 
 
@@ -234,7 +236,7 @@ def groups(cfg) -> dict[str, tuple[str | None, type | None]]:
 
 
 def dataclasses_of(group: str) -> Mapping[str | None, type | None]:
-    """The names that can be chosen in a group, such as ``model``, with their dataclasses of options; {} for other groups."""
+    """The names that can be chosen in a group such as ``model``, with their dataclasses of options; {} for others."""
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
     from fairseq.registry import REGISTRIES
     from fairseq.tasks import TASK_DATACLASS_REGISTRY

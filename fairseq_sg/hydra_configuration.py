@@ -1,4 +1,4 @@
-"""What ``fairseq-hydra-train`` makes of a configuration: a mistake is one line, as on the command line (``command_line``).
+"""What ``fairseq-hydra-train`` makes of a configuration: a mistake is one line, as on the command line.
 
 ``fairseq-hydra-train`` loads this plugin when hydra has made the configuration. From then on there are errors of one
 line for a value, a name, an option added with a plus, and a value that the file asks for (``???``), in whose place
@@ -64,7 +64,7 @@ def _add_defaults(add_defaults, cfg) -> None:
         add_defaults(cfg)
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'the configuration'}: {str(error.msg).splitlines()[0]}") from error
-    command_line.check(cfg, batches=True)
+    command_line.check(cfg, "train")
 
 
 def nearest(group: str, option: str, names: Iterable[str]) -> str:
@@ -73,7 +73,7 @@ def nearest(group: str, option: str, names: Iterable[str]) -> str:
 
 
 def _refuse_missing(hydra) -> None:
-    """Raises UsageError for a value that the file of the configuration asks for, ``???``, and the command does not give."""
+    """Raises UsageError for a value that the configuration's file asks for, ``???``, and the command does not give."""
     from omegaconf import OmegaConf
 
     given = [override.lstrip("+").partition("=")[0] for override in hydra.overrides.task]

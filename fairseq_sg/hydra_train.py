@@ -1,4 +1,4 @@
-"""``python -m fairseq_sg.hydra_train``: ``fairseq-hydra-train`` with this plugin loaded before hydra makes the configuration.
+"""``python -m fairseq_sg.hydra_train``: ``fairseq-hydra-train`` with this plugin loaded first.
 
 So fairseq's and hydra's warnings of their age are silenced, hydra's own errors are one line each, and the checks of
 ``hydra_configuration`` run once, before workers start.
@@ -7,6 +7,7 @@ So fairseq's and hydra's warnings of their age are silenced, hydra's own errors 
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from dataclasses import fields, is_dataclass
 
@@ -50,6 +51,8 @@ def _explained(message: str, cause: str) -> str:
 def main() -> None:
     from hydra._internal import utils
 
+    # Something that fairseq imports shows messages of every level.
+    logging.getLogger("hydra").setLevel(logging.INFO)
     utils.run_and_report = functools.partial(_run_and_report, utils.run_and_report)
     from fairseq_cli import hydra_train
 

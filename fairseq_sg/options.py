@@ -1,7 +1,7 @@
 """``python -m fairseq_sg.options [NAME]``: the options of this plugin, grouped by what has them, then fairseq's own.
 
-NAME is that of a mechanism (``linear``), an architecture, a criterion, a task, an optimizer, or an option (``--qk-norm``,
-``qk_norm``): then only what belongs to it.
+NAME is that of a mechanism (``linear``), an architecture, a criterion, a task, an optimizer, or an option (``--qk-norm``
+or ``qk_norm``): then only what belongs to it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def fairseq_sections() -> Iterator[Section]:
 
 
 def _by_declaration(owned: Iterable[tuple[Any, type]]) -> list[tuple[type, list[Any], dict[str, Field]]]:
-    """(class that declares some options, who has them, the options) of (who, class of options): common ones come once."""
+    """(class that declares some options, who has them, the options) of (who, class of options): each option once."""
     takers: dict[type, list[Any]] = {}
     for who, options in owned:
         for cls in reversed(options.__mro__):
@@ -125,7 +125,7 @@ def sizes_of(architecture: str | None) -> dict[str, Any]:
 
 
 def described(section: Section, architecture: str | None = None) -> str:
-    """A section as text: each option with its choices, its range and its default, that of the architecture where it has one."""
+    """A section as text: each option with its choices, its range and its default, which an architecture may set."""
     sizes = sizes_of(architecture)
     lines = [section.title]
     for name, f in section.options.items():
@@ -136,9 +136,8 @@ def described(section: Section, architecture: str | None = None) -> str:
         if name in sizes:
             notes.append(f"default: {sizes[name]}, the one of {architecture}")
         elif "(default:" not in f.metadata["help"] and default is not None and not str(default).startswith("${"):
-            notes.append(
-                f"default: {('off', 'on')[default] if isinstance(default, bool) else default if default != '' else 'none'}"
-            )
+            shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
+            notes.append(f"default: {'none' if shown == '' else shown}")
         text = " ".join(f.metadata["help"].split()) + (f" ({'; '.join(notes)})" if notes else "")
         lines.append(f"  {ranges.flag(name) if name != 'data' else 'DATA'}")
         lines += textwrap.wrap(text, 100, break_on_hyphens=False, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -169,10 +168,8 @@ def main(arguments: list[str]) -> int:
     chosen = sections_of(arguments[0], sections) if arguments else sections
     if not chosen:
         known = set().union(*(section.names | set(map(ranges.flag, section.options)) for section in sections))
-        print(
-            f"error: {arguments[0]!r} is no name of an option, or of what has options: {nearest(arguments[0], known)}",
-            file=sys.stderr,
-        )
+        meant = nearest(arguments[0], known)
+        print(f"error: {arguments[0]!r} is no name of an option, or of what has options: {meant}", file=sys.stderr)
         return 2
     architecture = arguments[0] if arguments else None
     print("\n".join(described(section, architecture) for section in chosen), end="")

@@ -29,7 +29,7 @@ def check(options: type, values: Mapping[str, Any]) -> None:
 
 
 def check_value(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    """Raises UsageError for an option's value outside the range in ``limits``; other keys, such as ``help``, may be there."""
+    """Raises UsageError for an option's value outside the range in ``limits``, whose other keys do not matter."""
     declared = {key: limits[key] for key in _INSIDE if key in limits}
     for number in _numbers(value, of_text=bool(declared)):
         inside = math.isfinite(number) if declared else not math.isnan(number)
