@@ -11,9 +11,11 @@ fairseq imports ``--user-dir`` before it builds its parser: so all of this is in
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import difflib
 import functools
+import os
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -113,6 +115,11 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
     if asks:
         _print_help(parser, chosen)
     training = _trains(parser)
+    if not training:
+        _check_evaluation(parser, chosen)
+        if (task := _task_of(chosen.path)) and not any(word.partition("=")[0] == "--task" for word in arguments):
+            parser.set_defaults(task=task)
+            chosen.task = task
     needed = {"task": "sg_translation", "arch": "sg_transformer"}
     for name in needed if training else ["task"]:
         if getattr(chosen, name) is None:
@@ -123,6 +130,34 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
     for name, value in vars(parsed).items() if isinstance(parsed, argparse.Namespace) and not training else ():
         ranges.check_value(name, value, FAIRSEQ.get(name, {}))
     return parsed
+
+
+def _check_evaluation(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    """Ends a command on a checkpoint that names none, or whose --model-overrides are no dict."""
+    if not chosen.path:
+        parser.error("--path is missing: name the checkpoint, such as --path checkpoints/NAME/checkpoint_best.pt")
+    for path in chosen.path.split(os.pathsep):
+        if os.path.isdir(path):
+            parser.error(f"--path {path} is a folder: name a checkpoint in it, such as {path}/checkpoint_best.pt")
+    try:
+        overrides = ast.literal_eval(chosen.model_overrides)
+    except (ValueError, SyntaxError):
+        overrides = None
+    if not isinstance(overrides, dict):
+        parser.error(f"--model-overrides is {chosen.model_overrides!r}: give a dict such as \"{{'encoder_layers': 4}}\"")
+
+
+def _task_of(path: str) -> str | None:
+    """The task that a checkpoint was trained with, where it is one of ours: fairseq's commands have another default."""
+    import torch
+    from fairseq.tasks import TASK_REGISTRY
+
+    try:
+        state = torch.load(path.split(os.pathsep)[0], map_location="cpu", mmap=True, weights_only=True)
+        task = state["cfg"]["task"]["_name"]
+    except Exception:  # loading it for good says what is wrong with it
+        return None
+    return task if task in TASK_REGISTRY and TASK_REGISTRY[task].__module__.startswith("fairseq_sg") else None
 
 
 def _trains(parser: argparse.ArgumentParser) -> bool:
@@ -221,6 +256,11 @@ def check(cfg, command: str) -> None:
             cls.check_options(cfg[group])
     if command == "train" and cfg.optimizer is None:
         raise UsageError("--optimizer is missing: give one, such as torch_adam")
+    if command == "train":
+        try:
+            os.makedirs(cfg.checkpoint.save_dir, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--save-dir {cfg.checkpoint.save_dir} cannot be made: {error.strerror}") from error
     if command in ("train", "validate") and cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
         raise UsageError("a batch has no size: give --batch-size (sentences) or --max-tokens")
 

@@ -7,7 +7,7 @@ of the end of their section 2, which scales ε by √(1 − β₂ᵗ); the two d
 
 import ast
 from dataclasses import dataclass, field
-from typing import Any, List, Optional
+from typing import Any, List
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -31,12 +31,11 @@ class TorchAdamConfig(FairseqDataclass):
             "below": 1,
         },
     )
-    adam_beta1: Optional[float] = field(
-        default=None, metadata={"help": "decay of the mean of gradients (default: 0.9)", "least": 0, "below": 1}
+    adam_beta1: float = field(
+        default=BETAS[0], metadata={"help": "decay of the mean of gradients", "least": 0, "below": 1}
     )
-    adam_beta2: Optional[float] = field(
-        default=None,
-        metadata={"help": "decay of the mean of squared gradients (default: 0.999)", "least": 0, "below": 1},
+    adam_beta2: float = field(
+        default=BETAS[1], metadata={"help": "decay of the mean of squared gradients", "least": 0, "below": 1}
     )
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam", "above": 0})
     weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay", "least": 0})
@@ -45,16 +44,16 @@ class TorchAdamConfig(FairseqDataclass):
 
 def betas(cfg) -> tuple[float, float]:
     """β₁ and β₂ of a configuration. Raises UsageError for options that contradict each other, and for text that is no pair."""
-    named = getattr(cfg, "adam_beta1", None), getattr(cfg, "adam_beta2", None)
-    given = getattr(cfg, "adam_betas", None)
+    named = cfg.adam_beta1, cfg.adam_beta2
+    given = getattr(cfg, "adam_betas", None)  # checkpoints made before have none
     if given is None:
-        return tuple(default if beta is None else beta for beta, default in zip(named, BETAS))
+        return named
     try:
         beta1, beta2 = map(float, ast.literal_eval(given) if isinstance(given, str) else given)
     except (ValueError, SyntaxError, TypeError):
         raise UsageError(f"--adam-betas is {given!r}: choose two numbers, such as '(0.9, 0.98)'") from None
-    for name, beta, pair in zip(("--adam-beta1", "--adam-beta2"), named, (beta1, beta2)):
-        if beta is not None and beta != pair:
+    for name, beta, default, pair in zip(("--adam-beta1", "--adam-beta2"), named, BETAS, (beta1, beta2), strict=True):
+        if beta not in (default, pair):
             raise UsageError(f"{name} is {beta}, and --adam-betas is {given}: leave one of the two out")
     return beta1, beta2
 

@@ -119,7 +119,7 @@ VALUES = {
     "--adam-beta1 1.5": "--adam-beta1 is 1.5: choose a number from 0 to below 1",
     "--adam-betas (0.9,1.5)": "--adam-betas is (0.9,1.5): choose a number from 0 to below 1",
     "--adam-betas 0.9": "--adam-betas is '0.9': choose two numbers, such as '(0.9, 0.98)'",
-    "--adam-betas (0.9,0.98) --adam-beta2 0.999": "--adam-beta2 is 0.999, and --adam-betas is (0.9,0.98): leave one "
+    "--adam-betas (0.9,0.98) --adam-beta2 0.99": "--adam-beta2 is 0.99, and --adam-betas is (0.9,0.98): leave one "
     "of the two out",
     "--lr -1": "--lr is [-1.0]: choose 0 or more",
     "--clip-norm -1": "--clip-norm is -1.0: choose 0 or more",
@@ -279,3 +279,9 @@ def test_a_width_that_the_documentation_advises_against(caplog):
         feature_map="rebased", feature_dim="sqrt"
     )
     assert not warned(feature_map="elu") and not warned(feature_map="elu", feature_dim="4")
+
+
+def test_a_folder_for_checkpoints_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    message = f"--save-dir {tmp_path}/file/run cannot be made: Not a directory"
+    assert_one_line(run("fairseq-train", *words("--save-dir", f"{tmp_path}/file/run")), message, 1)

@@ -154,6 +154,35 @@ def test_the_default_task_of_fairseq_is_refused(data, tmp_path):
     assert line.endswith("choose --task sg_translation") and not list(tmp_path.rglob("*.pt"))
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_checkpoint_brings_its_task(command, checkpoint, data):
+    """fairseq's commands have the task ``translation``, or none, where ``--task`` is not given."""
+    arguments = evaluation(data, checkpoint, *COMMANDS[command], "--log-format", "json")
+    without = [word for i, word in enumerate(arguments) if "--task" not in (word, arguments[i - 1])]
+    results = [run(command, *given, text="jump twice\n") for given in (arguments, without)]
+
+    def said(result: Result) -> list[str]:
+        """Sentences, scores and metrics, without times."""
+        found = re.findall(r"^[SHDT]-.*$|Generate gen.*$|\| gen \| \{.*$", result.out, re.MULTILINE)
+        return [re.sub(r'"gen_wps": "[^"]*"', "", line) for line in found]
+
+    assert [result.code for result in results] == [0, 0], results[1].err
+    assert said(results[0]) and said(results[0]) == said(results[1])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_how_a_checkpoint_is_named(command, checkpoint, data):
+    arguments = evaluation(data, checkpoint)
+    for options, message in (
+        (["--path", checkpoint.parent], f"--path {checkpoint.parent} is a folder: name a checkpoint in it, such as "),
+        (["--model-overrides", "{'depth': "], "--model-overrides is \"{'depth': \": give a dict such as "),
+        (["--model-overrides", "[1]"], "--model-overrides is '[1]': give a dict such as "),
+    ):
+        assert message in refusal(run(command, *arguments, *options))
+    nameless = [word for i, word in enumerate(arguments) if "--path" not in (word, arguments[i - 1])]
+    assert "--path is missing: name the checkpoint" in refusal(run(command, *nameless))
+
+
 @pytest.mark.parametrize("option", ["--max-tokens", "--max-tokens-valid"])
 def test_batches_must_have_room_for_every_sample(option, data, tmp_path):
     line = refusal(run("fairseq-train", *training(data, tmp_path / "run", *SHORT, option, "6")))

@@ -165,9 +165,9 @@ def test_adam_betas_as_fairseq_s_adam_takes_them(given):
 
 def test_adam_betas_that_contradict_or_are_no_pair():
     with pytest.raises(
-        UsageError, match=r"--adam-beta2 is 0.999, and --adam-betas is \(0.9,0.98\): leave one of the two out"
+        UsageError, match=r"--adam-beta2 is 0.99, and --adam-betas is \(0.9,0.98\): leave one of the two out"
     ):
-        torch_adam(parameters(), adam_betas="(0.9,0.98)", adam_beta2=0.999)
+        torch_adam(parameters(), adam_betas="(0.9,0.98)", adam_beta2=0.99)
     for wrong in ("0.9", "(0.9, 0.98, 1)", "__import__('os').getcwd()", "((", (0.9,)):
         with pytest.raises(UsageError, match="--adam-betas is .*: choose two numbers, such as '\\(0.9, 0.98\\)'"):
             torch_adam(parameters(), adam_betas=wrong)
