@@ -31,7 +31,6 @@ from data_prep import (
 from data_prep.common import DataError, Dataset, UsageError
 from data_prep.prepare import prepare, verify
 from data_prep.reorder import Reorder
-from data_prep.text import shorten
 
 DATASETS: tuple[Dataset, ...] = tuple(
     module.DATASET
@@ -62,22 +61,26 @@ class Parser(argparse.ArgumentParser):
         for option in (word.partition("=")[0] for word in own):
             # Numbers below zero are values.
             if re.fullmatch(r"-+[^\d.\s-]\S*", option) and option not in self._option_string_actions:
-                self.error(f"unknown option {option}{nearest(option, self._option_string_actions)}")
+                first = ", and the name of a dataset comes first" if self._subparsers else ""
+                self.error(f"unknown option {option}{first or nearest(option, self._option_string_actions)}")
         return super().parse_known_args(args, namespace)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """argparse's own check, with the nearest names instead of all."""
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
-            close = nearest(str(value), names) or (f": choose from {', '.join(names)}" if len(names) <= MOST_NAMES else "")
-            raise argparse.ArgumentError(action, f"unknown value {shorten(str(value))}{close}")
+            hint = nearest(str(value), names)
+            if not hint and len(names) <= MOST_NAMES:
+                hint = f": choose from {', '.join(names)}"
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the names that are spelt like it, if there are any."""
-    names = list(names)
-    similar = difflib.get_close_matches(name, names)
-    return f": did you mean {' or '.join(sorted(similar, key=names.index))}?" if similar else ""
+    """The end of a message about an unknown name: the names that begin with it or are spelt like it, if there are any."""
+    name, bare = name.lstrip("-"), {known: known.lstrip("-") for known in names}
+    similar = [known for known in bare.values() if known.startswith(name)][:3]
+    similar = similar or difflib.get_close_matches(name, bare.values())
+    return f": did you mean {' or '.join(known for known in bare if bare[known] in similar)}?" if similar else ""
 
 
 def make_parser() -> Parser:
