@@ -227,8 +227,8 @@ class Corpus(Material):
             forms["_classifier"] = f"--task sg_classification --arch {dataset.classifier} --criterion classification"
         return [
             f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg {form} {validation}"
-            f" --optimizer torch_adam --lr 1e-3 --clip-norm 5 --batch-size 64 --max-update {UPDATES}"
-            f" {saving(out, UPDATES, validates, suffix)}"
+            f" --optimizer torch_adam --lr 1e-3 --clip-norm 5 --batch-size 64 --required-batch-size-multiple 1"
+            f" --max-update {UPDATES} {saving(out, UPDATES, validates, suffix)}"
             for suffix, form in forms.items()
         ]
 
