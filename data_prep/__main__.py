@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the names that begin with it or are spelt like it, if there are any."""
+    """The end of a message about an unknown name: the names that begin with it or are spelt like it, if any."""
     name, bare = name.lstrip("-"), {known: known.lstrip("-") for known in names}
     similar = [known for known in bare.values() if known.startswith(name)][:3]
     similar = similar or difflib.get_close_matches(name, bare.values())

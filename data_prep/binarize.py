@@ -46,7 +46,7 @@ def binarize(folder: Path, subsets: Iterable[str], joined: bool = False, words: 
 
 
 def binarize_like(folder: Path, subsets: Iterable[str], other: Path) -> None:
-    """Does what `binarize` does, with the dictionaries of another folder. Raises DataError for a word without a number."""
+    """Does what `binarize` does, with the dictionaries of another folder. Raises DataError for a word they lack."""
     from fairseq.data import Dictionary
 
     for language in LANGUAGES:

@@ -1,13 +1,13 @@
-"""Writes the data of a prepared folder with the dictionaries of another: words then have the numbers that they have there.
+"""Writes the data of a prepared folder with the dictionaries of another one: words then have the numbers of that one.
 
 A model knows words by their numbers, so it reads only data with the order of words that it was trained with. Folders of
-one language have the same order; but earlier versions sorted words by how often they are in a folder.
+one language have the same order, but those of earlier versions are sorted by how often a word is in the folder.
 
-    python -m data_prep reorder data-bin/scan_mcd1 --like data-bin/scan26 --out data-bin/scan_mcd1_for_scan26
+    python -m data_prep reorder data-bin/scan_mcd1 --like data-bin/scan26_old --out data-bin/scan_mcd1_old_order
 
-makes data for models that were trained on data-bin/scan26. Without `--like`, the order is that of today. The text is
-taken from raw/SUBSET.{src,tgt}. The folder itself stays as it is. A word that the dictionaries of `--like` lack is an
-error.
+writes SCAN's mcd1 for models that were trained on data-bin/scan26_old. Without `--like`, the order is that of a new
+preparation. The text is that of raw/SUBSET.{src,tgt}. Both folders stay as they are. A word that the dictionaries of
+`--like` lack is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Reorder(Dataset):
         parser.add_argument("--like", type=Path, metavar="OTHER", help="the prepared folder with the order of words")
 
     def request(self, args: argparse.Namespace) -> Json:
-        """That of the folder, and by what it was reordered. Raises UsageError, and DataError for another kind of folder."""
+        """That of the folder, and like what it is reordered. Raises UsageError; DataError for another kind of folder."""
+        if args.raw_only:
+            raise UsageError("--raw-only writes no numbers of words: leave it out")
         for name, folder in (("FOLDER", args.folder), ("--like", args.like)):
             if folder is not None and os.path.realpath(folder) == os.path.realpath(args.out):
                 raise UsageError(f"--out and {name} are the same folder, which stays as it is: name another --out")
@@ -62,7 +64,7 @@ class Reorder(Dataset):
 
 
 class Reordered(Material):
-    """The data of `folder` in the order of the folder `like`, or else in that of today, with `words` as in `Corpus`."""
+    """The data of `folder` in the order of the folder `like`, or else of a new preparation; `words` as in `Corpus`."""
 
     def __init__(self, folder: Path, like: Path | None, words: tuple[str, ...]) -> None:
         self.folder, self.like, self.words, self.found = folder, like, words, read_pairs(folder)
@@ -72,7 +74,7 @@ class Reordered(Material):
         """Does nothing: the data were checked when the folder was made."""
 
     def write(self, folder: Path, raw_only: bool) -> None:
-        """Copies all but dictionaries and binaries, which are made again. Raises DataError for a word without a number."""
+        """Copies all but dictionaries and binaries, which are made again. Raises DataError for a word without number."""
         for name in files_in(self.folder):
             made_again = name.endswith((".bin", ".idx")) or PurePosixPath(name).name in ("dict.txt", *DICTIONARIES)
             if name in self.found["files"] and not made_again:
@@ -86,7 +88,8 @@ class Reordered(Material):
                 binarize_like(folder, subsets, self.like)
             except DataError as error:
                 text = self.folder / "raw" / str(error.path)
-                raise DataError(f"{error.message} of {self.like}: its models cannot read it", text, error.line) from None
+                message = f"{error.message} of {self.like}: its models cannot read it"
+                raise DataError(message, text, error.line) from None
         if "labels" in self.found:
             link_labels(folder, subsets)
 
@@ -103,7 +106,7 @@ class Reordered(Material):
         return {"subsets": self.found["subsets"], "vocabulary": counts | dictionary, **carried}
 
     def summary(self, description: Json) -> list[str]:
-        return [f"words in the order of {self.like or 'today'}"]
+        return [f"words in the order of {self.like or 'a new preparation'}"]
 
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
         return []
@@ -115,5 +118,6 @@ def read_pairs(folder: Path) -> Json:
     texts = [f"raw/{subset}.{language}" for subset in found.get("subsets", ()) for language in LANGUAGES]
     missing = next((text for text in texts if text not in found["files"]), None)
     if missing is not None:
-        raise DataError(f"has no {missing}: reorder takes folders of sentence pairs, not text for language models", folder)
+        message = f"has no {missing}: reorder takes folders of sentence pairs, not text for language models"
+        raise DataError(message, folder)
     return found

@@ -86,8 +86,8 @@ def test_folder_of_the_earlier_version_is_told_apart(run, old) -> None:
     before = contents(folder)
     result = run(*FIRST, "--out", folder)
     assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
-    start = f"error: {folder}: is there already, made by an earlier version, with its words in another order: name another --out."
-    assert result.err.startswith(start) and "python -m data_prep reorder --help" in result.err
+    start = f"error: {folder}: is there already, made by an earlier version, with its words in another order: name "
+    assert result.err.startswith(f"{start}another --out.") and "python -m data_prep reorder --help" in result.err
     assert contents(folder) == before
     assert run("verify", folder).code == 0
     other = run(*FIRST[:-1], 11, "--out", folder)
@@ -162,12 +162,13 @@ def test_reorder_is_refused(run, new, tmp_path: Path) -> None:
     text = new("text", "--unit", "bytes", "--input", __file__, out="text")
     out = tmp_path / "out"
     for arguments, code, message in (
-        ([folder, "--out", folder], 2, "--out and FOLDER are the same folder, which stays as it is: name another --out"),
+        ([folder, "--out", folder], 2, "--out and FOLDER are the same folder, which stays as it is: name another"),
         ([folder, "--like", raw, "--out", raw], 2, "--out and --like are the same folder"),
         ([text, "--out", out], 1, f"{text}: has no raw/train.src: reorder takes folders of sentence pairs, not text"),
-        ([folder, "--like", raw, "--out", out], 1, f"{raw}: has no dict.src.txt: --like takes a folder of sentence pairs"),
+        ([folder, "--like", raw, "--out", out], 1, f"{raw}: has no dict.src.txt: --like takes a folder of sentence"),
         ([tmp_path / "none", "--out", out], 1, f"{tmp_path / 'none'}: not a prepared dataset"),
         ([folder], 2, "the following arguments are required: --out"),
+        ([folder, "--out", out, "--raw-only"], 2, "--raw-only writes no numbers of words: leave it out"),
     ):
         result = run("reorder", *arguments)
         assert (result.code, result.out, result.err.count("\n")) == (code, "", 1)
