@@ -112,9 +112,9 @@ class LinearAttention(Attention):
         return self.q_norm(self.feature_map.queries(q, positions))
 
     def _keys(self, k: Tensor, positions: Optional[Tensor]) -> Tensor:
-        if isinstance(self.k_norm, NoNormalization):
-            return self.feature_map.keys(k, positions)
-        return self.k_norm(self.feature_map.keys_to_normalize(k, positions))
+        plain = isinstance(self.k_norm, NoNormalization)
+        features = self.feature_map.keys if plain else self.feature_map.keys_to_normalize
+        return self.k_norm(features(k, positions))
 
     def _positions(
         self, x: Tensor, padding_mask: Optional[Tensor], before: int = 0, real: Any = None
