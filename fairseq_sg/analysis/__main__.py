@@ -9,7 +9,7 @@
     python -m fairseq_sg.analysis accuracy NAME=CHECKPOINT CHECKPOINT … NAME=CHECKPOINT … --out OUT
     python -m fairseq_sg.analysis symbols  CHECKPOINT
 
-Each writes OUT.npz and OUT.json, the numbers, and draws them.
+Each writes OUT.npz and OUT.json, the numbers, and draws them: --out OUT.pdf in PDF, OUT.svg in SVG, else in PNG.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from __future__ import annotations
 import argparse
 import ast
 import glob
+import itertools
 import logging
 import os
 import sys
-from typing import Any, Dict, List, NoReturn, Sequence
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NoReturn, Sequence, Tuple
 
 from fairseq_sg.analysis import accuracy, attention_maps, experts, gates, norms, plots, symbols, values
 from fairseq_sg.analysis.checkpoint import load
+from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 
@@ -39,17 +43,36 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, with the nearest of the names that there are."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, choice(value, list(action.choices)))
+
+
+class Command(Parser):
+    """The parser of one command, which says first what is no option: else a missing one would be said to be."""
+
+    def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> Any:
+        for word in itertools.takewhile(lambda word: word != "--", args):
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in self._option_string_actions:
+                known = nearest(name, self._option_string_actions)
+                self.error(f"{self.prog.rpartition(' ')[2]} has no option {name}{known}")
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"{' '.join(rest)} is too much: {self.prog.rpartition(' ')[2]} takes one CHECKPOINT")
+        return found, rest
 
 
 def make_parser() -> Parser:
     """One subcommand each."""
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="python -m fairseq_sg.analysis", description=__doc__, formatter_class=form, allow_abbrev=False)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Command)
     for name, module in COMMANDS.items():
         about = (module.__doc__ or "").partition("\n\n")[0]
         command = commands.add_parser(
@@ -65,10 +88,12 @@ def make_parser() -> Parser:
         command.add_argument("--data", metavar="DIR", help="the data folder (default: the one it was trained on)")
         module.add_arguments(command)
         command.add_argument(
-            "--out", metavar="OUT", help=f"where it goes (default: CHECKPOINT without .pt, and .{name})"
+            "--out",
+            metavar="OUT",
+            help=f"where it goes; OUT.pdf and so on choose the pictures' format (default: CHECKPOINT without .pt, and .{name})",
         )
         command.add_argument(
-            "--format", choices=["png", "svg", "none"], default="png", help="of the pictures (default: png)"
+            "--format", choices=[*plots.FORMATS, "none"], help="of the pictures (default: --out's extension, or png)"
         )
         command.add_argument(
             "--model-overrides",
@@ -97,6 +122,7 @@ def run(args: argparse.Namespace) -> None:
     if args.format != "none":
         plots.require_matplotlib()
     models = named(args.checkpoint) if isinstance(args.checkpoint, list) else {"": [args.checkpoint]}
+    prefix, form, alone = destination(models, args)
     if "" in models:
         ((checkpoint,),) = models.values()
         result = measure(module, checkpoint, args)
@@ -107,10 +133,40 @@ def run(args: argparse.Namespace) -> None:
         result = module.combine(measured)
         facts = {"command": args.command, "checkpoints": models, "data": next(iter(measured.values()))[0].facts["data"]}
         result.facts = {**facts, "model_overrides": args.model_overrides, **result.facts}
-    figures = {} if args.format == "none" else module.draw(result, args)
-    prefix = args.out or f"{checkpoint.removesuffix('.pt')}.{args.command}"
-    files = result.write(prefix) + plots.save(figures, prefix, args.format)
+    if form == "none":
+        files = result.write(prefix)
+    else:
+        with plots.style():
+            figures = module.draw(result, args)
+            files = result.write(prefix) + plots.save(figures, prefix, form, alone)
     print(*result.summary, f"written: {' '.join(files)}", sep="\n")
+
+
+def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -> Tuple[str, str, bool]:
+    """Where files go, the pictures' format, and whether a single picture has that very name.
+
+    Raises UsageError for a folder, for a place that cannot be written to, and for a format that there is not.
+    """
+    checkpoint = models.get("", [""])[0]
+    if args.out is None:
+        prefix, form, alone = f"{checkpoint.removesuffix('.pt')}.{args.command}", args.format, False
+        if not os.path.isfile(checkpoint):
+            # That is what is wrong, and said where it is loaded.
+            return prefix, form or "png", alone
+    elif args.out.endswith("/") or os.path.isdir(args.out):
+        raise UsageError(f"--out {args.out} is a folder: name a file in it, such as {Path(args.out, args.command)}")
+    else:
+        prefix, form = plots.place(args.out, args.format, kept=list(COMMANDS))
+        alone = prefix != args.out
+    folder = Path(prefix).absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        what = f"--out {args.out} cannot be written" if args.out else f"{prefix}.npz cannot be written, name another --out"
+        raise UsageError(f"{what}: {folder}: {os.strerror(error.errno)}") from error
+    return prefix, form or "png", alone
 
 
 def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
@@ -146,7 +202,7 @@ def named(words: Sequence[str]) -> Dict[str, List[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code: 0, 1 for what the user can mend, 2 for a wrong command line."""
+    """Runs the command; returns the exit code: 0, 1 for what the user can fix, 2 for a wrong command line."""
     try:
         run(make_parser().parse_args(arguments))
     except UsageError as error:

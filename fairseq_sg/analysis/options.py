@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from typing import List, Sequence
+import difflib
+import math
+from typing import Iterable, List, Sequence
 
 from fairseq_sg.errors import UsageError
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The end of a message on a word that is none of ``names``: those that it may be a misspelling of, or nothing."""
+    by_lower = {name.lower(): name for name in names}
+    found = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=3)]
+    return f": did you mean {' or '.join(found)}?" if found else ""
+
+
+def choice(word: str, names: Sequence[str]) -> str:
+    """A word that is none of ``names``, for a message: with the nearest of them, and all."""
+    return f"{word!r}{nearest(word, names) or ':'} choose from {', '.join(names)}"
 
 
 def positive(text: str) -> int:
@@ -15,13 +29,33 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def above_0(text: str) -> float:
+    """A number above 0; argparse names the option where it is not one."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
 def add_sentence(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", required=True, metavar="WORDS", help="the source, in words as the data have them")
     parser.add_argument(
         "--target", metavar="WORDS", help="the target; the model's own, greedily generated, output unless given"
     )
     parser.add_argument(
-        "--max-len", type=positive, default=200, metavar="N", help="longest output of its own (default: 200)"
+        "--max-len",
+        type=positive,
+        metavar="N",
+        help="longest output of its own, end symbol included (default: the longest target of the data)",
+    )
+
+
+def add_scale(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--vmax", type=above_0, metavar="X", help=f"where the colour scale ends (default: {default})"
     )
 
 
@@ -54,7 +88,7 @@ def choose_roles(text: str | None, there: Sequence[str]) -> List[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in there:
-            raise UsageError(f"--roles has {name!r}: choose from {', '.join(there)}")
+            raise UsageError(f"--roles has {choice(name, there)}")
     return names
 
 
