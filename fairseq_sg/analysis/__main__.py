@@ -50,7 +50,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, choice(value, list(action.choices)))
+            what = f"{action.option_strings[0]} is" if action.option_strings else "unknown command"
+            raise argparse.ArgumentError(None, f"{what} {choice(value, list(action.choices))}")
 
 
 class Command(Parser):
@@ -72,7 +73,7 @@ def make_parser() -> Parser:
     """One subcommand each."""
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="python -m fairseq_sg.analysis", description=__doc__, formatter_class=form, allow_abbrev=False)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Command)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=Command)
     for name, module in COMMANDS.items():
         about = (module.__doc__ or "").partition("\n\n")[0]
         command = commands.add_parser(
@@ -104,7 +105,6 @@ def make_parser() -> Parser:
         )
         command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: auto)")
         command.add_argument("--user-dir", metavar="DIR", help="mechanisms of your own, as fairseq's --user-dir")
-        command.set_defaults(command=name)
     return parser
 
 
@@ -203,8 +203,12 @@ def named(words: Sequence[str]) -> Dict[str, List[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code: 0, 1 for what the user can fix, 2 for a wrong command line."""
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.error(f"name a command: {', '.join(COMMANDS)}")
     try:
-        run(make_parser().parse_args(arguments))
+        run(args)
     except UsageError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 1

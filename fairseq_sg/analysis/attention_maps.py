@@ -43,7 +43,8 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
             result.arrays[f"{role}.step{step}"] = call.weights[0].float().cpu().numpy()
         result.facts["roles"][role] = {"attention": [call.kind for call in calls], **sentence.words(role)}
         heads, queries, keys = calls[0].weights[0].shape
-        result.summary.append(f"{role}: {len(calls)} steps of {heads} heads, {queries} × {keys}")
+        sizes = f"{len(calls)} step{'s' * (len(calls) > 1)} of {heads} head{'s' * (heads > 1)}"
+        result.summary.append(f"{role}: {sizes}, {queries} × {keys}")
     return result
 
 

@@ -159,10 +159,14 @@ def absent(checkpoint: str) -> str:
     if there.is_dir():
         files = sorted(str(path) for path in there.glob("*.pt"))
         return f"{checkpoint} is a folder: name a checkpoint in it" + f", such as {files[-1]}" * bool(files)
+    name, _, path = checkpoint.partition("=")
+    if os.path.isfile(path):
+        return f"there is no checkpoint {checkpoint}: `accuracy` alone takes names of models, leave {name}= out"
     if not there.parent.is_dir():
         return f"there is no checkpoint {checkpoint}: there is no folder {there.parent}"
     files = sorted(path.name for path in there.parent.glob("*.pt"))
-    return f"there is no checkpoint {checkpoint}" + (f": {there.parent} has {', '.join(files)}" if files else "")
+    known = nearest(there.name, files) or (f": {there.parent} has {', '.join(files[:5])}" if files else "")
+    return f"there is no checkpoint {checkpoint}{known}"
 
 
 @dataclass
@@ -201,7 +205,7 @@ class Sentence:
         return {"source": self.source, "target": self.expected, "output": self.predicted, "complete": self.complete}
 
     def summary(self) -> List[str]:
-        cut = "" if self.complete else "  (cut: it is as long as the longest target of the data, or as --max-len)"
+        cut = "" if self.complete else "  (cut at the longest target of the data, or at --max-len)"
         return [f"source  {' '.join(self.source)}", f"output  {' '.join(self.predicted)}{cut}"]
 
 

@@ -162,6 +162,7 @@ def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
             ]
             titles = [f"{side}, step {step}" for step in arrays]
             grid = (plots.in_rows(sequence, 4) for sequence in (panels, titles))
-            labels = plots.Labels(f"{heading}: experts selected together", "other expert", "expert", "share of tokens")
+            heading += ": experts that are selected together"
+            labels = plots.Labels(heading, "also selected", "expert", "share of the expert's tokens")
             figures[f"{side}.together"] = plots.heatmaps(*grid, experts, experts, (0.0, 1.0), labels)
     return figures

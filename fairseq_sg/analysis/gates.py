@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     sentence, recording = record_sentence(loaded, args)
     if not recording.updates:
-        raise UsageError(f"{loaded.arch} was trained without copy gates (--encoder-update copy_gate)")
+        others = ": choose maps, values or norms" if recording.roles else ""
+        raise UsageError(f"{loaded.arch} was trained without copy gates (--encoder-update copy_gate){others}")
     result = Result(facts={**sentence.facts(), "sides": {}}, summary=sentence.summary())
     for side, words in (("encoder", sentence.source), ("decoder", sentence.previous)):
         steps = [call.gates[0].float().cpu().numpy() for call in recording.gates(side)]

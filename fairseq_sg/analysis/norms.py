@@ -114,4 +114,4 @@ def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
         grids[role] = panels, titles, labels
     plots.announce(sum(plots.count(panels) for panels, *_ in grids.values()), "box plots")
     of = f"{result.facts['sentences']} sentences of {result.facts['subset']}"
-    return {role: plots.boxes(*grid, "head", f"{LABELS[role].heading}, {of}") for role, grid in grids.items()}
+    return {role: plots.boxes(*grid, "head", f"{LABELS[role].heading}: {of}") for role, grid in grids.items()}

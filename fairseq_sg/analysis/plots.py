@@ -25,7 +25,9 @@ MARKERS = "osD^vP"
 #: The sizes of text, in points: names of entries, titles of panels and of axes, and the heading.
 SMALL, MIDDLE, LARGE = 7, 8, 10
 #: The size of a grid of matrices, in inches, in which its panels shrink to fit; they are at least 1.6 inches.
-WIDEST, TALLEST, LEAST = 18.0, 24.0, 1.6
+WIDEST, TALLEST, LEAST = 24.0, 40.0, 1.6
+#: The least size of a name; where that is still too large, some are left out.
+LEAST_TEXT = 4.5
 #: The number of bars whose heights are also written above them.
 MOST_NUMBERS = 60
 
@@ -186,10 +188,11 @@ def _colorbar(figure: Figure, image: Any, label: str, drawn: Sequence[np.ndarray
 
 
 def _name(axis: Any, names: Sequence[str], inches: float, **how: Any) -> None:
-    """Names of the entries along an axis, of all or, where they lie too close, of every second, third and so on."""
-    every = max(1, math.ceil(len(names) * SMALL * 1.15 / 72 / inches))
+    """Names of the entries along an axis; smaller where they lie close, at last of every second, third and so on."""
+    room = 72 * inches / max(len(names), 1) / 1.1  # points
+    every = math.ceil(LEAST_TEXT / room)
     axis.set_ticks(range(0, len(names), every))
-    axis.set_ticklabels(names[::every], fontsize=SMALL, parse_math=False, **how)
+    axis.set_ticklabels(names[::every], fontsize=min(SMALL, room * every), parse_math=False, **how)
 
 
 def boxes(
@@ -284,8 +287,9 @@ def accuracies(
             if sentences is not None and model == next(iter(models)):
                 # Above the axes: bars of any height leave room there.
                 for x, group in zip(at, values, strict=True):
-                    count = f"n = {sentences[subset][group]}"
-                    ax.text(x, 103, count, fontsize=SMALL, ha="center", va="bottom", rotation=90)
+                    x = x if len(subsets) > 1 else groups.index(group)
+                    n, turned = f"n = {sentences[subset][group]}", 90 * (len(values) * len(subsets) > 12)
+                    ax.text(x, 103, n, fontsize=SMALL, ha="center", va="bottom", rotation=turned)
     if trained is not None:
         ax.axvspan(trained[0] - 0.5, trained[1] + 0.5, color="gray", alpha=0.15, lw=0, label="lengths in training")
     if groups:
@@ -295,7 +299,7 @@ def accuracies(
     ax.grid(alpha=0.3)
     if names is None:
         # Above the axes: there may be points anywhere in them.
-        ax.legend(fontsize=MIDDLE, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
+        ax.legend(fontsize=MIDDLE, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
     else:
         ax.legend(fontsize=MIDDLE)
     if below:
@@ -305,15 +309,16 @@ def accuracies(
 
 def _numbers_of_sentences(ax: Any, sentences: Mapping[str, Mapping[str, int]], as_lines: bool) -> None:
     """Bars, subset -> length -> number, with the numbers above them; in the lines' colours, or in grays."""
-    width = 0.8 / len(sentences)
-    numbers = sum(len(groups) for groups in sentences.values()) <= MOST_NUMBERS
+    lengths = [length for groups in sentences.values() for length in groups]
+    # Bars stand side by side where two subsets have sentences of a length.
+    beside = len(sentences) if len(set(lengths)) < len(lengths) else 1
     for number, (subset, groups) in enumerate(sentences.items()):
         color = f"C{number % 10}" if as_lines else str(0.35 + 0.4 * number / len(sentences))
-        at = [int(group) - 0.4 + (number + 0.5) * width for group in groups]
-        bars = ax.bar(at, list(groups.values()), width, color=color, label=subset)
-        if numbers:
-            ax.bar_label(bars, rotation=90, fontsize=6, padding=2)
-    ax.margins(y=0.4 if numbers else 0.05)
+        at = [int(group) + (number % beside + 0.5) * 0.8 / beside - 0.4 for group in groups]
+        bars = ax.bar(at, list(groups.values()), 0.8 / beside, color=color, label=subset)
+        if len(lengths) <= MOST_NUMBERS:
+            ax.bar_label(bars, rotation=90 * (len(lengths) > 15), fontsize=SMALL, padding=2)
+    ax.margins(y=0.5 if len(lengths) <= MOST_NUMBERS else 0.05)
     ax.set_ylabel("sentences")
     ax.grid(alpha=0.3)
     if not as_lines:
