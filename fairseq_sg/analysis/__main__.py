@@ -91,7 +91,8 @@ def make_parser() -> Parser:
         command.add_argument(
             "--out",
             metavar="OUT",
-            help=f"where it goes; OUT.pdf and so on choose the pictures' format (default: CHECKPOINT without .pt, and .{name})",
+            help="where it goes; OUT.pdf and the like choose the pictures' format "
+            f"(default: CHECKPOINT without .pt, and .{name})",
         )
         command.add_argument(
             "--format", choices=[*plots.FORMATS, "none"], help="of the pictures (default: --out's extension, or png)"
@@ -164,8 +165,8 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        what = f"--out {args.out} cannot be written" if args.out else f"{prefix}.npz cannot be written, name another --out"
-        raise UsageError(f"{what}: {folder}: {os.strerror(error.errno)}") from error
+        what = f"--out {args.out}" if args.out else f"{prefix}.npz (name another place by --out)"
+        raise UsageError(f"{what} cannot be written: {folder}: {os.strerror(error.errno)}") from error
     return prefix, form or "png", alone
 
 

@@ -210,9 +210,7 @@ class Sentence:
 
 
 @torch.no_grad()
-def read_sentence(
-    loaded: Loaded, source: str, target: Optional[str] = None, longest: Optional[int] = None
-) -> Sentence:
+def read_sentence(loaded: Loaded, source: str, target: Optional[str] = None, longest: Optional[int] = None) -> Sentence:
     """The sentence ``source``, of words in the form of the data, with a target, or with the model's own output.
 
     Its own output is generated greedily, up to ``longest`` words, the end symbol included; unless given, to the

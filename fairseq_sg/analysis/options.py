@@ -54,9 +54,7 @@ def add_sentence(parser: argparse.ArgumentParser) -> None:
 
 
 def add_scale(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--vmax", type=above_0, metavar="X", help=f"where the colour scale ends (default: {default})"
-    )
+    parser.add_argument("--vmax", type=above_0, metavar="X", help=f"where the colour scale ends (default: {default})")
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:

@@ -52,7 +52,7 @@ def require_matplotlib() -> None:
 
 
 def place(out: str, form: str | None, kept: Sequence[str] = ()) -> Tuple[str, str | None]:
-    """``--out`` and ``--format`` -> where files go, without an extension, and the format that the extension names.
+    """``--out`` and ``--format`` -> where files go, without an extension, and the format, None where neither names one.
 
     Endings in ``kept`` are parts of a name, as are numbers (``v1.2``) and all that is not of three or four letters.
 
@@ -67,7 +67,7 @@ def place(out: str, form: str | None, kept: Sequence[str] = ()) -> Tuple[str, st
         )
     if form not in (None, "none", extension):
         raise UsageError(f"--out is {out}, and --format is {form}: leave one of them out")
-    return before, extension
+    return before, form or extension
 
 
 @contextmanager
@@ -203,8 +203,9 @@ def boxes(
     heading: str = "",
     numbers: Sequence[int] | None = None,
 ) -> Figure:
-    """A grid of box plots of panels (H, count): a box a row (a head), from quartile to quartile, whiskers to 5 % and 95 %.
+    """A grid of box plots of panels (H, count), a box a row (a head).
 
+    Boxes reach from quartile to quartile, whiskers from 5 % to 95 %.
     ``up`` has the label of every row of panels, ``across`` is what the boxes are, ``numbers`` which, if not 1, 2, …
     """
     most = max(len(panel) for row in panels for panel in row if panel is not None)

@@ -1,4 +1,4 @@
-"""Norms of Queries and Keys at every stage, against a computation from the projections that uses nothing of the models."""
+"""Norms of Queries and Keys at every stage, against formulas that are applied to the projections."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def performed(m, x: Tensor, scaled: bool) -> Tensor:
     return to_largest(features) / math.sqrt(m.features) if scaled else features
 
 
-#: feature map -> φ(x) of the module's parameters; where Queries have a part of their own (``q``), and where they and the
-#: Keys before a normalization are ``scaled``. A cosine and a sine of one angle have the norm 1: cosformer's are left out.
+#: feature map -> φ(x) with the module's parameters. ``q``: of Queries, not Keys. ``scaled``: of Queries, and of Keys
+#: before a normalization, which some maps divide by their largest feature.
 FEATURES: dict[str, Callable] = {
     "elu": lambda m, x, q, scaled: torch.where(x > 0, x + 1, x.exp()),
     "relu": lambda m, x, q, scaled: x.relu(),
@@ -145,9 +145,8 @@ def test_every_stage_of_linear_attention(feature_map, qk_norm):
 
 
 def test_no_feature_map_and_no_normalization_is_left_out():
-    ours = {
-        name for of in (FEATURE_MAP_REGISTRY, QK_NORM_REGISTRY) for name, c in of.items() if "fairseq_sg." in c.__module__
-    }
+    registered = FEATURE_MAP_REGISTRY | QK_NORM_REGISTRY
+    ours = {name for name, kind in registered.items() if kind.__module__.startswith("fairseq_sg.")}
     assert ours == {*FEATURES, *DIVISORS, "none"}
 
 
