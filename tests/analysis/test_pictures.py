@@ -181,7 +181,7 @@ def test_pdf(command, kind, options, pictures, saved, tmp_path):
     for name in pictures:
         written = (tmp_path / f"v1.2.{name}pdf").read_bytes()
         # Text is text, in TrueType fonts, and not drawn.
-        assert written.startswith(b"%PDF") and b"/TrueType" in written or b"/CIDFontType2" in written
+        assert written.startswith(b"%PDF") and (b"/TrueType" in written or b"/CIDFontType2" in written)
 
 
 @pytest.mark.parametrize(
