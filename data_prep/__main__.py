@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +30,7 @@ from data_prep import (
 )
 from data_prep.common import DataError, Dataset, UsageError
 from data_prep.prepare import prepare, verify
+from data_prep.reorder import Reorder
 
 DATASETS: tuple[Dataset, ...] = tuple(
     module.DATASET
@@ -39,24 +42,60 @@ DATASETS: tuple[Dataset, ...] = tuple(
 )
 
 
+MOST_NAMES = 20  # in a message
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, with the nearest names for a name that does not exist."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+        """Refuses an unknown option before anything else: a misspelt one would seem to be missing."""
+        args = sys.argv[1:] if args is None else list(args)
+        own = args if self._subparsers is None else args[:1]  # the others are the dataset's
+        for option in (word.partition("=")[0] for word in own):
+            # Numbers below zero are values.
+            if re.fullmatch(r"-+[^\d.\s-]\S*", option) and option not in self._option_string_actions:
+                first = ", and the name of a dataset comes first" if self._subparsers else ""
+                self.error(f"unknown option {option}{first or nearest(option, self._option_string_actions)}")
+        return super().parse_known_args(args, namespace)
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """argparse's own check, with the nearest names instead of all."""
+        if action.choices is not None and value not in action.choices:
+            names = list(map(str, action.choices))
+            hint = nearest(str(value), names)
+            if not hint and len(names) <= MOST_NAMES:
+                hint = f": choose from {', '.join(names)}"
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the names that begin with it or are spelt like it, if any."""
+    name, bare = name.lstrip("-"), {known: known.lstrip("-") for known in names}
+    similar = [known for known in bare.values() if known.startswith(name)][:3]
+    similar = similar or difflib.get_close_matches(name, bare.values())
+    return f": did you mean {' or '.join(known for known in bare if bare[known] in similar)}?" if similar else ""
+
 
 def make_parser() -> Parser:
-    """One subcommand a dataset, and `list` and `verify`."""
-    parser = Parser(prog="python -m data_prep", description=data_prep.__doc__.partition("\n\n")[0], allow_abbrev=False)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    """One subcommand a dataset, and `list`, `verify` and `reorder`."""
+    parser = Parser(prog="python -m data_prep", description=data_prep.__doc__.partition("\n\n")[0])
+    commands = parser.add_subparsers(metavar="DATASET", required=True)
     for dataset in DATASETS:
-        add_dataset(commands.add_parser(dataset.name, help=dataset.title, allow_abbrev=False), dataset)
+        add_dataset(commands.add_parser(dataset.name, help=dataset.title), dataset)
     listing = commands.add_parser("list", help="the datasets, their sources, sizes, licences and splits")
     listing.set_defaults(run=lambda args: print_list())
     verifying = commands.add_parser("verify", help="check the files of a prepared folder against its dataset.json")
-    verifying.add_argument("folder", type=Path)
+    verifying.add_argument("folder", type=Path, metavar="FOLDER")
     verifying.set_defaults(run=lambda args: print(f"{args.folder}: {verify(args.folder)} files as they were made"))
+    reordering = commands.add_parser("reorder", help="write a prepared folder with the order of words of another one")
+    add_dataset(reordering, Reorder({dataset.name: dataset for dataset in DATASETS}))
     return parser
 
 

@@ -28,25 +28,43 @@ def require_fairseq() -> None:
         ) from None
 
 
-def binarize(folder: Path, subsets: Iterable[str], joined: bool = False) -> None:
+def binarize(folder: Path, subsets: Iterable[str], joined: bool = False, words: Iterable[str] = ()) -> None:
     """Makes `dict.{src,tgt}.txt` and `SUBSET.src-tgt.{src,tgt}.{bin,idx}` of `raw/SUBSET.{src,tgt}`, all in `folder`.
 
-    The dictionaries hold the words of all subsets, most frequent first and ties in alphabetical order, and no filling
-    up to a multiple of 8: a word seen in testing alone has an embedding rather than being unknown, and the sizes are
-    those of the papers plus fairseq's four specials. If `joined`, both dictionaries are the same one, with the words of
-    both languages, as `fairseq-preprocess --joined-dictionary` makes it: embeddings can then be shared.
+    The dictionaries hold `words` and those of all subsets, in the order of `make_dictionary`, and no filling up to a
+    multiple of 8: a word seen in testing alone has an embedding rather than being unknown, and the sizes are those of
+    the papers plus fairseq's four specials. If `joined`, both dictionaries are the same one, with the words of both
+    languages: embeddings can then be shared.
 
-    Raises DataError for a word that is one of fairseq's specials, or unknown.
+    Raises DataError for a word that is one of fairseq's specials.
     """
-    languages = {name: [folder / "raw" / f"{subset}.{name}" for subset in subsets] for name in LANGUAGES}
-    pair = "-".join(LANGUAGES)
-    common = make_dictionary(text for texts in languages.values() for text in texts) if joined else None
-    for language, texts in languages.items():
-        dictionary = common or make_dictionary(texts)
+    common = make_dictionary(texts_of(folder, subsets, LANGUAGES), words) if joined else None
+    for language in LANGUAGES:
+        dictionary = common or make_dictionary(texts_of(folder, subsets, [language]), words)
         dictionary.save(str(folder / f"dict.{language}.txt"))
-        for text in texts:
-            entries = progress(numbered(text, dictionary), f"binarizing {text.name}", unit=" lines")
-            write_indexed(folder / f"{text.stem}.{pair}.{language}", entries, len(dictionary))
+        write_texts(folder, subsets, language, dictionary)
+
+
+def binarize_like(folder: Path, subsets: Iterable[str], other: Path) -> None:
+    """Does what `binarize` does, with the dictionaries of another folder. Raises DataError for a word they lack."""
+    from fairseq.data import Dictionary
+
+    for language in LANGUAGES:
+        name = f"dict.{language}.txt"
+        shutil.copyfile(other / name, folder / name)
+        write_texts(folder, subsets, language, Dictionary.load(str(folder / name)))
+
+
+def texts_of(folder: Path, subsets: Iterable[str], languages: Iterable[str]) -> list[Path]:
+    """The raw text of the subsets."""
+    return [folder / "raw" / f"{subset}.{language}" for language in languages for subset in subsets]
+
+
+def write_texts(folder: Path, subsets: Iterable[str], language: str, dictionary: Dictionary) -> None:
+    """Makes the indexed datasets of one language. Raises DataError for a word that the dictionary lacks."""
+    for text in texts_of(folder, subsets, [language]):
+        entries = progress(numbered(text, dictionary), f"binarizing {text.name}", unit=" lines")
+        write_indexed(folder / f"{text.stem}.{'-'.join(LANGUAGES)}.{language}", entries, len(dictionary))
 
 
 def write_indexed(prefix: Path, entries: Iterable[list[int]], symbols: int) -> int:
@@ -109,13 +127,17 @@ def link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def make_dictionary(texts: Iterable[Path]) -> Dictionary:
-    """fairseq's dictionary of the words in all `texts`."""
+def make_dictionary(texts: Iterable[Path], words: Iterable[str] = ()) -> Dictionary:
+    """fairseq's dictionary of `words` and the words in all `texts`, with how often they are there.
+
+    The specials come first, then the words in the order of their code points. So texts of the same words have the same
+    dictionary, however often each word is in them, and a model of one text can read the other.
+    """
     from fairseq.data import Dictionary
 
     dictionary = Dictionary()
     specials = set(dictionary.symbols)
-    words: Counter[str] = Counter()
+    counts = Counter(dict.fromkeys(words, 0))
     for text in texts:
         lines = progress(lines_of(text), f"counting words of {text.name}", unit=" lines")
         for number, line in enumerate(lines, start=1):
@@ -123,8 +145,7 @@ def make_dictionary(texts: Iterable[Path]) -> Dictionary:
             if not specials.isdisjoint(found):
                 word = next(word for word in found if word in specials)
                 raise DataError(f"{word} is a symbol of fairseq's own and cannot be a word", text.name, number)
-            words.update(found)
-    for word, count in words.items():
-        dictionary.add_symbol(word, n=count)
-    dictionary.finalize(padding_factor=1)
+            counts.update(found)
+    for word in sorted(counts):
+        dictionary.add_symbol(word, n=counts[word])
     return dictionary

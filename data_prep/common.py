@@ -85,6 +85,7 @@ class Dataset(ABC):
     arch: str
     classifier: str = ""  # for classes: the architecture of the papers' classifier, or the sizes where none has a name
     splits: tuple[str, ...]
+    words: tuple[str, ...] = ()  # those of `Corpus.words`
 
     @abstractmethod
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -14,8 +14,10 @@ from typing import NamedTuple
 from data_prep.binarize import LANGUAGES, binarize, link_labels
 from data_prep.common import DataError, Dataset, Json, Material, Pair
 from data_prep.text import shorten, write_lines
+from data_prep.training import batch_to_evaluate, saving
 
 FAIRSEQ_LONGEST = 1_024  # of a sequence with its end symbol, unless an option allows more
+UPDATES = 10_000  # of a training that is recommended
 
 
 class Counts(NamedTuple):
@@ -43,6 +45,7 @@ class Corpus(Material):
     files       name -> content of further files, such as the model that splits text into words.
     repeated    the subsets that may hold training examples, because the test is meant so; the others may not.
     official    whether all examples are published files as they are, which may hold some anyway: then they are counted.
+    words       of a `joined` dictionary: all words of the language, where some data of the same language lack some.
     """
 
     subsets: Mapping[str, Sequence[Pair]]
@@ -60,6 +63,7 @@ class Corpus(Material):
     files: Mapping[str, bytes] = field(default_factory=dict)
     repeated: tuple[str, ...] = ()
     official: bool = False
+    words: Sequence[str] = ()
 
     def check(self) -> None:
         """Raises DataError for a subset that fairseq would mistake or that is empty, for a training example in another
@@ -144,7 +148,7 @@ class Corpus(Material):
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
         if not raw_only:
-            binarize(folder, self.subsets, joined=self.joined)
+            binarize(folder, self.subsets, joined=self.joined, words=self.words)
             if self.labels:
                 link_labels(folder, self.subsets)
 
@@ -160,7 +164,9 @@ class Corpus(Material):
                 }
                 for name in self.subsets
             },
-            "vocabulary": self._words._asdict() | ({"joined": True} if self.joined else {}),
+            "vocabulary": self._words._asdict()
+            | ({"joined": True} if self.joined else {})
+            | ({"dictionary": len(self.words)} if self.words else {}),
         }
         if self.groups:
             entries["groups"] = {name: list(kinds) for name, kinds in self.groups.items()}
@@ -194,28 +200,36 @@ class Corpus(Material):
             if "in_train" in entry:
                 lines.append(f"{entry['in_train']:,} of {name} are in train too, in the published files")
         together = f", {words['together']} together, in one dictionary" if self.joined else ""
+        together += f" of {words['dictionary']:,}" if self.words else ""
         classes = f"; {len(description['labels'])} classes" if self.labels else ""
         return [*lines, f"vocabulary: {words['source']} source and {words['target']} target words{together}{classes}"]
 
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
         """For an encoder-decoder and, where targets are classes, for a classifier. The first subset that is named for
-        validation picks the best checkpoint; there is none of the test alone."""
+        validation picks the best checkpoint. It is never a test: without another subset, nothing is validated."""
+        # With their end symbols.
+        longest = {
+            side: 1 + max(entry[f"longest_{side}"] for entry in self._measured.values()) for side in Pair._fields
+        }
         names = sorted((name for name in self.subsets if name != "train"), key=lambda name: name != "valid")
-        validation = f"--valid-subset {','.join(names)}" if names else "--disable-validation"
-        if names and names[0] not in ("valid", "dev"):
-            validation += " --no-best-checkpoints"
-        # fairseq's limits, and the end symbol.
-        for side, option in (("source", "--max-source-positions"), ("target", "--max-target-positions")):
-            longest = 1 + max(entry[f"longest_{side}"] for entry in self._measured.values())
-            if longest > FAIRSEQ_LONGEST:
-                validation += f" {option} {longest}"
-        forms = [f"--task sg_translation --arch {dataset.arch} --criterion cross_entropy_orthogonality"]
+        validates = bool(names) and names[0] in ("valid", "dev")
+        validation = "--disable-validation"
+        if validates:
+            validation = (
+                f"--valid-subset {','.join(names)} --batch-size-valid {batch_to_evaluate(max(longest.values()))}"
+                " --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric"
+            )
+        for side, length in longest.items():
+            if length > FAIRSEQ_LONGEST:
+                validation += f" --max-{side}-positions {length}"
+        forms = {"": f"--task sg_translation --arch {dataset.arch} --criterion cross_entropy_orthogonality"}
         if self.labels:
-            forms.append(f"--task sg_classification --arch {dataset.classifier} --criterion classification")
+            forms["_classifier"] = f"--task sg_classification --arch {dataset.classifier} --criterion classification"
         return [
             f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg {form} {validation}"
-            " --optimizer adam --lr 0.001 --batch-size 64 --max-update 10000"
-            for form in forms
+            f" --optimizer torch_adam --lr 1e-3 --clip-norm 5 --batch-size 64 --required-batch-size-multiple 1"
+            f" --max-update {UPDATES} {saving(out, UPDATES, validates, suffix)}"
+            for suffix, form in forms.items()
         ]
 
 

@@ -13,7 +13,7 @@ symbol alone, one word: a class. The functions are in groups, and the variants s
                   a fifth group, o, of --overlap functions; but each of them only after some symbols: after
                   --shared-symbols K of the eight behind a1 and b1 alike, and after one half of the others behind a1,
                   the other half behind b1. From function to function the K symbols go round all eight, in an order
-                  that is drawn anew when all have had their turn. The four groups share out the other functions.
+                  that is drawn again when all have had their turn. The four groups share out the other functions.
 
 Subsets:
 
@@ -208,7 +208,7 @@ def draw_symbols(overlap: int, shared: int, random: RandomState) -> dict[str, ND
     """After which symbols of a1, and of b1, each function of o may stand (overlap, 8).
 
     Function j shares the symbols at the places j·shared to (j + 1)·shared − 1 of an order that goes round; it is the
-    natural order first, and drawn anew after every ⌈8 / shared⌉ functions. Of the other symbols the lower half belongs
+    natural order first, and drawn again after every ⌈8 / shared⌉ functions. Of the other symbols the lower half belongs
     to a1, the upper to b1; to a1 one more if they are odd.
     """
     allowed = {group: np.zeros((overlap, SYMBOLS), np.bool_) for group in FIRST}

@@ -1,4 +1,4 @@
-"""A dataset folder appears whole or not at all, whatever interrupts the run, also beside other runs."""
+"""A dataset folder appears atomically, whatever interrupts the run, also beside other runs."""
 
 from __future__ import annotations
 

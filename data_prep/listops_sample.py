@@ -8,7 +8,7 @@ A tree for dependency depths from `least` to `most`:
                 further operator, at any place but the last one, beside 2 to 4 further subtrees
 
 Numbers of arguments, operators, digits and places are uniform. What is longer than 50, an operator counted as 3 (the
-bracket, its name, the closing bracket) and a digit as 1, is drawn anew; so is what has another dependency depth.
+bracket, its name, the closing bracket) and a digit as 1, is drawn again; so is what has another dependency depth.
 
 Two things make this fast, and neither changes the distribution. A tree is given up as soon as its operators and open
 places exceed the length. And operators and digits, on which the tree does not depend, are drawn for trees alone that

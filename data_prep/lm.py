@@ -21,6 +21,7 @@ from data_prep.binarize import write_indexed
 from data_prep.common import DataError, Dataset, Json, Material
 from data_prep.progress import progress
 from data_prep.subwords import Subwords
+from data_prep.training import saving
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 BLOCK = 1 << 20  # bytes read at a time
 # Tokens in an entry of the indexed dataset where the text has no lines: fairseq reads an entry as a whole.
 ENTRY = 1 << 12
+UPDATES = 100_000  # of a training that is recommended
 
 
 class Span(NamedTuple):
@@ -157,16 +159,19 @@ class TextCorpus(Material):
         return [*lines, f"vocabulary: {description['vocabulary']['symbols']} symbols"]
 
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
+        """For a language model. `valid` picks the best checkpoint, never `test`: without it, nothing is validated."""
         names = ",".join(name for name in self.spans if name != "train")
-        validation = f"--valid-subset {names}" if names else "--disable-validation"
+        validates = "valid" in self.spans
+        validation = f"--valid-subset {names} --batch-size-valid 4" if validates else "--disable-validation"
         context = self.unit.context
         command = (
             f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_language_modeling"
             f" --arch {dataset.arch}_{self.unit.size} --decoder-attention relative --attention-scale learned "
             "--attention-dropout 0"
             f" --criterion cross_entropy_orthogonality --tokens-per-sample {context} --memory-length {context}"
-            f" --eval-memory-length {4 * context} --batch-size {self.unit.batch} --batch-size-valid 4 {validation}"
-            " --optimizer adam --lr 0.00025 --lr-scheduler cosine --clip-norm 0.25 --max-update 100000"
+            f" --eval-memory-length {4 * context} --batch-size {self.unit.batch} {validation}"
+            f" --optimizer torch_adam --lr 2.5e-4 --lr-scheduler cosine --clip-norm 0.25 --max-update {UPDATES}"
+            f" {saving(out, UPDATES, validates)}"
         )
         return [command]
 

@@ -3,7 +3,7 @@
     python -P mathematics_generator.py MODULE EXTRAPOLATION SEED SIZES WORKER WORKERS
 
 A process of its own, because the generator draws from the global generators of `random`, numpy and sympy, and because
-its package is mended in memory: version 1.0.1 of 2019 fails from sympy 1.6, numpy 2 or Python 3.12 on, and some of its
+its package is fixed in memory: version 1.0.1 of 2019 fails from sympy 1.6, numpy 2 or Python 3.12 on, and some of its
 draws depend on the order of Python sets, which differs from run to run. Nothing of `data_prep` is imported.
 
 SIZES has a number of examples for each of the REGIMES, in their order: 100,100,100,10,10. EXTRAPOLATION is the module's
@@ -26,7 +26,7 @@ REGIMES = ("train-easy", "train-medium", "train-hard", "interpolate", "extrapola
 CHUNK = 1_000  # examples
 LONGEST_QUESTION, LONGEST_ANSWER = 160, 30  # characters; longer ones are dropped, as by the authors
 # Module of the package -> what is replaced in its text.
-MENDS = {
+FIXES = {
     "mathematics_dataset.sample.polynomials": {
         "from sympy.solvers.diophantine import base": "from sympy.solvers.diophantine.diophantine import base",
         "coeffs.itemset(index, value)": "coeffs[index] = value",
@@ -51,14 +51,14 @@ class Mended(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         """Raises ValueError if the text of the module is not the expected one."""
         text = self.get_source(fullname)
-        for old, new in MENDS[fullname].items():
+        for old, new in FIXES[fullname].items():
             if old not in text:
                 raise ValueError(f"{fullname} has no {old!r}: mathematics_dataset 1.0.1 is needed")
             text = text.replace(old, new)
         return compile(text, self.path, "exec")
 
 
-def import_mended(name: str) -> None:
+def import_fixed(name: str) -> None:
     """Imports a module of the package with its mends."""
     spec = importlib.util.find_spec(name)
     spec.loader = Mended(name, spec.origin)
@@ -72,8 +72,8 @@ def problems(name: str, extrapolation: str | None) -> list[Problem]:
 
     Training draws from a third of the range of entropies: easy from the lowest, hard from the highest one.
     """
-    for mended in MENDS:
-        import_mended(mended)
+    for fixed in FIXES:
+        import_fixed(fixed)
     from mathematics_dataset.modules import modules
 
     category, _, module = name.partition("__")

@@ -5,8 +5,8 @@
     remove_second K3 F20 M4 , reverse echo E19 Y4                  ->  K3 F20 M4
 
 Ten functions of strings of 520 letters, in prefix notation, a comma between two arguments; `pcfg_functions` has them
-with their meaning, and every target is checked against it. Sources and targets share one dictionary, 531 words, and 535
-with the four synonyms of substitutivity, which papers count everywhere.
+with their meaning, and every target is checked against it. Sources and targets share one dictionary of 535 words, the
+same for all conditions, as in the papers: the 531 words and the four synonyms of substitutivity.
 
 `--condition` says what is tested. 97,203 examples were drawn; 4,860 of them are `dev`, whatever is tested.
 
@@ -47,6 +47,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from data_prep.common import DataError, Dataset, Json, Pair, UsageError, check_sizes, seed_number
 from data_prep.corpus import Corpus
@@ -63,7 +64,7 @@ from data_prep.pcfg_files import (
     load,
     pair_files,
 )
-from data_prep.pcfg_functions import count_functions, mentions
+from data_prep.pcfg_functions import TWINS, WORDS, count_functions, mentions
 from data_prep.pcfg_sample import sample
 from data_prep.pcfg_synonyms import synonyms_corpus
 from data_prep.pcfg_unrolled import localism_corpus
@@ -109,6 +110,7 @@ class Pcfg(Dataset):
     size = "12 to 17 MB, or generated"
     arch = "sg_transformer_pcfg"
     splits = CONDITIONS
+    words = tuple(sorted({*WORDS, *TWINS}))
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -148,16 +150,21 @@ class Pcfg(Dataset):
         }
 
     def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        if request["generate"] is not None:
-            return generated_corpus(args.condition, args.generate, request["seed"])
-        source = OfficialFiles(args, self.name, BASE_URL)
-        if args.condition in FOLDERS:
-            return official_corpus(args.condition, source)
-        if args.condition == "localism":
-            return localism_corpus(source)
-        if args.condition == "overgeneralisation":
-            return exceptions_corpus(args.ratio, source)
-        return synonyms_corpus(args.condition.removeprefix(SUBSTITUTIVITY), source)
+        return replace(make_corpus(args, request), words=self.words)
+
+
+def make_corpus(args: argparse.Namespace, request: Json) -> Corpus:
+    """The examples of a condition."""
+    if request["generate"] is not None:
+        return generated_corpus(args.condition, args.generate, request["seed"])
+    source = OfficialFiles(args, Pcfg.name, BASE_URL)
+    if args.condition in FOLDERS:
+        return official_corpus(args.condition, source)
+    if args.condition == "localism":
+        return localism_corpus(source)
+    if args.condition == "overgeneralisation":
+        return exceptions_corpus(args.ratio, source)
+    return synonyms_corpus(args.condition.removeprefix(SUBSTITUTIVITY), source)
 
 
 def number_to_generate(text: str) -> int:

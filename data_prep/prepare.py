@@ -16,7 +16,9 @@ from data_prep.common import DataError, Dataset, Json, Material
 from data_prep.folder import discard_dead, publish, workspace
 from data_prep.text import sha256
 
-FORMAT = 1  # of dataset.json and of the folder around it; raised by a change that makes older folders unusable
+# Of dataset.json and of the folder around it; raised by a change that makes older folders unusable. Until 1, the words
+# of a dictionary were sorted by their frequency in the folder.
+FORMAT = 2
 MANIFEST = "dataset.json"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing, which name no file
 
@@ -53,7 +55,8 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
             raise
     lines = [f"{dataset.title}: {material.rule}", *material.summary(description), f"written to {args.out}"]
     if not args.raw_only:
-        lines.append("next: " + "\n  or: ".join(material.training_commands(dataset, args.out)))
+        commands = material.training_commands(dataset, args.out)
+        lines += [start + command for start, command in zip(("next: ", *["  or: "] * len(commands)), commands)]
     say(lines)
 
 
@@ -143,10 +146,17 @@ def verify(folder: Path) -> int:
     return len(found["files"])
 
 
+def has_old_order(found: Json) -> bool:
+    """Whether a folder with this `dataset.json` was made when dictionaries were sorted by frequency, and has such."""
+    return found["format"] == 1 and "dict.src.txt" in found["files"]
+
+
 def check_same(out: Path, request: Json) -> None:
     """Raises DataError unless `out` is, whole and unchanged, what `request` would make."""
     found = read_manifest(out)
     there, here = ({"format": m["format"], **m["request"]} for m in (found, {"format": FORMAT, "request": request}))
+    if there["format"] == 1:  # is the same but for the order of words
+        there["format"] = FORMAT
     differences = [
         f"{key} is {json.dumps(there.get(key))} there and {json.dumps(here.get(key))} here"
         for key in {**here, **there}
@@ -154,7 +164,14 @@ def check_same(out: Path, request: Json) -> None:
     ]
     problem = ", ".join(differences) or damage(out, found)
     if problem is not None:
-        raise DataError(f"is there already, and {problem}: --overwrite makes it anew, or name another --out", out)
+        raise DataError(f"is there already, and {problem}: --overwrite replaces it, or name another --out", out)
+    if has_old_order(found):
+        raise DataError(
+            "is there already, made by an earlier version, with its words in another order: name another --out. Models "
+            "that were trained on it need it as it is, or new data in its order (python -m data_prep reorder --help); "
+            "if there are none, --overwrite makes it again",
+            out,
+        )
 
 
 def check_replaceable(out: Path) -> None:

@@ -30,7 +30,8 @@ training distribution.
                               files of its own, without which another fifth is drawn
     mcd1, mcd2, mcd3          maximum compound divergence, with an official `dev` (Keysers et al. 2020), by index files
 
-All but the split by cutoff are published without `valid`: `--holdout` takes one out of the training commands.
+All but the split by cutoff are published without `valid`: `--holdout` takes one out of the training commands. Those of
+mcd stay whole by default, as `dev` is there to validate on.
 
 Source: github.com/brendenlake/SCAN, BSD licence. Index files of mcd: by the authors of CFQ, no licence stated; the
 hashes here are of a third party's copy of them, made for the same tasks.txt.
@@ -137,7 +138,7 @@ class Scan(Dataset):
             type=share,
             metavar="F",
             help="share of the training commands that becomes valid; 0 keeps the published training set whole, "
-            f"and makes no valid (default: {DEFAULT_HOLDOUT}; not with --cutoff)",
+            f"and makes no valid (default: {DEFAULT_HOLDOUT}, and 0 for mcd, which has dev; not with --cutoff)",
         )
         parser.add_argument(
             "--seed",
@@ -150,7 +151,9 @@ class Scan(Dataset):
     def request(self, args: argparse.Namespace) -> Json:
         check_cutoff_alone(args)
         names = official_names(args.split, OfficialFiles(args, self.name, BASE_URL))
-        holdout = DEFAULT_HOLDOUT if args.holdout is None and args.cutoff is None else args.holdout
+        holdout = args.holdout
+        if holdout is None and args.cutoff is None:
+            holdout = 0.0 if args.split.startswith("mcd") else DEFAULT_HOLDOUT
         own_simple = args.split == "simple" and names != list(SIMPLE_FILES.values())
         draws = args.cutoff is not None or holdout or own_simple or args.split.startswith("addprim")
         if args.seed is not None and not draws:

@@ -17,16 +17,13 @@
   refuses ``--model-overrides`` of options that no model has;
 - it has every file of a checkpoint appear whole or not at all, copies included, whatever ends the training meanwhile;
 - it has a training that has made all its updates, or whose ``--patience`` is at its end, make no other update when it
-  is started again, and one that is continued remember how long it has got no better;
-- it names the sentence that is too long for a model, and the options that say so;
-- it ends the threads that fairseq reads batches ahead with before Python does, which aborts the process now and then.
+  is started again, and one that is continued remember how long it has got no better.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import atexit
 import collections
 import contextlib
 import errno
@@ -36,11 +33,8 @@ import importlib.util
 import logging
 import os
 import pickle
-import queue
 import re
 import sys
-import threading
-import time
 import traceback
 import typing
 import warnings
@@ -79,6 +73,8 @@ def _version(distribution: str) -> str | None:
 
 def prepare() -> None:
     """Everything above; calling it again does no harm. Raises ImportError for an unusable fairseq."""
+    from fairseq_sg import command_line
+
     installed = fairseq_version() is not None
     silence_warnings()
     silence_logs()
@@ -88,12 +84,11 @@ def prepare() -> None:
         name_broken_checkpoints()
         write_checkpoints_whole()
         continue_where_it_was()
-        name_long_sentences()
-        end_reading_ahead()
         gather_before_saving()
         leave_out_absent_parameters()
         unscale_gradients_once()
         train_in_bfloat16_anywhere()
+        command_line.install()
 
 
 _NOISE = (
@@ -184,9 +179,10 @@ def report_usage_errors_plainly() -> None:
 
 
 def _report(previous, kind, error, trace) -> None:
-    """An error of the user's making that ends a command of fairseq is one line; every other keeps its traceback."""
+    """An error of the user's making that ends a command of fairseq is one line; every other keeps its traceback, and so
+    do all with FAIRSEQ_SG_TRACEBACK=1."""
     in_command = any(frame.f_globals.get("__package__") == "fairseq_cli" for frame, _ in traceback.walk_tb(trace))
-    if isinstance(error, UsageError) and in_command:
+    if isinstance(error, UsageError) and in_command and os.environ.get("FAIRSEQ_SG_TRACEBACK", "0") in ("", "0"):
         print(f"error: {error}", file=sys.stderr)
     else:
         previous(kind, error, trace)
@@ -201,15 +197,17 @@ def name_broken_checkpoints() -> None:
 
 #: The options in the checkpoints that were read since a command began to load something, None where there are none.
 _READ: list = []
+#: Called with each checkpoint's content once it is read, before anything is made of it.
+_CHECKS: list[typing.Callable[[dict], None]] = []
 
 
 def _load_checkpoint(load, path, *args, **kwargs):
     """fairseq's ``load_checkpoint_to_cpu``.
 
-    Raises UsageError for a file that is cut off, whose content was changed, that holds more than plain data (nothing of
-    it is run), or that is no checkpoint of fairseq at all.
+    Raises UsageError, which names the cause, for a file that is cut off, whose content was changed, that holds more than
+    plain data (nothing of it is run), that is no checkpoint of fairseq, or whose classes are not registered.
     """
-    another = "Delete it, or name another one with --path or --restore-file"
+    another = "Restore a copy of it, or name another one with --path or --restore-file"
     try:
         # torch itself does not look at the checksums that it writes.
         if os.path.isfile(path) and zipfile.is_zipfile(path) and _damaged(path):
@@ -218,24 +216,44 @@ def _load_checkpoint(load, path, *args, **kwargs):
             )
         state = load(path, *args, **kwargs)
         _READ.append(state.get("cfg"))
+        for check in _CHECKS:
+            check(state)
         return state
     except (FileNotFoundError, UsageError):
         raise
     except Exception as error:
-        if not zipfile.is_zipfile(path):
-            raise UsageError(
-                f"the checkpoint {path} is not a whole file of torch's: it was cut off, or is something else. {another}"
-            ) from error
-        if isinstance(error, pickle.UnpicklingError):
-            named = re.search(r"GLOBAL ([\w.]+)", str(error))
-            what = f" ({named[1]})" if named else ""
+        cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        foreign = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if foreign or isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+            what = f" ({foreign[1]})" if foreign else ""
             raise UsageError(
                 f"the checkpoint {path} holds more than plain data{what}, which could run code. It was not read, and "
                 f"nothing of it was run. {another}"
-            ) from None
-        if isinstance(error, (KeyError, TypeError)) or "PytorchStreamReader" in str(error):
-            raise UsageError(f"the file {path} is no checkpoint of fairseq's, or not all of one. {another}") from error
-        raise
+            ) from error
+        if not zipfile.is_zipfile(path):
+            raise UsageError(
+                f"the checkpoint {path} is not a whole file of torch's ({cause}): it was cut off, or is something else. "
+                f"{another}"
+            ) from error
+        if not isinstance(error, (KeyError, TypeError)) and "PytorchStreamReader" not in str(error):
+            raise
+        if _is_of_fairseq(path):
+            raise UsageError(
+                f"the checkpoint {path} cannot be loaded ({cause}). If that is the name of a task, a model or a criterion, "
+                "give the --user-dir that registers it"
+            ) from error
+        raise UsageError(f"the file {path} is no checkpoint of fairseq's ({cause}). {another}") from error
+
+
+def _is_of_fairseq(path: str) -> bool:
+    """Whether a file that torch can read has the parts of fairseq's checkpoints."""
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:
+        return False
+    return isinstance(state, dict) and "model" in state and bool({"args", "cfg"} & set(state))
 
 
 def _damaged(path: str) -> bool:
@@ -426,7 +444,10 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
     if cfg.restore_file != "checkpoint_last.pt" and not cfg.checkpoint_suffix:
         if not PathManager.exists(cfg.restore_file):
             raise UsageError(f"there is no checkpoint {cfg.restore_file}: check --restore-file")
+    if check_training := getattr(getattr(trainer, "task", None), "check_training", None):
+        check_training(trainer)
     _READ.clear()
+    _CHECKS.append(functools.partial(_check_resumed, cfg, trainer))
     try:
         extra_state, batches = load(cfg, trainer, **kwargs)
     except Exception as error:
@@ -434,11 +455,12 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
         if refusal is None:
             raise
         raise refusal from error
-    of_inputs = getattr(getattr(trainer, "task", None), "of_inputs", ())
+    finally:
+        _CHECKS.clear()
     there = _READ[-1] if _READ else None
-    if there is not None and (other := _other_options(there, trainer.cfg, of_inputs)):
+    if there is not None and (other := _other_options(there, trainer.cfg)):
         logging.getLogger(__name__).warning(
-            "the checkpoint was trained with other options, and goes on with those of this command: %s",
+            "the checkpoint was trained with other options; training resumes with those of this command: %s",
             ", ".join(other),
         )
     for module in _training_modules():
@@ -449,18 +471,53 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
     return extra_state, batches
 
 
-def _other_options(there, here, of_inputs: typing.Sequence[str] = ()) -> list[str]:
-    """The options of model and criterion, and some of the task, that differ between two configurations which both have
-    them."""
-    other = []
-    for part in ("model", "criterion", "task"):
-        of_checkpoint, of_command = _values(there.get(part)), _values(here.get(part))
-        for name, value in of_checkpoint.items():
-            if part == "task" and name not in of_inputs:
+def _check_resumed(cfg, trainer, state: dict) -> None:
+    """Raises UsageError for a checkpoint of another task, schedule or data than the trainer's."""
+    begins = cfg.finetune_from_model is not None
+    for group, allowed, way_out in (
+        ("task", begins or cfg.reset_dataloader, "--finetune-from-model to begin a new training from its weights"),
+        ("lr_scheduler", begins or cfg.reset_lr_scheduler, "--reset-lr-scheduler to begin the schedule again"),
+    ):
+        there, here = (_values(options.get(group)).get("_name") for options in (state.get("cfg") or {}, trainer.cfg))
+        if there != here and not (there is None or allowed):
+            option = "--" + group.replace("_", "-")
+            raise UsageError(
+                f"the checkpoint was trained with {option} {there}, and this is {option} {here}: give the one of training, "
+                f"choose another --save-dir, or say {way_out}"
+            )
+    if check := getattr(trainer.task, "check_resumed", None):
+        check((state.get("task_state") or {}).get("trained_on"), begins or cfg.reset_dataloader)
+
+
+#: The options whose change a resumed training warns of: all of a group, or those named.
+_MATTERING: dict[str, tuple[str, ...] | None] = {
+    "model": None,
+    "criterion": None,
+    "task": None,
+    "optimizer": None,
+    "lr_scheduler": None,
+    "common": ("seed", "fp16", "bf16", "amp"),
+    "dataset": ("batch_size", "max_tokens", "train_subset"),
+    "optimization": ("lr", "update_freq", "clip_norm", "sentence_avg"),
+}
+#: Options of a task that say where and how it is evaluated, not what it is trained on.
+_HARMLESS = ("data", "eval_", "source_lang", "target_lang")
+
+
+def _other_options(there, here) -> list[str]:
+    """The options that decide a training's result and differ between two configurations which both have them."""
+    other = {}
+    for group, names in _MATTERING.items():
+        of_checkpoint, of_command = _values(there.get(group)), _values(here.get(group))
+        for name in of_checkpoint if names is None else names:
+            if group == "task" and name.startswith(_HARMLESS):
                 continue
-            if name in of_command and of_command[name] != value and not name.startswith("_"):
-                other.append(f"--{name.replace('_', '-')} {value} (here {of_command[name]})")
-    return other
+            option = group if name == "_name" else name
+            if option != "lr_scheduler" and name.startswith("_"):
+                continue
+            if name in of_checkpoint and name in of_command and of_command[name] != of_checkpoint[name]:
+                other[option] = f"--{option.replace('_', '-')} {of_checkpoint[name]} (here {of_command[name]})"
+    return list(other.values())
 
 
 def _values(options) -> dict[str, typing.Any]:
@@ -523,69 +580,6 @@ def _train_epoch(train, cfg, trainer, *args, **kwargs):
         return train(cfg, trainer, *args, **kwargs)
     logging.getLogger(__name__).info("nothing is left to train: %s", reason)
     return [None], True
-
-
-def name_long_sentences() -> None:
-    from fairseq.tasks import FairseqTask
-
-    FairseqTask.filter_indices_by_size = _leave_out_long_sentences
-
-
-def _leave_out_long_sentences(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
-    """fairseq's ``FairseqTask.filter_indices_by_size``: ``indices`` without those of sentences that are too long.
-
-    Raises UsageError for such a sentence unless ``ignore_invalid_inputs``, and where there are no others.
-    """
-    kept, left_out = dataset.filter_indices_by_size(indices, max_positions)
-    if len(left_out) == 0:
-        return kept
-    most, size = _numbers(max_positions), _numbers(dataset.size(left_out[0]))
-    limits = (
-        "the limit is the least of --max-source-positions, --max-target-positions and what the model's own options "
-        "say, such as --learned-positions and --randomized-eval-length"
-    )
-    if len(kept) == 0 and ignore_invalid_inputs:
-        raise UsageError(f"all {len(left_out):,} samples are longer than {most} tokens; {limits}")
-    if not ignore_invalid_inputs:
-        raise UsageError(
-            f"sample {left_out[0]} has {size} tokens, and {most} is the most that is taken; {limits}; "
-            "--skip-invalid-size-inputs-valid-test leaves such samples out"
-        )
-    logging.getLogger(__name__).warning(
-        "%d samples are longer than %s tokens and are left out, the first of them %s; %s",
-        len(left_out), most, left_out[:10], limits,
-    )  # fmt: skip
-    return kept
-
-
-def _numbers(sizes) -> str:
-    """A size, or those of source and target."""
-    try:
-        return " and ".join(map(str, sizes))
-    except TypeError:
-        return str(sizes)
-
-
-def end_reading_ahead() -> None:
-    atexit.unregister(_end_readers)
-    atexit.register(_end_readers)
-
-
-def _end_readers(patience: float = 10.0) -> None:
-    """Ends fairseq's ``BackgroundConsumer`` threads, waiting so many seconds at most for the batch that each is at.
-
-    They are daemons: Python ends one wherever it is, and where that is within torch's C++ code the process is aborted
-    ("terminate called without an active exception"), after all its work is done.
-    """
-    from fairseq.data.iterators import BackgroundConsumer
-
-    until = time.monotonic() + patience
-    for thread in threading.enumerate():
-        if isinstance(thread, BackgroundConsumer):
-            thread._max_len = 0
-            while thread.is_alive() and time.monotonic() < until:
-                with contextlib.suppress(queue.Empty):
-                    thread._queue.get(timeout=0.01)
 
 
 def gather_before_saving() -> None:

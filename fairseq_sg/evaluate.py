@@ -28,7 +28,7 @@ from fairseq import utils
 
 from fairseq_sg.analysis.accuracy import lengths, natural, right_tokens
 from fairseq_sg.analysis.checkpoint import Loaded, load
-from fairseq_sg.analysis.options import Parser, finish, overrides, positive
+from fairseq_sg.analysis.options import Command, choice, finish, overrides, positive
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.sg_language_modeling import UNITS
@@ -43,8 +43,8 @@ OF_CLASSES = ("sentences", "right", "accuracy", "nll_loss")
 OF_TEXT = ("tokens", "tokens_right", "token_accuracy", "nll_loss")
 
 
-def make_parser() -> Parser:
-    parser = Parser(
+def make_parser() -> Command:
+    parser = Command(
         prog="python -m fairseq_sg.evaluate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -83,7 +83,10 @@ def run(args: argparse.Namespace) -> None:
     loaded = load(args.checkpoint, args.data, args.model_overrides, device, args.user_dir, language_models=True)
     names = choose_subsets(loaded, args.subset)
     if args.json:
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(args.json).absolute().parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise UsageError(f"--json {args.json} cannot be written: you may not write to {folder}")
     subsets = {name: measure(loaded, name, args.batch_size, args.checkpoint) for name in names}
     print(f"{args.checkpoint} ({loaded.arch}) on {loaded.data}", *table(subsets, loaded), sep="\n")
     if args.json:
@@ -94,20 +97,21 @@ def run(args: argparse.Namespace) -> None:
 
 def choose_subsets(loaded: Loaded, text: str | None) -> List[str]:
     """The subsets that ``--subset`` names; without it all that models are evaluated on. Raises UsageError for others."""
+    found = loaded.subsets
+    if text is not None:
+        names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+        for name in names:
+            if name not in found:
+                raise UsageError(f"the data folder {loaded.data} has no subset {choice(name, found)}")
+        return names
+    trained = getattr(loaded.task.cfg, "train_subset", "train")
     folder = utils.split_paths(loaded.data)[0]
-    found = sorted({path.name.partition(".")[0] for path in Path(folder).glob("*.idx")})
     if os.path.isfile(os.path.join(folder, "dataset.json")):
         order = list(read_manifest(folder).get("subsets", ()))
         found.sort(key=lambda name: order.index(name) if name in order else len(order))
-    if text is None:
-        trained = getattr(loaded.task.cfg, "train_subset", "train")
-        names = [name for name in found if name != trained]
-    else:
-        names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    missing = [name for name in names if name not in found]
-    if missing or not names:
-        asked = f"has no subset {missing[0]!r}" if missing else "has no subset but the training set"
-        raise UsageError(f"the data folder {loaded.data} {asked}: choose from {', '.join(found)} by --subset")
+    names = [name for name in found if name != trained]
+    if not names:
+        raise UsageError(f"the data folder {loaded.data} has only {trained}: evaluate it by --subset {trained}")
     return names
 
 

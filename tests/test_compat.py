@@ -174,6 +174,12 @@ def test_usage_errors_end_a_command_in_one_line(capsys):
     assert capsys.readouterr().err == "error: --depth is 'deep'\n"
 
 
+def test_all_of_an_error_is_shown_on_request(monkeypatch, capsys):
+    monkeypatch.setenv("FAIRSEQ_SG_TRACEBACK", "1")
+    assert len(report("fairseq_cli", UsageError("--depth is 'deep'"))) == 1
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     "package,error", [("fairseq_cli", ValueError("a bug")), ("users.script", UsageError("--depth"))], ids=str
 )
@@ -241,8 +247,10 @@ def test_what_was_changed_or_is_no_checkpoint_is_refused_and_none_of_it_is_run(t
     torch.save(harmful, path)
     refused(r"holds more than plain data \(.*\), which could run code\. It was not read, and nothing of it was run")
     torch.save(harmful, path, _use_new_zipfile_serialization=False)
-    refused("is not a whole file of torch's")
+    refused("holds more than plain data")
     path.write_bytes(pickle.dumps(Harmful(tmp_path / "harmed"), protocol=2))
+    refused("holds more than plain data")
+    path.write_text("a text")
     refused("is not a whole file of torch's")
     torch.save({"model": {"weight": torch.zeros(10_000)}}, path)
     changed(path)
@@ -250,6 +258,26 @@ def test_what_was_changed_or_is_no_checkpoint_is_refused_and_none_of_it_is_run(t
     for other in ({}, {"weight": torch.zeros(3)}, [1]):
         torch.save(other, path)
         refused("is no checkpoint of fairseq's")
+
+
+@needs_fairseq
+def test_a_sound_checkpoint_is_never_called_broken(tmp_path, monkeypatch):
+    """The classes that it names may not be registered; the message has the cause, and no advice to delete the file."""
+    from fairseq import checkpoint_utils
+
+    compat.name_broken_checkpoints()
+    path = tmp_path / "sound.pt"
+    torch.save({"model": {}, "cfg": {"task": {"_name": "of_another_plugin"}}}, path)
+
+    def upgrade(state):
+        raise KeyError(state["cfg"]["task"]["_name"])
+
+    monkeypatch.setattr(checkpoint_utils, "_upgrade_state_dict", upgrade)
+    with pytest.raises(UsageError) as raised:
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    assert str(raised.value).startswith(f"the checkpoint {path} cannot be loaded (KeyError: 'of_another_plugin')")
+    assert "--user-dir" in str(raised.value) and "elete" not in str(raised.value)
+    assert isinstance(raised.value.__cause__, KeyError)
 
 
 def full(code=errno.ENOSPC):
@@ -493,40 +521,6 @@ def test_weights_that_do_not_fit_their_own_options(monkeypatch):
         checkpoint_utils.load_model_ensemble_and_task(["x.pt"])
 
 
-class Sentences:
-    """Sentences of some lengths; with ``pairs``, each is its own target."""
-
-    def __init__(self, *lengths: int, pairs: bool = False):
-        self.lengths, self.pairs = np.array(lengths), pairs
-
-    def size(self, index: int):
-        return (self.lengths[index],) * 2 if self.pairs else self.lengths[index]
-
-    def filter_indices_by_size(self, indices, most):
-        long = self.lengths[indices] > np.min(most)
-        return indices[~long], indices[long].tolist()
-
-
-@needs_fairseq
-def test_a_sentence_that_is_too_long_is_named(caplog):
-    from fairseq.tasks import FairseqTask
-
-    compat.name_long_sentences()
-    task, indices = FairseqTask(None), np.array([2, 1, 0])
-    assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 5).tolist() == [2, 1, 0]
-    with pytest.raises(
-        UsageError, match="^sample 2 has 5 tokens, and 4 is the most that is taken; .*--learned-positions"
-    ):
-        task.filter_indices_by_size(indices, Sentences(3, 4, 5), 4)
-    with pytest.raises(UsageError, match="^sample 2 has 5 and 5 tokens, and 9 and 3 is the most .*--skip-invalid-size"):
-        task.filter_indices_by_size(indices, Sentences(3, 4, 5, pairs=True), (9, 3))
-    assert not caplog.records
-    assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 3, True).tolist() == [0]
-    assert "2 samples are longer than 3 tokens and are left out, the first of them [2, 1]; " in caplog.text
-    with pytest.raises(UsageError, match="^all 3 samples are longer than 2 tokens; "):
-        task.filter_indices_by_size(indices, Sentences(3, 4, 5), 2, True)
-
-
 def test_preparing_again_changes_nothing():
     compat.prepare()
     hook, filters, before = sys.excepthook, len(warnings.filters), replaced()
@@ -539,25 +533,9 @@ def replaced() -> list:
     if compat.fairseq_version() is None:
         return []
     from fairseq import checkpoint_utils
-    from fairseq.tasks import FairseqTask
 
     names = ("load_checkpoint", "load_checkpoint_to_cpu", "load_model_ensemble_and_task", "torch_persistent_save")
-    return [FairseqTask.filter_indices_by_size, *(getattr(checkpoint_utils, name) for name in names)]
-
-
-def test_threads_that_read_ahead_end_before_python_does():
-    """A process that ends in the middle of an epoch; handlers run in the reverse of the order in which they were registered."""
-    code = (
-        "import atexit, threading\n"
-        "atexit.register(lambda: print([type(t).__name__ for t in threading.enumerate()]))\n"
-        "import fairseq_sg\n"
-        "from fairseq.data.iterators import BufferedIterator\n"
-        "batches = BufferedIterator(2, range(10**9))\n"
-        "print(next(batches), [type(t).__name__ for t in threading.enumerate()])\n"
-    )
-    repository = Path(compat.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, check=True)
-    assert done.stdout == "0 ['_MainThread', 'BackgroundConsumer']\n['_MainThread']\n"
+    return [getattr(checkpoint_utils, name) for name in names]
 
 
 @needs_fairseq

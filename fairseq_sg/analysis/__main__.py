@@ -9,7 +9,7 @@
     python -m fairseq_sg.analysis accuracy NAME=CHECKPOINT CHECKPOINT … NAME=CHECKPOINT … --out OUT
     python -m fairseq_sg.analysis symbols  CHECKPOINT
 
-Each writes OUT.npz and OUT.json, the numbers, and draws them.
+Each writes OUT.npz and OUT.json, the numbers, and draws them: --out OUT.pdf in PDF, OUT.svg in SVG, else in PNG.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import glob
 import logging
 import os
 import sys
-from typing import Any, Dict, List, Sequence
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from fairseq_sg.analysis import accuracy, attention_maps, experts, gates, norms, plots, symbols, values
 from fairseq_sg.analysis.checkpoint import load
-from fairseq_sg.analysis.options import Parser, finish, overrides
+from fairseq_sg.analysis.options import Command, Parser, finish, overrides
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 
@@ -42,7 +44,7 @@ def make_parser() -> Parser:
     """One subcommand each."""
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="python -m fairseq_sg.analysis", description=__doc__, formatter_class=form, allow_abbrev=False)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=Command)
     for name, module in COMMANDS.items():
         about = (module.__doc__ or "").partition("\n\n")[0]
         command = commands.add_parser(
@@ -58,10 +60,13 @@ def make_parser() -> Parser:
         command.add_argument("--data", metavar="DIR", help="the data folder (default: the one it was trained on)")
         module.add_arguments(command)
         command.add_argument(
-            "--out", metavar="OUT", help=f"where it goes (default: CHECKPOINT without .pt, and .{name})"
+            "--out",
+            metavar="OUT",
+            help="where it goes; OUT.pdf and the like choose the pictures' format "
+            f"(default: CHECKPOINT without .pt, and .{name})",
         )
         command.add_argument(
-            "--format", choices=["png", "svg", "none"], default="png", help="of the pictures (default: png)"
+            "--format", choices=[*plots.FORMATS, "none"], help="of the pictures (default: --out's extension, or png)"
         )
         command.add_argument(
             "--model-overrides",
@@ -72,7 +77,6 @@ def make_parser() -> Parser:
         )
         command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: auto)")
         command.add_argument("--user-dir", metavar="DIR", help="mechanisms of your own, as fairseq's --user-dir")
-        command.set_defaults(command=name)
     return parser
 
 
@@ -82,6 +86,7 @@ def run(args: argparse.Namespace) -> None:
     if args.format != "none":
         plots.require_matplotlib()
     models = named(args.checkpoint) if isinstance(args.checkpoint, list) else {"": [args.checkpoint]}
+    prefix, form, alone = destination(models, args)
     if "" in models:
         ((checkpoint,),) = models.values()
         result = measure(module, checkpoint, args)
@@ -92,10 +97,40 @@ def run(args: argparse.Namespace) -> None:
         result = module.combine(measured)
         facts = {"command": args.command, "checkpoints": models, "data": next(iter(measured.values()))[0].facts["data"]}
         result.facts = {**facts, "model_overrides": args.model_overrides, **result.facts}
-    figures = {} if args.format == "none" else module.draw(result, args)
-    prefix = args.out or f"{checkpoint.removesuffix('.pt')}.{args.command}"
-    files = result.write(prefix) + plots.save(figures, prefix, args.format)
+    if form == "none":
+        files = result.write(prefix)
+    else:
+        with plots.style():
+            figures = module.draw(result, args)
+            files = result.write(prefix) + plots.save(figures, prefix, form, alone)
     print(*result.summary, f"written: {' '.join(files)}", sep="\n")
+
+
+def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -> Tuple[str, str, bool]:
+    """Where files go, the pictures' format, and whether a single picture has that very name.
+
+    Raises UsageError for a folder, for a place that cannot be written to, and for a format that there is not.
+    """
+    checkpoint = models.get("", [""])[0]
+    if args.out is None:
+        prefix, form, alone = f"{checkpoint.removesuffix('.pt')}.{args.command}", args.format, False
+        if not os.path.isfile(checkpoint):
+            # That is what is wrong, and said where it is loaded.
+            return prefix, form or "png", alone
+    elif args.out.endswith("/") or os.path.isdir(args.out):
+        raise UsageError(f"--out {args.out} is a folder: name a file in it, such as {Path(args.out, args.command)}")
+    else:
+        prefix, form = plots.place(args.out, args.format, kept=list(COMMANDS))
+        alone = prefix != args.out
+    folder = Path(prefix).absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        what = f"--out {args.out}" if args.out else f"{prefix}.npz (name another place by --out)"
+        raise UsageError(f"{what} cannot be written: {folder}: {os.strerror(error.errno)}") from error
+    return prefix, form or "png", alone
 
 
 def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
@@ -131,8 +166,12 @@ def named(words: Sequence[str]) -> Dict[str, List[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code: 0, 1 for what the user can mend, 2 for a wrong command line."""
-    return finish(run, make_parser().parse_args(arguments))
+    """Runs the command; returns the exit code: 0, 1 for what the user can fix, 2 for a wrong command line."""
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.error(f"name a command: {', '.join(COMMANDS)}")
+    return finish(run, args)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ An output is right if every word of it is, the end symbol included, in one teach
 training and fairseq-validate, and the exact match of greedy decoding. Lengths count words, without begin and end
 symbols; types are those of --accuracy-by types, sorted by the numbers in their names. OUT.npz has SUBSET.right (bool)
 and SUBSET.group (the length, or the type's number in OUT.json's list) for every sentence, and OUT.json the counts.
-The picture, OUT.png, shades the lengths seen in training.
+The picture, OUT.png, shades the lengths seen in training, and shows how many sentences every point is of.
 
 Several checkpoints are compared in one picture, NAME=CHECKPOINT each. Those of one NAME are seeds of one model: drawn
 are their mean, and a band from the least to the most. Those that follow without a name are of the one before, and
@@ -62,7 +62,9 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         table = tabulate(right, groups, result.facts.get("types"))
         result.facts["subsets"][name] = {"sentences": len(right), "right": int(right.sum()), "groups": table}
         result.summary.append(f"{name}: {100 * right.mean():.2f} % of {len(right)} sentences")
-        result.summary += [f"  {group}: {row['accuracy']:.2f} % of {row['sentences']}" for group, row in table.items()]
+        result.summary += [
+            f"  {group}: {row['accuracy']:.2f} % of {row['sentences']} sentences" for group, row in table.items()
+        ]
     if args.by != "type":
         trained = lengths(loaded, loaded.subset(loaded.task.cfg.train_subset), args.by)
         result.facts["training"] = [int(trained.min()), int(trained.max())]
@@ -143,6 +145,7 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
             groups = {name: list(subset["groups"]) for name, subset in result.facts["subsets"].items()}
             common = {
                 "by": result.facts["by"],
+                "sentences": sentences_of(result.facts["subsets"]),
                 **{k: result.facts[k] for k in ("training", "types") if k in result.facts},
             }
             if same not in (None, (groups, common)):
@@ -162,7 +165,28 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
             spread = f" (from {min(values):.2f} to {max(values):.2f}, {len(values)} seeds)" if len(values) > 1 else ""
             combined.summary.append(f"{model}, {name}: {np.mean(values):.2f} %{spread}")
     combined.facts |= same[1]
+    for name, groups in same[1]["sentences"].items():
+        combined.summary += compare(name, groups, combined.facts["models"])
     return combined
+
+
+def sentences_of(subsets: Mapping[str, Any]) -> Dict[str, Dict[str, int]]:
+    """subset -> group -> how many sentences it has, from the facts of one checkpoint."""
+    return {
+        name: {group: row["sentences"] for group, row in subset["groups"].items()} for name, subset in subsets.items()
+    }
+
+
+def compare(subset: str, groups: Mapping[str, int], models: Mapping[str, Any]) -> List[str]:
+    """The lines of a table: for every group of a subset its sentences, and the mean accuracy of every model."""
+    first = max(len(subset), *map(len, groups))
+    widths = [max(len(model), 6) for model in models]
+    rows = [[f"{model:>{width}}" for model, width in zip(models, widths, strict=True)]]
+    for group in groups:
+        means = [np.mean(of[subset]["groups"][group]) for of in models.values()]
+        rows.append([f"{mean:{width}.2f}" for mean, width in zip(means, widths, strict=True)])
+    left = [f"{subset:<{first}}  sentences", *(f"{group:>{first}}  {count:9}" for group, count in groups.items())]
+    return ["  ".join([start, *row]) for start, row in zip(left, rows, strict=True)]
 
 
 def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
@@ -179,4 +203,5 @@ def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
                 for name, subset in facts["subsets"].items()
             }
         }
-    return {"": plots.accuracies(models, BY[args.by], facts.get("training"), facts.get("types"))}
+    sentences = facts["sentences"] if "models" in facts else sentences_of(facts["subsets"])
+    return {"": plots.accuracies(models, BY[args.by], facts.get("training"), facts.get("types"), sentences)}

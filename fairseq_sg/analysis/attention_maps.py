@@ -4,20 +4,21 @@ D.9).
 OUT.npz has an array ROLE.stepS of shape (heads, queries, keys) for every role (encoder, decoder, cross) and
 application S of the attention: the layers, or the steps of a shared layer, from 1 on. It is the matrix A with output
 A V; a linear attention's is implied, its rows need not be probabilities, and galerkin's multiplies LN(V). Of the
-pictures, OUT.ROLE.png, each row is a head and each column a step; rows of a map are queries. --heads max draws the
-maximum over the heads, as Figure D.8 does.
+pictures, OUT.ROLE.png, each row is a head and each column a step; rows of a map are queries, columns are keys. The
+colours of a picture reach up to its largest weight, or to --vmax. --heads max draws the maximum over the heads, as
+Figure D.8 does.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Dict, List, Sequence
+from typing import TYPE_CHECKING, Dict, List, Mapping, Tuple
 
 import numpy as np
 
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded, record_sentence
-from fairseq_sg.analysis.options import add_selection, add_sentence, choose_numbers, choose_roles
+from fairseq_sg.analysis.options import add_scale, add_selection, add_sentence, choose_numbers, choose_roles
 from fairseq_sg.analysis.record import Recording
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sentence(parser)
     add_selection(parser)
+    add_scale(parser, "the largest weight")
 
 
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
@@ -41,12 +43,21 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
             result.arrays[f"{role}.step{step}"] = call.weights[0].float().cpu().numpy()
         result.facts["roles"][role] = {"attention": [call.kind for call in calls], **sentence.words(role)}
         heads, queries, keys = calls[0].weights[0].shape
-        result.summary.append(f"{role}: {len(calls)} steps of {heads} heads, {queries} × {keys}")
+        sizes = f"{len(calls)} step{'s' * (len(calls) > 1)} of {heads} head{'s' * (heads > 1)}"
+        result.summary.append(f"{role}: {sizes}, {queries} × {keys}")
     return result
 
 
+#: role -> what its attention is, and what stands at the rows and columns of its maps.
+LABELS = {
+    "encoder": plots.Labels("encoder self-attention", "key (source word)", "query (source word)", "weight"),
+    "decoder": plots.Labels("decoder self-attention", "key (word read)", "query (word read)", "weight"),
+    "cross": plots.Labels("cross-attention", "key (source word)", "query (word to say)", "weight"),
+}
+
+
 def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
-    return draw_heads(result, args, limits=(0.0, 1.0))
+    return draw_heads(result, args, None, LABELS)
 
 
 def roles_of(recording: Recording, arch: str) -> List[str]:
@@ -56,22 +67,27 @@ def roles_of(recording: Recording, arch: str) -> List[str]:
     return recording.roles
 
 
-def draw_heads(result: Result, args: argparse.Namespace, limits: Sequence[float]) -> Dict[str, Figure]:
+def draw_heads(
+    result: Result,
+    args: argparse.Namespace,
+    limits: Tuple[float, float] | None,
+    labels: Mapping[str, plots.Labels],
+) -> Dict[str, Figure]:
     """A figure for every role that is chosen: heads below each other, steps side by side."""
-    figures = {}
+    grids = {}
     for role in choose_roles(args.roles, list(result.facts["roles"])):
         words = result.facts["roles"][role]
         steps = choose_numbers("--steps", args.steps, sum(name.startswith(f"{role}.") for name in result.arrays))
         chosen = [pick_heads(result.arrays[f"{role}.step{step + 1}"], args.heads) for step in steps]
         shown = list(dict.fromkeys(name for heads in chosen for name in heads))
-        figures[role] = plots.heatmaps(
+        grids[role] = (
             [[heads.get(name) for heads in chosen] for name in shown],
             [[f"{role}, step {step + 1}, {name}" for step in steps] for name in shown],
             words["queries"],
             words["keys"],
-            limits,
         )
-    return figures
+    plots.announce(sum(plots.count(panels) for panels, *_ in grids.values()), "maps")
+    return {role: plots.heatmaps(*grid, limits, labels[role], args.vmax) for role, grid in grids.items()}
 
 
 def pick_heads(matrices: np.ndarray, heads: str | None) -> Dict[str, np.ndarray]:

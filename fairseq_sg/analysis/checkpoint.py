@@ -11,10 +11,12 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
+from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.dataclass.utils import overwrite_args_by_name
 from omegaconf.errors import ValidationError
 from torch import Tensor, nn
 
+from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.compat import option_names
 from fairseq_sg.criterions.cross_entropy_orthogonality import best as best_symbol
@@ -37,8 +39,24 @@ class Loaded:
     def has_decoder(self) -> bool:
         return hasattr(self.model, "decoder")
 
+    @property
+    def subsets(self) -> List[str]:
+        """The subsets that the data folder has, binarized."""
+        return sorted({path.name.partition(".")[0] for path in Path(utils.split_paths(self.data)[0]).glob("*.idx")})
+
+    @property
+    def longest_target(self) -> Optional[int]:
+        """The length of the longest target of all subsets, with its end symbol; None where there are no targets."""
+        task = self.task.cfg
+        ending = f".{task.source_lang}-{task.target_lang}.{task.target_lang}.idx"
+        paths = Path(utils.split_paths(self.data)[0]).glob(f"*{ending}")
+        files = (load_indexed_dataset(str(path.with_suffix("")), self.task.target_dictionary) for path in paths)
+        return max((int(file.sizes.max()) for file in files if len(file)), default=None)
+
     def subset(self, name: str) -> Any:
         """A subset of the data folder. Raises UsageError for one that is not there, or is empty."""
+        if self.subsets and name not in self.subsets:
+            raise UsageError(f"the data folder {self.data} has no subset {choice(name, self.subsets)}")
         if name not in self.task.datasets:
             try:
                 self.task.load_dataset(name)
@@ -96,11 +114,7 @@ def load(
             model; a value that an option cannot have; a language model.
     """
     if not os.path.isfile(checkpoint):
-        folder = Path(checkpoint) if os.path.isdir(checkpoint) else Path(checkpoint).parent
-        there = sorted(path.name for path in folder.glob("*.pt"))
-        more = f" and {len(there) - 5} more" if len(there) > 5 else ""
-        named = f": {folder} has {', '.join(there[:5])}{more}" if there else ""
-        raise UsageError(f"there is no checkpoint {checkpoint}{named}")
+        raise UsageError(absent(checkpoint))
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device is cuda, and PyTorch finds no GPU here: choose cpu, or auto")
     try:
@@ -134,10 +148,29 @@ def load(
         raise UsageError(f"--model-overrides has a value that the option cannot have: {error}") from error
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
     if not language_models and hasattr(model, "decoder") and not hasattr(model, "encoder"):
-        raise UsageError(f"{arch} is a language model: this analysis is of encoder–decoder models and classifiers")
+        raise UsageError(
+            f"{arch} is a language model: this analysis is of encoder–decoder models and classifiers, and `experts` is "
+            "of language models too"
+        )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return Loaded(model.to(device).eval(), task, data, arch, torch.device(device))
+
+
+def absent(checkpoint: str) -> str:
+    """What is wrong with a checkpoint's name that is not of a file."""
+    there = Path(checkpoint)
+    if there.is_dir():
+        files = sorted(str(path) for path in there.glob("*.pt"))
+        return f"{checkpoint} is a folder: name a checkpoint in it" + f", such as {files[-1]}" * bool(files)
+    name, _, path = checkpoint.partition("=")
+    if os.path.isfile(path):
+        return f"there is no checkpoint {checkpoint}: `accuracy` alone takes names of models, leave {name}= out"
+    if not there.parent.is_dir():
+        return f"there is no checkpoint {checkpoint}: there is no folder {there.parent}"
+    files = sorted(path.name for path in there.parent.glob("*.pt"))
+    known = nearest(there.name, files) or (f": {there.parent} has {', '.join(files[:5])}" if files else "")
+    return f"there is no checkpoint {checkpoint}{known}"
 
 
 @dataclass
@@ -176,15 +209,16 @@ class Sentence:
         return {"source": self.source, "target": self.expected, "output": self.predicted, "complete": self.complete}
 
     def summary(self) -> List[str]:
-        cut = "" if self.complete else "  (cut at --max-len)"
+        cut = "" if self.complete else "  (cut at the longest target of the data, or at --max-len)"
         return [f"source  {' '.join(self.source)}", f"output  {' '.join(self.predicted)}{cut}"]
 
 
 @torch.no_grad()
-def read_sentence(loaded: Loaded, source: str, target: Optional[str] = None, longest: int = 200) -> Sentence:
+def read_sentence(loaded: Loaded, source: str, target: Optional[str] = None, longest: Optional[int] = None) -> Sentence:
     """The sentence ``source``, of words in the form of the data, with a target, or with the model's own output.
 
-    Its own output is generated greedily, up to ``longest`` words.
+    Its own output is generated greedily, up to ``longest`` words, the end symbol included; unless given, to the
+    length of the longest target of the data.
 
     Raises UsageError for a word that is not in the dictionary, no words at all, and a target where there is no decoder.
     """
@@ -202,7 +236,7 @@ def read_sentence(loaded: Loaded, source: str, target: Optional[str] = None, lon
         return Sentence(inputs, words, [], [], [answers[answers.nspecial + predicted]])
     eos, complete = answers.eos(), True
     if target is None:
-        output = _greedy(model, inputs, answers, longest)
+        output = _greedy(model, inputs, answers, longest or loaded.longest_target or 200)
         complete = output[-1:] == [eos]
     else:
         output = _encode(target, answers, "--target", loaded.data).tolist()
@@ -230,7 +264,8 @@ def _encode(line: str, dictionary: Dictionary, option: str, data: str) -> Tensor
     for word in words:
         if dictionary.index(word) < dictionary.nspecial:
             side = "source" if option == "--input" else "target"
-            raise UsageError(f"{option} has the word {word!r}, which is not in the {side} dictionary of {data}")
+            known = nearest(word, dictionary.symbols[dictionary.nspecial :])
+            raise UsageError(f"{option} has the word {word!r}, which is not in the {side} dictionary of {data}{known}")
     return torch.tensor([*map(dictionary.index, words), dictionary.eos()])
 
 

@@ -134,26 +134,35 @@ def describe(arrays: Dict[str, np.ndarray], steps: Dict[str, int], args: argpars
 
 
 def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+    found = {
+        (side, what): [result.arrays.get(f"{side}.step{step}.{what}") for step in range(1, number + 1)]
+        for side, number in result.facts["steps"].items()
+        for what in ("active", "weights", "together")
+    }
+    found = {key: arrays for key, arrays in found.items() if any(array is not None for array in arrays)}
+    plots.announce(len(found), "pictures")
     figures = {}
-    for side, number in result.facts["steps"].items():
-        names = [f"{side}.step{step}" for step in range(1, number + 1)]
-        found = {
-            what: [result.arrays[f"{name}.{what}"] for name in names if f"{name}.{what}" in result.arrays]
-            for what in ("active", "weights", "together")
-        }
-        if found["active"]:
+    for (side, what), arrays in found.items():
+        # A layer of another kind has none.
+        arrays = {step: array for step, array in enumerate(arrays, start=1) if array is not None}
+        heading = f"feedforward layers of the {side}"
+        if what == "active":
             # One panel, a box a step.
-            figures[f"{side}.active"] = plots.boxes([[found["active"]]], [[side]], "active hidden units", "step")
-        if found["weights"]:
-            shares = {f"step {i}": np.sort(w / w.sum())[::-1] for i, w in enumerate(found["weights"], start=1)}
-            figures[f"{side}.usage"] = plots.shares(shares, "expert, the most used first", "share of the weights")
-            experts = [str(expert + 1) for expert in range(len(found["weights"][0]))]
+            grid = [[list(arrays.values())]], [[""]], ["active hidden units of a word"]
+            figures[f"{side}.active"] = plots.boxes(*grid, "step", heading, list(arrays))
+        elif what == "weights":
+            shares = {f"step {step}": np.sort(w / w.sum())[::-1] for step, w in arrays.items()}
+            across, up = "expert, the most used first", "share of the weights"
+            figures[f"{side}.usage"] = plots.shares(shares, across, up, heading)
+        else:
+            experts = [str(expert + 1) for expert in range(len(next(iter(arrays.values()))))]
             panels = [
                 np.divide(t, t.diagonal()[:, None], where=t.diagonal()[:, None] > 0, out=np.zeros_like(t))
-                for t in found["together"]
+                for t in arrays.values()
             ]
-            titles = [f"{side}, step {step}" for step in range(1, len(panels) + 1)]
-            figures[f"{side}.together"] = plots.heatmaps(
-                *(plots.in_rows(sequence, 4) for sequence in (panels, titles)), rows=experts, columns=experts
-            )
+            titles = [f"{side}, step {step}" for step in arrays]
+            grid = (plots.in_rows(sequence, 4) for sequence in (panels, titles))
+            heading += ": experts that are selected together"
+            labels = plots.Labels(heading, "also selected", "expert", "share of the expert's tokens")
+            figures[f"{side}.together"] = plots.heatmaps(*grid, experts, experts, (0.0, 1.0), labels)
     return figures

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Dict
 
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded, record_sentence
-from fairseq_sg.analysis.options import add_sentence
+from fairseq_sg.analysis.options import add_scale, add_sentence
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 
@@ -26,12 +26,14 @@ ACROSS = 6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sentence(parser)
+    add_scale(parser, "1")
 
 
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     sentence, recording = record_sentence(loaded, args)
     if not recording.updates:
-        raise UsageError(f"{loaded.arch} was trained without copy gates (--encoder-update copy_gate)")
+        others = ": choose maps, values or norms" if recording.roles else ""
+        raise UsageError(f"{loaded.arch} was trained without copy gates (--encoder-update copy_gate){others}")
     result = Result(facts={**sentence.facts(), "sides": {}}, summary=sentence.summary())
     for side, words in (("encoder", sentence.source), ("decoder", sentence.previous)):
         steps = [call.gates[0].float().cpu().numpy() for call in recording.gates(side)]
@@ -46,12 +48,17 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
 
 
 def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
-    figures = {}
+    grids = {}
     for side, facts in result.facts["sides"].items():
-        steps = len(facts["mean_over_features"])
-        panels = [result.arrays[f"{side}.step{step}"].T for step in range(1, steps + 1)]
-        titles = [f"{side}, step {step}" for step in range(1, steps + 1)]
-        figures[side] = plots.heatmaps(
-            *(plots.in_rows(sequence, ACROSS) for sequence in (panels, titles)), rows=[], columns=facts["words"]
-        )
+        steps = range(1, len(facts["mean_over_features"]) + 1)
+        panels = [result.arrays[f"{side}.step{step}"].T for step in steps]
+        titles = [f"{side}, step {step}" for step in steps]
+        grids[side] = [plots.in_rows(sequence, ACROSS) for sequence in (panels, titles)]
+    plots.announce(sum(plots.count(panels) for panels, _ in grids.values()), "maps")
+    figures = {}
+    for side, grid in grids.items():
+        words, of = result.facts["sides"][side]["words"], {"encoder": "source word", "decoder": "word read"}[side]
+        heading = f"copy gates of the {side}: 0 keeps the state, 1 takes the new content"
+        labels = plots.Labels(heading, f"position ({of})", "feature", "gate")
+        figures[side] = plots.heatmaps(*grid, [], words, (0.0, 1.0), labels, args.vmax)
     return figures

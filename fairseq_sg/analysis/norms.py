@@ -2,10 +2,10 @@
 2).
 
 OUT.npz has an array ROLE.stepS.WHAT.STAGE of shape (heads, count) for WHAT query and key, over all positions of all
-sentences that are not padding. STAGE is ``projected``, ‖Q‖ after the projection, for every attention, and for linear
-kinds also ``mapped``, ‖φ(Q)‖, and ``normalized``, ‖Q̂‖ after --qk-norm. OUT.json has means, standard deviations and
-quantiles. Of the pictures, OUT.ROLE.png, each row is a stage of Queries or Keys and each column a step, with a box
-for each head.
+sentences that are not padding. STAGE is ``projected``, ‖Q‖ after the projection, for every attention; ``mapped``,
+‖φ(Q)‖, for linear attention; and ``normalized``, ‖Q̂‖ after --qk-norm, or after the layer norm of galerkin and
+fourier, where there is one. OUT.json has means, standard deviations and quantiles. Of the pictures, OUT.ROLE.png,
+each row is a stage of Queries or Keys and each column a step, with a box for each head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.attention_maps import roles_of
+from fairseq_sg.analysis.attention_maps import LABELS, roles_of
 from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_batches, add_subset, choose_roles
 from fairseq_sg.analysis.record import STAGES, record
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: Which sentences the Queries and the Keys of a role are of.
 SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
+
+#: Stages, and what they are of, as the pictures call them.
+PLAIN = {
+    "query": "queries",
+    "key": "keys",
+    "projected": "after the projection",
+    "mapped": "after the feature map",
+    "normalized": "after normalization",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +73,8 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     result.summary.append(f"{sentences} sentences of {args.subset}; mean norm of all heads at each step")
     for role, count in steps.items():
         for name in names_of(result, role):
-            means = " ".join(f"{arrays[f'{role}.step{step}.{name}'].mean():.3f}" for step in range(1, count + 1))
+            found = (arrays.get(f"{role}.step{step}.{name}") for step in range(1, count + 1))
+            means = " ".join("–" if norms is None else f"{norms.mean():.3f}" for norms in found)
             result.summary.append(f"{role} {name}: {means}")
     return result
 
@@ -91,16 +101,17 @@ def names_of(result: Result, role: str) -> List[str]:
     """What is known of some step of a role, ``query.projected`` and so on, in the order of the stages."""
     candidates = [f"{what}.{stage}" for stage in STAGES for what in ("query", "key")]
     steps = range(1, result.facts["steps"][role] + 1)
-    return [name for name in candidates if all(f"{role}.step{step}.{name}" in result.arrays for step in steps)]
+    return [name for name in candidates if any(f"{role}.step{step}.{name}" in result.arrays for step in steps)]
 
 
 def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
-    figures = {}
+    grids = {}
     for role in choose_roles(args.roles, list(result.facts["steps"])):
         names, steps = names_of(result, role), range(1, result.facts["steps"][role] + 1)
-        figures[role] = plots.boxes(
-            [[result.arrays[f"{role}.step{step}.{name}"] for step in steps] for name in names],
-            [[f"{role}, step {step}, {name}" for step in steps] for name in names],
-            "norm",
-        )
-    return figures
+        panels = [[result.arrays.get(f"{role}.step{step}.{name}") for step in steps] for name in names]
+        titles = [[f"{role}, step {step}" for step in steps]] * len(names)
+        labels = [f"norm of {PLAIN[what]}\n{PLAIN[stage]}" for what, stage in (name.split(".") for name in names)]
+        grids[role] = panels, titles, labels
+    plots.announce(sum(plots.count(panels) for panels, *_ in grids.values()), "box plots")
+    of = f"{result.facts['sentences']} sentences of {result.facts['subset']}"
+    return {role: plots.boxes(*grid, "head", f"{LABELS[role].heading}: {of}") for role, grid in grids.items()}

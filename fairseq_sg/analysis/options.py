@@ -4,18 +4,53 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
+import itertools
+import math
 import os
 import sys
-from typing import Any, Callable, Dict, List, NoReturn, Sequence
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Sequence
 
 from fairseq_sg.errors import UsageError
 
 
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The end of a message on a word that is none of ``names``: those that it may be a misspelling of, or nothing."""
+    by_lower = {name.lower(): name for name in names}
+    found = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=3)]
+    return f": did you mean {' or '.join(found)}?" if found else ""
+
+
+def choice(word: str, names: Sequence[str]) -> str:
+    """A word that is none of ``names``, for a message: with the nearest of them, and all."""
+    return f"{word!r}{nearest(word, names) or ':'} choose from {', '.join(names)}"
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, with the nearest of the names that there are."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = f"{action.option_strings[0]} is" if action.option_strings else "unknown command"
+            raise argparse.ArgumentError(None, f"{what} {choice(value, list(action.choices))}")
+
+
+class Command(Parser):
+    """The parser of one command, which says first what is no option: else a missing one would be said to be."""
+
+    def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> Any:
+        for word in itertools.takewhile(lambda word: word != "--", args):
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in self._option_string_actions:
+                known = nearest(name, self._option_string_actions)
+                self.error(f"{self.prog.rpartition(' ')[2]} has no option {name}{known}")
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"{' '.join(rest)} is too much: {self.prog.rpartition(' ')[2]} takes one CHECKPOINT")
+        return found, rest
 
 
 def overrides(text: str) -> Dict[str, Any]:
@@ -49,14 +84,32 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def above_0(text: str) -> float:
+    """A number above 0; argparse names the option where it is not one."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
 def add_sentence(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", required=True, metavar="WORDS", help="the source, in words as the data have them")
     parser.add_argument(
         "--target", metavar="WORDS", help="the target; the model's own, greedily generated, output unless given"
     )
     parser.add_argument(
-        "--max-len", type=positive, default=200, metavar="N", help="longest output of its own (default: 200)"
+        "--max-len",
+        type=positive,
+        metavar="N",
+        help="longest output of its own, end symbol included (default: the longest target of the data)",
     )
+
+
+def add_scale(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--vmax", type=above_0, metavar="X", help=f"where the colour scale ends (default: {default})")
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +141,7 @@ def choose_roles(text: str | None, there: Sequence[str]) -> List[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in there:
-            raise UsageError(f"--roles has {name!r}: choose from {', '.join(there)}")
+            raise UsageError(f"--roles has {choice(name, there)}")
     return names
 
 

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg.modules.attention import ROLES, Attention
+from fairseq_sg.modules.normalization import NoNormalization
 from fairseq_sg.modules.update import Update
 from fairseq_sg.ops.precision import accumulation_dtype
 
-#: What a Query or Key is on its way: the projection, φ of it, and what ``--qk-norm`` makes of that.
+#: What a Query or Key is on its way: the projection, φ of it, and what a normalization makes of that.
 STAGES = ("projected", "mapped", "normalized")
 
 
@@ -37,8 +38,9 @@ class AttentionCall:
         weights: (B, H, N, M), the matrix that ``need_weights`` returns, of every head.
         values: (B, H, M, E), the projected Values, as a loss on the Values sees them.
         norms: the 2-norms of Queries (B, H, N) and Keys (B, H, M), under ``query.STAGE`` and ``key.STAGE``:
-            ``projected``, and for kinds that map or normalize Queries and Keys also ``mapped`` (before the
-            normalization) and ``normalized``.
+            ``projected`` for every kind, ``mapped`` for kinds with a feature map, and ``normalized`` for what a
+            normalization follows. With one, ``key.mapped`` is of what the normalization reads: φ(K) up to a positive
+            factor a Key (``FeatureMap.keys_to_normalize``).
     """
 
     module: str
@@ -136,7 +138,10 @@ def _norms_of(attention: Attention) -> Iterator[Dict[str, Tensor]]:
 
     def normalized(name: str) -> Callable:
         def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
-            norms[f"{name}.mapped"], norms[f"{name}.normalized"] = _norm(args[0]), _norm(output)
+            if hasattr(attention, "feature_map"):
+                norms[f"{name}.mapped"] = _norm(args[0])
+            if not isinstance(module, (NoNormalization, nn.Identity)):
+                norms[f"{name}.normalized"] = _norm(output)
 
         return hook
 

@@ -116,5 +116,7 @@ def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
     symbols = list(result.facts["right"])
     panels = [result.arrays[f"similarity.{symbol}"] for symbol in symbols]
     titles = [f"symbol {symbol}" for symbol in symbols]
+    plots.announce(len(panels), "maps")
     rows = (plots.in_rows(sequence, ACROSS) for sequence in (panels, titles))
-    return {"": plots.heatmaps(*rows, functions, functions)}
+    labels = plots.Labels("representations of one symbol", "function", "function", "cosine similarity")
+    return {"": plots.heatmaps(*rows, functions, functions, (0.0, 1.0), labels)}

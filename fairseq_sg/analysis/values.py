@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.attention_maps import draw_heads, roles_of
 from fairseq_sg.analysis.checkpoint import Loaded, record_sentence
-from fairseq_sg.analysis.options import add_selection, add_sentence
+from fairseq_sg.analysis.options import add_scale, add_selection, add_sentence
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.ops.precision import accumulation_dtype
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sentence(parser)
     add_selection(parser)
+    add_scale(parser, "1")
 
 
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
@@ -60,5 +62,16 @@ def mean_off_diagonal(matrix: np.ndarray) -> float | None:
     return float(others.mean(dtype="float64")) if others.size else None
 
 
+#: role -> whose Values they are, and what stands at the rows and columns.
+LABELS = {
+    role: plots.Labels(f"Values of the {of}", f"Value ({word})", f"Value ({word})", "cosine similarity")
+    for role, of, word in (
+        ("encoder", "encoder self-attention", "source word"),
+        ("decoder", "decoder self-attention", "word read"),
+        ("cross", "cross-attention", "source word"),
+    )
+}
+
+
 def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
-    return draw_heads(result, args, limits=(-1.0, 1.0))
+    return draw_heads(result, args, (-1.0, 1.0), LABELS)

@@ -46,10 +46,13 @@ LAYER_REDUCTIONS = {
 
 @dataclass
 class SGCriterionConfig(FairseqDataclass):
-    label_smoothing: float = field(default=0.0, metadata={"help": "epsilon of label smoothing"})
+    label_smoothing: float = field(default=0.0, metadata={"help": "epsilon of label smoothing", "least": 0, "below": 1})
     orthogonality_weight: float = field(
         default=0.0,
-        metadata={"help": "λ of the orthogonality loss on attention Values; 0 neither computes nor logs it"},
+        metadata={
+            "help": "λ of the orthogonality loss on attention Values; 0 neither computes nor logs it",
+            "least": 0,
+        },
     )
     orthogonality_roles: str = field(
         default="encoder",
@@ -67,7 +70,8 @@ class SGCriterionConfig(FairseqDataclass):
     aux_loss_weights: str = field(
         default="{}",
         metadata={
-            "help": "weights of other losses the model emits, by name, as JSON ('{\"name\": 0.01}'); 1 where not named"
+            "help": "weights of other losses the model emits, by name, as JSON ('{\"name\": 0.01}'); 1 where not named",
+            "least": 0,
         },
     )
     sentence_avg: bool = II("optimization.sentence_avg")

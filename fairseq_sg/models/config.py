@@ -89,8 +89,8 @@ class Configuration:
         return as_dataclass(self.dataclass, cfg)
 
 
-def _named_default(f: dataclasses.Field) -> Dict[str, str]:
-    return {"help": f"{f.metadata['help']} (default: the architecture's, or {f.default})"}
+def _named_default(f: dataclasses.Field) -> Dict[str, Any]:
+    return {**f.metadata, "help": f"{f.metadata['help']} (default: the architecture's, or {f.default})"}
 
 
 def as_dataclass(config_class: type, cfg: Any) -> Any:

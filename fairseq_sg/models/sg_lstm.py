@@ -13,6 +13,7 @@ from fairseq.models import BaseFairseqModel, register_model, register_model_arch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LSTM_ARCHITECTURES, preset
 from fairseq_sg.models.config import Configuration
@@ -24,14 +25,16 @@ from fairseq_sg.modules.dropout import Dropout
 class SGLSTMConfig:
     """Sizes of ``sg_lstm``."""
 
-    embed_dim: int = field(default=256, metadata={"help": "width of the embeddings"})
+    embed_dim: int = field(default=256, metadata={"help": "width of the embeddings", "least": 1})
     hidden_dim: int = field(
         default=256,
-        metadata={"help": "width of the LSTM's state; with --bidirectional, each direction has half of it"},
+        metadata={"help": "width of the LSTM's state; with --bidirectional, each direction has half of it", "least": 1},
     )
-    layers: int = field(default=1, metadata={"help": "layers of the LSTM"})
+    layers: int = field(default=1, metadata={"help": "layers of the LSTM", "least": 1})
     bidirectional: bool = field(default=False, metadata={"help": "read the input in both directions"})
-    dropout: float = field(default=0.1, metadata={"help": "dropout on the embeddings and between layers"})
+    dropout: float = field(
+        default=0.1, metadata={"help": "dropout on the embeddings and between layers", "least": 0, "most": 1}
+    )
 
 
 configuration = Configuration(SGLSTMConfig, (), LSTM_ARCHITECTURES)
@@ -52,9 +55,7 @@ class SGLSTM(BaseFairseqModel):
 
     def __init__(self, config, dictionary, classes: int):
         super().__init__()
-        for name in ("embed_dim", "hidden_dim", "layers"):
-            if getattr(config, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(config, name)}: choose at least 1")
+        ranges.check(SGLSTMConfig, vars(config))
         directions = 2 if config.bidirectional else 1
         if config.hidden_dim % directions:
             raise UsageError(f"--hidden-dim is {config.hidden_dim}: with --bidirectional choose an even number")

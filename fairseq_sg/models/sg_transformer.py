@@ -17,8 +17,10 @@ from fairseq.models import (
     register_model,
     register_model_architecture,
 )
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
 from fairseq_sg.models.config import Configuration, refuse_unused_options
@@ -61,14 +63,17 @@ MECHANISMS = (
 class EncoderConfig:
     """Sizes and mechanisms of an encoder."""
 
-    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
+    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder", "least": 1})
     encoder_ffn_embed_dim: int = field(
-        default=2048, metadata={"help": "hidden width of the encoder's feedforward layers"}
+        default=2048, metadata={"help": "hidden width of the encoder's feedforward layers", "least": 1}
     )
-    encoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the encoder"})
+    encoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the encoder", "least": 1})
     encoder_layers: int = field(
         default=6,
-        metadata={"help": "layers of the encoder; with a shared layer, how often it is applied (shared_act: at most)"},
+        metadata={
+            "help": "layers of the encoder; with a shared layer, how often it is applied (shared_act: at most)",
+            "least": 1,
+        },
     )
     encoder_attention: str = field(
         default="softmax",
@@ -95,14 +100,17 @@ class EncoderConfig:
 class CausalConfig:
     """Sizes and mechanisms of a decoder without an encoder."""
 
-    decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder"})
+    decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder", "least": 1})
     decoder_ffn_embed_dim: int = field(
-        default=2048, metadata={"help": "hidden width of the decoder's feedforward layers"}
+        default=2048, metadata={"help": "hidden width of the decoder's feedforward layers", "least": 1}
     )
-    decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the decoder"})
+    decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the decoder", "least": 1})
     decoder_layers: int = field(
         default=6,
-        metadata={"help": "layers of the decoder; with a shared layer, how often it is applied (shared_act: at most)"},
+        metadata={
+            "help": "layers of the decoder; with a shared layer, how often it is applied (shared_act: at most)",
+            "least": 1,
+        },
     )
     decoder_attention: str = field(
         default="softmax", metadata={"help": "self-attention of the decoder, by name or names like the encoder's"}
@@ -155,11 +163,20 @@ class ShellConfig:
         },
     )
     dropout: float = field(
-        default=0.1, metadata={"help": "dropout after each sublayer and wherever no dropout of its own is set"}
+        default=0.1,
+        metadata={
+            "help": "dropout after each sublayer and wherever no dropout of its own is set",
+            "least": 0,
+            "most": 1,
+        },
     )
     embedding_dropout: Optional[float] = field(
         default=None,
-        metadata={"help": "dropout on the embeddings (default: --dropout; 0 on a side without absolute positions)"},
+        metadata={
+            "help": "dropout on the embeddings (default: --dropout; 0 on a side without absolute positions)",
+            "least": 0,
+            "most": 1,
+        },
     )
     pre_norm: bool = field(default=False, metadata={"help": "layer norm before each sublayer instead of after it"})
     compile: str = field(
@@ -225,6 +242,7 @@ def complete(config):
         check_environment()
     except ValueError as error:
         raise UsageError(str(error)) from error
+    ranges.check(type(config), vars(config))
     compilation.check_mode(config.compile)
     used = {DEPTH_REGISTRY.find(config.depth)}
     for option in _of(config, ATTENTIONS):
@@ -401,6 +419,8 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             self.output_weight = nn.Parameter(torch.empty(len(dictionary), config.decoder_embed_dim))
             nn.init.xavier_uniform_(self.output_weight)
         self.output_bias = None if config.no_output_bias else nn.Parameter(torch.zeros(len(dictionary)))
+        if config.untied_output and self.output_bias is not None:
+            uniform_of_linear_(self.output_bias, config.decoder_embed_dim)
 
     def forward(
         self,
@@ -512,6 +532,12 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         return longest_of(self.embedding.positions, self.indices, self.stack)
 
 
+def uniform_of_linear_(parameter: Tensor, inputs: int) -> None:
+    """PyTorch's start of ``nn.Linear``, U(−1/√inputs, 1/√inputs), which the released code leaves to its output layers."""
+    bound = inputs**-0.5
+    nn.init.uniform_(parameter, -bound, bound)
+
+
 def remember(h: Tensor, memory: Optional[Sequence[Tensor]], step: int, length: int) -> Tensor:
     """The last ``length`` positions of a step's ``memory`` (M, B, C) and of h (N, B, C) after it, without gradient."""
     if memory is not None and h.size(0) < length:
@@ -528,7 +554,13 @@ class SGTransformer(FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGTransformer":
-        """A model for the task's dictionaries. Raises ValueError for a configuration that makes no sense (see ``resolve``)."""
+        """A model for the task's dictionaries. Raises UsageError for a configuration that makes no sense (see ``resolve``),
+        and for fairseq's default task, on which the numbers would be others."""
+        if type(task) is TranslationTask:
+            raise UsageError(
+                "--task translation, fairseq's default, leaves out the last samples of an evaluation, has no start symbol "
+                "in sources and logs no accuracy: choose --task sg_translation"
+            )
         config = resolve(cfg)
         left_pad_target = getattr(task.cfg, "left_pad_target", True)
         encoder = SGTransformerEncoder(config, task.source_dictionary)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional
 
 from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
@@ -34,6 +35,7 @@ from fairseq_sg.models.sg_transformer import (
     SGTransformerDecoder,
     ShellConfig,
     complete,
+    uniform_of_linear_,
 )
 from fairseq_sg.modules.attention import Attention
 from fairseq_sg.modules.dropout import Dropout
@@ -49,13 +51,16 @@ class SGTransformerLMConfig(ShellConfig, CausalConfig):
 
     decoder_head_dim: Optional[int] = field(
         default=None,
-        metadata={"help": "width of an attention head (default: --decoder-embed-dim / --decoder-attention-heads)"},
+        metadata={
+            "help": "width of an attention head (default: --decoder-embed-dim / --decoder-attention-heads)",
+            "least": 1,
+        },
     )
     embedding_dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout on the embeddings (default: --dropout)"}
+        default=None, metadata={"help": "dropout on the embeddings (default: --dropout)", "least": 0, "most": 1}
     )
     output_dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout before the output layer (default: --dropout)"}
+        default=None, metadata={"help": "dropout before the output layer (default: --dropout)", "least": 0, "most": 1}
     )
     tied_output: bool = field(
         default=False, metadata={"help": "the embedding table as output matrix (the reference has another)"}
@@ -105,6 +110,8 @@ class SGLanguageDecoder(SGTransformerDecoder):
     def __init__(self, config, dictionary):
         super().__init__(config, dictionary)
         self.output_dropout = Dropout(config.output_dropout)
+        if self.output_weight is not None:
+            uniform_of_linear_(self.output_weight, config.decoder_embed_dim)
         if config.linear_init == "depth":
             self._scale_attentions(config.decoder_layers if config.pre_norm else 1)
 
@@ -136,6 +143,8 @@ class SGTransformerLM(FairseqLanguageModel):
         """A model for the task's dictionary. Raises ValueError for a configuration that makes no sense (see
         ``resolve``).
         """
+        if isinstance(task, TranslationTask):
+            raise UsageError("this --arch is a language model: choose --task sg_language_modeling")
         return cls(SGLanguageDecoder(resolve(cfg), task.target_dictionary))
 
     def forward(

@@ -5,8 +5,9 @@ step. The update is that of Algorithm 1 of Kingma & Ba 2015, with decoupled weig
 of the end of their section 2, which scales ε by √(1 − β₂ᵗ); the two differ where gradients are as small as ε.
 """
 
+import ast
 from dataclasses import dataclass, field
-from typing import List
+from typing import Any, List
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -15,19 +16,56 @@ from omegaconf import II
 
 from fairseq_sg.errors import UsageError
 
+#: β₁ and β₂ where they are not given.
+BETAS = (0.9, 0.999)
+
 
 @dataclass
 class TorchAdamConfig(FairseqDataclass):
-    adam_beta1: float = field(default=0.9, metadata={"help": "decay of the mean of gradients"})
-    adam_beta2: float = field(default=0.999, metadata={"help": "decay of the mean of squared gradients"})
-    adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam"})
-    weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay"})
+    adam_betas: Any = field(
+        default=None,
+        metadata={
+            "help": "decay of the means of gradients and of squared gradients, as fairseq's adam takes them: "
+            "'(0.9, 0.98)' (default: --adam-beta1 and --adam-beta2)",
+            "least": 0,
+            "below": 1,
+        },
+    )
+    adam_beta1: float = field(
+        default=BETAS[0], metadata={"help": "decay of the mean of gradients", "least": 0, "below": 1}
+    )
+    adam_beta2: float = field(
+        default=BETAS[1], metadata={"help": "decay of the mean of squared gradients", "least": 0, "below": 1}
+    )
+    adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam", "above": 0})
+    weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay", "least": 0})
     lr: List[float] = II("optimization.lr")
+
+
+def betas(cfg) -> tuple[float, float]:
+    """β₁ and β₂ of a configuration. Raises UsageError for options that contradict each other, and for text that is no pair."""
+    named = cfg.adam_beta1, cfg.adam_beta2
+    given = getattr(cfg, "adam_betas", None)  # checkpoints made before have none
+    if given is None:
+        return named
+    try:
+        beta1, beta2 = map(float, ast.literal_eval(given) if isinstance(given, str) else given)
+    except (ValueError, SyntaxError, TypeError):
+        raise UsageError(f"--adam-betas is {given!r}: choose two numbers, such as '(0.9, 0.98)'") from None
+    for name, beta, default, pair in zip(("--adam-beta1", "--adam-beta2"), named, BETAS, (beta1, beta2), strict=True):
+        if beta not in (default, pair):
+            raise UsageError(f"{name} is {beta}, and --adam-betas is {given}: leave one of the two out")
+    return beta1, beta2
 
 
 @register_optimizer("torch_adam", dataclass=TorchAdamConfig)
 class TorchAdam(FairseqOptimizer):
     """torch.optim.AdamW(fused=True), with the norm of all gradients taken at once."""
+
+    @staticmethod
+    def check_options(cfg) -> None:
+        """Raises UsageError for options that make no sense, before data are loaded."""
+        betas(cfg)
 
     def __init__(self, cfg: TorchAdamConfig, params):
         super().__init__(cfg)
@@ -38,7 +76,7 @@ class TorchAdam(FairseqOptimizer):
         lr = self.cfg.lr
         return {
             "lr": float(lr if isinstance(lr, (int, float)) else lr[0]),
-            "betas": (self.cfg.adam_beta1, self.cfg.adam_beta2),
+            "betas": betas(self.cfg),
             "eps": self.cfg.adam_eps,
             "weight_decay": self.cfg.weight_decay,
         }

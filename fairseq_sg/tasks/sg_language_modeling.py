@@ -34,9 +34,8 @@ from omegaconf import II
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.host_memory import keep_for_training
-from fairseq_sg.modules.feedforward.workers import left_out_of_sums
 from fairseq_sg.tasks.breakdown import read_manifest, sums_of_logs
+from fairseq_sg.tasks.mixin import SGTask
 from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
 from fairseq_sg.tasks.streams import Text
 
@@ -65,13 +64,15 @@ class SGLanguageModelingConfig(FairseqDataclass):
 
 
 @register_task("sg_language_modeling", dataclass=SGLanguageModelingConfig)
-class SGLanguageModelingTask(FairseqTask):
+class SGLanguageModelingTask(SGTask, FairseqTask):
     """See the module's docstring.
 
     Raises:
         UsageError: a folder that ``data_prep text`` has not made, a wrong option, a model without memory, a command
             that carries none.
     """
+
+    takes_words = False
 
     def __init__(self, cfg: SGLanguageModelingConfig, dictionary: Dictionary, subsets: Dict[str, Dict[str, Any]]):
         super().__init__(cfg)
@@ -114,7 +115,7 @@ class SGLanguageModelingTask(FairseqTask):
         path = os.path.join(self.cfg.data, split)
         entries = data_utils.load_indexed_dataset(path, self.dictionary) if split in self.subsets else None
         if entries is None:
-            raise UsageError(f"{self.cfg.data} has no subset {split!r}: it has {', '.join(self.subsets)}")
+            raise self.no_such_subset(split)
         text = Text(entries, entries.sizes, self.dictionary, split, units_of(self.subsets[split]))
         if len(text) != self.subsets[split]["tokens"]:
             raise UsageError(
@@ -133,7 +134,6 @@ class SGLanguageModelingTask(FairseqTask):
         shard_id: int = 0,
         num_workers: int = 0,
         epoch: int = 1,
-        data_buffer_size: int = 0,
         skip_remainder_batch: bool = False,
         **others: Any,
     ) -> iterators.EpochBatchIterator:
@@ -166,7 +166,6 @@ class SGLanguageModelingTask(FairseqTask):
             shard_id=shard_id,
             num_workers=num_workers,
             epoch=epoch,
-            buffer_size=data_buffer_size,
             disable_shuffling=True,
             skip_remainder_batch=skip_remainder_batch,
             persistent_workers=False,
@@ -188,18 +187,13 @@ class SGLanguageModelingTask(FairseqTask):
             )
         return model
 
-    def begin_epoch(self, epoch, model) -> None:
-        super().begin_epoch(epoch, model)
-        keep_for_training(model)
-
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         # A batch whose gradient is ignored is a copy that fills a gap at the end of an epoch, and no part of the
         # streams.
         if self.memory_length and not ignore_grad:
             model = Remembering(model, self.trained, sample["segment"], self.memory_length)
         self.evaluated.forget()
-        with left_out_of_sums(ignore_grad):
-            loss, size, logs = super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        loss, size, logs = super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
         return loss, size, counted(logs, sample)
 
     def valid_step(self, sample, model, criterion):

@@ -11,11 +11,12 @@ It differs from ``translation`` in these points, the first five of which change 
 - where examples have types, accuracy is also logged by type (``breakdown``).
 """
 
+import json
 import logging
 import os
 from dataclasses import dataclass, field
 from functools import partial
-from typing import List
+from typing import List, Optional
 
 import numpy as np
 import torch
@@ -26,10 +27,9 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.host_memory import keep_for_training
 from fairseq_sg.models.sg_transformer import SGTransformer
-from fairseq_sg.modules.feedforward.workers import left_out_of_sums
 from fairseq_sg.tasks.breakdown import Breakdown
+from fairseq_sg.tasks.mixin import SGTask
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class WindowedPairDataset(LanguagePairDataset):
 
 
 @register_task("sg_translation", dataclass=SGTranslationConfig)
-class SGTranslationTask(TranslationTask):
+class SGTranslationTask(SGTask, TranslationTask):
     """See the module's docstring; everything else is fairseq's ``translation``."""
 
     cfg: SGTranslationConfig
@@ -110,6 +110,12 @@ class SGTranslationTask(TranslationTask):
             raise UsageError(
                 f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch"
             )
+        for name in ("eval_bleu_args", "eval_bleu_detok_args"):
+            try:
+                json.loads(getattr(cfg, name) or "{}")
+            except ValueError as error:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag} is {getattr(cfg, name)!r}, and must be JSON such as '{{\"beam\": 4}}' ({error})") from error
         if cfg.truncate_source:
             raise UsageError(
                 "--truncate-source would cut sources that the task has sizes of already; leave it out, or raise --max-source-positions"
@@ -129,7 +135,7 @@ class SGTranslationTask(TranslationTask):
         try:
             super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         except FileNotFoundError as error:
-            raise UsageError(f"the data folder {self.cfg.data} has no subset {split!r}") from error
+            raise self.no_such_subset(split) from error
         dataset = self.datasets[split]
         if dataset.tgt is not None and len(dataset) > 0:
             self._refuse_unknown(split, dataset)
@@ -186,23 +192,43 @@ class SGTranslationTask(TranslationTask):
             generator.extract_alignment = partial(_without, self.source_dictionary.bos(), generator.extract_alignment)
         return generator
 
-    def get_batch_iterator(self, dataset, *args, **kwargs):
-        """fairseq's, but evaluation never drops a last batch that is not a multiple of ``--required-batch-size-multiple``."""
+    def check_training(self, trainer) -> None:
+        """See :meth:`SGTask.check_training`; also raises UsageError for validation batches without room for a sample."""
+        super().check_training(trainer)
+        cfg = trainer.cfg
+        most = cfg.dataset.max_tokens_valid
+        option = "--max-tokens" if most == cfg.dataset.max_tokens else "--max-tokens-valid"
+        for subset, dataset in self.datasets.items():
+            self._check_max_tokens(subset, dataset, most, option)
+
+    def _check_max_tokens(self, subset: str, dataset: LanguagePairDataset, most: Optional[int], option: str) -> None:
+        """Raises UsageError for a sample that no batch has room for: fairseq would leave it out of training."""
+        if not most:
+            return
+        sizes = dataset.sizes if dataset.sizes.ndim == 2 else dataset.sizes[:, None]
+        limits = self.max_positions()[: sizes.shape[1]]
+        longest = np.where((sizes <= limits).all(1), sizes.max(1), 0)
+        if longest.max(initial=0) > most:
+            sample = int(longest.argmax())
+            raise UsageError(
+                f"{option} is {most}, and sample {sample} of {subset!r} has {longest[sample]} tokens: choose at least as many. "
+                "To leave long samples out, use --max-source-positions and --max-target-positions"
+            )
+
+    def get_batch_iterator(self, dataset, max_tokens=None, *args, **kwargs):
+        """fairseq's, but evaluation never drops a last batch that is not a multiple of ``--required-batch-size-multiple``.
+
+        Raises UsageError where ``max_tokens`` is less than the tokens of a sample.
+        """
+        for subset in (name for name, known in self.datasets.items() if known is dataset):
+            self._check_max_tokens(subset, dataset, max_tokens, "--max-tokens")
         # The argument tells: fairseq's trainer names it when it asks for batches to train on, and nobody else does.
         if "grouped_shuffling" not in kwargs:
             kwargs["required_batch_size_multiple"] = 1
             # The iterator in the cache is the one that training is in the midst of.
             if dataset is self.datasets.get(self.cfg.train_subset):
                 kwargs["disable_iterator_cache"] = True
-        return super().get_batch_iterator(dataset, *args, **kwargs)
-
-    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
-        with left_out_of_sums(ignore_grad):
-            return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
-
-    def begin_epoch(self, epoch, model) -> None:
-        super().begin_epoch(epoch, model)
-        keep_for_training(model)
+        return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
 
 
 def _without(symbol: int, extract, weights: Tensor, source: Tensor, *args) -> List:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
@@ -49,8 +50,19 @@ def test_what_cannot_be_loaded(arguments, message, saved):
 
 
 def test_no_file_and_a_broken_file(saved, tmp_path):
+    folder = str(Path(saved("softmax")).parent)
     with pytest.raises(UsageError, match="^there is no checkpoint nowhere.pt$"):
         load("nowhere.pt")
+    with pytest.raises(UsageError, match=f"^{folder} is a folder: name a checkpoint in it, such as {folder}/.*pt$"):
+        load(folder)
+    with pytest.raises(UsageError, match=r"^there is no checkpoint .*/sofmax-pairs.pt: did you mean softmax-pairs.pt"):
+        load(f"{folder}/sofmax-pairs.pt")
+    with pytest.raises(UsageError, match="^there is no checkpoint .*/nowhere/x.pt: there is no folder .*/nowhere$"):
+        load(f"{folder}/nowhere/x.pt")
+    with pytest.raises(
+        UsageError, match="^there is no checkpoint a=.*: `accuracy` alone takes names .*, leave a= out$"
+    ):
+        load(f"a={saved('softmax')}")
     broken = tmp_path / "broken.pt"
     broken.write_bytes(open(saved("softmax"), "rb").read()[:1000])
     with pytest.raises(UsageError, match="is not a whole file"):
@@ -67,6 +79,19 @@ def test_its_own_output_is_that_of_fairseqs_generator(kind, loaded):
         expected = [loaded.task.target_dictionary[i] for i in best["tokens"].tolist()]
         assert sentence.expected[:19] == expected[:19]
         assert sentence.complete == (sentence.expected[-1] == "</s>") and sentence.predicted == sentence.expected
+
+
+def test_its_own_output_is_no_longer_than_the_longest_target_of_the_data(loaded):
+    model = loaded("softmax")
+    raw = Path(model.data) / "raw"
+    longest = max(len(line.split()) for path in raw.glob("*.tgt") for line in path.read_text().splitlines())
+    assert model.longest_target == longest + 1  # the end symbol
+    # This random model never says the end symbol.
+    assert not read_sentence(model, "s t", longest=30).complete
+    sentence = read_sentence(model, "s t")
+    assert len(sentence.expected) == longest + 1 and not sentence.complete
+    assert "cut at the longest target of the data" in sentence.summary()[1]
+    assert len(read_sentence(model, "s t", " ".join("A" * 40)).expected) == 41
 
 
 def test_sentences_as_the_model_was_trained_on_them(loaded):
@@ -92,6 +117,8 @@ def sides(loaded):
     [
         ("s q t", None, "--input has the word 'q', which is not in the source dictionary of .*"),
         ("s </s>", None, "--input has the word '</s>', which .*"),
+        ("stu", "A", "--input has the word 'stu', which is not in the source dictionary of .*"),
+        ("s", "a", "--target has the word 'a', which is not in the target dictionary of .*: did you mean A."),
         ("s", "A s", "--target has the word 's', which is not in the target dictionary of .*"),
         (" ", None, "--input has no words"),
         ("s", "", "--target has no words"),

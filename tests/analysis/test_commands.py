@@ -287,6 +287,13 @@ def test_a_comparison_of_models(saved, tmp_path, capsys):
                 values["accuracy"] == pytest.approx(right) and f"{model}, {subset}: {np.mean(right):.2f} %" in printed
             )
     assert facts["training"] == alone[softmax]["training"]
+    for subset, groups in facts["sentences"].items():
+        assert groups == {
+            length: row["sentences"] for length, row in alone[softmax]["subsets"][subset]["groups"].items()
+        }
+        for length, number in groups.items():
+            means = [f"{np.mean(of[subset]['groups'][length]):.2f}" for of in facts["models"].values()]
+            assert [length, str(number), *means] in [line.split() for line in printed.splitlines()]
     assert {"a.1.valid.right", "a.2.gen.group", "b.1.gen.right"} <= set(arrays)
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
@@ -398,7 +405,16 @@ def test_files(kind, command, options, pictures, saved, tmp_path, capsys):
             "--roles has 'self': choose from encoder, decoder, cross",
         ),
         ("softmax", "accuracy", "--by type", "the subset 'valid' of .* has no types: choose --by .*"),
-        ("softmax", "norms", "--subset test", "the data folder .* has no subset 'test'"),
+        ("softmax", "norms", "--subset test", "the data folder .* has no subset 'test': choose from gen, train, valid"),
+        ("softmax", "accuracy", "--subset valid,gne", ".* has no subset 'gne': did you mean gen. choose from gen, .*"),
+        (
+            "lm",
+            "experts",
+            "--subset vald",
+            ".* has no subset 'vald': did you mean valid. choose from test, train, valid",
+        ),
+        ("lm", "maps", "--input a", ".* is a language model: .* `experts` .*"),
+        ("softmax", "maps", "--input s --roles encodr", "--roles has 'encodr': did you mean encoder.*choose from .*"),
         ("softmax", "symbols", "", ".*dataset.json is not of CTL.*: name a folder of .* by --data"),
         ("softmax", "maps", "--input s --model-overrides {'layers':1}", "--model-overrides names 'layers', .*"),
         (
@@ -427,6 +443,16 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "options,message",
     [
+        ([], "name a command: maps, gates, values, norms, experts, accuracy, symbols "),
+        (["map", "x.pt"], "unknown command 'map': did you mean maps. choose from maps, gates, values, .*"),
+        (["maps", "x.pt", "--inptu", "s"], "maps has no option --inptu: did you mean --input. "),
+        (["maps", "x.pt", "y.pt", "--input", "s"], "y.pt is too much: maps takes one CHECKPOINT "),
+        (["maps", "x.pt", "--input", "s", "--vmax", "-1"], "argument --vmax: '-1' is not a number above 0 "),
+        (
+            ["norms", "x.pt", "--device", "cudda"],
+            "--device is 'cudda': did you mean cuda. choose from auto, cpu, cuda ",
+        ),
+        (["accuracy", "x.pt", "--by", "lenght"], "--by is 'lenght': choose from source_length, target_length, type "),
         (["norms", "x.pt", "--limit", "0"], "argument --limit: '0' is not a number from 1 on"),
         (["norms", "x.pt", "--model-overrides", "3"], "argument --model-overrides: '3' is not a dict like .*"),
         (["maps", "x.pt"], "the following arguments are required: --input"),
@@ -435,7 +461,8 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
 def test_wrong_command_lines(options, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(options)
-    assert ended.value.code == 2 and re.match(f"error: {message}", capsys.readouterr().err)
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2 and re.match(f"error: {message}", printed) and printed.count("\n") == 1
 
 
 def test_without_matplotlib_numbers_alone(saved, tmp_path, capsys, monkeypatch):

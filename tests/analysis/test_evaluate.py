@@ -141,15 +141,15 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
         (tmp_path / "runs" / name).symlink_to(model)
     runs = tmp_path / "runs"
     cases = {
-        (f"{runs}/checkpoint_lst.pt",): f"there is no checkpoint {runs}/checkpoint_lst.pt: {runs} has "
-        "checkpoint_best.pt, checkpoint_last.pt",
-        (runs,): f"there is no checkpoint {runs}: {runs} has checkpoint_best.pt, checkpoint_last.pt",
+        (f"{runs}/checkpoint_lst.pt",): f"there is no checkpoint {runs}/checkpoint_lst.pt: did you mean checkpoint_last.pt"
+        " or checkpoint_best.pt?",
+        (runs,): f"{runs} is a folder: name a checkpoint in it, such as {runs}/checkpoint_last.pt",
         (model, "--data", "nowhere"): "the data folder nowhere is not here: name one by --data; the checkpoint was "
         f"trained on {folders['pairs']}",
-        (model, "--subset", "gen,tset"): f"the data folder {folders['pairs']} has no subset 'tset': choose from train, "
-        "valid, gen by --subset",
-        (text, "--subset", "gen"): f"the data folder {folders['text']} has no subset 'gen': choose from train, valid, "
-        "test by --subset",
+        (model, "--subset", "valid,gn"): f"the data folder {folders['pairs']} has no subset 'gn': did you mean gen? "
+        "choose from gen, train, valid",
+        (text, "--subset", "gen"): f"the data folder {folders['text']} has no subset 'gen': choose from test, train, "
+        "valid",
         (model, "--json", tmp_path): f"--json is {tmp_path}, which is a folder: name a file",
         (model, "--model-overrides", "{'encoder_layer': 2}"): "--model-overrides names 'encoder_layer', which is not an "
         f"option in {model}",
@@ -158,6 +158,9 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
         assert main([*map(str, arguments), "--cpu"]) == 1
         printed = capsys.readouterr()
         assert printed.err == f"error: {message}\n" and not printed.out
+    with pytest.raises(SystemExit):
+        main([model, "--subest", "gen"])
+    assert "has no option --subest: did you mean --subset?" in capsys.readouterr().err
 
 
 def test_the_folder_that_a_checkpoint_was_trained_on_is_gone(saved, folders, tmp_path, capsys):

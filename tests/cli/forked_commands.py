@@ -21,7 +21,7 @@ def run(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITORY, t
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / stream for stream in ("in", "out", "err")]
         files[0].write_text(text)
-        process = CONTEXT.Process(target=_command, args=(name, list(map(str, arguments)), cwd, files), daemon=True)
+        process = CONTEXT.Process(target=_command, args=(name, list(map(str, arguments)), cwd, files))
         process.start()
         process.join(timeout)
         if process.is_alive():

@@ -141,7 +141,7 @@ def test_a_checkpoint_of_another_mechanism_with_the_same_parameters(checkpoint, 
     assert result.code == 0, result.err[-5000:]
     (line,) = [line for line in (result.out + result.err).splitlines() if "was trained with other options" in line]
     assert line.endswith(
-        "and goes on with those of this command: --logit-scale sqrt_dim (here log_length), --orthogonality-weight 0.0 (here 0.5)"
+        "; training resumes with those of this command: --logit-scale sqrt_dim (here log_length), --orthogonality-weight 0.0 (here 0.5)"
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
+import forked_commands
 import pytest
-from cli_commands import evaluation, metrics, run, succeed, training
+from cli_commands import REPOSITORY, check, evaluation, metrics, run, succeed, training
 
 from data_prep.__main__ import main
 
@@ -48,6 +50,44 @@ def test_classes_are_read_by_fairseqs_own_sentence_prediction(first, tmp_path):
     )
     assert result.code == 0, result.err[-3000:]
     assert 0 <= metrics(result.out + result.err, "gen")[-1]["accuracy"] <= 100
+
+
+TEXT = ("text", "--unit", "bytes", "--input", __file__)
+STRINGS = "first --train-lengths 4-6 --test-lengths 8 --train 100 --test 20"
+SMALL_ENCODER, SMALL_DECODER = (
+    f"--{side}-layers 1 --{side}-embed-dim 16 --{side}-ffn-embed-dim 16 --{side}-attention-heads 2 "
+    for side in ("encoder", "decoder")
+)
+SHORT = "--tokens-per-sample 16 --memory-length 16 --eval-memory-length 16 --batch-size 4"
+
+
+@pytest.mark.parametrize(
+    ("data", "number", "validates", "smaller"),
+    [
+        (STRINGS, 0, "valid,gen", SMALL_ENCODER + SMALL_DECODER),
+        (STRINGS, 1, "valid,gen", SMALL_ENCODER),
+        ("scan --split length --cutoff 1", 0, "", SMALL_ENCODER + SMALL_DECODER),
+        (shlex.join(TEXT), 0, "valid,test", SMALL_DECODER + SHORT),
+    ],
+    ids=["translation", "classification", "nothing-to-validate-on", "text"],
+)
+def test_training_command_as_it_is_printed(data, number, validates, smaller, tmp_path, capsys):
+    """It validates and saves at the end rather than in every epoch, into a folder of its own, beside nothing else."""
+    prepare(tmp_path / "my data", *shlex.split(data))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    commands = [line.partition(": ")[2] for line in lines if line.startswith(("next: ", "or: "))]
+    command, *arguments = shlex.split(commands[number])
+    (tmp_path / "fairseq_sg").symlink_to(REPOSITORY / "fairseq_sg")
+    # More than two epochs.
+    arguments += [*smaller.split(), "--max-update", "12", "--cpu", "--num-workers", "0", "--log-format", "json"]
+    printed = check(forked_commands.run(command, *arguments, cwd=tmp_path))
+    assert [len(metrics(printed, subset)) for subset in ("valid", "gen", "test")] == [
+        int(subset in validates) for subset in ("valid", "gen", "test")
+    ]
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    assert saved.name == ("my data_classifier" if number else "my data")
+    best = {"checkpoint_best.pt"} if validates else set()
+    assert {path.name for path in saved.iterdir()} == {"checkpoint_last.pt"} | best
 
 
 @pytest.mark.parametrize("unit", [["bytes"], ["sentencepiece", "--vocab-size", 600]], ids=["bytes", "subwords"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import fairseq
@@ -20,6 +21,15 @@ def test_from_another_folder_by_its_path(data, tmp_path):
         "fairseq-train", *training(data, "run", *SHORT, "--user-dir", REPOSITORY / "fairseq_sg"), cwd=tmp_path
     )
     assert len(metrics(printed, "valid")) == 1 and (tmp_path / "run" / "checkpoint_last.pt").is_file()
+
+
+def test_from_another_folder_by_its_name(data, tmp_path):
+    if not Path(sys.prefix, ".fairseq_sg").is_file():
+        pytest.skip("this environment was not made by scripts/setup.sh")
+    printed = succeed("fairseq-train", *training(data, "run", *SHORT), cwd=tmp_path)
+    assert len(metrics(printed, "valid")) == 1 and (tmp_path / "run" / "checkpoint_last.pt").is_file()
+    code = succeed("python", "-c", "import fairseq_sg.ops as o; print(o.__file__)", cwd=tmp_path)
+    assert Path(code.strip()) == REPOSITORY / "fairseq_sg" / "ops" / "__init__.py"
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,7 @@ def test_other_request_than_the_prepared_one(run, tmp_path: Path) -> None:
         ("--train 1e5", "argument --train: must be a whole number"),
         ("--test 9", "argument --test: must be a whole number from 10 to 100000, not '9'"),
         ("--seed -1", "argument --seed: must be a whole number from 0"),
-        ("--depth 3", "unrecognized arguments: --depth 3"),
+        ("--depth 3", "unknown option --depth: did you mean --deepest?"),
         (
             "--train 400000",
             "--train 400000 and --test 1000 want 100,250 expressions of depth 2, of which there are 88,000",

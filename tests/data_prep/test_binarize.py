@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,10 @@ def test_files(prepared: Path) -> None:
 def test_dictionary_has_the_words_and_nothing_else(language: str, words: int, prepared: Path) -> None:
     dictionary = Dictionary.load(str(prepared / f"dict.{language}.txt"))
     assert len(dictionary) == dictionary.nspecial + words
-    order = [(-dictionary.count[i], dictionary[i]) for i in range(dictionary.nspecial, len(dictionary))]
-    assert order == sorted(order)
+    found = dictionary.symbols[dictionary.nspecial :]
+    assert found == sorted(found)
+    texts = [(prepared / "raw" / f"{subset}.{language}").read_text("ascii") for subset in SUBSETS]
+    assert dict(zip(found, dictionary.count[dictionary.nspecial :])) == Counter(" ".join(texts).split())
 
 
 @pytest.mark.parametrize("subset", SUBSETS)
@@ -58,24 +61,14 @@ def test_binaries_hold_the_text(subset: str, language: str, prepared: Path) -> N
 
 
 def test_equal_to_fairseq_preprocess(prepared: Path, tmp_path: Path) -> None:
-    # Trained on the text of all subsets together, the command makes its dictionary of all words too; the three subsets
-    # then go under the names it knows.
-    for language in ("src", "tgt"):
-        texts = [(prepared / "raw" / f"{subset}.{language}").read_bytes() for subset in SUBSETS]
-        (tmp_path / f"all.{language}").write_bytes(b"".join(texts))
+    # With our dictionaries; the three subsets go under the names that the command knows.
     raw = prepared / "raw"
     command = [sys.executable, "-m", "fairseq_cli.preprocess", "--source-lang", "src", "--target-lang", "tgt"]
-    command += [
-        "--trainpref",
-        str(tmp_path / "all"),
-        "--validpref",
-        str(raw / "train"),
-        "--destdir",
-        str(tmp_path / "bin"),
-    ]
-    command += ["--testpref", f"{raw / 'valid'},{raw / 'gen'}", "--padding-factor", "1"]
+    command += ["--srcdict", str(prepared / "dict.src.txt"), "--tgtdict", str(prepared / "dict.tgt.txt")]
+    command += ["--trainpref", str(raw / "train"), "--destdir", str(tmp_path / "bin")]
+    command += ["--testpref", f"{raw / 'valid'},{raw / 'gen'}"]
     subprocess.run(command, check=True, capture_output=True)
-    names = {"train": "valid", "valid": "test", "gen": "test1"}
+    names = {"train": "train", "valid": "test", "gen": "test1"}
     for language in ("src", "tgt"):
         name = f"dict.{language}.txt"
         assert (prepared / name).read_bytes() == (tmp_path / "bin" / name).read_bytes()
@@ -104,18 +97,34 @@ def test_fairseq_task_loads_every_subset(prepared: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "validation"),
     [
-        (["train", "valid", "gen"], "--valid-subset valid,gen"),
-        (["train", "gen"], "--valid-subset gen --no-best-checkpoints"),
-        (["train", "valid", "dev", "gen"], "--valid-subset valid,dev,gen"),
-        (["train"], "--disable-validation"),
+        (["train", "valid", "gen"], "valid,gen"),
+        (["train", "gen"], None),
+        (["train", "dev", "gen"], "dev,gen"),
+        (["train", "dev", "valid", "gen"], "valid,dev,gen"),
+        (["train"], None),
     ],
-    ids=["usual", "nothing-held-out", "mcd", "nothing-else"],
+    ids=["usual", "nothing-held-out", "mcd", "mcd-and-holdout", "nothing-else"],
 )
-def test_training_command(names: list[str], validation: str) -> None:
+def test_training_command(names: list[str], validation: str | None) -> None:
     corpus = Corpus({name: [Pair("a b", "c")] for name in names}, {}, "", "", {}, None)
-    (command,) = corpus.training_commands(DATASET, Path("my data"))
-    assert shlex.split(command)[:2] == ["fairseq-train", "my data"]
-    assert f" --criterion cross_entropy_orthogonality {validation} --optimizer" in command
+    (command,) = corpus.training_commands(DATASET, Path("data-bin/my data"))
+    assert shlex.split(command)[:2] == ["fairseq-train", "data-bin/my data"]
+    assert shlex.split(command)[-2:] == ["--save-dir", "checkpoints/my data"]
+    assert " --optimizer torch_adam --lr 1e-3 --clip-norm 5 " in command and " --no-epoch-checkpoints " in command
+    best = " --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric "
+    if validation is None:
+        # There would be no way to keep the test from picking the best checkpoint.
+        assert " --disable-validation " in command and best not in command and "--validate" not in command
+    else:
+        assert f" --valid-subset {validation} --batch-size-valid 1024{best}" in command
+        assert " --validate-interval-updates 500 --validate-interval 1000000 --save-interval-updates 500 " in command
+
+
+@pytest.mark.parametrize(("words", "size"), [(8, 1024), (49, 1024), (107, 512), (480, 128), (736, 64), (70_000, 1)])
+def test_batches_of_long_examples_are_evaluated_in_smaller_numbers(words: int, size: int) -> None:
+    corpus = Corpus({"train": [Pair("a", "b")], "valid": [Pair("a", " ".join("b" * words))]}, {}, "", "", {}, None)
+    (command,) = corpus.training_commands(DATASET, Path("data"))
+    assert f" --batch-size-valid {size} " in command
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -137,11 +146,19 @@ def write_raw(folder: Path, **subsets: str) -> None:
 def test_word_of_the_test_set_alone_is_known(tmp_path: Path) -> None:
     write_raw(tmp_path, train="a b\n", gen="b c\n")
     binarize(tmp_path, ["train", "gen"])
-    assert (tmp_path / "dict.src.txt").read_text("utf-8") == "b 2\na 1\nc 1\n"
-    assert data_utils.load_indexed_dataset(str(tmp_path / "gen.src-tgt.tgt"))[0].tolist() == [4, 6, 2]
+    assert (tmp_path / "dict.src.txt").read_text("utf-8") == "a 1\nb 2\nc 1\n"
+    assert data_utils.load_indexed_dataset(str(tmp_path / "gen.src-tgt.tgt"))[0].tolist() == [5, 6, 2]
 
 
-def test_joined_dictionary_is_that_of_fairseq_preprocess(tmp_path: Path) -> None:
+def test_words_of_the_language_that_no_text_has(tmp_path: Path) -> None:
+    write_raw(tmp_path, train="a c\n")
+    binarize(tmp_path, ["train"], joined=True, words=("c", "b", "a"))
+    for language in ("src", "tgt"):
+        assert (tmp_path / f"dict.{language}.txt").read_text("utf-8") == "a 2\nb 0\nc 2\n"
+        assert data_utils.load_indexed_dataset(str(tmp_path / f"train.src-tgt.{language}"))[0].tolist() == [4, 6, 2]
+
+
+def test_binaries_of_a_joined_dictionary_are_those_of_fairseq_preprocess(tmp_path: Path) -> None:
     texts = {"src": "a b b\nc a\n", "tgt": "x a\nb y y\n"}
     (tmp_path / "raw").mkdir()
     for language, text in texts.items():
@@ -149,9 +166,10 @@ def test_joined_dictionary_is_that_of_fairseq_preprocess(tmp_path: Path) -> None
     binarize(tmp_path, ["train"], joined=True)
     command = [sys.executable, "-m", "fairseq_cli.preprocess", "--source-lang", "src", "--target-lang", "tgt"]
     command += ["--trainpref", str(tmp_path / "raw" / "train"), "--destdir", str(tmp_path / "bin")]
-    subprocess.run([*command, "--joined-dictionary", "--padding-factor", "1"], check=True, capture_output=True)
+    command += ["--joined-dictionary", "--srcdict", str(tmp_path / "dict.src.txt")]
+    subprocess.run(command, check=True, capture_output=True)
     ours = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
-    assert len(ours) == 6 and (tmp_path / "dict.src.txt").read_text("utf-8") == "a 3\nb 3\ny 2\nc 1\nx 1\n"
+    assert len(ours) == 6 and (tmp_path / "dict.src.txt").read_text("utf-8") == "a 3\nb 3\nc 1\nx 1\ny 2\n"
     for name in ours:
         assert (tmp_path / name).read_bytes() == (tmp_path / "bin" / name).read_bytes()
 
@@ -183,7 +201,7 @@ def test_symbol_of_fairseq_is_no_word(special: str, tmp_path: Path) -> None:
 
 def test_unknown_word_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_raw(tmp_path, train="a b\n", gen="b c c\n")
-    monkeypatch.setattr("data_prep.binarize.make_dictionary", lambda texts: make_dictionary([next(iter(texts))]))
+    monkeypatch.setattr("data_prep.binarize.make_dictionary", lambda texts, words: make_dictionary(texts[:1]))
     with pytest.raises(DataError, match="gen.src:1: c is not in the dictionary"):
         binarize(tmp_path, ["train", "gen"])
 

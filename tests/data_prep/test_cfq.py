@@ -125,8 +125,7 @@ def expected_subset(folder: Path, split: str, part: str) -> list[Pair]:
 
 @pytest.mark.parametrize("split", ["mcd1", "mcd2", "mcd3", "query_complexity_split", "random_split"])
 def test_splits(split: str, run, read_subset, fixture_folder: Path, small_sizes, tmp_path: Path) -> None:
-    options = [] if split == "random_split" else ["--holdout", 0]
-    result = run("cfq", "--split", split, "--raw-dir", fixture_folder, *options, "--out", tmp_path / "out")
+    result = run("cfq", "--split", split, "--raw-dir", fixture_folder, "--out", tmp_path / "out")
     assert result.code == 0, result.err
     names = ("train", "valid", "test") if split == "random_split" else ("train", "dev", "gen")
     for name, part in zip(names, ("trainIdxs", "devIdxs", "testIdxs"), strict=True):
@@ -183,6 +182,7 @@ def test_missing_files(run, fixture_folder: Path, tmp_path: Path) -> None:
         ("--split random_split --raw-dir x --holdout 0.1", "--holdout does not go with random_split"),
         ("--split random_split --raw-dir x --seed 1", "--seed changes nothing"),
         ("--split mcd1 --raw-dir x --holdout 0 --seed 1", "--seed changes nothing"),
+        ("--split mcd1 --raw-dir x --seed 1", "--seed changes nothing"),
     ],
 )
 def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_small_files(run, small, tmp_path: Path) -> None:
     folder = small(**ROWS_OF)
     assert run("cogs", "--raw-dir", folder, "--out", tmp_path / "out").code == 0
     assert lines_of(tmp_path / "out", "gen.type") == ["cp_recursion", "pp_recursion"]
-    assert (tmp_path / "out" / "dict.src.txt").read_text() == "a 9\nc 8\n( 6\n) 6\nx 6\n. 5\n, 3\nb 3\n"
+    assert (tmp_path / "out" / "dict.src.txt").read_text() == "( 6\n) 6\n, 3\n. 5\na 9\nb 3\nc 8\nx 6\n"
     assert run("cogs", "--raw-dir", folder, "--out", tmp_path / "again").code == 0
     for path in (tmp_path / "out").rglob("*"):
         if path.is_file():

@@ -245,7 +245,7 @@ def test_another_seed_is_named(run, tmp_path: Path) -> None:
         ("", "the following arguments are required: --order"),
         ("--order both", "argument --order: invalid choice: 'both'"),
         ("--order forward --seed 4294967296", "argument --seed: must be a whole number from 0 to 4294967295"),
-        ("--order forward --raw-dir here", "unrecognized arguments: --raw-dir here"),
+        ("--order forward --raw-dir here", "unknown option --raw-dir"),
     ],
 )
 def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:

@@ -70,20 +70,20 @@ def missing_file(out: Path) -> None:
     ("spoil", "problem"),
     [
         (other_request, "cutoff is 26 there and null here"),
-        (other_format, "format is 0 there and 1 here"),
+        (other_format, "format is 0 there and 2 here"),
         (changed_file, "raw/gen.tgt has changed since it was made"),
         (missing_file, "raw/gen.tgt is missing"),
     ],
     ids=["other-request", "other-format", "changed-file", "missing-file"],
 )
-def test_overwrite_is_offered_and_mends(spoil, problem: str, run, tmp_path: Path) -> None:
+def test_overwrite_is_offered_and_replaces(spoil, problem: str, run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(*LENGTH, "--out", out).code == 0
     right = contents(out)
     spoil(out)
     spoilt = contents(out)
-    mend = "--overwrite makes it anew, or name another --out"
-    assert run(*LENGTH, "--out", out) == (1, "", f"error: {out}: is there already, and {problem}: {mend}\n")
+    fix = "--overwrite replaces it, or name another --out"
+    assert run(*LENGTH, "--out", out) == (1, "", f"error: {out}: is there already, and {problem}: {fix}\n")
     assert contents(out) == spoilt
     assert run(*LENGTH, "--out", out, "--overwrite").code == 0
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]

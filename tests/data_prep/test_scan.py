@@ -42,7 +42,7 @@ def test_cutoff_from_the_grammar(run, read_subset, generated: list[Pair], tmp_pa
 def test_manifest(run, tmp_path: Path) -> None:
     assert run("scan", "--split", "length", "--cutoff", 26, "--raw-only", "--out", tmp_path / "out").code == 0
     found = manifest(tmp_path / "out")
-    assert found["format"] == 1 and found["fairseq_sg"] == version()
+    assert found["format"] == 2 and found["fairseq_sg"] == version()
     assert found["request"] == {
         "dataset": "scan",
         "split": "length",

@@ -50,7 +50,7 @@ def test_wrong_value(option: str, value: str, message: str, run, tmp_path: Path)
         ("--split length --holdout 0 --seed 1", "--seed changes nothing: --split length --holdout 0 draws nothing"),
         ("--split length --mirror http://127.0.0.1", "--mirror says how to download: add --download"),
         ("--split length --cache-dir x", "--cache-dir says how to download: add --download"),
-        ("--split length --cut 26", "unrecognized arguments: --cut 26"),
+        ("--split length --cut 26", "unknown option --cut: did you mean --cutoff?"),
         ("", "the following arguments are required: --split"),
     ],
 )

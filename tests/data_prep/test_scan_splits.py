@@ -187,21 +187,21 @@ def test_own_random_split(generated: list[Pair]) -> None:
 def test_mcd(
     number: int, longest: tuple[int, int], run, read_subset, scan_files: Path, official: list[Pair], tmp_path: Path
 ) -> None:
-    result = run(
-        "scan",
-        "--split",
-        f"mcd{number}",
-        "--holdout",
-        0,
-        "--raw-dir",
-        scan_files,
-        "--raw-only",
-        "--out",
-        tmp_path / "out",
-    )
+    options = ["scan", "--split", f"mcd{number}", "--raw-dir", scan_files, "--raw-only", "--out"]
+    result = run(*options, tmp_path / "out")
     assert result.code == 0, result.err
+    assert run(*options, tmp_path / "out", "--holdout", 0).out.startswith("already prepared")
+    assert sorted(path.stem for path in (tmp_path / "out" / "raw").glob("*.src")) == ["dev", "gen", "train"]
     indices = json.loads(gzip.decompress((scan_files / f"mcd{number}.json.gz").read_bytes()))
     for subset, key in {"train": "trainIdxs", "dev": "devIdxs", "gen": "testIdxs"}.items():
         assert read_subset(tmp_path / "out", subset) == [official[index] for index in indices[key]]
     greatest = [max(map(length, read_subset(tmp_path / "out", subset))) for subset in ("train", "gen")]
     assert tuple(greatest) == longest
+
+
+def test_mcd_with_a_holdout(run, read_subset, scan_files: Path, tmp_path: Path) -> None:
+    options = ["scan", "--split", "mcd1", "--raw-dir", scan_files, "--raw-only", "--out", tmp_path / "out"]
+    assert run(*options, "--holdout", 0.1).code == 0
+    assert [len(read_subset(tmp_path / "out", name)) for name in ("train", "valid", "dev")] == [7_529, 836, 1_046]
+    result = run(*options, "--seed", 3)
+    assert result == (2, "", "error: --seed changes nothing: --split mcd1 --holdout 0 draws nothing\n")

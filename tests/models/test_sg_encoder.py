@@ -187,8 +187,8 @@ def test_wrong_options(options, message):
     "options,message",
     [
         ({"hidden_dim": 7, "bidirectional": True}, "--hidden-dim is 7: with --bidirectional choose an even number"),
-        ({"layers": 0}, "--layers is 0: choose at least 1"),
-        ({"embed_dim": 0}, "--embed-dim is 0: choose at least 1"),
+        ({"layers": 0}, "--layers is 0: choose 1 or more"),
+        ({"embed_dim": 0}, "--embed-dim is 0: choose 1 or more"),
     ],
 )
 def test_wrong_options_of_the_lstm(options, message):

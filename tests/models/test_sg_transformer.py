@@ -241,6 +241,14 @@ def test_embedding_scaling(scaling, std, token, position):
             assert got == pytest.approx(expected[n, j].item() + position * p, abs=1e-5)
 
 
+def test_bias_of_an_untied_output_starts_as_in_a_linear_layer_of_pytorch():
+    options = {"encoder_layers": 1, "decoder_layers": 1}
+    for untied in (False, True):
+        decoder = SGTransformer.build_model(SimpleNamespace(**options, untied_output=untied), task()).decoder
+        bound = decoder.embedding.dim**-0.5 if untied else 0.0
+        assert 0.8 * bound <= decoder.output_bias.abs().max().item() <= bound
+
+
 def test_relative_side_has_no_positions_no_scale_no_dropout_glorot():
     model = SGTransformer.build_model(
         SimpleNamespace(**(KINDS["mixed"] | {"encoder_layers": 1, "decoder_layers": 1})), task()
@@ -316,7 +324,7 @@ def test_hybrid_decodes_as_it_trains_and_learns():
         ({"cross_attention": "relative"}, r"relative attention cannot serve as 'cross' attention: its roles are encoder, decoder"),
         ({"encoder_attention_heads": 5}, r"the width 16 is not divisible by the number of attention heads 5"),
         ({"depth": "deep"}, r"unknown depth 'deep' \(--depth\): choose from separate, shared"),
-        ({"encoder_layers": 0}, r"a stack needs at least one layer, not 0"),
+        ({"encoder_layers": 0}, r"--encoder-layers is 0: choose 1 or more"),
         ({"encoder_attention": "linear,relative", "encoder_layers": 3}, r"--encoder-attention names 2 layers, and --encoder-layers is 3: name one"),
         ({"cross_attention": "linear,softmax,linear"}, r"--cross-attention names 3 layers, and --decoder-layers is 2: name one"),
         ({"encoder_attention": "linear,relative", "depth": "shared"}, r"--encoder-attention names 2 layers, and --depth shared has one for all steps"),

@@ -330,7 +330,7 @@ def test_generation_continues_prompts_greedily():
         ({"linear_init": "depth", "attention_init": "torch"}, "--attention-init torch has no effect with --linear"),
         ({"log_length_of": "padded", "logit_scale": "log_length"}, "--log-length-of padded has no effect in a language"),
         ({"linear_init": "depth", "ffn_init": "torch"}, "--ffn-init torch has no effect with --linear-init depth"),
-        ({"decoder_head_dim": 0}, "--decoder-head-dim is 0: choose a positive number"),
+        ({"decoder_head_dim": 0}, "--decoder-head-dim is 0: choose 1 or more"),
         ({"decoder_attention": "square"}, "unknown attention 'square'"),
         ({"qk_norm": "l2"}, "--qk-norm l2 has no effect"),
     ],
@@ -385,6 +385,19 @@ def test_dropout_after_the_embedding_and_before_the_output():
     features = torch.ones(2, 3, 16, dtype=torch.float64)
     model.decoder.output_dropout.p = 1.0
     assert torch.equal(model.train().decoder.output_layer(features), model.decoder.output_bias.expand(2, 3, -1))
+
+
+def test_output_layer_starts_as_a_linear_layer_of_pytorch():
+    """As the released code leaves it: uniform to 1/√d = 0.25 for weight and bias; a tied layer's bias is 0."""
+
+    def decoder(**options):
+        sizes = dict(decoder_embed_dim=16, decoder_ffn_embed_dim=24, decoder_attention_heads=2, decoder_layers=1)
+        task = SimpleNamespace(target_dictionary=dictionary(20))
+        return SGTransformerLM.build_model(SimpleNamespace(**sizes, **options), task).decoder
+
+    for parameter in (decoder().output_weight, decoder().output_bias):
+        assert 0.2 < parameter.abs().max() <= 0.25 and parameter.std().item() == pytest.approx(0.25 / 3**0.5, rel=0.3)
+    assert not decoder(tied_output=True).output_bias.any()
 
 
 def test_output_matrix():

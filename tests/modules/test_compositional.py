@@ -157,8 +157,8 @@ def test_autocast_in_full_and_in_steps(role):
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"retrievals": 0}, "--retrievals is 0: choose a positive number"),
-        ({"retrieval_dim": 0}, "--retrieval-dim is 0: choose a positive number"),
+        ({"retrievals": 0}, "--retrievals is 0: choose 1 or more"),
+        ({"retrieval_dim": 0}, "--retrieval-dim is 0: choose 1 or more"),
         ({"retrieval_score": "x"}, "--retrieval-score is 'x': choose from dot, concat"),
         (
             {"retrieval_score": "concat", "retrieval_dim": 8},

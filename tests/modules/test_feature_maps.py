@@ -453,7 +453,7 @@ def test_dpfp_by_hand():
         ("performer", {"performer_redraw": "0"}, "--performer-redraw is '0'"),
         ("taylor", {"outer_product": "lower"}, "--outer-product is 'lower': choose from upper, full"),
         ("rebased", {"outer_product": "lower"}, "--outer-product is 'lower': choose from upper, full"),
-        ("t2r", {"t2r_features": 0}, "--t2r-features is 0: choose a positive number"),
+        ("t2r", {"t2r_features": 0}, "--t2r-features is 0: choose 1 or more"),
         ("dpfp", {"dpfp_nu": 0}, "--dpfp-nu is 0: for Queries of width 6 choose from 1 to 11"),
         ("dpfp", {"dpfp_nu": 12}, "--dpfp-nu is 12"),
     ],

@@ -21,6 +21,7 @@ from fairseq.optim.lr_scheduler.inverse_square_root_schedule import (
 from omegaconf import OmegaConf
 
 import fairseq_sg  # noqa: F401
+from fairseq_sg.errors import UsageError
 from fairseq_sg.optim.torch_adam import TorchAdam, TorchAdamConfig
 
 SHAPES = [(3, 4), (5,), (2, 3, 2), (1,)]
@@ -153,6 +154,30 @@ def test_checkpoint_gives_way_to_new_options_as_fairseq_resumes():
 def test_learning_rate_from_the_configuration(lr):
     optimizer = TorchAdam(SimpleNamespace(**(vars(TorchAdamConfig()) | {"lr": lr})), parameters())
     assert optimizer.get_lr() == 0.25 and type(optimizer.get_lr()) is float
+
+
+@pytest.mark.parametrize("given", ["(0.9, 0.98)", "[0.9, 0.98]", "0.9,0.98", (0.9, 0.98), [0.9, 0.98]], ids=str)
+def test_adam_betas_as_fairseq_s_adam_takes_them(given):
+    optimizer = torch_adam(parameters(), adam_betas=given)
+    assert optimizer.optimizer_config["betas"] == optimizer.param_groups[0]["betas"] == (0.9, 0.98)
+    assert torch_adam(parameters(), adam_betas=given, adam_beta2=0.98).param_groups[0]["betas"] == (0.9, 0.98)
+
+
+def test_adam_betas_that_contradict_or_are_no_pair():
+    with pytest.raises(
+        UsageError, match=r"--adam-beta2 is 0.99, and --adam-betas is \(0.9,0.98\): leave one of the two out"
+    ):
+        torch_adam(parameters(), adam_betas="(0.9,0.98)", adam_beta2=0.99)
+    for wrong in ("0.9", "(0.9, 0.98, 1)", "__import__('os').getcwd()", "((", (0.9,)):
+        with pytest.raises(UsageError, match="--adam-betas is .*: choose two numbers, such as '\\(0.9, 0.98\\)'"):
+            torch_adam(parameters(), adam_betas=wrong)
+
+
+def test_betas_of_older_commands_and_checkpoints():
+    assert torch_adam(parameters()).param_groups[0]["betas"] == (0.9, 0.999)
+    assert torch_adam(parameters(), adam_beta2=0.98).param_groups[0]["betas"] == (0.9, 0.98)
+    older = {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0, "lr": [0.1]}
+    assert TorchAdam(OmegaConf.create(older), parameters()).param_groups[0]["betas"] == (0.9, 0.999)
 
 
 def test_set_lr_scales_the_next_step():

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.unfused import is_faster, softmax_attention
 from fairseq_sg.modules.dropout import Dropout, Drops, dropout
@@ -60,7 +61,11 @@ class AttentionOptions:
     )
     attention_output_dropout: float = field(
         default=0.0,
-        metadata={"help": "dropout on the heads' outputs, before the output projection (the references have none)"},
+        metadata={
+            "help": "dropout on the heads' outputs, before the output projection (the references have none)",
+            "least": 0,
+            "most": 1,
+        },
     )
 
 
@@ -131,8 +136,6 @@ class Attention(nn.Module):
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        if self.head_dim < 1:
-            raise UsageError(f"--decoder-head-dim is {head_dim}: choose a positive number")
         if not output_projection and num_heads * self.head_dim != embed_dim:
             raise UsageError(
                 f"{self.registered_name} attention has no output projection, and its {num_heads} heads of "
@@ -405,7 +408,8 @@ class SoftmaxOptions(AttentionOptions):
     """Options of the attentions that turn logits into weights with a softmax."""
 
     attention_dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout on softmax attention's weights (default: --dropout)"}
+        default=None,
+        metadata={"help": "dropout on softmax attention's weights (default: --dropout)", "least": 0, "most": 1},
     )
     attention_scale: str = field(
         default="head_dim",
@@ -479,8 +483,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         self.log_length = logit_scale == "log_length"
         self.count_padding = log_length_of == "padded"
         self.attention_dropout = attention_dropout or 0.0
-        if not 0 <= self.attention_dropout <= 1:
-            raise UsageError(f"--attention-dropout is {attention_dropout}: choose a number from 0 to 1")
+        ranges.check(SoftmaxOptions, {"attention_dropout": attention_dropout})
         self.position = None if position is None else position(self.qk_head_dim, num_heads)
 
     def logits_of(

@@ -22,6 +22,7 @@ from typing import Optional
 
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import SoftmaxAttentionBase, SoftmaxOptions
 from fairseq_sg.modules.attention.registry import register_attention
@@ -33,13 +34,17 @@ SCORES = ("dot", "concat")
 class CompositionalOptions(SoftmaxOptions):
     retrievals: int = field(
         default=2,
-        metadata={"help": "R, the number of retrievals of compositional attention; its searches are the heads"},
+        metadata={
+            "help": "R, the number of retrievals of compositional attention; its searches are the heads",
+            "least": 1,
+        },
     )
     retrieval_dim: Optional[int] = field(
         default=None,
         metadata={
             "help": "d_qk, the width of the queries and keys that choose among the retrievals; for --retrieval-score "
-            "dot (default: 32)"
+            "dot (default: 32)",
+            "least": 1,
         },
     )
     retrieval_score: str = field(
@@ -85,10 +90,8 @@ class CompositionalAttention(SoftmaxAttentionBase):
             raise UsageError(f"--retrieval-score is {retrieval_score!r}: choose from {', '.join(SCORES)}")
         if retrieval_dim is not None and retrieval_score != "dot":
             raise UsageError(f"--retrieval-dim {retrieval_dim} has no effect without --retrieval-score dot")
+        ranges.check(CompositionalOptions, {"retrievals": retrievals, "retrieval_dim": retrieval_dim})
         width = 32 if retrieval_dim is None else retrieval_dim
-        for option, value in (("--retrievals", retrievals), ("--retrieval-dim", width)):
-            if value < 1:
-                raise UsageError(f"{option} is {value}: choose a positive number")
         super().__init__(embed_dim, num_heads, value_heads=retrievals, **kwargs)
         if retrieval_score == "dot":
             self.retrieval_q = nn.Linear(embed_dim, num_heads * width)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions
 from fairseq_sg.modules.attention.linear import attend_after
@@ -31,7 +32,7 @@ from fairseq_sg.ops.precision import to_accumulation_dtype
 @dataclass
 class GalerkinOptions(AttentionOptions):
     galerkin_norm_eps: float = field(
-        default=1e-5, metadata={"help": "ε of the layer norms inside Galerkin and Fourier attention"}
+        default=1e-5, metadata={"help": "ε of the layer norms inside Galerkin and Fourier attention", "above": 0}
     )
     galerkin_output_projection: bool = field(
         default=False,
@@ -94,8 +95,7 @@ class GalerkinAttention(Attention):
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, output_projection=galerkin_output_projection, **kwargs)
-        if not galerkin_norm_eps > 0:
-            raise UsageError(f"--galerkin-norm-eps is {galerkin_norm_eps}: choose a number above 0")
+        ranges.check(GalerkinOptions, {"galerkin_norm_eps": galerkin_norm_eps})
         if self.head_dim < 2:
             raise UsageError(
                 f"{self.registered_name} attention normalizes each head, and of one number nothing is left: choose "

@@ -35,7 +35,9 @@ class GeometricOptions(AttentionOptions):
         default=0.0,
         metadata={
             "help": "dropout on geometric attention's projected keys, as the released code has it (0.1 in the Neural "
-            "Data Router); there is none on its weights"
+            "Data Router); there is none on its weights",
+            "least": 0,
+            "most": 1,
         },
     )
     geometric_normalize: bool = field(

@@ -9,6 +9,8 @@ features of the output).
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Set
@@ -16,6 +18,7 @@ from typing import Any, Dict, Optional, Set
 import torch
 from torch import Tensor
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions, State
 from fairseq_sg.modules.attention.registry import register_attention
@@ -26,6 +29,8 @@ from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import autocast_disabled
 from fairseq_sg.registry import option_values
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -45,7 +50,9 @@ class LinearOptions(AttentionOptions):
         default="none",
         metadata={"help": "normalization of φ(Q) and φ(K) in linear attention: none, l1, l2, rms (Park & Kim 2024)"},
     )
-    linear_attention_eps: float = field(default=1e-6, metadata={"help": "ε added to linear attention's denominator"})
+    linear_attention_eps: float = field(
+        default=1e-6, metadata={"help": "ε added to linear attention's denominator", "least": 0}
+    )
 
 
 @register_attention("linear")
@@ -83,13 +90,13 @@ class LinearAttention(Attention):
     ):
         width = _width(feature_dim, embed_dim // max(num_heads, 1) if head_dim is None else head_dim)
         super().__init__(embed_dim, num_heads, head_dim=head_dim, qk_head_dim=width, **kwargs)
+        _advise(feature_map, feature_dim, width)
         self.feature_map = build_feature_map(feature_map, self.qk_head_dim, **(feature_map_options or {}))
         features = self.feature_map.features
         self.q_norm = build_qk_norm(qk_norm, features)
         self.k_norm = build_qk_norm(qk_norm, features)
         self.eps = linear_attention_eps
-        if not self.eps >= 0:
-            raise UsageError(f"--linear-attention-eps is {linear_attention_eps}: choose 0 or more")
+        ranges.check(LinearOptions, {"linear_attention_eps": linear_attention_eps})
         self.position = None if position is None else position(features, num_heads)
 
     @classmethod
@@ -105,9 +112,9 @@ class LinearAttention(Attention):
         return self.q_norm(self.feature_map.queries(q, positions))
 
     def _keys(self, k: Tensor, positions: Optional[Tensor]) -> Tensor:
-        if isinstance(self.k_norm, NoNormalization):
-            return self.feature_map.keys(k, positions)
-        return self.k_norm(self.feature_map.keys_to_normalize(k, positions))
+        plain = isinstance(self.k_norm, NoNormalization)
+        features = self.feature_map.keys if plain else self.feature_map.keys_to_normalize
+        return self.k_norm(features(k, positions))
 
     def _positions(
         self, x: Tensor, padding_mask: Optional[Tensor], before: int = 0, real: Any = None
@@ -248,6 +255,29 @@ def _dot(q: Tensor, k: Tensor) -> Tensor:
 def _ones(k: Tensor) -> Tensor:
     """Values whose sums over the keys are the denominator."""
     return accurate(k[..., :1]).new_ones(*k.shape[:-1], 1)
+
+
+@functools.cache
+def _advise(feature_map: str, feature_dim: str, width: int) -> None:
+    """Warns, once, of a width that docs/attention.md advises against."""
+    kind = FEATURE_MAP_REGISTRY.find(feature_map)
+    if feature_dim == "sqrt" and not kind.quadratic:
+        logger.warning(
+            "--feature-dim sqrt leaves --feature-map %s %d features of a Query, and saves nothing: leave it out. It is "
+            "for maps that square the width: %s",
+            feature_map,
+            width,
+            ", ".join(sorted(name for name, cls in FEATURE_MAP_REGISTRY.items() if cls.quadratic)),
+        )
+    elif width < kind.least_width:
+        logger.warning(
+            "--feature-dim %s is a width of %d, and --feature-map %s wants %d or more: give --feature-dim %d",
+            feature_dim,
+            width,
+            feature_map,
+            kind.least_width,
+            kind.least_width,
+        )
 
 
 def _width(feature_dim: str, head_dim: int) -> int:

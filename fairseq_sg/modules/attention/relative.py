@@ -35,7 +35,9 @@ class RelativeOptions(SoftmaxOptions):
         default=0.0,
         metadata={
             "help": "dropout on relative attention's projected keys and distances, where the released code of the "
-            "Neural Data Router's baselines has it instead of on the weights (with --attention-dropout 0)"
+            "Neural Data Router's baselines has it instead of on the weights (with --attention-dropout 0)",
+            "least": 0,
+            "most": 1,
         },
     )
 

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.depth.base import StackOutput, register_depth
 from fairseq_sg.modules.depth.shared import SharedLayer
@@ -50,7 +51,8 @@ class SharedACTOptions:
         metadata={"help": "halting: 'graves' (weights of the steps sum to 1), or 'dehghani' (Universal Transformer)"},
     )
     act_threshold: float = field(
-        default=0.99, metadata={"help": "sum of halting probabilities beyond which a column halts (1 − ε)"}
+        default=0.99,
+        metadata={"help": "sum of halting probabilities beyond which a column halts (1 − ε)", "above": 0, "most": 1},
     )
     act_halting_state: str = field(
         default="input",
@@ -120,8 +122,7 @@ class SharedACT(SharedLayer):
             if value not in CHOICES[option]:
                 flag = "--" + option.replace("_", "-")
                 raise UsageError(f"{flag} is {value!r}: choose from {', '.join(CHOICES[option])}")
-        if not 0 < act_threshold <= 1:
-            raise UsageError(f"--act-threshold is {act_threshold}: choose a number above 0 and up to 1, such as 0.99")
+        ranges.check(SharedACTOptions, {"act_threshold": act_threshold})
         self.variant = act_variant
         self.threshold = act_threshold
         self.halting_state = act_halting_state

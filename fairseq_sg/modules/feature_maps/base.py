@@ -34,6 +34,8 @@ class FeatureMap(nn.Module):
         options: dataclass of the map's own options; its fields are command-line options and keyword arguments.
         needs_positions: whether ``queries`` and ``keys`` get positions; int64, broadcastable to (B, H, N), counted
             from 0 at the first real token. Without it they are None.
+        quadratic: whether F grows with D², which ``--feature-dim sqrt`` is for.
+        least_width: the least D that the documentation advises.
         longest: the length of the longest sequence that it is defined for, None where there is none.
         in_operator: its name in ``fairseq_sg.ops.features``, if the operator can apply the map itself.
     """
@@ -41,6 +43,8 @@ class FeatureMap(nn.Module):
     registered_name: ClassVar[str]
     options: ClassVar[Optional[type]] = None
     needs_positions: ClassVar[bool] = False
+    quadratic: ClassVar[bool] = False
+    least_width: ClassVar[int] = 1
     in_operator: ClassVar[Optional[str]] = None
     longest: Optional[int] = None
 

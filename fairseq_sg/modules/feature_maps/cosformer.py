@@ -20,7 +20,8 @@ class CosformerOptions:
         metadata={
             "help": "M of the cosformer feature map, which must be given: weights fall with the distance as "
             "cos(π(i−j)/2M), so it must be above every position of a source or a target, generated ones too; the "
-            "smaller, the more local the attention"
+            "smaller, the more local the attention",
+            "least": 1,
         },
     )
 

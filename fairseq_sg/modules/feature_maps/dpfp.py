@@ -17,7 +17,8 @@ class DPFPOptions:
         default=1,
         metadata={
             "help": "ν of the dpfp feature map, which has 2ν features for each of a head's Queries; below twice their "
-            "width"
+            "width",
+            "least": 1,
         },
     )
 

@@ -20,7 +20,8 @@ class PerformerOptions:
         default=None,
         metadata={
             "help": "number of random features of the performer feature map, even (default: the width of a head's "
-            "Queries)"
+            "Queries)",
+            "least": 2,
         },
     )
     performer_redraw: str = field(

@@ -27,6 +27,8 @@ class RebasedFeatureMap(FeatureMap):
     """
 
     options = OuterProductOptions
+    quadratic = True
+    least_width = 4  # of two normalized numbers only a sign is left
 
     def __init__(self, head_dim: int, *, outer_product: str = "upper"):
         super().__init__(head_dim)

@@ -7,7 +7,7 @@ from typing import Optional
 
 from torch import Tensor, nn
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg import ranges
 from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
 
 
@@ -15,7 +15,10 @@ from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_ma
 class T2ROptions:
     t2r_features: Optional[int] = field(
         default=None,
-        metadata={"help": "number of features of the t2r feature map (default: the width of a head's Queries)"},
+        metadata={
+            "help": "number of features of the t2r feature map (default: the width of a head's Queries)",
+            "least": 1,
+        },
     )
 
 
@@ -38,8 +41,7 @@ class T2RFeatureMap(FeatureMap):
     def __init__(self, head_dim: int, *, t2r_features: Optional[int] = None):
         super().__init__(head_dim)
         self.features = head_dim if t2r_features is None else t2r_features
-        if self.features < 1:
-            raise UsageError(f"--t2r-features is {t2r_features}: choose a positive number")
+        ranges.check(T2ROptions, {"t2r_features": t2r_features})
         self.query_map, self.key_map = nn.Linear(head_dim, self.features), nn.Linear(head_dim, self.features)
         self.reset_parameters()
 

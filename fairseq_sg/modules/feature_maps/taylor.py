@@ -22,6 +22,7 @@ class TaylorFeatureMap(FeatureMap):
     """
 
     options = OuterProductOptions
+    quadratic = True
 
     def __init__(self, head_dim: int, *, outer_product: str = "upper"):
         super().__init__(head_dim)

@@ -15,7 +15,12 @@ class FeedForwardOptions:
     """Options that every feedforward layer has; a kind adds its own in a dataclass of its own."""
 
     activation_dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout after the feedforward layer's activation (default: --dropout)"}
+        default=None,
+        metadata={
+            "help": "dropout after the feedforward layer's activation (default: --dropout)",
+            "least": 0,
+            "most": 1,
+        },
     )
 
 

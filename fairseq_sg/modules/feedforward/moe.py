@@ -36,6 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.feedforward.base import FeedForward
@@ -57,16 +58,23 @@ class MoEOptions:
         default=None,
         metadata={
             "help": "number of experts N_E; N_E times their size is the hidden width (--encoder-ffn-embed-dim), so "
-            f"give this or --moe-expert-dim (default: {EXPERTS})"
+            f"give this or --moe-expert-dim (default: {EXPERTS})",
+            "least": 1,
         },
     )
     moe_expert_dim: Optional[int] = field(
         default=None,
-        metadata={"help": "hidden units G of an expert (default: the hidden width divided by --moe-experts)"},
+        metadata={
+            "help": "hidden units G of an expert (default: the hidden width divided by --moe-experts)",
+            "least": 1,
+        },
     )
     moe_k: Optional[int] = field(
         default=None,
-        metadata={"help": "experts of a token, K (default: 4 for sigma_moe and noisy_topk, 1 for switch and s_base)"},
+        metadata={
+            "help": "experts of a token, K (default: 4 for sigma_moe and noisy_topk, 1 for switch and s_base)",
+            "least": 1,
+        },
     )
     moe_init: Optional[str] = field(
         default=None,
@@ -80,18 +88,22 @@ class MoEOptions:
         default=None,
         metadata={
             "help": "weight γ of the experts' load balancing loss in training, which each layer returns multiplied by "
-            "it; 0 leaves it out (default: 0.001 for sigma_moe and s_base, 0.01 for switch, 0.1 for noisy_topk)"
+            "it; 0 leaves it out (default: 0.001 for sigma_moe and s_base, 0.01 for switch, 0.1 for noisy_topk)",
+            "least": 0,
         },
     )
     moe_expert_dropout: Optional[float] = field(
         default=None,
         metadata={
             "help": "probability δ with which a token cannot select an expert in training (default: 0.05 for "
-            "sigma_moe, else 0)"
+            "sigma_moe, else 0)",
+            "least": 0,
+            "below": 1,
         },
     )
     moe_dropout: float = field(
-        default=0.0, metadata={"help": "standard dropout on the hidden units of the selected experts"}
+        default=0.0,
+        metadata={"help": "standard dropout on the hidden units of the selected experts", "least": 0, "below": 1},
     )
 
 
@@ -145,11 +157,8 @@ class MixtureOfExperts(FeedForward):
         init = self.default_init if moe_init is None else moe_init
         if not 1 <= self.k <= self.experts:
             raise UsageError(f"--moe-k is {self.k} of {self.experts} experts: choose a number from 1 to {self.experts}")
-        if self.regularization_weight < 0:
-            raise UsageError(f"--moe-regularization is {self.regularization_weight}: choose 0 or more, such as 0.001")
-        for option, p in (("--moe-expert-dropout", self.expert_dropout), ("--moe-dropout", moe_dropout)):
-            if not 0 <= p < 1:
-                raise UsageError(f"{option} is {p}: choose a number from 0 to below 1")
+        weights = {"moe_regularization": moe_regularization, "moe_expert_dropout": moe_expert_dropout}
+        ranges.check(MoEOptions, weights | {"moe_dropout": moe_dropout})
         if init not in INITS:
             raise UsageError(f"--moe-init is {init!r}: choose from {', '.join(INITS)}")
         self.dropout = Dropout(moe_dropout)
@@ -232,9 +241,7 @@ class MixtureOfExperts(FeedForward):
 
 def sizes(ffn_dim: int, experts: Optional[int], expert_dim: Optional[int]) -> Tuple[int, int]:
     """N_E and G with N_E · G = d_ff. Raises UsageError where there are none."""
-    for option, value in (("--moe-experts", experts), ("--moe-expert-dim", expert_dim)):
-        if value is not None and value < 1:
-            raise UsageError(f"{option} is {value}: choose 1 or more")
+    ranges.check(MoEOptions, {"moe_experts": experts, "moe_expert_dim": expert_dim})
     if experts is not None and expert_dim is not None:
         if experts * expert_dim != ffn_dim:
             raise UsageError(

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.feedforward.base import FeedForward
 from fairseq_sg.modules.feedforward.registry import register_feedforward
@@ -36,11 +37,14 @@ INITS = ("reference", "dense_equivalent")
 
 @dataclass
 class PKMOptions:
-    pkm_heads: int = field(default=4, metadata={"help": "heads of a product-key memory, each with sub-keys of its own"})
+    pkm_heads: int = field(
+        default=4, metadata={"help": "heads of a product-key memory, each with sub-keys of its own", "least": 1}
+    )
     pkm_k: Optional[int] = field(
         default=None,
         metadata={
-            "help": "values that each head of a product-key memory keeps (default: all, of the heads' added scores)"
+            "help": "values that each head of a product-key memory keeps (default: all, of the heads' added scores)",
+            "least": 1,
         },
     )
     pkm_activation: str = field(
@@ -92,8 +96,7 @@ class ProductKeyMemory(FeedForward):
             )
         if dim % 2:
             raise UsageError(f"a product-key memory halves its input: the model's width {dim} must be even")
-        if pkm_heads < 1:
-            raise UsageError(f"--pkm-heads is {pkm_heads}: choose 1 or more")
+        ranges.check(PKMOptions, {"pkm_heads": pkm_heads})
         if pkm_k is not None and not 1 <= pkm_k <= ffn_dim:
             raise UsageError(f"--pkm-k is {pkm_k} of {ffn_dim} values: choose a number from 1 to {ffn_dim}")
         if pkm_activation not in ACTIVATIONS:

@@ -22,6 +22,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.feedforward.moe import MixtureOfExperts, MoEOptions, Selection, entropy_loss
 from fairseq_sg.modules.feedforward.registry import register_feedforward
@@ -31,7 +32,9 @@ SIGNS = {"textbook": 1.0, "released": -1.0}
 
 @dataclass
 class SBaseOptions(MoEOptions):
-    s_base_iterations: int = field(default=3, metadata={"help": "Sinkhorn iterations of s_base in training"})
+    s_base_iterations: int = field(
+        default=3, metadata={"help": "Sinkhorn iterations of s_base in training", "least": 1}
+    )
     s_base_sinkhorn: str = field(
         default="textbook",
         metadata={
@@ -53,8 +56,7 @@ class SBase(MixtureOfExperts):
         self, dim: int, ffn_dim: int, *, s_base_iterations: int = 3, s_base_sinkhorn: str = "textbook", **kwargs
     ):
         super().__init__(dim, ffn_dim, **kwargs)
-        if s_base_iterations < 1:
-            raise UsageError(f"--s-base-iterations is {s_base_iterations}: choose 1 or more")
+        ranges.check(SBaseOptions, {"s_base_iterations": s_base_iterations})
         if s_base_sinkhorn not in SIGNS:
             raise UsageError(f"--s-base-sinkhorn is {s_base_sinkhorn!r}: choose from {', '.join(SIGNS)}")
         self.iterations = s_base_iterations

@@ -14,7 +14,9 @@ from fairseq_sg.modules.feedforward.registry import register_feedforward
 
 @dataclass
 class TopKOptions(DenseOptions):
-    topk_k: int = field(default=128, metadata={"help": "hidden units of a token that the topk feedforward layer keeps"})
+    topk_k: int = field(
+        default=128, metadata={"help": "hidden units of a token that the topk feedforward layer keeps", "least": 1}
+    )
 
 
 @register_feedforward("topk")

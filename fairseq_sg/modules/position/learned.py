@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.position.base import EmbeddedPosition, register_position
 
@@ -14,7 +15,7 @@ from fairseq_sg.modules.position.base import EmbeddedPosition, register_position
 @dataclass
 class LearnedOptions:
     learned_positions: int = field(
-        default=1024, metadata={"help": "number of positions that have a vector, with --position learned"}
+        default=1024, metadata={"help": "number of positions that have a vector, with --position learned", "least": 1}
     )
 
 
@@ -34,8 +35,7 @@ class LearnedPosition(EmbeddedPosition):
 
     def __init__(self, dim: int, *, learned_positions: int = 1024):
         super().__init__(dim)
-        if learned_positions < 1:
-            raise UsageError(f"--learned-positions is {learned_positions}: choose a positive number")
+        ranges.check(LearnedOptions, {"learned_positions": learned_positions})
         self.weight = nn.Parameter(torch.empty(learned_positions, dim).normal_(0.0, dim**-0.5))
 
     @property

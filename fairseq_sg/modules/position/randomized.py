@@ -39,13 +39,14 @@ class RandomizedOptions:
         },
     )
     randomized_range: int = field(
-        default=2048, metadata={"help": "number of positions that --position randomized draws from"}
+        default=2048, metadata={"help": "number of positions that --position randomized draws from", "least": 1}
     )
     randomized_eval_length: int = field(
         default=512,
         metadata={
             "help": "longest sequence that --position randomized meets in evaluation; longer ones are left out of training "
-            "too; may be changed at test time"
+            "too; may be changed at test time",
+            "least": 1,
         },
     )
 

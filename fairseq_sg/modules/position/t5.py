@@ -28,10 +28,13 @@ from fairseq_sg.ops.precision import accumulation_dtype
 class T5Options:
     t5_buckets: int = field(
         default=32,
-        metadata={"help": "number of buckets of distances, with --position t5; even, in an encoder a multiple of 4"},
+        metadata={
+            "help": "number of buckets of distances, with --position t5; even, in an encoder a multiple of 4",
+            "least": 1,
+        },
     )
     t5_max_distance: int = field(
-        default=128, metadata={"help": "distance from which on all share a bucket, with --position t5"}
+        default=128, metadata={"help": "distance from which on all share a bucket, with --position t5", "least": 1}
     )
 
 

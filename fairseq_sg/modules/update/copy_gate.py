@@ -24,6 +24,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.dropout import Drops
 from fairseq_sg.modules.feedforward import DenseFeedForward, build_feedforward
@@ -45,13 +46,17 @@ class CopyGateOptions(DenseOptions):
     )
     copy_gate_ffn_dim: Optional[int] = field(
         default=None,
-        metadata={"help": "hidden width of the copy gate's own feedforward layer (default: the model's width)"},
+        metadata={
+            "help": "hidden width of the copy gate's own feedforward layer (default: the model's width)",
+            "least": 1,
+        },
     )
     copy_gate_bias: float = field(
         default=-3.0, metadata={"help": "start of the copy gate's last bias; the lower, the more is copied at first"}
     )
     copy_gate_dropout: float = field(
-        default=0.0, metadata={"help": "probability with which a column's copy gate is closed in training"}
+        default=0.0,
+        metadata={"help": "probability with which a column's copy gate is closed in training", "least": 0, "below": 1},
     )
 
 
@@ -71,10 +76,7 @@ class CopyGateUpdate(Drops, Update):
             raise UsageError(f"--{side}-update copy_gate is post-norm: leave --pre-norm out")
         if config.copy_gate_content not in CONTENTS:
             raise UsageError(f"--copy-gate-content is {config.copy_gate_content!r}: choose from {', '.join(CONTENTS)}")
-        if not 0 <= config.copy_gate_dropout < 1:
-            raise UsageError(f"--copy-gate-dropout is {config.copy_gate_dropout}: choose a number from 0 to below 1")
-        if config.copy_gate_ffn_dim is not None and config.copy_gate_ffn_dim < 1:
-            raise UsageError(f"--copy-gate-ffn-dim is {config.copy_gate_ffn_dim}: choose 1 or more, or leave it out")
+        ranges.check(CopyGateOptions, vars(config))
         dim = getattr(config, f"{side}_embed_dim")
         self.content = config.copy_gate_content
         self.dropout = config.copy_gate_dropout

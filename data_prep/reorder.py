@@ -1,0 +1,123 @@
+"""Writes the data of a prepared folder with the dictionaries of another one: words then have the numbers of that one.
+
+A model knows words by their numbers, so it reads only data with the order of words that it was trained with. Folders of
+one language have the same order, but those of earlier versions are sorted by how often a word is in the folder.
+
+    python -m data_prep reorder data-bin/scan_mcd1 --like data-bin/scan26_old --out data-bin/scan_mcd1_old_order
+
+writes SCAN's mcd1 for models that were trained on data-bin/scan26_old. Without `--like`, the order is that of a new
+preparation. The text is that of raw/SUBSET.{src,tgt}. Both folders stay as they are. A word that the dictionaries of
+`--like` lack is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from data_prep.binarize import LANGUAGES, binarize, binarize_like, link_labels
+from data_prep.common import DataError, Dataset, Json, Material, UsageError
+from data_prep.corpus import Counts
+from data_prep.prepare import files_in, read_manifest, verify
+
+DICTIONARIES = tuple(f"dict.{language}.txt" for language in LANGUAGES)
+LIKE = "reordered_like"  # the entry of the request
+
+
+class Reorder(Dataset):
+    """`python -m data_prep reorder`: a dataset that is made of a prepared one."""
+
+    name, title = "reorder", "reordered"
+
+    def __init__(self, datasets: Mapping[str, Dataset]) -> None:
+        self.datasets = datasets
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("folder", type=Path, metavar="FOLDER", help="the prepared folder with the data")
+        parser.add_argument("--like", type=Path, metavar="OTHER", help="the prepared folder with the order of words")
+
+    def request(self, args: argparse.Namespace) -> Json:
+        """That of the folder, and like what it is reordered. Raises UsageError; DataError for another kind of folder."""
+        if args.raw_only:
+            raise UsageError("--raw-only writes no numbers of words: leave it out")
+        for name, folder in (("FOLDER", args.folder), ("--like", args.like)):
+            if folder is not None and os.path.realpath(folder) == os.path.realpath(args.out):
+                raise UsageError(f"--out and {name} are the same folder, which stays as it is: name another --out")
+        request = {name: value for name, value in read_pairs(args.folder)["request"].items() if name != LIKE}
+        if args.like is not None:
+            other = read_manifest(args.like)
+            if not set(DICTIONARIES) <= set(other["files"]):
+                message = f"has no {DICTIONARIES[0]}: --like takes a folder of sentence pairs, made without --raw-only"
+                raise DataError(message, args.like)
+            request[LIKE] = {"request": other["request"], **{name: other["files"][name] for name in DICTIONARIES}}
+        return request
+
+    def build(self, args: argparse.Namespace, request: Json) -> Reordered:
+        verify(args.folder)
+        if args.like is not None:
+            verify(args.like)
+        dataset = self.datasets.get(request["dataset"])
+        return Reordered(args.folder, args.like, dataset.words if dataset else ())
+
+
+class Reordered(Material):
+    """The data of `folder` in the order of the folder `like`, or else of a new preparation; `words` as in `Corpus`."""
+
+    def __init__(self, folder: Path, like: Path | None, words: tuple[str, ...]) -> None:
+        self.folder, self.like, self.words, self.found = folder, like, words, read_pairs(folder)
+        self.rule, self.membership, self.origin = (self.found[name] for name in ("rule", "membership", "origin"))
+
+    def check(self) -> None:
+        """Does nothing: the data were checked when the folder was made."""
+
+    def write(self, folder: Path, raw_only: bool) -> None:
+        """Copies all but dictionaries and binaries, which are made again. Raises DataError for a word without number."""
+        for name in files_in(self.folder):
+            made_again = name.endswith((".bin", ".idx")) or PurePosixPath(name).name in ("dict.txt", *DICTIONARIES)
+            if name in self.found["files"] and not made_again:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self.folder / name, folder / name)
+        subsets = self.found["subsets"]
+        if self.like is None:
+            binarize(folder, subsets, joined="joined" in self.found["vocabulary"], words=self.words)
+        else:
+            try:
+                binarize_like(folder, subsets, self.like)
+            except DataError as error:
+                text = self.folder / "raw" / str(error.path)
+                message = f"{error.message} of {self.like}: its models cannot read it"
+                raise DataError(message, text, error.line) from None
+        if "labels" in self.found:
+            link_labels(folder, subsets)
+
+    def describe(self) -> Json:
+        """What the folder says of its data, and what there is to say of the new dictionary."""
+        if self.like is None:
+            joined = {"joined": True} if "joined" in self.found["vocabulary"] else {}
+            dictionary = joined | ({"dictionary": len(self.words)} if self.words else {})
+        else:
+            vocabulary = read_manifest(self.like)["vocabulary"]
+            dictionary = {name: value for name, value in vocabulary.items() if name not in Counts._fields}
+        counts = {name: self.found["vocabulary"][name] for name in Counts._fields}
+        carried = {name: self.found[name] for name in ("groups", "labels") if name in self.found}
+        return {"subsets": self.found["subsets"], "vocabulary": counts | dictionary, **carried}
+
+    def summary(self, description: Json) -> list[str]:
+        return [f"words in the order of {self.like or 'a new preparation'}"]
+
+    def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
+        return []
+
+
+def read_pairs(folder: Path) -> Json:
+    """The `dataset.json` of a folder of sentence pairs. Raises DataError for another folder."""
+    found = read_manifest(folder)
+    texts = [f"raw/{subset}.{language}" for subset in found.get("subsets", ()) for language in LANGUAGES]
+    missing = next((text for text in texts if text not in found["files"]), None)
+    if missing is not None:
+        message = f"has no {missing}: reorder takes folders of sentence pairs, not text for language models"
+        raise DataError(message, folder)
+    return found

@@ -1,0 +1,290 @@
+"""What fairseq's commands make of their options while this plugin is loaded.
+
+- A mistake on the command line is one line, ``error: …``, with the nearest names; fairseq prints its usage as well.
+- ``--help`` shows the options of the plugin's own ``--arch``, ``--task`` and the like, which fairseq adds too late.
+- A value that cannot be meant is refused before data are loaded: outside the range that an option of ours declares
+  (``ranges``), or outside ``FAIRSEQ``, of options with which fairseq fails late or trains something else.
+
+fairseq imports ``--user-dir`` before it builds its parser: so all of this is in time, except for ``--user-dir`` itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import difflib
+import functools
+import os
+import sys
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+
+from fairseq_sg import ranges
+from fairseq_sg.errors import UsageError
+
+
+def _limits(names: str, **limits: float) -> dict[str, dict[str, float]]:
+    return {name: limits for name in names.split()}
+
+
+#: Ranges of fairseq's options by name; ``kind.name`` is the option of one kind of optimizer, scheduler and so on.
+FAIRSEQ: dict[str, dict[str, float]] = {
+    **_limits(
+        "lr clip_norm weight_decay max_update max_epoch stop_time_hours warmup_updates seed num_workers", least=0
+    ),
+    **_limits("save_interval save_interval_updates validate_interval validate_interval_updates", least=0),
+    **_limits("validate_after_updates max_valid_steps data_buffer_size curriculum max_len_a max_len_b", least=0),
+    **_limits("batch_size batch_size_valid max_tokens max_tokens_valid tokens_per_sample update_freq", least=1),
+    **_limits("max_source_positions max_target_positions required_batch_size_multiple log_interval", least=1),
+    **_limits("required_seq_len_multiple distributed_world_size num_shards beam nbest", least=1),
+    **_limits("inverse_sqrt.warmup_updates", least=1),
+    **_limits("patience keep_last_epochs keep_interval_updates keep_best_checkpoints", least=-1),
+    **_limits("lr_shrink total_num_update temperature", above=0),
+    **_limits("dropout attention_dropout activation_dropout label_smoothing ema_decay", least=0, most=1),
+    **_limits("adam_betas", least=0, below=1),
+}
+
+
+@functools.cache
+def install() -> None:
+    """Has fairseq's commands do all of the above."""
+    from fairseq import options
+    from fairseq.distributed import utils
+
+    from fairseq_sg import hydra_configuration
+
+    options.parse_args_and_arch = functools.partial(_parse_args_and_arch, options.parse_args_and_arch)
+    utils.call_main = functools.partial(_call_main, utils.call_main)
+    hydra_configuration.install()
+
+
+# The command line.
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, whose errors are one line each."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        self.exit(2, f"error: {message.removeprefix('argument ')}\n")
+
+    def parse_args(self, args=None, namespace=None):
+        namespace, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error("; ".join(_unknown(self, unknown)))
+        return namespace
+
+    def _get_value(self, action, text):
+        try:
+            value = super()._get_value(action, text)
+            if value == []:
+                raise ValueError
+            return value
+        except Exception:  # fairseq's own types raise SyntaxError, too
+            kind = {int: "a whole number", float: "a number", str: "text"}.get(action.type, "numbers, such as 1 or 1,2")
+            raise argparse.ArgumentError(None, f"{_name(action)} is {text!r}: choose {kind}") from None
+
+    def _check_value(self, action, value):
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(None, f"{_name(action)} is {value!r}: {nearest(value, action.choices)}")
+
+
+def _name(action: argparse.Action) -> str:
+    return action.option_strings[0] if action.option_strings else action.dest
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What was meant by an unknown name, as the end of a message."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    own = [name for name in known if name.startswith("sg_")]
+    if len(known) <= 20 or own:
+        return f"choose from {', '.join(known if len(known) <= 20 else own)}"
+    return "`python -m fairseq_sg.options` lists those of fairseq_sg"
+
+
+def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, suppress_defaults=False, **kwargs):
+    """fairseq's ``parse_args_and_arch``, which all of its commands call but ``fairseq-preprocess``."""
+    parser.__class__ = Parser
+    arguments = list(sys.argv[1:] if input_args is None else input_args)
+    asks = [word for word in arguments if word in ("-h", "--help")]
+    chosen, _ = parser.parse_known_args([word for word in arguments if word not in asks])
+    if asks:
+        _print_help(parser, chosen)
+    training = _trains(parser)
+    if not training:
+        _check_evaluation(parser, chosen)
+        if (task := _task_of(chosen.path)) and not any(word.partition("=")[0] == "--task" for word in arguments):
+            parser.set_defaults(task=task)
+            chosen.task = task
+    needed = {"task": "sg_translation", "arch": "sg_transformer"}
+    for name in needed if training else ["task"]:
+        if getattr(chosen, name) is None:
+            which = "one" if training else "the one of the training"
+            parser.error(f"--{name} is missing: give {which}, such as {needed[name]}")
+    parsed = parse(parser, input_args, parse_known, suppress_defaults, **kwargs)
+    # fairseq-generate goes on without ``call_main``.
+    for name, value in vars(parsed).items() if isinstance(parsed, argparse.Namespace) and not training else ():
+        ranges.check_value(name, value, FAIRSEQ.get(name, {}))
+    return parsed
+
+
+def _check_evaluation(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    """Ends a command on a checkpoint that names none, or whose --model-overrides are no dict."""
+    if not chosen.path:
+        parser.error("--path is missing: name the checkpoint, such as --path checkpoints/NAME/checkpoint_best.pt")
+    for path in chosen.path.split(os.pathsep):
+        if os.path.isdir(path):
+            parser.error(f"--path {path} is a folder: name a checkpoint in it, such as {path}/checkpoint_best.pt")
+    try:
+        overrides = ast.literal_eval(chosen.model_overrides)
+    except (ValueError, SyntaxError):
+        overrides = None
+    if not isinstance(overrides, dict):
+        parser.error(f"--model-overrides is {chosen.model_overrides!r}: give a dict such as \"{{'encoder_layers': 4}}\"")
+
+
+def _task_of(path: str) -> str | None:
+    """The task that a checkpoint was trained with, where it is one of ours: fairseq's commands have another default."""
+    import torch
+    from fairseq.tasks import TASK_REGISTRY
+
+    try:
+        state = torch.load(path.split(os.pathsep)[0], map_location="cpu", mmap=True, weights_only=True)
+        task = state["cfg"]["task"]["_name"]
+    except Exception:  # loading it for good says what is wrong with it
+        return None
+    return task if task in TASK_REGISTRY and TASK_REGISTRY[task].__module__.startswith("fairseq_sg") else None
+
+
+def _trains(parser: argparse.ArgumentParser) -> bool:
+    """Whether it is the parser of ``fairseq-train``; ``fairseq-generate`` has an ``--arch``, too."""
+    return "--max-update" in parser._option_string_actions
+
+
+def _print_help(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> typing.NoReturn:
+    from fairseq_sg.options import described, plugin_sections
+
+    arch = getattr(chosen, "arch", "")
+    given = {getattr(chosen, name, None) for name in ("arch", "task", "criterion", "optimizer", "scoring")}
+    everything = _trains(parser) and (arch is None or arch.startswith("sg_"))
+    usage = f"{parser.prog} DATA [options]"
+    print(f"usage: {usage}\n")
+    for section in plugin_sections():
+        if everything or section.names & given:
+            print(described(section, arch))
+    print("fairseq's own")
+    parser.usage = argparse.SUPPRESS
+    parser.print_help()
+    parser.exit()
+
+
+def _unknown(parser: argparse.ArgumentParser, words: list[str]) -> Iterator[str]:
+    """Why each of some words is no option of this command."""
+    flags = [word.partition("=")[0] for word in words if word.startswith("-")]
+    if not flags:
+        yield f"{words[0]!r} belongs to no option"
+    for flag in flags:
+        owners = _owners(flag)
+        if not owners:
+            yield f"there is no option {flag}: {nearest(flag, parser._option_string_actions)}"
+        elif _trains(parser) or owners.startswith("fairseq-"):
+            yield f"{flag} has no effect here: it is an option of {owners}"
+        else:
+            yield f"{flag} is an option of a training, with {owners}: a checkpoint keeps what it was trained with"
+
+
+def _owners(flag: str) -> str:
+    """The commands, or the models, tasks and so on, that have an option, ours first; empty where none has it."""
+    from fairseq import options
+    from fairseq.dataclass.utils import gen_parser_from_dataclass
+
+    for command, parser in {"train": options.get_training_parser, "generate": options.get_generation_parser}.items():
+        if flag in parser()._option_string_actions:
+            return f"fairseq-{command}"
+    found: dict[str, list[str]] = {}
+    for option, registry in _registries().items():
+        for name, cls in sorted(registry.items(), key=lambda item: not item[1].__module__.startswith("fairseq_sg")):
+            scratch = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+            with contextlib.suppress(Exception):  # some of fairseq's models want packages that are not installed
+                if hasattr(cls, "add_args"):
+                    cls.add_args(scratch)
+                elif hasattr(cls, "__dataclass"):
+                    gen_parser_from_dataclass(scratch, getattr(cls, "__dataclass")())
+                if flag in scratch._option_string_actions:
+                    found.setdefault(option, []).append(name)
+    return ", ".join(f"{option} {', '.join(names[:3])}" for option, names in found.items())
+
+
+def _registries() -> dict[str, Mapping[str, type]]:
+    from fairseq.models import MODEL_REGISTRY
+    from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_REGISTRY
+
+    others = {ranges.flag(name): registry["registry"] for name, registry in REGISTRIES.items()}
+    return {"--arch": MODEL_REGISTRY, "--task": TASK_REGISTRY, **others}
+
+
+# Values.
+
+
+def _call_main(call, cfg, main, **kwargs):
+    """fairseq's ``call_main``, through which its commands begin."""
+    check(cfg, main.__module__.rpartition(".")[2])
+    return call(cfg, main, **kwargs)
+
+
+def check(cfg, command: str) -> None:
+    """Raises UsageError for a value that cannot be meant in the whole configuration of a ``command`` such as ``train``."""
+    from fairseq.registry import REGISTRIES
+    from omegaconf import OmegaConf
+
+    for group, (name, declared) in groups(cfg).items():
+        own = {f.name: f.metadata for f in fields(declared)} if declared else {}
+        values = cfg[group]
+        values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else vars(values)
+        for option, value in values.items():
+            limits = own.get(option, {})
+            if not ranges.wording(limits):
+                limits = FAIRSEQ.get(f"{name}.{option}", FAIRSEQ.get(option, {}))
+            ranges.check_value(option, value, limits)
+        cls = REGISTRIES[group]["registry"].get(name) if group in REGISTRIES else None
+        if hasattr(cls, "check_options"):
+            cls.check_options(cfg[group])
+    if command == "train" and cfg.optimizer is None:
+        raise UsageError("--optimizer is missing: give one, such as torch_adam")
+    if command == "train":
+        try:
+            os.makedirs(cfg.checkpoint.save_dir, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--save-dir {cfg.checkpoint.save_dir} cannot be made: {error.strerror}") from error
+    if command in ("train", "validate") and cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
+        raise UsageError("a batch has no size: give --batch-size (sentences) or --max-tokens")
+
+
+def groups(cfg) -> dict[str, tuple[str | None, type | None]]:
+    """The groups of a configuration that are set: what was chosen in each, and the dataclass of its options, if any."""
+    found = {}
+    for group in cfg:
+        if isinstance(cfg[group], (Mapping, argparse.Namespace)):
+            name = getattr(cfg[group], "_name", None)
+            found[group] = name, dataclasses_of(group).get(name)
+    return found
+
+
+def dataclasses_of(group: str) -> Mapping[str | None, type | None]:
+    """The names that can be chosen in a group such as ``model``, with their dataclasses of options; {} for others."""
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+    from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY
+
+    if group == "model":
+        architectures = {a: MODEL_DATACLASS_REGISTRY.get(model) for a, model in ARCH_MODEL_NAME_REGISTRY.items()}
+        return {**architectures, **MODEL_DATACLASS_REGISTRY}
+    if group == "task":
+        return TASK_DATACLASS_REGISTRY
+    registry = REGISTRIES.get(group, {"registry": {}})
+    return {name: registry["dataclass_registry"].get(name) for name in registry["registry"]}

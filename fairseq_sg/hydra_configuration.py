@@ -1,0 +1,85 @@
+"""What ``fairseq-hydra-train`` makes of a configuration: a mistake is one line, as on the command line.
+
+``fairseq-hydra-train`` loads this plugin when hydra has made the configuration. From then on there are errors of one
+line for a value, a name, an option added with a plus, and a value that the file asks for (``???``), in whose place
+hydra takes fairseq's default. hydra's own errors come before that; ``hydra_train`` makes them plain, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import typing
+from collections.abc import Iterable
+from dataclasses import fields
+
+from fairseq_sg import command_line
+from fairseq_sg.errors import UsageError
+
+
+def install() -> None:
+    """Has trainings check hydra's configurations, and has hydra report a UsageError as fairseq's other commands do."""
+    from fairseq.dataclass import initialize
+    from hydra.core.utils import JobReturn
+
+    names = ("__main__", "fairseq_cli.train", "fairseq_cli.hydra_train")
+    commands = [m for m in map(sys.modules.get, names) if getattr(m, "__package__", None) == "fairseq_cli"]
+    for module in (initialize, *commands):
+        if hasattr(module, "add_defaults"):
+            module.add_defaults = functools.partial(_add_defaults, module.add_defaults)
+    returned = JobReturn.return_value
+    JobReturn.return_value = property(functools.partial(_return_value, returned.fget), returned.fset)
+
+
+def _return_value(get, job):
+    """hydra's ``JobReturn.return_value``, which raises the error that ended a job, after a line of its own."""
+    if isinstance(job._return_value, UsageError):
+        end(str(job._return_value))
+    return get(job)
+
+
+def end(message: str) -> typing.NoReturn:
+    """Ends the process with one line."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _add_defaults(add_defaults, cfg) -> None:
+    """fairseq's ``add_defaults``, with which a training begins: hydra's configurations get their defaults in it."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    if HydraConfig.initialized():
+        _refuse_missing(HydraConfig.get())
+    for group, (name, declared) in command_line.groups(cfg).items():
+        choices = command_line.dataclasses_of(group)
+        if choices and name is not None and name not in choices:
+            raise UsageError(f"{group}._name is {name!r}: {command_line.nearest(name, choices)}")
+        names = [f.name for f in fields(declared)] if declared else []
+        for option in cfg[group] if declared else ():
+            if option not in names:
+                raise UsageError(f"{group}.{option} is no option of {name}: {nearest(group, option, names)}")
+    try:
+        add_defaults(cfg)
+    except OmegaConfBaseException as error:
+        raise UsageError(f"{error.full_key or 'the configuration'}: {str(error.msg).splitlines()[0]}") from error
+    command_line.check(cfg, "train")
+
+
+def nearest(group: str, option: str, names: Iterable[str]) -> str:
+    """What was meant by an option of a group that is none of ``names``."""
+    return command_line.nearest(f"{group}.{option}", [f"{group}.{name}" for name in names])
+
+
+def _refuse_missing(hydra) -> None:
+    """Raises UsageError for a value that the configuration's file asks for, ``???``, and the command does not give."""
+    from omegaconf import OmegaConf
+
+    given = [override.lstrip("+").partition("=")[0] for override in hydra.overrides.task]
+    for source in hydra.runtime.config_sources:
+        path = os.path.join(source.path, f"{hydra.job.config_name}.yaml")
+        if source.schema == "file" and os.path.isfile(path):
+            for key in sorted(OmegaConf.missing_keys(OmegaConf.load(path))):
+                if not any(key == name or key.startswith(f"{name}.") for name in given):
+                    raise UsageError(f"{key} is missing: give {key}=…")

@@ -1,0 +1,63 @@
+"""``python -m fairseq_sg.hydra_train``: ``fairseq-hydra-train`` with this plugin loaded first.
+
+So fairseq's and hydra's warnings of their age are silenced, hydra's own errors are one line each, and the checks of
+``hydra_configuration`` run once, before workers start.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from dataclasses import fields, is_dataclass
+
+from fairseq_sg import command_line
+from fairseq_sg.hydra_configuration import end, nearest
+
+
+def _run_and_report(run, function):
+    """hydra's ``run_and_report``, which prints an error of hydra's in several lines."""
+    from hydra.errors import HydraException
+
+    def plainly():
+        try:
+            return function()
+        except HydraException as error:
+            end(_explained(str(error), str(error.__cause__ or "")))
+
+    return run(plainly)
+
+
+def _explained(message: str, cause: str) -> str:
+    """hydra's error in one line; of an option that the configuration does not set, how to set it."""
+    from fairseq.dataclass.configs import FairseqConfig
+
+    unset = re.search(r"Could not override '(\w+)\.(\w+)'", message)
+    types = {f.name: f.type for f in fields(FairseqConfig)}
+    if unset is None:
+        return " ".join([*message.split(), *cause.partition("\n")[0].split()])
+    group, option = unset.groups()
+    if group not in types:
+        return f"there is no group of options {group}: {command_line.nearest(group, types)}"
+    choices = [*command_line.dataclasses_of(group).values(), types[group]]
+    names = {f.name for cls in choices if is_dataclass(cls) for f in fields(cls)}
+    if option in names:
+        return (
+            f"{group}.{option} is not set in the file of the configuration: put a plus before it, +{group}.{option}=…"
+        )
+    return f"there is no option {group}.{option}: {nearest(group, option, names)}"
+
+
+def main() -> None:
+    from hydra._internal import utils
+
+    # Something that fairseq imports shows messages of every level.
+    logging.getLogger("hydra").setLevel(logging.INFO)
+    utils.run_and_report = functools.partial(_run_and_report, utils.run_and_report)
+    from fairseq_cli import hydra_train
+
+    hydra_train.cli_main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Ranges of options. The dataclass field of an option declares its range, and one function checks the values:
+
+    dropout: float = field(default=0.1, metadata={"help": "…", "least": 0, "most": 1})
+
+``least`` and ``most`` belong to the range, ``above`` and ``below`` do not. A list, and text such as JSON, has the range
+of the numbers in it. NaN is outside every range, and infinity outside every declared one.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from fairseq_sg.errors import UsageError
+
+_INSIDE = {"least": operator.ge, "above": operator.gt, "most": operator.le, "below": operator.lt}
+
+
+def check(options: type, values: Mapping[str, Any]) -> None:
+    """Raises UsageError for the first of some ``values`` (name -> value) outside the range that its field declares."""
+    for f in fields(options):
+        if f.name in values:
+            check_value(f.name, values[f.name], f.metadata)
+
+
+def check_value(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    """Raises UsageError for an option's value outside the range in ``limits``, whose other keys do not matter."""
+    declared = {key: limits[key] for key in _INSIDE if key in limits}
+    for number in _numbers(value, of_text=bool(declared)):
+        inside = math.isfinite(number) if declared else not math.isnan(number)
+        if not inside or not all(_INSIDE[key](number, limit) for key, limit in declared.items()):
+            raise UsageError(f"{flag(name)} is {value}: choose {wording(declared) or 'a number'}")
+
+
+def flag(name: str) -> str:
+    """The option as the command line has it: ``qk_norm`` -> ``--qk-norm``."""
+    return "--" + name.replace("_", "-")
+
+
+def wording(limits: Mapping[str, Any]) -> str:
+    """A range in words; empty where none is declared."""
+    from_ = f"from {limits['least']}" if "least" in limits else f"above {limits['above']}" if "above" in limits else ""
+    to = f"to {limits['most']}" if "most" in limits else f"to below {limits['below']}" if "below" in limits else ""
+    if from_ and to:
+        return f"a number {from_} {'and up ' if 'above' in limits else ''}{to}"
+    if "least" in limits:
+        return f"{limits['least']} or more"
+    return f"a number {from_ or to}" if from_ or to else ""
+
+
+def _numbers(value: Any, of_text: bool) -> Iterator[float]:
+    """The numbers in a value; text that is neither JSON nor a literal of Python has none."""
+    if isinstance(value, str):
+        parsed = _parsed(value) if of_text else None
+        if not isinstance(parsed, str):
+            yield from _numbers(parsed, of_text)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, (Mapping, Sequence)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(part, of_text)
+
+
+def _parsed(text: str) -> Any:
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError):
+            pass
+    return None

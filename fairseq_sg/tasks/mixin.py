@@ -1,0 +1,241 @@
+"""What all tasks of this plugin share.
+
+A checkpoint records the data it was trained on (``task_state["trained_on"]``): the folder, the request that it was
+prepared by, and a hash of each dictionary's words in their order. An embedding is a row number: with another order of
+words a model runs without an error and its numbers mean nothing, so another dictionary is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from functools import cached_property
+from typing import Any
+
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.logging import metrics
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.host_memory import keep_for_training
+from fairseq_sg.modules.feedforward.workers import left_out_of_sums
+from fairseq_sg.tasks.breakdown import read_manifest
+
+logger = logging.getLogger(__name__)
+#: What every validation of this plugin's criteria measures.
+MEASURES = ("loss", "nll_loss", "accuracy", "token_accuracy", "bleu", "ppl")
+#: The first ``format`` of ``dataset.json`` whose dictionaries have the canonical order of their family of data.
+CANONICAL_ORDER = 2
+
+
+class SGTask:
+    """A base for tasks, before fairseq's own class; ``cfg.data`` is one folder of ``data_prep``, or several with colons
+    between, which fairseq goes through epoch by epoch."""
+
+    #: Whether an input has at least one word; a language model may be asked to begin a text.
+    takes_words = True
+
+    @cached_property
+    def manifests(self) -> list[dict[str, Any]]:
+        """``dataset.json`` of every folder."""
+        return [read_manifest(folder) for folder in utils.split_paths(self.cfg.data)]
+
+    # The record of the data in checkpoints.
+
+    @cached_property
+    def trained_on(self) -> dict[str, Any]:
+        """What a checkpoint says of its data; plain values."""
+        return {
+            "data": self.cfg.data,
+            "requests": [manifest.get("request") for manifest in self.manifests],
+            "dictionaries": {
+                "source": hash_of_words(self.source_dictionary),
+                "target": hash_of_words(self.target_dictionary),
+            },
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What fairseq writes into a checkpoint as ``task_state``."""
+        return {**super().state_dict(), "trained_on": self.trained_on}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Called with a checkpoint's ``task_state`` before its model is built for an evaluation.
+
+        Raises UsageError for a model that was trained with other dictionaries than the folder's.
+        """
+        super().load_state_dict({name: value for name, value in state.items() if name != "trained_on"})
+        self.check_dictionaries(state.get("trained_on"))
+
+    def check_dictionaries(self, trained_on: dict[str, Any] | None) -> None:
+        """Raises UsageError where the dictionaries of a checkpoint's record are not the folder's; warns of no record."""
+        here = self.trained_on
+        if trained_on is None:
+            logger.warning(
+                "the checkpoint does not record its dictionaries (it was made before version 0.2). Check that %s is the "
+                "very folder it was trained on: with another order of words, its outputs mean nothing",
+                here["data"],
+            )
+            return
+        there = trained_on["data"]
+        for side, words in here["dictionaries"].items():
+            if trained_on["dictionaries"].get(side) == words:
+                continue
+            if there == here["data"]:
+                raise UsageError(
+                    f"the model was trained on {there} before that folder was prepared again: its {side} dictionary had "
+                    "other words then, or another order of words. Train again, or restore the folder of then"
+                )
+            raise UsageError(
+                f"the model was trained on {there}, and the {side} dictionary of {here['data']} has other words, or "
+                "another order of words. Evaluate on a folder with the dictionaries of training: "
+                f"`python -m data_prep reorder {here['data']} --like {there} --out NEW` makes one where the words are the same"
+            )
+
+    def check_resumed(self, trained_on: dict[str, Any] | None, new_data: bool) -> None:
+        """Raises UsageError where a training cannot be resumed on the folder.
+
+        Args:
+            trained_on: the checkpoint's record. new_data: whether the command says that its data are others, by
+                ``--reset-dataloader`` or ``--finetune-from-model``; the dictionaries must be the same all the same.
+        """
+        self.check_dictionaries(trained_on)
+        if trained_on is None or new_data:
+            return
+        different = different_requests(trained_on["requests"], self.trained_on["requests"])
+        if different:
+            raise UsageError(
+                f"the checkpoint was trained on {trained_on['data']}, and {self.cfg.data} has other data ({different}). "
+                "Resume with the folder of training, choose another --save-dir, or say --finetune-from-model to begin "
+                "a new training from its weights"
+            )
+
+    # Data.
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        older = [m for m in self.manifests if "format" in m and m["format"] < CANONICAL_ORDER]
+        if older and split == "train" and epoch == 1:
+            logger.warning(
+                "%s was prepared before version 0.2, with its words in order of their frequency: a model that is trained "
+                "on it can be evaluated on this folder alone. `python -m data_prep reorder %s --out NEW` makes a folder "
+                "in the order that all splits share",
+                self.cfg.data, self.cfg.data,
+            )  # fmt: skip
+
+    def get_batch_iterator(self, dataset, *args, **kwargs):
+        """fairseq's, without the thread that reads batches ahead.
+
+        Python ends such a daemon wherever it is, within torch's C++ code too, which aborts the process after its work is
+        done. ``--num-workers`` reads ahead as well.
+        """
+        return super().get_batch_iterator(dataset, *args, **kwargs | {"data_buffer_size": 0})
+
+    def filter_indices_by_size(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
+        """``indices`` without those of samples that are too long.
+
+        Raises UsageError for such a sample unless ``ignore_invalid_inputs``, and where there are no others.
+        """
+        kept, left_out = dataset.filter_indices_by_size(indices, max_positions)
+        if len(left_out) == 0:
+            return kept
+        most, size = numbers(max_positions), numbers(dataset.size(left_out[0]))
+        limits = (
+            "the limit is the least of --max-source-positions, --max-target-positions and what the model's own options "
+            "say, such as --learned-positions and --randomized-eval-length"
+        )
+        if len(kept) == 0 and ignore_invalid_inputs:
+            raise UsageError(f"all {len(left_out):,} samples are longer than {most} tokens; {limits}")
+        if not ignore_invalid_inputs:
+            raise UsageError(
+                f"sample {left_out[0]} has {size} tokens, and {most} is the most that is taken; {limits}; "
+                "--skip-invalid-size-inputs-valid-test leaves such samples out"
+            )
+        logger.warning(
+            "%d samples are longer than %s tokens and are left out, the first of them %s; %s",
+            len(left_out), most, left_out[:10], limits,
+        )  # fmt: skip
+        return kept
+
+    def no_such_subset(self, split: str) -> UsageError:
+        """The error for a subset that the data folder lacks."""
+        there = ", ".join(name for manifest in self.manifests for name in manifest.get("subsets", {}))
+        return UsageError(f"the data folder {self.cfg.data} has no subset {split!r}: it has {there or 'none'}")
+
+    def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn) -> tuple[list, list]:
+        """For ``fairseq-interactive``; warns of empty lines and of words that the model does not know."""
+        for line in lines:
+            words = encode_fn(line).split()
+            unknown = [word for word in words if self.source_dictionary.index(word) == self.source_dictionary.unk()]
+            if not words and self.takes_words:
+                logger.warning("an empty line was read: the answer to it means nothing")
+            elif unknown:
+                logger.warning(
+                    "%s not in the dictionary and read as %s: the answer to %r means nothing",
+                    f"{', '.join(map(repr, dict.fromkeys(unknown)))} {'is' if len(set(unknown)) == 1 else 'are'}",
+                    self.source_dictionary.unk_word,
+                    line,
+                )
+        return super().get_interactive_tokens_and_lengths(lines, encode_fn)
+
+    # Training.
+
+    def check_training(self, trainer) -> None:
+        """Called before a checkpoint is looked for and before the first update.
+
+        Raises UsageError for options that would end the training at its first validation, or keep the worst checkpoint.
+        """
+        cfg = trainer.cfg.checkpoint
+        metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric
+        if trainer.cfg.dataset.disable_validation or cfg.no_save:
+            return
+        if metric.startswith(MEASURES) and metric.startswith(("accuracy", "token_accuracy", "bleu")) != largest:
+            change = "leave --maximize-best-checkpoint-metric out" if largest else "add --maximize-best-checkpoint-metric"
+            raise UsageError(f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best: {change}")
+        if metric not in MEASURES:
+            subset = trainer.cfg.dataset.valid_subset.split(",")[0]
+            known = measured(trainer, subset)
+            if metric not in known:
+                raise UsageError(
+                    f"--best-checkpoint-metric is {metric!r}, and a validation on {subset!r} measures {', '.join(known)}"
+                )
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        with left_out_of_sums(ignore_grad):
+            return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def begin_epoch(self, epoch, model) -> None:
+        super().begin_epoch(epoch, model)
+        keep_for_training(model)
+
+
+def measured(trainer, subset: str) -> list[str]:
+    """The metrics that a validation logs, by way of its first batch."""
+    batch = next(trainer.get_valid_iterator(subset).next_epoch_itr(shuffle=False))
+    with metrics.aggregate(new_root=True) as logged:
+        trainer.valid_step(batch)
+    return [name for name in logged.get_smoothed_values() if not name.startswith("_")]
+
+
+def hash_of_words(dictionary: Dictionary) -> str:
+    """SHA-256 of a dictionary's words in their order. Their counts, which no model sees, differ between splits."""
+    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
+
+
+def numbers(sizes) -> str:
+    """A size, or those of source and target."""
+    try:
+        return " and ".join(map(str, sizes))
+    except TypeError:
+        return str(sizes)
+
+
+def different_requests(there: list, here: list) -> str:
+    """How the requests that two lists of folders were prepared by differ, in words; "" where they do not."""
+    if len(there) != len(here):
+        return f"{len(there)} folders then, {len(here)} here"
+    for one, two in zip(there, here, strict=True):
+        for name in sorted({*(one or {}), *(two or {})}):
+            values = [(request or {}).get(name) for request in (one, two)]
+            if values[0] != values[1]:
+                return f"{name} was {values[0]}, and here it is {values[1]}"
+    return ""

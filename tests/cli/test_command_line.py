@@ -1,0 +1,287 @@
+"""Mistakes in the options of fairseq's commands: each is one line, before anything is loaded. The lists of options."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from cli_commands import training
+from forked_commands import run
+
+FOLDER = "no/data"  # none of these commands gets as far as its data
+
+
+def words(*more: str, without: tuple[str, ...] = ()) -> list[str]:
+    """A training's arguments, without some of its options and their values."""
+    given = training(Path(FOLDER), Path("no/checkpoints"), *more)
+    dropped = {i + step for i, word in enumerate(given) if word in without for step in (0, 1)}
+    return [word for i, word in enumerate(given) if i not in dropped]
+
+
+def assert_one_line(result, message: str, code: int) -> None:
+    printed = result.out + result.err
+    assert printed == f"error: {message}\n" and result.code == code
+
+
+MISTAKES = {
+    "option": (
+        ["--encoder-atention", "linear"],
+        "there is no option --encoder-atention: did you mean --encoder-attention or --decoder-attention or "
+        "--encoder-attention-heads?",
+    ),
+    "underscore": (["--qk_norm=l2"], "there is no option --qk_norm: did you mean --qk-norm?"),
+    "arch": (
+        ["--arch", "sg_transformer_scn"],
+        "--arch is 'sg_transformer_scn': did you mean sg_transformer_scan or sg_transformer_cfq or sg_transformer?",
+    ),
+    "criterion": (
+        ["--criterion", "cross_entropy_orthogonalty"],
+        "--criterion is 'cross_entropy_orthogonalty': did you mean cross_entropy_orthogonality?",
+    ),
+    "task": (
+        ["--task", "sg_translaton"],
+        "--task is 'sg_translaton': did you mean sg_translation or translation or translation_lev?",
+    ),
+    "optimizer": (["--optimizer", "torch-adam"], "--optimizer is 'torch-adam': did you mean torch_adam?"),
+    "scheduler": (["--lr-scheduler", "fix"], "--lr-scheduler is 'fix': did you mean fixed?"),
+    "no-value": (["--lr"], "--lr: expected one argument"),
+    "whole-number": (["--encoder-layers", "three"], "--encoder-layers is 'three': choose a whole number"),
+    "numbers": (["--lr", "(("], "--lr is '((': choose numbers, such as 1 or 1,2"),
+    "of-another-arch": (
+        ["--arch", "transformer", "--qk-norm", "l2"],
+        "--qk-norm has no effect here: it is an option of --arch sg_transformer, sg_encoder, sg_transformer_lm",
+    ),
+    "of-another-task": (
+        ["--memory-length", "4"],
+        "--memory-length has no effect here: it is an option of --task sg_language_modeling",
+    ),
+    "of-another-command": (["--beam", "5"], "--beam has no effect here: it is an option of fairseq-generate"),
+    "stray": (["stray"], "'stray' belongs to no option"),
+}
+
+
+@pytest.mark.parametrize("options,message", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line(options, message):
+    assert_one_line(run("fairseq-train", *words(*options)), message, 2)
+
+
+def test_what_must_be_given():
+    missing = {"--arch": "sg_transformer", "--optimizer": "torch_adam"}
+    for option, example in missing.items():
+        result = run("fairseq-train", *words(without=(option,)))
+        assert result.out + result.err == f"error: {option} is missing: give one, such as {example}\n"
+    message = "a batch has no size: give --batch-size (sentences) or --max-tokens"
+    assert_one_line(run("fairseq-train", *words(without=("--batch-size", "--batch-size-valid"))), message, 1)
+
+
+@pytest.mark.parametrize(
+    "command,more,message",
+    [
+        ("validate", [], "--task is missing: give the one of the training, such as sg_translation"),
+        ("generate", ["--task", "sg_translation", "--bem", "2"], "there is no option --bem: did you mean --beam .*"),
+        ("generate", ["--task", "sg_translation", "--beam", "0"], "--beam is 0: choose 1 or more"),
+        ("interactive", ["--task", "sg_translaton"], "--task is 'sg_translaton': did you mean sg_translation .*"),
+        (
+            "interactive",
+            ["--task", "sg_translation", "--qk-norm", "l2"],
+            "--qk-norm is an option of a training, with --arch sg_transformer, .*: a checkpoint keeps what it was .*",
+        ),
+    ],
+)
+def test_other_commands(command, more, message):
+    result = run(f"fairseq-{command}", FOLDER, "--user-dir", "fairseq_sg", "--path", "no.pt", *more)
+    assert result.code != 0 and re.fullmatch(f"error: {message}\n", result.out + result.err), result
+
+
+def configured(*more: str):
+    """fairseq's whole configuration of a training, as its command makes it."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    import fairseq_sg  # noqa: F401
+
+    parsed = options.parse_args_and_arch(options.get_training_parser(), words(*more))
+    return convert_namespace_to_omegaconf(parsed)
+
+
+VALUES = {
+    "--orthogonality-weight -1": "--orthogonality-weight is -1.0: choose 0 or more",
+    "--label-smoothing 1.5": "--label-smoothing is 1.5: choose a number from 0 to below 1",
+    '--aux-loss-weights {"ponder":-1}': '--aux-loss-weights is {"ponder":-1}: choose 0 or more',
+    "--dropout -0.1": "--dropout is -0.1: choose a number from 0 to 1",
+    "--activation-dropout nan": "--activation-dropout is nan: choose a number from 0 to 1",
+    "--encoder-layers 0": "--encoder-layers is 0: choose 1 or more",
+    "--copy-gate-bias nan": "--copy-gate-bias is nan: choose a number",
+    "--weight-decay -1": "--weight-decay is -1.0: choose 0 or more",
+    "--adam-eps 0": "--adam-eps is 0.0: choose a number above 0",
+    "--adam-beta1 1.5": "--adam-beta1 is 1.5: choose a number from 0 to below 1",
+    "--adam-betas (0.9,1.5)": "--adam-betas is (0.9,1.5): choose a number from 0 to below 1",
+    "--adam-betas 0.9": "--adam-betas is '0.9': choose two numbers, such as '(0.9, 0.98)'",
+    "--adam-betas (0.9,0.98) --adam-beta2 0.99": "--adam-beta2 is 0.99, and --adam-betas is (0.9,0.98): leave one "
+    "of the two out",
+    "--lr -1": "--lr is [-1.0]: choose 0 or more",
+    "--clip-norm -1": "--clip-norm is -1.0: choose 0 or more",
+    "--clip-norm nan": "--clip-norm is nan: choose 0 or more",
+    "--max-update -5": "--max-update is -5: choose 0 or more",
+    "--max-epoch -5": "--max-epoch is -5: choose 0 or more",
+    "--batch-size 0": "--batch-size is 0: choose 1 or more",
+    "--batch-size-valid -3": "--batch-size-valid is -3: choose 1 or more",
+    "--max-tokens 0": "--max-tokens is 0: choose 1 or more",
+    "--update-freq 1,0": "--update-freq is [1, 0]: choose 1 or more",
+    "--warmup-updates -5": "--warmup-updates is -5: choose 0 or more",
+    "--lr-scheduler inverse_sqrt --warmup-updates 0": "--warmup-updates is 0: choose 1 or more",
+    "--lr-scheduler polynomial_decay --total-num-update 0": "--total-num-update is 0.0: choose a number above 0",
+    "--lr-shrink -2": "--lr-shrink is -2.0: choose a number above 0",
+    "--seed -1": "--seed is -1: choose 0 or more",
+    "--num-workers -1": "--num-workers is -1: choose 0 or more",
+    "--log-interval 0": "--log-interval is 0: choose 1 or more",
+    "--required-batch-size-multiple 0": "--required-batch-size-multiple is 0: choose 1 or more",
+    "--distributed-world-size 0": "--distributed-world-size is 0: choose 1 or more",
+    "--max-source-positions 0": "--max-source-positions is 0: choose 1 or more",
+    "--patience -5": "--patience is -5: choose -1 or more",
+}
+
+
+@pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
+@pytest.mark.parametrize("options,message", VALUES.items(), ids=VALUES)
+def test_values_that_cannot_be_meant(options, message):
+    from fairseq_sg import command_line
+    from fairseq_sg.errors import UsageError
+
+    with pytest.raises(UsageError) as error:
+        command_line.check(configured(*options.split()), "train")
+    assert str(error.value) == message
+
+
+def test_a_value_is_refused_before_data_are_loaded():
+    message = "--orthogonality-weight is -1.0: choose 0 or more"
+    assert_one_line(run("fairseq-train", *words("--orthogonality-weight", "-1")), message, 1)
+
+
+@pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
+def test_every_default_is_inside_its_range():
+    from fairseq.models import MODEL_DATACLASS_REGISTRY
+
+    from fairseq_sg import command_line, ranges
+
+    for arch in ("sg_transformer", "sg_encoder", "sg_transformer_lm", "sg_lstm"):
+        config = MODEL_DATACLASS_REGISTRY[arch]
+        ranges.check(config, config.declared)
+    for scheduler in ("fixed", "inverse_sqrt", "cosine", "reduce_lr_on_plateau"):
+        command_line.check(configured("--lr-scheduler", scheduler), "train")
+
+
+def plugin_options() -> set[str]:
+    """The flags of every dataclass that the plugin registers."""
+    from fairseq.models import MODEL_DATACLASS_REGISTRY
+    from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY
+
+    import fairseq_sg  # noqa: F401
+
+    registries = [MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY]
+    registries += [registry["dataclass_registry"] for registry in REGISTRIES.values()]
+    own = [cls for r in registries for cls in r.values() if cls and cls.__module__.startswith("fairseq_sg")]
+    own += [cls for name, cls in MODEL_DATACLASS_REGISTRY.items() if name.startswith("sg_")]
+    return {
+        "--" + f.name.replace("_", "-")
+        for cls in own
+        for f in dataclasses.fields(cls)
+        if f.metadata.get("help") and f.name not in ("_name", "data")
+    }
+
+
+def test_help_shows_every_option_of_the_plugin_by_mechanism():
+    result = run("fairseq-train", FOLDER, "--user-dir", "fairseq_sg", "--arch", "sg_transformer_scan", "--help")
+    assert result.code == 0 and not result.err
+    expected = plugin_options()
+    assert len(expected) > 120 and not expected - set(re.findall(r"^  (--\S+)$", result.out, re.MULTILINE))
+    linear = result.out.partition("\nattention linear\n")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^  (--\S+)", linear, re.MULTILINE)) == {
+        "--feature-map", "--feature-dim", "--qk-norm", "--linear-attention-eps",
+    }  # fmt: skip
+    assert "default: 128, the one of sg_transformer_scan" in result.out
+    own, _, fairseqs = result.out.partition("\nfairseq's own\n")
+    assert "--clip-norm" in fairseqs and "--clip-norm" not in own
+
+
+def test_help_of_other_commands_and_architectures_is_fairseq_s():
+    result = run("fairseq-train", "--user-dir", "fairseq_sg", "--arch", "transformer", "--help")
+    assert result.code == 0 and "--feature-map" not in result.out and "--clip-norm" in result.out
+    result = run("fairseq-generate", "--user-dir", "fairseq_sg", "--task", "sg_translation", "-h")
+    assert result.code == 0 and "--beam" in result.out and "--accuracy-by" in result.out
+
+
+def listed(*arguments: str) -> tuple[int, set[str], str]:
+    """What ``python -m fairseq_sg.options`` returns, the options that it lists, and what it prints."""
+    result = run("fairseq_sg.options", *arguments)
+    return result.code, set(re.findall(r"^  (--\S+)$", result.out, re.MULTILINE)), result.out + result.err
+
+
+def test_the_options_command_lists_all():
+    code, options, _ = listed()
+    assert code == 0 and not plugin_options() - options and "--clip-norm" in options
+
+
+@pytest.mark.parametrize(
+    "name,has,has_not",
+    [
+        ("linear", {"--feature-map", "--attention-bias"}, {"--attention-dropout", "--dropout", "--lr"}),
+        ("copy_gate", {"--copy-gate-bias", "--ffn-init"}, {"--topk-k"}),
+        ("cross_entropy_orthogonality", {"--orthogonality-weight"}, {"--adam-betas"}),
+        ("torch_adam", {"--adam-betas", "--weight-decay"}, {"--orthogonality-weight"}),
+        ("sg_translation", {"--length-window", "--left-pad-source"}, {"--memory-length"}),
+        ("sg_lstm_ctl", {"--hidden-dim"}, {"--encoder-layers"}),
+    ],
+)
+def test_the_options_command_with_a_name(name, has, has_not):
+    code, options, _ = listed(name)
+    assert code == 0 and not has - options and not has_not & options
+
+
+@pytest.mark.parametrize("name", ["qk_norm", "--qk-norm"])
+def test_the_options_command_with_an_option(name):
+    code, options, printed = listed(name)
+    assert (
+        code == 0
+        and options == {"--qk-norm"}
+        and "one of l1, l2, none, rms; default: none" in " ".join(printed.split())
+    )
+
+
+def test_the_options_command_with_names_that_have_none():
+    assert listed("elu")[2] == "feature map elu, exp, hedgehog, relu, squared: no options of their own\n"
+    code, _, printed = listed("lineer")
+    assert code == 2
+    assert printed == "error: 'lineer' is no name of an option, or of what has options: did you mean linear?\n"
+
+
+def test_a_width_that_the_documentation_advises_against(caplog):
+    from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+    from fairseq_sg.modules.attention.linear import _advise
+
+    def warned(**options) -> list[str]:
+        _advise.cache_clear()
+        caplog.clear()
+        for _ in range(2):
+            ATTENTION_REGISTRY["linear"](64, 4, role="encoder", **options)
+        return [record.getMessage() for record in caplog.records]
+
+    (line,) = warned(feature_map="elu", feature_dim="sqrt")
+    assert line.startswith("--feature-dim sqrt leaves --feature-map elu 4 features") and line.endswith(
+        "rebased, taylor"
+    )
+    (line,) = warned(feature_map="rebased", feature_dim="3")
+    assert line.endswith("--feature-map rebased wants 4 or more: give --feature-dim 4")
+    assert not warned(feature_map="taylor", feature_dim="sqrt") and not warned(
+        feature_map="rebased", feature_dim="sqrt"
+    )
+    assert not warned(feature_map="elu") and not warned(feature_map="elu", feature_dim="4")
+
+
+def test_a_folder_for_checkpoints_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    message = f"--save-dir {tmp_path}/file/run cannot be made: Not a directory"
+    assert_one_line(run("fairseq-train", *words("--save-dir", f"{tmp_path}/file/run")), message, 1)

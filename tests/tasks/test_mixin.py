@@ -1,0 +1,67 @@
+"""What the tasks share: samples that are too long, batches without a thread that reads ahead."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fairseq")
+
+from fairseq.tasks import FairseqTask
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.mixin import SGTask
+from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
+
+
+class Task(SGTask, FairseqTask):
+    """The mixin on fairseq's base."""
+
+
+class Sentences:
+    """Sentences of some lengths; with ``pairs``, each is its own target."""
+
+    def __init__(self, *lengths: int, pairs: bool = False):
+        self.lengths, self.pairs = np.array(lengths), pairs
+
+    def size(self, index: int):
+        return (self.lengths[index],) * 2 if self.pairs else self.lengths[index]
+
+    def filter_indices_by_size(self, indices, most):
+        long = self.lengths[indices] > np.min(most)
+        return indices[~long], indices[long].tolist()
+
+
+def test_a_sentence_that_is_too_long_is_named(caplog):
+    task, indices = Task(None), np.array([2, 1, 0])
+    assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 5).tolist() == [2, 1, 0]
+    with pytest.raises(
+        UsageError, match="^sample 2 has 5 tokens, and 4 is the most that is taken; .*--learned-positions"
+    ):
+        task.filter_indices_by_size(indices, Sentences(3, 4, 5), 4)
+    with pytest.raises(UsageError, match="^sample 2 has 5 and 5 tokens, and 9 and 3 is the most .*--skip-invalid-size"):
+        task.filter_indices_by_size(indices, Sentences(3, 4, 5, pairs=True), (9, 3))
+    assert not caplog.records
+    assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 3, True).tolist() == [0]
+    assert "2 samples are longer than 3 tokens and are left out, the first of them [2, 1]; " in caplog.text
+    with pytest.raises(UsageError, match="^all 3 samples are longer than 2 tokens; "):
+        task.filter_indices_by_size(indices, Sentences(3, 4, 5), 2, True)
+
+
+def test_other_tasks_keep_fairseq_s_own():
+    assert FairseqTask.filter_indices_by_size.__module__ == "fairseq.tasks.fairseq_task"
+
+
+def test_no_thread_reads_ahead(folder):
+    """Python would end it within torch's code, and abort."""
+    task = SGTranslationTask.setup_task(
+        SGTranslationConfig(data=str(folder), train_subset="train", dataset_impl=None, required_seq_len_multiple=1)
+    )
+    task.load_dataset("valid")
+    batches = task.get_batch_iterator(task.dataset("valid"), max_sentences=4, data_buffer_size=10)
+    before = threading.active_count()
+    epoch = batches.next_epoch_itr(shuffle=False)
+    next(epoch)
+    assert threading.active_count() == before
