@@ -106,6 +106,11 @@ class SGTranslationTask(SGTask, TranslationTask):
                     f"the data folder {path or '(none was given)'} {what}: make it with `python -m data_prep` "
                     "(for instance: python -m data_prep scan --split length --cutoff 26 --out data-bin/scan26)"
                 )
+            if not os.path.isfile(os.path.join(path, "dict.src.txt")):
+                raise UsageError(
+                    f"the data folder {path} has no pairs of sentences in binary form: it is text for --task sg_language_modeling, "
+                    "or was prepared with --raw-only"
+                )
         if cfg.length_window < 0:
             raise UsageError(
                 f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch"
