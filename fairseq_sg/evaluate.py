@@ -243,7 +243,7 @@ def table(subsets: Dict[str, Dict[str, Any]], loaded: Loaded) -> List[str]:
 
 
 def write_json(path: str, facts: Dict[str, Any]) -> None:
-    """The file is there when all of it is; until then the one before is."""
+    """Atomic: until all of it is written, the file before stays."""
     temporary = Path(f"{path}.tmp")
     try:
         temporary.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
