@@ -163,11 +163,11 @@ def test_what_is_drawn_is_said_before(saved, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "command,kind,options,pictures",
     [
-        ("maps", "softmax", SENTENCE, ["encoder.", "decoder.", "cross."]),
+        ("maps", "softmax", [*SENTENCE, "--heads", "1", "--steps", "1"], ["encoder.", "decoder.", "cross."]),
         ("maps", "softmax", [*SENTENCE, "--roles", "cross", "--heads", "max"], [""]),
         ("gates", "gated", SENTENCE, ["encoder.", "decoder."]),
         ("values", "encoder", ["--input", "p 1", "--heads", "mean", "--steps", "1"], [""]),
-        ("norms", "linear", ["--limit", "2", "--roles", "encoder"], [""]),
+        ("norms", "softmax", ["--limit", "2", "--roles", "encoder"], [""]),
         ("experts", "experts", ["--limit", "2"], ["encoder.usage.", "encoder.together.", "decoder.active."]),
         ("accuracy", "softmax", [], [""]),
         ("symbols", "encoder", [], [""]),
