@@ -5,9 +5,9 @@
 - it refuses fairseq releases that do not run on today's Python and torch, and says which one does;
 - it lets ``torch.load(weights_only=True)``, torch's default, read what fairseq puts into its checkpoints. Only plain
   data classes are added to torch's list: no function of theirs runs code from the file;
-- it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run, lines of
-  its log that say nothing either (``can_reuse_epoch_itr``, hydra's ``DEBUG``), and its report of "shared parameters" that
-  are the absent biases of ``nn.Linear(bias=False)``;
+- it silences the warnings that fairseq 0.12 causes in newer libraries and that say nothing about the user's run, lines
+  of its log that say nothing either (``can_reuse_epoch_itr``, hydra's ``DEBUG``), and its report of "shared parameters"
+  that are the absent biases of ``nn.Linear(bias=False)``;
 - it mends ``--amp``, whose gradients fairseq divides by the loss scale twice, and ``--bf16``, which fairseq's commands
   take for the wish to train on a TPU;
 - it has a task gather what its workers keep before a checkpoint is saved, where the task asks for it;

@@ -3,11 +3,11 @@
     python -m fairseq_sg.evaluate CHECKPOINT
     python -m fairseq_sg.evaluate CHECKPOINT --subset gen,test --json gen.json
 
-Task, data folder and subsets are the checkpoint's own. One teacher-forced pass gives, of every subset, the exact match, the
-token accuracy and the cross entropy that ``fairseq-validate`` logs as ``accuracy``, ``token_accuracy`` and ``nll_loss``; then
-the same by type of example, where the data have types and groups of them, and by the number of words in the target.
-Classifiers are measured by the number of words in the source. Of language models the table has tokens, perplexity, and bits
-per character, byte and word.
+Task, data folder and subsets are the checkpoint's own. One teacher-forced pass gives the exact match, the token accuracy
+and the cross entropy of every subset. ``fairseq-validate`` logs the same as ``accuracy``, ``token_accuracy`` and
+``nll_loss``. Then come the types of examples and their groups, where the data have them, and the number of words in the
+target, for classifiers in the source. For language models the table has tokens, perplexities, and bits per character and
+byte.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fairseq_sg.tasks.streams import Text
 #: Of a subset: the most rows by length.
 BUCKETS = 8
 
-#: What is told of sentences; of a classifier's, which have one answer each; and of a text, whose segments are no sentences.
+#: What is told of sentences; of a classifier's, which have one answer each; of a text, whose segments are no sentences.
 OF_SENTENCES = ("sentences", "right", "accuracy", "tokens", "tokens_right", "token_accuracy", "nll_loss")
 OF_CLASSES = ("sentences", "right", "accuracy", "nll_loss")
 OF_TEXT = ("tokens", "tokens_right", "token_accuracy", "nll_loss")
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def choose_subsets(loaded: Loaded, text: str | None) -> List[str]:
-    """The subsets that ``--subset`` names; without it all that models are evaluated on. Raises UsageError for others."""
+    """The subsets that ``--subset`` names; without it all but the training set. Raises UsageError for others."""
     found = loaded.subsets
     if text is not None:
         names = list(dict.fromkeys(name.strip() for name in text.split(",")))
@@ -167,7 +167,7 @@ def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
 
 
 def summary(of_each: np.ndarray, told: Sequence[str]) -> Dict[str, float]:
-    """Counts, percentages and bits per token (of a classifier: per sentence) of sentences' ``scores``, by logged names."""
+    """Counts, percentages and bits per token (of a classifier: per sentence) of ``scores``, by the logged names."""
     exact, tokens, tokens_right, nll = of_each.sum(1).tolist()
     found = {
         "sentences": of_each.shape[1],
@@ -196,7 +196,7 @@ def by_type(loaded: Loaded, subset: str) -> Dict[str, np.ndarray]:
 
 
 def by_length(loaded: Loaded, dataset: Any) -> Dict[str, np.ndarray]:
-    """The sentences of at most ``BUCKETS`` ranges of lengths with about as many sentences each, bool (S,); empty for one.
+    """The sentences of at most ``BUCKETS`` ranges of lengths, about as many in each, bool (S,); empty for one range.
 
     Words in the target are counted, of a classifier those in the source.
     """
@@ -243,7 +243,7 @@ def table(subsets: Dict[str, Dict[str, Any]], loaded: Loaded) -> List[str]:
 
 
 def write_json(path: str, facts: Dict[str, Any]) -> None:
-    """The file is there when all of it is; until then the one before is."""
+    """Atomic: until all of it is written, the file before stays."""
     temporary = Path(f"{path}.tmp")
     try:
         temporary.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

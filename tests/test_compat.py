@@ -55,7 +55,11 @@ NOISE = [
 def test_lines_of_logs_that_say_nothing_are_silent(caplog):
     compat.silence_logs()
     caplog.set_level("DEBUG")
-    for name, noise in (("fairseq.tasks.fairseq_task", "can_reuse_epoch_itr = True"), ("hydra.core.utils", "Setting JobRuntime:name=utils")):
+    lines = {
+        "fairseq.tasks.fairseq_task": "can_reuse_epoch_itr = True",
+        "hydra.core.utils": "Setting JobRuntime:name=utils",
+    }
+    for name, noise in lines.items():
         logger = logging.getLogger(name)
         logger.debug(noise)
         logger.info(noise)

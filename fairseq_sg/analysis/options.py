@@ -41,7 +41,8 @@ class Parser(argparse.ArgumentParser):
 class Command(Parser):
     """The parser of one command, which says first what is no option: else a missing one would be said to be."""
 
-    def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        args = sys.argv[1:] if args is None else args
         for word in itertools.takewhile(lambda word: word != "--", args):
             name = word.partition("=")[0]
             if name.startswith("--") and name not in self._option_string_actions:

@@ -8,13 +8,13 @@ padding excluded. λ is only comparable between runs that agree in these.
 
 Logged: ``loss`` (all of it) and ``nll_loss`` in bits as fairseq does, ``orthogonality_encoder`` and the like (after the
 reduction, before λ), every other loss by its name (the sum over applications, before ``--aux-loss-weights``), statistics
-by theirs (the mean over applications), and ``accuracy``: the percentage of sentences that are right; ``token_accuracy``:
-that of tokens, where a sentence has several. Where sentences have types, the accuracy of groups of them
-(``--accuracy-by`` of the task).
+by theirs (the mean over applications), and ``accuracy``: the percentage of sentences that are right. Where a sentence has
+several tokens, ``token_accuracy`` is the percentage of tokens. Where sentences have types, the accuracy of groups of them
+is logged too (``--accuracy-by`` of the task).
 
 Where the loss has several parts, their shares of it are logged too, in its unit, so that they add up to ``loss``:
-``share_nll``, ``share_label_smoothing``, and ``share_orthogonality_encoder`` and the like, weight included. Label smoothing's
-is what it adds to the cross entropy, and may be negative.
+``share_nll``, ``share_label_smoothing``, ``share_orthogonality_encoder`` and the like, weight included. Label smoothing's is
+what it adds to the cross entropy, and may be negative.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""``python -m fairseq_sg.evaluate``: its numbers are those of fairseq-validate, its parts add up, its errors are a line."""
+"""``python -m fairseq_sg.evaluate``: the numbers of fairseq-validate, parts that add up, errors of one line."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def any_model():
 
 
 def test_options_of_the_model_and_another_folder(saved, folders, evaluated):
-    more = "{'encoder_layers': 5}"
-    numbers, lines = evaluated(saved("linear"), "--model-overrides", more, "--data", folders["pairs"], "--subset", "gen")
+    more = ["--model-overrides", "{'encoder_layers': 5}", "--data", folders["pairs"]]
+    numbers, lines = evaluated(saved("linear"), *more, "--subset", "gen")
     plain, _ = evaluated(saved("linear"), "--subset", "gen")
     assert numbers["model_overrides"] == {"encoder_layers": 5} and plain["model_overrides"] == {}
     assert numbers["subsets"]["gen"]["nll_loss"] != plain["subsets"]["gen"]["nll_loss"]
@@ -141,8 +141,8 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
         (tmp_path / "runs" / name).symlink_to(model)
     runs = tmp_path / "runs"
     cases = {
-        (f"{runs}/checkpoint_lst.pt",): f"there is no checkpoint {runs}/checkpoint_lst.pt: did you mean checkpoint_last.pt"
-        " or checkpoint_best.pt?",
+        (f"{runs}/checkpoint_lst.pt",): f"there is no checkpoint {runs}/checkpoint_lst.pt: did you mean "
+        "checkpoint_last.pt or checkpoint_best.pt?",
         (runs,): f"{runs} is a folder: name a checkpoint in it, such as {runs}/checkpoint_last.pt",
         (model, "--data", "nowhere"): "the data folder nowhere is not here: name one by --data; the checkpoint was "
         f"trained on {folders['pairs']}",
@@ -151,8 +151,8 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
         (text, "--subset", "gen"): f"the data folder {folders['text']} has no subset 'gen': choose from test, train, "
         "valid",
         (model, "--json", tmp_path): f"--json is {tmp_path}, which is a folder: name a file",
-        (model, "--model-overrides", "{'encoder_layer': 2}"): "--model-overrides names 'encoder_layer', which is not an "
-        f"option in {model}",
+        (model, "--model-overrides", "{'encoder_layer': 2}"): "--model-overrides names 'encoder_layer', which is not "
+        f"an option in {model}",
     }
     for arguments, message in cases.items():
         assert main([*map(str, arguments), "--cpu"]) == 1
