@@ -87,7 +87,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action, value):
         if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(None, f"{_name(action)} is {value!r}: {nearest(value, action.choices)}")
+            meant = nearest(str(value), map(str, action.choices))
+            raise argparse.ArgumentError(None, f"{_name(action)} is {value!r}: {meant}")
 
 
 def _name(action: argparse.Action) -> str:
@@ -171,8 +172,7 @@ def _print_help(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> 
     arch = getattr(chosen, "arch", "")
     given = {getattr(chosen, name, None) for name in ("arch", "task", "criterion", "optimizer", "scoring")}
     everything = _trains(parser) and (arch is None or arch.startswith("sg_"))
-    usage = f"{parser.prog} DATA [options]"
-    print(f"usage: {usage}\n")
+    print(f"usage: {parser.prog} DATA [options]\n")
     for section in plugin_sections():
         if everything or section.names & given:
             print(described(section, arch))
@@ -233,12 +233,13 @@ def _registries() -> dict[str, Mapping[str, type]]:
 
 def _call_main(call, cfg, main, **kwargs):
     """fairseq's ``call_main``, through which its commands begin."""
-    check(cfg, main.__module__.rpartition(".")[2])
+    # Under ``python -m`` the module is ``__main__``; its specification has its own name.
+    check(cfg, main.__globals__["__spec__"].name.rpartition(".")[2])
     return call(cfg, main, **kwargs)
 
 
 def check(cfg, command: str) -> None:
-    """Raises UsageError for a value that cannot be meant in the whole configuration of a ``command`` such as ``train``."""
+    """Raises UsageError for a value that cannot be meant, in the whole configuration of a ``command`` (``train``)."""
     from fairseq.registry import REGISTRIES
     from omegaconf import OmegaConf
 

@@ -8,6 +8,7 @@ hydra takes fairseq's default. hydra's own errors come before that; ``hydra_trai
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import typing
@@ -28,6 +29,8 @@ def install() -> None:
     for module in (initialize, *commands):
         if hasattr(module, "add_defaults"):
             module.add_defaults = functools.partial(_add_defaults, module.add_defaults)
+    # A model of fairseq's has all commands but fairseq-train print messages of every level, hydra's among them.
+    logging.getLogger("hydra").setLevel(logging.INFO)
     returned = JobReturn.return_value
     JobReturn.return_value = property(functools.partial(_return_value, returned.fget), returned.fset)
 

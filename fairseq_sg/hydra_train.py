@@ -7,7 +7,6 @@ So fairseq's and hydra's warnings of their age are silenced, hydra's own errors 
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from dataclasses import fields, is_dataclass
 
@@ -51,8 +50,6 @@ def _explained(message: str, cause: str) -> str:
 def main() -> None:
     from hydra._internal import utils
 
-    # Something that fairseq imports shows messages of every level.
-    logging.getLogger("hydra").setLevel(logging.INFO)
     utils.run_and_report = functools.partial(_run_and_report, utils.run_and_report)
     from fairseq_cli import hydra_train
 

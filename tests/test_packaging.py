@@ -22,13 +22,20 @@ LEFT_BEHIND = {"build", "dist", "data-bin", "checkpoints", "runs", "outputs", "_
 #: folder -> what of fairseq and fairseq_sg its files may import
 LAYERS = {
     "ops": ("fairseq_sg.ops",),
-    "modules": ("fairseq_sg.ops", "fairseq_sg.modules", "fairseq_sg.registry", "fairseq_sg.errors"),
+    "modules": (
+        "fairseq_sg.ops",
+        "fairseq_sg.modules",
+        "fairseq_sg.registry",
+        "fairseq_sg.ranges",
+        "fairseq_sg.errors",
+    ),
     "models": (
         "fairseq",
         "fairseq_sg.ops",
         "fairseq_sg.modules",
         "fairseq_sg.models",
         "fairseq_sg.registry",
+        "fairseq_sg.ranges",
         "fairseq_sg.errors",
     ),
     "optim": ("fairseq", "fairseq_sg.optim", "fairseq_sg.errors"),
