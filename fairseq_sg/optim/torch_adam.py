@@ -43,7 +43,7 @@ class TorchAdamConfig(FairseqDataclass):
 
 
 def betas(cfg) -> tuple[float, float]:
-    """β₁ and β₂ of a configuration. Raises UsageError for options that contradict each other, and for text that is no pair."""
+    """β₁ and β₂ of a configuration. Raises UsageError for text that is no pair, and for options that contradict."""
     named = cfg.adam_beta1, cfg.adam_beta2
     given = getattr(cfg, "adam_betas", None)  # checkpoints made before have none
     if given is None:

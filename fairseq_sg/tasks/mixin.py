@@ -22,8 +22,10 @@ from fairseq_sg.modules.feedforward.workers import left_out_of_sums
 from fairseq_sg.tasks.breakdown import read_manifest
 
 logger = logging.getLogger(__name__)
-#: What every validation of this plugin's criteria measures.
-MEASURES = ("loss", "nll_loss", "accuracy", "token_accuracy", "bleu", "ppl")
+#: Metrics of which the largest value is the best, and the smallest; by how their names begin.
+LARGEST, SMALLEST = ("accuracy", "token_accuracy", "bleu"), ("loss", "nll_loss", "ppl", "word_ppl", "bpc", "bpb")
+#: What every validation measures.
+MEASURED = ("loss", "nll_loss", "accuracy")
 #: The first ``format`` of ``dataset.json`` whose dictionaries have the canonical order of their family of data.
 CANONICAL_ORDER = 2
 
@@ -188,10 +190,10 @@ class SGTask:
         metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric
         if trainer.cfg.dataset.disable_validation or cfg.no_save:
             return
-        if metric.startswith(MEASURES) and metric.startswith(("accuracy", "token_accuracy", "bleu")) != largest:
+        if metric.startswith(SMALLEST if largest else LARGEST):
             change = "leave --maximize-best-checkpoint-metric out" if largest else "add --maximize-best-checkpoint-metric"
             raise UsageError(f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best: {change}")
-        if metric not in MEASURES:
+        if metric not in MEASURED:
             subset = trainer.cfg.dataset.valid_subset.split(",")[0]
             known = measured(trainer, subset)
             if metric not in known:
