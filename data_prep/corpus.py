@@ -164,9 +164,7 @@ class Corpus(Material):
                 }
                 for name in self.subsets
             },
-            "vocabulary": self._words._asdict()
-            | ({"joined": True} if self.joined else {})
-            | ({"dictionary": len(self.words)} if self.words else {}),
+            "vocabulary": self._words._asdict() | ({"joined": True} if self.joined else {}),
         }
         if self.groups:
             entries["groups"] = {name: list(kinds) for name, kinds in self.groups.items()}
@@ -200,7 +198,7 @@ class Corpus(Material):
             if "in_train" in entry:
                 lines.append(f"{entry['in_train']:,} of {name} are in train too, in the published files")
         together = f", {words['together']} together, in one dictionary" if self.joined else ""
-        together += f" of {words['dictionary']:,}" if self.words else ""
+        together += f" of {len(self.words):,}" if self.words else ""
         classes = f"; {len(description['labels'])} classes" if self.labels else ""
         return [*lines, f"vocabulary: {words['source']} source and {words['target']} target words{together}{classes}"]
 

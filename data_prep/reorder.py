@@ -20,7 +20,6 @@ from pathlib import Path, PurePosixPath
 
 from data_prep.binarize import LANGUAGES, binarize, binarize_like, link_labels
 from data_prep.common import DataError, Dataset, Json, Material, UsageError
-from data_prep.corpus import Counts
 from data_prep.prepare import files_in, read_manifest, verify
 
 DICTIONARIES = tuple(f"dict.{language}.txt" for language in LANGUAGES)
@@ -94,16 +93,7 @@ class Reordered(Material):
             link_labels(folder, subsets)
 
     def describe(self) -> Json:
-        """What the folder says of its data, and what there is to say of the new dictionary."""
-        if self.like is None:
-            joined = {"joined": True} if "joined" in self.found["vocabulary"] else {}
-            dictionary = joined | ({"dictionary": len(self.words)} if self.words else {})
-        else:
-            vocabulary = read_manifest(self.like)["vocabulary"]
-            dictionary = {name: value for name, value in vocabulary.items() if name not in Counts._fields}
-        counts = {name: self.found["vocabulary"][name] for name in Counts._fields}
-        carried = {name: self.found[name] for name in ("groups", "labels") if name in self.found}
-        return {"subsets": self.found["subsets"], "vocabulary": counts | dictionary, **carried}
+        return {name: self.found[name] for name in ("subsets", "vocabulary", "groups", "labels") if name in self.found}
 
     def summary(self, description: Json) -> list[str]:
         return [f"words in the order of {self.like or 'a new preparation'}"]
