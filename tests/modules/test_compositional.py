@@ -85,6 +85,12 @@ def test_concat_is_the_linear_layer_on_query_and_retrieved():
     torch.testing.assert_close(module._retrieve(found, x), expected)
 
 
+def test_concat_starts_as_the_released_layer():
+    """U(±1/√(d_head + d_qk)): the released layer reads the query beside what was retrieved."""
+    weight = ATTENTION_REGISTRY["compositional"](512, 8, role="encoder", retrieval_score="concat").retrieval_k.weight
+    assert 0.9 * 96**-0.5 < weight.abs().max() <= 96**-0.5
+
+
 def test_the_choice_depends_on_the_input_that_asks():
     """Cross-attention with equal searches: only the retrievals' queries tell the two rows apart."""
     module = Case("compositional", "cross").build()

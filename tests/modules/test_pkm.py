@@ -43,16 +43,16 @@ def activate(activation, u):
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 11, 16])
 def test_pruned_equation(activation, heads, k):
-    """The K largest of all n sums, K below, at and beyond the number of sub-keys."""
+    """The K largest of all n sums, K below, at and beyond the number of sub-keys; one softmax over those of all heads."""
     module = memory(pkm_k=k, pkm_heads=heads, pkm_activation=activation)
     x = tokens()
     for token, y in zip(x, module(x)):
-        expected = torch.zeros(DIM, dtype=torch.float64)
+        kept = []
         for head in range(heads):
             u = scores(module, token, head)
-            best = sorted(range(len(u)), key=lambda i: u[i], reverse=True)[:k]
-            for i, weight in zip(best, activate(activation, [u[i] for i in best])):
-                expected += weight * module.values[i]
+            kept += [(i, u[i]) for i in sorted(range(len(u)), key=lambda i: u[i], reverse=True)[:k]]
+        weights = activate(activation, [score for _, score in kept])
+        expected = sum(weight * module.values[i] for (i, _), weight in zip(kept, weights, strict=True))
         torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-12)
 
 

@@ -99,6 +99,9 @@ class CompositionalAttention(SoftmaxAttentionBase):
         else:
             self.retrieval_q = None
             self.retrieval_k = nn.Linear(self.head_dim, 1, bias=False)
+            # The start of the released layer, whose input is q̄_s and O_{s,r} side by side.
+            bound = (self.head_dim + width) ** -0.5
+            nn.init.uniform_(self.retrieval_k.weight, -bound, bound)
 
     def _attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int, *, x: Tensor):
         side_by_side = v.transpose(1, 2).flatten(2)  # (B, M, R·E)

@@ -2,9 +2,9 @@
 
     x = x_a | x_b,  u_a = W_a x_a,  u_b = W_b x_b             √n numbers each, for each head
     u[i√n + j] = u_a[i] + u_b[j]                                                                (7.8)
-    y = Σ_heads Σ_{i in the K largest of u} α[i] v_i,  α = ReLU(u) or the softmax of these K    (``--pkm-k K``)
+    y = Σ_heads Σ_{i in the K largest of u} α[i] v_i,  α = ReLU(u) or softmax(u)    (``--pkm-k K``)
 
-The K largest u are among the sums of the K largest u_a and u_b, so no more than K² sums are formed. All heads share the
+The softmax is over the kept u of all heads together, as in the released code. The K largest u are among the sums of the K largest u_a and u_b, so no more than K² sums are formed. All heads share the
 values. There is no projection of x, no batch norm, no dropout and no bias.
 
 Without ``--pkm-k`` it is what the published numbers were made with: there K is beyond the number of sub-keys, and the
@@ -131,5 +131,5 @@ class ProductKeyMemory(FeedForward):
         u = (best[:, 0, :, :, None] + best[:, 1, :, None, :]).flatten(2)  # (T, heads, at most K²)
         index = (index[:, 0, :, :, None] * self.sub_keys + index[:, 1, :, None, :]).flatten(2)
         u, chosen = u.topk(self.k)
-        weights, index = self.activation(u).flatten(1), index.gather(2, chosen).flatten(1)
+        weights, index = self.activation(u.flatten(1)), index.gather(2, chosen).flatten(1)  # (T, heads · K)
         return F.embedding_bag(index, self.values, per_sample_weights=weights.to(self.values.dtype), mode="sum")
