@@ -304,6 +304,11 @@ def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
     )
 
 
+def needs_sequences(stack: nn.Module) -> bool:
+    """Whether a layer must see which tokens are of one sentence, which packing gives up."""
+    return any(getattr(module, "by_sequence", False) for module in stack.modules())
+
+
 def longest_of(*modules: Optional[nn.Module]) -> int:
     """The length of the longest sequence that all positions and feature maps in some modules are defined for, 10⁹ where
     there is none."""
@@ -328,7 +333,7 @@ class SGTransformerEncoder(FairseqEncoder):
         names = list(zip(*(layer_names(config, option) for option in options), strict=True))
         self.stack = build_stack(config, "encoder", lambda step: EncoderLayer(config, *names[step]))
         compilation.compile_in_training(self.stack, config.compile)
-        self.packs = config.compile == compilation.NONE
+        self.packs = config.compile == compilation.NONE and not needs_sequences(self.stack)
         self.final_norm = nn.LayerNorm(config.encoder_embed_dim) if config.pre_norm else nn.Identity()
 
     def forward(
@@ -412,7 +417,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         names = list(zip(*named, strict=True))
         self.stack = build_stack(config, "decoder", lambda step: DecoderLayer(config, *names[step]))
         compilation.compile_in_training(self.stack, config.compile)
-        self.packs = config.compile == compilation.NONE
+        self.packs = config.compile == compilation.NONE and not needs_sequences(self.stack)
         self.final_norm = nn.LayerNorm(config.decoder_embed_dim) if config.pre_norm else nn.Identity()
         self.output_weight = None
         if config.untied_output:

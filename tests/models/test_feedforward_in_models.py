@@ -86,6 +86,13 @@ def test_every_kind_is_here():
     assert set(KINDS) == set(FEEDFORWARD_REGISTRY)
 
 
+@pytest.mark.parametrize(("variant", "packs"), [("textbook", True), ("released", False)])
+def test_layers_that_see_sequences_get_them(variant, packs):
+    """Packing, which trainings on a CPU do, forgets which tokens are of one sentence."""
+    model = transformer("s_base", s_base_sinkhorn=variant)
+    assert model.encoder.packs is model.decoder.packs is packs
+
+
 @kinds
 @depths
 @updates

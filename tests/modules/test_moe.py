@@ -272,6 +272,25 @@ def test_s_base_in_training_selects_by_the_plan(sinkhorn_variant, sign):
     assert differs  # from what it selects outside training
 
 
+def test_the_released_s_base_balances_each_sequence_by_itself():
+    """(N, B, d_model), time first: every sequence has the output that it has alone, with padding too."""
+    released, textbook = (layer("s_base", k=2, s_base_sinkhorn=kind).train() for kind in ("released", "textbook"))
+    x = 3 * tokens(24).view(8, 3, DIM)
+    mask = torch.zeros(8, 3, dtype=torch.bool)
+    mask[5:, 1] = True
+    for padding in (None, mask):
+        whole, mixed = (module(x, padding_mask=padding) for module in (released, textbook))
+        different = 0
+        for sequence in range(3):
+            length = 8 if padding is None or sequence != 1 else 5
+            alone = released(x[:length, sequence : sequence + 1])
+            torch.testing.assert_close(whole[:length, sequence : sequence + 1], alone)
+            different += not torch.allclose(mixed[:length, sequence : sequence + 1], alone)
+        assert different
+        assert whole.isfinite().all()
+    assert released(x, padding_mask=torch.ones(8, 3, dtype=torch.bool)).isfinite().all()
+
+
 def test_noise_of_the_noisy_gate():
     """z + ε softplus(W₄ x) in training alone, ε standard normal for each token and expert."""
     module = layer("noisy_topk").train()

@@ -134,6 +134,9 @@ class MixtureOfExperts(FeedForward):
     default_init: ClassVar[str] = "dense_equivalent"
     default_regularization: ClassVar[float] = 0.001
     default_expert_dropout: ClassVar[float] = 0.0
+    #: Whether experts are selected for each sequence by itself in training: then tokens come as (N, B, d_model), and
+    #: ``select`` is told how many sequences they are of. Models do not pack such layers' tokens.
+    by_sequence = False
 
     def __init__(
         self,
@@ -189,7 +192,7 @@ class MixtureOfExperts(FeedForward):
             # Whatever stands at padding must not reach the selection's gradient, not even multiplied by 0.
             flat = flat.masked_fill(~real.unsqueeze(1), 0.0)
         logits = self.logits(flat)
-        chosen = self.select(logits, real)
+        chosen = self.select(logits, real, x.shape[1]) if self.by_sequence and x.dim() == 3 else self.select(logits, real)
         experts = chosen.experts if real is None else chosen.experts.masked_fill(~real.unsqueeze(1), -1)
         routing = sort_selection(experts, self.experts, complete=real is None)
         # Dropout multiplies by 0 or more, so it may come before ReLU and weights, which then are part of the product.

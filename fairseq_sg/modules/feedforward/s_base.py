@@ -8,8 +8,9 @@ R is what Sinkhorn's iteration makes of exp z: b_t scales a token's row to sum 1
 
     b_t = −LSE_e(z_te + a_e),   a_e = log(T/N_E) − LSE_t(z_te + b_t),
 
-over the T real tokens of this worker's batch. The released code subtracts a and b where they are added here, in the
-iteration but not in R, which is not balanced then (``--s-base-sinkhorn released``; the published numbers are its own).
+over the T real tokens of this worker's batch. ``--s-base-sinkhorn released`` is the thesis's code, which the published
+numbers are from. It differs in two points: it balances the T tokens of each sequence by itself, and it subtracts a and b
+where they are added here, in the iteration but not in R, which is not balanced then.
 
 The load balancing loss is that of σ-MoE, as in the thesis.
 """
@@ -39,7 +40,7 @@ class SBaseOptions(MoEOptions):
         default="textbook",
         metadata={
             "help": "Sinkhorn iteration of s_base: 'textbook', which balances the experts, or 'released', with the "
-            "signs of the thesis's code"
+            "signs of the thesis's code, for each sequence by itself"
         },
     )
 
@@ -61,9 +62,15 @@ class SBase(MixtureOfExperts):
             raise UsageError(f"--s-base-sinkhorn is {s_base_sinkhorn!r}: choose from {', '.join(SIGNS)}")
         self.iterations = s_base_iterations
         self.sign = SIGNS[s_base_sinkhorn]
+        self.by_sequence = s_base_sinkhorn == "released"
 
-    def select(self, logits, real):
-        scores = sinkhorn(logits, real, self.iterations, self.sign) if self.training else logits
+    def select(self, logits, real, sequences: int = 1):
+        scores = logits
+        if self.training:
+            # (N · sequences, N_E), time first -> (sequences, N, N_E)
+            grouped = logits.unflatten(0, (-1, sequences)).transpose(0, 1)
+            of_each = None if real is None else real.unflatten(0, (-1, sequences)).transpose(0, 1)
+            scores = sinkhorn(grouped, of_each, self.iterations, self.sign).transpose(0, 1).flatten(0, 1)
         kept = self.kept(logits)
         if kept is not None:
             scores = scores.masked_fill(~kept, -torch.inf)
@@ -77,14 +84,20 @@ class SBase(MixtureOfExperts):
 
 @torch.no_grad()
 def sinkhorn(logits: Tensor, real: Optional[Tensor], iterations: int, sign: float = 1.0) -> Tensor:
-    """z (T, N_E), real (T,) bool or None -> log R (T, N_E); rows of padding have no meaning and no effect on others."""
-    experts = logits.shape[1]
-    seen, tokens = logits, logits.new_full((), len(logits))
+    """z (…, T, N_E), real (…, T) bool or None -> log R (…, T, N_E), each matrix balanced by itself.
+
+    Rows of padding have no meaning and no effect on others; a matrix of padding alone has no meaning.
+    """
+    experts = logits.shape[-1]
+    seen, tokens = logits, logits.new_full((), logits.shape[-2])
     if real is not None:
-        seen, tokens = logits.masked_fill(~real.unsqueeze(1), -torch.inf), real.sum().to(logits.dtype)
+        seen = logits.masked_fill(~real.unsqueeze(-1), -torch.inf)
+        tokens = real.sum(-1).clamp_min(1).to(logits.dtype)[..., None, None]
     column = (tokens / experts).log()
     a = logits.new_zeros(experts)
     for _ in range(iterations):
-        b = -torch.logsumexp(logits + sign * a, dim=1, keepdim=True)
-        a = column - torch.logsumexp(seen + sign * b, dim=0)
+        b = -torch.logsumexp(logits + sign * a, dim=-1, keepdim=True)  # (…, T, 1)
+        a = column - torch.logsumexp(seen + sign * b, dim=-2, keepdim=True)  # (…, 1, N_E)
+        # Padding alone has no column sums: +inf, which would make NaN of the next row sums.
+        a = a.masked_fill(a.isinf(), 0.0)
     return logits + a + b
