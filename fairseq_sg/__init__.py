@@ -8,7 +8,7 @@ import sys
 
 from fairseq_sg import compat
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def register() -> None:
