@@ -76,7 +76,7 @@ def test_a_checkpoint_that_was_cut_off(checkpoint, data, tmp_path):
     broken = tmp_path / "checkpoint_last.pt"
     broken.write_bytes(checkpoint.read_bytes()[:20_000])
     message = (
-        rf"the checkpoint {re.escape(str(broken))} is not a whole file of torch's: .* name another one with --path .*"
+        rf"the checkpoint {re.escape(str(broken))} is not a whole file of torch's \(.*\): .* name another one with --path .*"
     )
     assert_refused(run("fairseq-validate", *evaluation(data, broken, "--batch-size", "64")), message)
 
