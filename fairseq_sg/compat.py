@@ -500,8 +500,8 @@ _MATTERING: dict[str, tuple[str, ...] | None] = {
     "dataset": ("batch_size", "max_tokens", "train_subset"),
     "optimization": ("lr", "update_freq", "clip_norm", "sentence_avg"),
 }
-#: Options of a task that say where and how it is evaluated, not what it is trained on.
-_HARMLESS = ("data", "eval_", "source_lang", "target_lang")
+#: Options of a task that say where and how it is evaluated, not what it is trained on; when a training stops.
+_HARMLESS = ("data", "eval_", "source_lang", "target_lang", "stop_time_hours")
 
 
 def _other_options(there, here) -> list[str]:
@@ -510,7 +510,7 @@ def _other_options(there, here) -> list[str]:
     for group, names in _MATTERING.items():
         of_checkpoint, of_command = _values(there.get(group)), _values(here.get(group))
         for name in of_checkpoint if names is None else names:
-            if group == "task" and name.startswith(_HARMLESS):
+            if name.startswith(_HARMLESS):
                 continue
             option = group if name == "_name" else name
             if option != "lr_scheduler" and name.startswith("_"):

@@ -161,10 +161,17 @@ def check_user_dir() -> Finding:
     fairseq = Path(importlib.util.find_spec("fairseq").submodule_search_locations[0])
     places = (Path.cwd() / "fairseq_sg", fairseq / "fairseq_sg", fairseq / ".." / "fairseq_sg")
     found = next((place.resolve() for place in places if place.exists()), None)
-    if found == PACKAGE:
-        return ok(f"--user-dir fairseq_sg finds {found}")
+    if found is not None and PACKAGE in (found, handed_over(found)):
+        return ok(f"--user-dir fairseq_sg finds {PACKAGE}")
     what = "nothing" if found is None else f"another folder, {found}"
     return Finding("note", f"--user-dir fairseq_sg finds {what} from here", f"give the path: --user-dir {PACKAGE}")
+
+
+def handed_over(package: Path) -> Path | None:
+    """The folder of the code where ``package`` is what scripts/setup.sh puts beside fairseq in its place; else None."""
+    init = package / "__init__.py"
+    written = re.search(r'^__path__ = \["(.*)"\]$', init.read_text(encoding="utf-8"), re.MULTILINE) if init.is_file() else None
+    return Path(written[1]).resolve() if written else None
 
 
 def check_registration() -> Iterator[Finding]:

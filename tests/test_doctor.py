@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,15 +115,23 @@ def test_a_library_that_cannot_be_imported(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.skipif(compat.fairseq_version() is None, reason="fairseq is not installed")
-@pytest.mark.parametrize("other", [False, True], ids=["nothing", "another-folder"])
-def test_user_dir_from_elsewhere(other, tmp_path, monkeypatch):
+@pytest.mark.parametrize("there", ["nothing", "another-folder", "set-up"])
+def test_user_dir_from_elsewhere(there, tmp_path, monkeypatch):
+    """fairseq looks beside its own package; scripts/setup.sh puts a package there that hands over to the clone."""
+    fairseq = tmp_path / "site" / "fairseq"
+    fairseq.mkdir(parents=True)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[fairseq]))
     monkeypatch.chdir(tmp_path)
-    if other:
-        (tmp_path / "fairseq_sg").mkdir()
+    if there != "nothing":
+        (tmp_path / "site" / "fairseq_sg").mkdir()
+    if there == "set-up":
+        init = f'__path__ = ["{REPOSITORY}/fairseq_sg"]\n'
+        (tmp_path / "site" / "fairseq_sg" / "__init__.py").write_text(init)
+        assert doctor.check_user_dir() == doctor.ok(f"--user-dir fairseq_sg finds {REPOSITORY / 'fairseq_sg'}")
+        return
     finding = doctor.check_user_dir()
     assert finding.status == "note" and f"--user-dir {REPOSITORY / 'fairseq_sg'}" in finding.mend
-    assert ("another folder" if other else "nothing from here") in finding.what
+    assert ("nothing from here" if there == "nothing" else "another folder") in finding.what
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="fairseq-fixed is compiled on Python 3.11 alone")
