@@ -26,6 +26,7 @@ import argparse
 import ast
 import collections
 import contextlib
+import dataclasses
 import errno
 import functools
 import importlib.metadata
@@ -500,8 +501,8 @@ _MATTERING: dict[str, tuple[str, ...] | None] = {
     "dataset": ("batch_size", "max_tokens", "train_subset"),
     "optimization": ("lr", "update_freq", "clip_norm", "sentence_avg"),
 }
-#: Options of a task that say where and how it is evaluated, not what it is trained on; when a training stops.
-_HARMLESS = ("data", "eval_", "source_lang", "target_lang", "stop_time_hours")
+#: Options of a task that say where and how it is evaluated, not what it is trained on.
+_HARMLESS = ("data", "eval_", "source_lang", "target_lang")
 
 
 def _other_options(there, here) -> list[str]:
@@ -510,7 +511,10 @@ def _other_options(there, here) -> list[str]:
     for group, names in _MATTERING.items():
         of_checkpoint, of_command = _values(there.get(group)), _values(here.get(group))
         for name in of_checkpoint if names is None else names:
-            if name.startswith(_HARMLESS):
+            if group == "task" and name.startswith(_HARMLESS):
+                continue
+            # What fairseq has not made a dataclass of, such as its sgd, holds all options of the command.
+            if names is None and isinstance(there.get(group), argparse.Namespace) and name in _of_commands():
                 continue
             option = group if name == "_name" else name
             if option != "lr_scheduler" and name.startswith("_"):
@@ -518,6 +522,15 @@ def _other_options(there, here) -> list[str]:
             if name in of_checkpoint and name in of_command and of_command[name] != of_checkpoint[name]:
                 other[option] = f"--{option.replace('_', '-')} {of_checkpoint[name]} (here {of_command[name]})"
     return list(other.values())
+
+
+@functools.cache
+def _of_commands() -> frozenset[str]:
+    """The options that fairseq's commands have, whatever model, task and so on they are given."""
+    from fairseq.dataclass.configs import FairseqConfig
+
+    groups = [f.type for f in dataclasses.fields(FairseqConfig) if dataclasses.is_dataclass(f.type)]
+    return frozenset(f.name for group in groups for f in dataclasses.fields(group) if not f.name.startswith("_"))
 
 
 def _values(options) -> dict[str, typing.Any]:

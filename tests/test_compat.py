@@ -494,6 +494,9 @@ def test_other_options_than_a_checkpoint_s_are_named():
         assert compat._other_options(there, here) == found
         assert compat._other_options(there, there) == []
         assert compat._other_options(there, configuration(dict, {"qk_norm": "none"}, None)) == found[:1]
+    # An optimizer without a dataclass of options holds those of the whole command.
+    sgd = [{"optimizer": argparse.Namespace(momentum=m, save_dir=f"runs/{m}", stop_time_hours=m)} for m in (0.9, 0.8)]
+    assert compat._other_options(*sgd) == ["--momentum 0.9 (here 0.8)"]
 
 
 def test_other_errors_are_no_differences_between_models():

@@ -80,7 +80,8 @@ def check(result: Result) -> str:
     printed = result.out + result.err
     assert result.code == 0, printed[-5000:]
     noise = re.compile("warning|detected shared parameter|can_reuse_epoch_itr|^DEBUG", re.IGNORECASE)
-    assert not [line for line in printed.splitlines() if noise.search(line)]
+    found = [line for line in printed.splitlines() if noise.search(line)]
+    assert not found, found
     return printed
 
 
