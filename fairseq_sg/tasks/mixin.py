@@ -160,8 +160,13 @@ class SGTask:
 
     def no_such_subset(self, split: str) -> UsageError:
         """The error for a subset that the data folder lacks."""
-        there = ", ".join(name for manifest in self.manifests for name in manifest.get("subsets", {}))
-        return UsageError(f"the data folder {self.cfg.data} has no subset {split!r}: it has {there or 'none'}")
+        there = [name for manifest in self.manifests for name in manifest.get("subsets", {})]
+        if split in there:
+            return UsageError(
+                f"the data folder {self.cfg.data} lacks files of its subset {split!r}: `python -m data_prep verify` names them; "
+                "prepare the folder again"
+            )
+        return UsageError(f"the data folder {self.cfg.data} has no subset {split!r}: it has {', '.join(there) or 'none'}")
 
     def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn) -> tuple[list, list]:
         """For ``fairseq-interactive``; warns of empty lines and of words that the model does not know."""

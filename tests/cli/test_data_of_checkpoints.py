@@ -197,6 +197,12 @@ def test_a_subset_that_is_not_there(checkpoint, data, tmp_path):
     assert expected in refusal(run("fairseq-train", *training(data, tmp_path, *SHORT, "--valid-subset", "test")))
 
 
+def test_a_subset_whose_files_are_gone(checkpoint, data, tmp_path):
+    shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("gen.src-tgt*"))
+    arguments = evaluation(tmp_path / "data", checkpoint, *COMMANDS["fairseq-validate"])
+    assert "lacks files of its subset 'gen'" in refusal(run("fairseq-validate", *arguments))
+
+
 def test_words_that_are_not_known_and_empty_lines(checkpoint, data):
     text = "jump twice\njmp twice twixe\n\n"
     printed = run("fairseq-interactive", *evaluation(data, checkpoint, "--beam", "1"), text=text).out
