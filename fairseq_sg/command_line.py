@@ -1,6 +1,7 @@
 """What fairseq's commands make of their options while this plugin is loaded.
 
 - A mistake on the command line is one line, ``error: …``, with the nearest names; fairseq prints its usage as well.
+- A checkpoint brings its task to the commands that evaluate it, where ``--task`` is not given.
 - ``--help`` shows the options of the plugin's own ``--arch``, ``--task`` and the like, which fairseq adds too late.
 - A value that cannot be meant is refused before data are loaded: outside the range that an option of ours declares
   (``ranges``), or outside ``FAIRSEQ``, of options with which fairseq fails late or trains something else.
@@ -118,7 +119,8 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
     training = _trains(parser)
     if not training:
         _check_evaluation(parser, chosen)
-        if (task := _task_of(chosen.path)) and not any(word.partition("=")[0] == "--task" for word in arguments):
+        given = any(word.partition("=")[0] == "--task" for word in arguments)
+        if not given and (task := _task_of(chosen.path)):
             parser.set_defaults(task=task)
             chosen.task = task
     needed = {"task": "sg_translation", "arch": "sg_transformer"}

@@ -474,7 +474,11 @@ def _load_last_checkpoint(load, cfg, trainer, **kwargs):
 
 def _check_resumed(cfg, trainer, state: dict) -> None:
     """Raises UsageError for a checkpoint of another task, schedule or data than the trainer's."""
-    begins = cfg.finetune_from_model is not None
+    from fairseq.file_io import PathManager
+
+    # As in fairseq: with a last checkpoint there, a fine-tuning is itself resumed.
+    last = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
+    begins = cfg.finetune_from_model is not None and not PathManager.exists(last)
     for group, allowed, way_out in (
         ("task", begins or cfg.reset_dataloader, "--finetune-from-model to begin a new training from its weights"),
         ("lr_scheduler", begins or cfg.reset_lr_scheduler, "--reset-lr-scheduler to begin the schedule again"),

@@ -99,6 +99,11 @@ def test_new_data_are_taken_where_the_command_says_so(checkpoint, other_request,
     assert run("fairseq-train", *arguments).code == 0
 
 
+def test_a_fine_tuning_is_not_resumed_on_other_data(checkpoint, data, other_request, tmp_path):
+    line = refusal(resumed(checkpoint, tmp_path / "run", other_request, "--finetune-from-model", checkpoint))
+    assert f"was trained on {data}, and {other_request} has other data" in line
+
+
 def test_a_training_is_not_resumed_with_another_task(checkpoint, data, tmp_path):
     line = refusal(resumed(checkpoint, tmp_path / "run", data, "--task", "translation", "--arch", "transformer_iwslt_de_en"))
     assert "was trained with --task sg_translation, and this is --task translation" in line
