@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from measure import as_in_training, kept_activations, medians
@@ -49,7 +49,7 @@ def dictionary(words: int) -> Dictionary:
     return found
 
 
-def model_of(arguments: List[str]) -> SGTransformer:
+def model_of(arguments: list[str]) -> SGTransformer:
     """The universal transformer of SCAN with the arguments of a ``fairseq-train`` command."""
     task = SimpleNamespace(
         source_dictionary=dictionary(13),
@@ -60,7 +60,7 @@ def model_of(arguments: List[str]) -> SGTransformer:
     return build(arguments, task)
 
 
-def step_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
+def step_rows(rounds: int, device: str) -> list[tuple[str, ...]]:
     """Milliseconds of forward and backward, kept activations, parameters, for every model of scripts/attentions.py."""
     torch.manual_seed(0)
     source = torch.randint(4, 17, (SENTENCES, SOURCE + 2), device=device)
@@ -88,11 +88,11 @@ def step_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
     ]
 
 
-def decoding_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
+def decoding_rows(rounds: int, device: str) -> list[tuple[str, ...]]:
     """Milliseconds of one step of one decoder self-attention (batch 8, width 128, 8 heads) at several positions."""
     batch, dim = 8, 128
-    steps: Dict[str, Callable[[], None]] = {}
-    sizes: Dict[Tuple[str, int], int] = {}
+    steps: dict[str, Callable[[], None]] = {}
+    sizes: dict[tuple[str, int], int] = {}
     for name, values in DECODED.items():
         widths = dict(
             encoder_embed_dim=dim, decoder_embed_dim=dim, encoder_attention_heads=8, decoder_attention_heads=8
@@ -101,7 +101,7 @@ def decoding_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
             values.get("decoder_attention", "softmax"), resolve(SimpleNamespace(**widths, **values)), "decoder"
         )
         attention = attention.to(device).eval()
-        state: Dict = {}
+        state: dict = {}
         x = torch.randn(1, batch, dim, device=device)
         reached = 0
         with torch.no_grad():
@@ -132,7 +132,7 @@ def decoding_rows(rounds: int, device: str) -> List[Tuple[str, ...]]:
     ]
 
 
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["step", "decoding"])
     parser.add_argument("--rounds", type=int, default=20, help="rounds that count (default 20)")
@@ -143,16 +143,20 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     machine = where(gpu=args.device == "cuda")
     if args.what == "step":
         text = (
-            f"Forward and backward of the universal transformer of SCAN (3 + 3 steps, width 128, 8 heads), {SENTENCES} sentences of "
-            f"{SOURCE} and {TARGET} words, float32, one thread; median of {args.rounds} interleaved rounds. Memory is what autograd "
+            f"Forward and backward of the universal transformer of SCAN (3 + 3 steps, width 128, 8 heads), "
+            f"{SENTENCES} sentences of "
+            f"{SOURCE} and {TARGET} words, float32, one thread; median of {args.rounds} interleaved rounds. Memory is "
+            f"what autograd "
             "keeps for the backward pass. "
         )
         header = ("attention", "ms", "times softmax", "MB kept", "parameters")
         rows = step_rows(args.rounds, args.device)
     else:
         text = (
-            "One new token in one causal self-attention (8 sentences, width 128, 8 heads, float32, one thread) after so many others; "
-            f"median of {args.rounds} interleaved rounds. The state is per sentence; softmax kinds double theirs when it is full. "
+            "One new token in one causal self-attention (8 sentences, width 128, 8 heads, float32, one thread) after "
+            "so many others; "
+            f"median of {args.rounds} interleaved rounds. The state is per sentence; softmax kinds double theirs when "
+            f"it is full. "
         )
         header = (
             "attention",

@@ -1,11 +1,12 @@
-"""What the compiler makes of the Triton kernels for GPUs, on a machine that needs none: registers, memory, instructions.
+"""What the compiler makes of the Triton kernels for GPUs, on a machine that needs none: registers, memory,
+instructions.
 
     python benchmarks/compiled.py                                # all operators, for compute capability 8.0 and 9.0
     python benchmarks/compiled.py cvmm --capability 90 --quick   # one operator, at one size
 
-The operators are called forward and backward with tensors on the CPU, at sizes where tiles differ, with and without what else
-is compiled into their kernels; whatever they launch is compiled instead of run. The command fails where a kernel does
-not compile, needs more memory than there is, adds atomically, or overlaps products that it should not.
+The operators are called forward and backward with tensors on the CPU, at sizes where tiles differ, with and without
+what else is compiled into their kernels; whatever they launch is compiled instead of run. The command fails where a
+kernel does not compile, needs more memory than there is, adds atomically, or overlaps products that it should not.
 
 ``stack`` is what a thread spills of its registers, ``products`` counts instructions of tensor cores, of which those of
 Hopper, ``wgmma``, run asynchronously, which is not safe from registers (see ``fairseq_sg/ops/triton_support.py``).
@@ -18,9 +19,10 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any
 
 import torch
 import triton
@@ -92,7 +94,7 @@ class Collection:
     def __init__(self, capability: int):
         self.capability = capability
         self.call = ""
-        self.found: Dict[str, Compiled] = {}
+        self.found: dict[str, Compiled] = {}
 
     def __enter__(self) -> Collection:
         driver.set_active(Absent(self.capability))
@@ -196,7 +198,7 @@ def call_relative(dtype: torch.dtype, dim: int, width: int, causal: bool, padded
 
 WIDTHS = [(64, 64), (8, 8), (16, 16), (80, 24), (128, 128), (256, 256)]
 #: operator -> its call, and the arguments of it; the first two are those of ``--quick``.
-CALLS: Dict[str, Tuple[Callable[..., None], List[tuple]]] = {
+CALLS: dict[str, tuple[Callable[..., None], list[tuple]]] = {
     "linear_attention": (
         call_linear,
         [(*w, causal, features) for w in WIDTHS for causal, features in ((True, True), (False, False), (True, False))],
@@ -241,7 +243,7 @@ def wrong(one: Compiled, capability: int) -> str | None:
     return None
 
 
-def summary(found: List[Compiled]) -> List[List[str]]:
+def summary(found: list[Compiled]) -> list[list[str]]:
     """A row for each kernel: the most that a program of it needs, over all calls."""
     rows = []
     for name in dict.fromkeys(one.kernel for one in found):
@@ -255,7 +257,7 @@ def summary(found: List[Compiled]) -> List[List[str]]:
     return rows
 
 
-def main(arguments: List[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(CALLS)}; all by default")
     parser.add_argument("--capability", type=int, nargs="+", default=[80, 90], choices=SHARED, help="80 is 8.0")

@@ -1,8 +1,8 @@
 """How long each preparation takes, binaries included, and how much memory: `python benchmarks/data_prep.py`.
 
-Every dataset that is generated is made in full; those made of files are made where ``--raw-dirs FOLDER`` has a folder of
-theirs (``scan``, ``cogs``, ``iwslt_en_vi``). The Mathematics dataset, which takes longest, is drawn in a tenth of its size, and
-text for language modelling is the library of the Python that runs.
+Every dataset that is generated is made in full; those made of files are made where ``--raw-dirs FOLDER`` has a folder
+of theirs (``scan``, ``cogs``, ``iwslt_en_vi``). The Mathematics dataset, which takes longest, is drawn in a tenth of
+its size, and text for language modelling is the library of the Python that runs.
 
 CFQ is an archive of 300 MB, unpacked, with as many invented records as the split has.
 
@@ -22,8 +22,9 @@ import sysconfig
 import tarfile
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence
+from typing import NamedTuple
 
 from report import FOLDER, publish, table, where
 
@@ -61,7 +62,7 @@ class Cost(NamedTuple):
     made: str
 
 
-def measure(arguments: List[str]) -> Cost:
+def measure(arguments: list[str]) -> Cost:
     """Runs one preparation in a folder that vanishes."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
@@ -80,7 +81,7 @@ def measure(arguments: List[str]) -> Cost:
     return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, made)
 
 
-def expand(command: str, raw_dirs: Optional[Path], text: Path, cfq: Path) -> Optional[List[str]]:
+def expand(command: str, raw_dirs: Path | None, text: Path, cfq: Path) -> list[str] | None:
     """The arguments of a command; None where its files are not there."""
     name, *rest = command.split()
     files = None if raw_dirs is None else raw_dirs / name
@@ -130,7 +131,7 @@ def is_utf8(content: bytes) -> bool:
     return True
 
 
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--raw-dirs", type=Path, metavar="FOLDER", help="has a folder of official files per dataset")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")

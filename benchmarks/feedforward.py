@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Dict, List, Tuple
 
 import torch
 from measure import as_in_training, kept_activations, medians, peak_memory
@@ -23,7 +22,7 @@ from fairseq_sg.modules.feedforward import DenseFeedForward, SigmaMoE
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def layers_of(experts: int, size: int, k: int, dim: int) -> Dict[str, nn.Module]:
+def layers_of(experts: int, size: int, k: int, dim: int) -> dict[str, nn.Module]:
     """The mixture, and the dense layers of its parameters and of its FLOPs (the selection left out)."""
     return {
         "sigma_moe": SigmaMoE(dim, experts * size, moe_experts=experts, moe_k=k, moe_expert_dropout=0.0),
@@ -32,7 +31,7 @@ def layers_of(experts: int, size: int, k: int, dim: int) -> Dict[str, nn.Module]
     }
 
 
-def rows(args: argparse.Namespace) -> List[Tuple[str, ...]]:
+def rows(args: argparse.Namespace) -> list[tuple[str, ...]]:
     """One row a layer: microseconds and bytes a token, and both as multiples of the dense layer of as many FLOPs."""
     torch.manual_seed(0)
     dtype = DTYPES[args.dtype]

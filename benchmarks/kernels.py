@@ -17,9 +17,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Sequence, Tuple
 
 import torch
 from report import publish, table, where
@@ -51,12 +51,12 @@ LENGTHS = {
     "causal_relative_attention": (32, 64, 256, 1024, 2048),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-Run = Callable[[], List[Tensor]]
+Run = Callable[[], list[Tensor]]
 
 
-def interleaved(runs: Dict[str, Run], rounds: int) -> Dict[str, Tuple[float, float]]:
+def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, tuple[float, float]]:
     """Median and interquartile range in milliseconds on the GPU; the first five rounds do not count."""
-    times: Dict[str, List[float]] = {name: [] for name in runs}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 5):
         for name, run in runs.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -84,7 +84,7 @@ def peak(run: Run) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
-def check(runs: Dict[str, Run], exact: List[Tensor], dtype: torch.dtype) -> None:
+def check(runs: dict[str, Run], exact: list[Tensor], dtype: torch.dtype) -> None:
     """Stops if a result, value or gradient, is farther from float64 than 5 times the torch path and some roundings."""
     errors = {
         name: [float((x.double() - truth).abs().max()) for x, truth in zip(run(), exact, strict=True)]
@@ -101,7 +101,7 @@ def differentiated(function: Callable[..., Tensor], *inputs: Tensor) -> Run:
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     weighting = torch.randn_like(function(*leaves))
 
-    def run() -> List[Tensor]:
+    def run() -> list[Tensor]:
         out = function(*leaves)
         return [out.detach(), *torch.autograd.grad(out, leaves, weighting.to(out.dtype))]
 
@@ -109,8 +109,8 @@ def differentiated(function: Callable[..., Tensor], *inputs: Tensor) -> Run:
 
 
 def compared(
-    function: Callable[..., Tensor], inputs: List[Tensor], in_torch: str, others: Sequence[str] = (), seed: int = 1
-) -> Tuple[Dict[str, Run], List[Tensor]]:
+    function: Callable[..., Tensor], inputs: list[Tensor], in_torch: str, others: Sequence[str] = (), seed: int = 1
+) -> tuple[dict[str, Run], list[Tensor]]:
     """Runs of the implementations with one weighting of the outputs, and the results in float64."""
 
     def of(implementation: str, *tensors: Tensor) -> Run:
@@ -126,7 +126,7 @@ def compared(
     return {name: of(implementation, *inputs) for name, implementation in named.items()}, exact
 
 
-def cases(what: str, length: int, dim: int, dtype: torch.dtype) -> Tuple[Dict[str, Run], List[Tensor]]:
+def cases(what: str, length: int, dim: int, dtype: torch.dtype) -> tuple[dict[str, Run], list[Tensor]]:
     batch = max(POSITIONS // length, 1)
 
     def normal(*shape: int) -> Tensor:
@@ -155,7 +155,7 @@ def cases(what: str, length: int, dim: int, dtype: torch.dtype) -> Tuple[Dict[st
     return compared(geometric_attention, [normal(rows, HEADS, length, length)], "scan")
 
 
-def feature_cases(inputs: List[Tensor]) -> Tuple[Dict[str, Run], List[Tensor]]:
+def feature_cases(inputs: list[Tensor]) -> tuple[dict[str, Run], list[Tensor]]:
     """Causal linear attention that makes the features itself, and with features made before, as modules make them."""
     features = Features("elu", "l2")
     options = {"causal": True, "feature_map": features.feature_map, "qk_norm": features.qk_norm}
@@ -168,7 +168,7 @@ def feature_cases(inputs: List[Tensor]) -> Tuple[Dict[str, Run], List[Tensor]]:
     return runs, exact
 
 
-def mixture_cases(experts: int, width: int, dtype: torch.dtype) -> Tuple[Dict[str, Run], List[Tensor]]:
+def mixture_cases(experts: int, width: int, dtype: torch.dtype) -> tuple[dict[str, Run], list[Tensor]]:
     """A mixture of experts, whose tokens are sorted already, and a dense layer of as many FLOPs."""
 
     def normal(*shape: int) -> Tensor:
@@ -190,7 +190,7 @@ def mixture_cases(experts: int, width: int, dtype: torch.dtype) -> Tuple[Dict[st
     return runs, exact
 
 
-def rows_of(what: str, dim: int, dtype: torch.dtype, rounds: int) -> List[Tuple[str, ...]]:
+def rows_of(what: str, dim: int, dtype: torch.dtype, rounds: int) -> list[tuple[str, ...]]:
     rows = []
     for length in LENGTHS[what]:
         runs, exact = cases(what, length, dim, dtype)
@@ -205,14 +205,14 @@ def rows_of(what: str, dim: int, dtype: torch.dtype, rounds: int) -> List[Tuple[
     return rows
 
 
-def decoding_rows(dim: int, dtype: torch.dtype, rounds: int) -> List[Tuple[str, ...]]:
+def decoding_rows(dim: int, dtype: torch.dtype, rounds: int) -> list[tuple[str, ...]]:
     rows = []
     for batch in (1, 16, 256):
         q, k, v = (torch.rand(batch, HEADS, 1, dim, device="cuda").to(dtype) for _ in range(3))
         state = linear_attention_state(k, v)
 
         def step(implementation: str, q=q, k=k, v=v, state=state) -> Run:
-            def run() -> List[Tensor]:
+            def run() -> list[Tensor]:
                 with torch.no_grad():
                     out, new = linear_attention(
                         q, k, v, causal=True, state=state, return_state=True, implementation=implementation

@@ -1,11 +1,12 @@
-"""How the benchmarks measure: results against float64 first, then time and memory, interleaved, beside what the machine can do.
+"""How the benchmarks measure: results against float64 first, then time and memory, interleaved, beside what the machine
+can do.
 
-A `Case` is one operator at one size; its `Contender`s are functions of the same inputs. `measure` computes the value of each and
-its gradients for all inputs, compares them with the naive form in float64, and times those that are right: one
+A `Case` is one operator at one size; its `Contender`s are functions of the same inputs. `measure` computes the value of
+each and its gradients for all inputs, compares them with the naive form in float64, and times those that are right: one
 sample of each in every round, so that what else the machine does hits all alike.
 
-On a CPU with one thread, time is processor time, which does not count what other processes take. On a GPU it is what events on
-the stream measure, with the time that Python takes to launch where that is longer.
+On a CPU with one thread, time is processor time, which does not count what other processes take. On a GPU it is what
+events on the stream measure, with the time that Python takes to launch where that is longer.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ WARM_UP = 2
 
 
 def as_in_training(threads: int = 1) -> None:
-    """So many threads of the CPU, and memory as a training on a CPU has it: what is freed stays with the process (docs/speed.md).
+    """So many threads of the CPU, and memory as a training on a CPU has it: what is freed stays with the process
+    (docs/speed.md).
 
     Otherwise whatever follows something larger would pay for memory that the system has taken back in between.
     """
@@ -49,8 +51,8 @@ class Contender:
 
     Attributes:
         name: in tables. function: of the case's inputs, differentiable. ours: whether it is this project's.
-        exact, inputs: the naive form, and the inputs, of a contender that computes something else than the case, such as
-            softmax attention, or a dense layer; None where they are those of the case.
+        exact, inputs: the naive form, and the inputs, of a contender that computes something else than the case, such
+            as softmax attention, or a dense layer; None where they are those of the case.
         skip: why it is not run at all; empty if it is.
     """
 
@@ -117,7 +119,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Machine:
-    """What one device reaches: bytes a second of copies of several sizes, and FLOPs a second of a product of matrices."""
+    """What one device reaches: bytes a second of copies of several sizes, and FLOPs a second of a product of
+    matrices.
+    """
 
     bandwidths: Sequence[tuple[int, float]]
     flops: float
@@ -125,8 +129,8 @@ class Machine:
     def floor(self, working_set: int, traffic: int, flops: float) -> tuple[float, str]:
         """The least milliseconds for so many bytes moved and FLOPs done, and which of the two it is.
 
-        The bandwidth is that of the largest copy which is no larger than the working set, so that what fits into a cache is
-        not held against the memory behind it.
+        The bandwidth is that of the largest copy which is no larger than the working set, so that what fits into a
+        cache is not held against the memory behind it.
         """
         fitting = [rate for size, rate in self.bandwidths if size <= working_set] or [self.bandwidths[0][1]]
         by_bytes, by_flops = 1e3 * traffic / fitting[-1], 1e3 * flops / self.flops
@@ -181,7 +185,8 @@ def interleaved(runs: dict[str, Run], rounds: int, device: str) -> dict[str, lis
     """Milliseconds of every run in every round; one sample of each a round, after some that do not count.
 
     Their order changes from round to round: what one leaves behind in caches and in the allocator is not always for the
-    same one after it. Where a sample is several short calls, one that does not count comes before them for the same reason.
+    same one after it. Where a sample is several short calls, one that does not count comes before them for the same
+    reason.
     """
     calls = {}
     for name, run in runs.items():

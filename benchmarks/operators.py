@@ -1,7 +1,7 @@
 """The cases of `run.py`: every operator at several sizes, with its implementations and its peers.
 
-FLOPs are those of matrix products in forward and backward, as few as are known to be needed; B sequences and H heads, N positions,
-F features of queries and keys, E of values, K experts of a token:
+FLOPs are those of matrix products in forward and backward, as few as are known to be needed; B sequences and H heads, N
+positions, F features of queries and keys, E of values, K experts of a token:
 
     linear attention     12 N F E: the state, reading it, and both again in four gradients; or, where that is less,
                          6 (F + E) of every visible pair
@@ -77,8 +77,8 @@ class Setting:
     def steps(self, *shape: int) -> Tensor:
         """Multiples of 1/4 from −1 to 1, at random.
 
-        Sums of some thousand products of them are exact in float32, whatever their order. Before a ReLU they have to be: where
-        the sign of a sum is a matter of rounding, so is the gradient, and nobody is wrong.
+        Sums of some thousand products of them are exact in float32, whatever their order. Before a ReLU they have to
+        be: where the sign of a sum is a matter of rounding, so is the gradient, and nobody is wrong.
         """
         return torch.randint(-4, 5, shape).div(4).to(self.device, self.dtype)
 

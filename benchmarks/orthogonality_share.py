@@ -2,10 +2,11 @@
 
     python benchmarks/orthogonality_share.py --rounds 5
 
-The step is forward and backward of SCAN's universal transformer (3 + 3 steps of softmax attention, no optimizer, so that the share
-comes out larger rather than smaller), with source and target of the same length and no padding. The loss is on the Values
-of all its nine attentions; the three cross-attentions share their Values, and so one computation. Beside the difference
-of a step with the loss and one without, which is a small number taken from two large ones, the loss is timed by itself.
+The step is forward and backward of SCAN's universal transformer (3 + 3 steps of softmax attention, no optimizer, so
+that the share comes out larger rather than smaller), with source and target of the same length and no padding. The loss
+is on the Values of all its nine attentions; the three cross-attentions share their Values, and so one computation.
+Beside the difference of a step with the loss and one without, which is a small number taken from two large ones, the
+loss is timed by itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ ROLES = ("encoder", "decoder", "cross")
 
 
 def measure_share(length: int, rounds: int, device: str) -> dict[str, list[float]]:
-    """Milliseconds of the step ``with`` the loss and ``without`` it, of the loss ``alone``, and on the ``encoder`` alone, in every round."""
+    """Milliseconds of the step ``with`` the loss and ``without`` it, of the loss ``alone``, and on the ``encoder``
+    alone, in every round.
+    """
     batch = max(1, POSITIONS // length)
     model = model_of([]).to(device)
     torch.manual_seed(0)
@@ -90,9 +93,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         )
     text = (
-        f"Forward and backward of SCAN's universal transformer (softmax attention, {POSITIONS:,} positions a side in a batch, float32, one "
-        f"thread), milliseconds, median [quartiles] of {args.rounds} interleaved rounds. The share is the loss's own time of a step with "
-        f"it, on all nine attentions, or on the encoder's three, which is the default. `python benchmarks/orthogonality_share.py --rounds {args.rounds}`; {where(gpu=args.device == 'cuda')}."
+        f"Forward and backward of SCAN's universal transformer (softmax attention, {POSITIONS:,} positions a side in "
+        f"a batch, float32, one "
+        f"thread), milliseconds, median [quartiles] of {args.rounds} interleaved rounds. The share is the loss's own "
+        f"time of a step with "
+        f"it, on all nine attentions, or on the encoder's three, which is the default. `python "
+        f"benchmarks/orthogonality_share.py --rounds {args.rounds}`; {where(gpu=args.device == 'cuda')}."
     )
     header = ("length", "step without", "step with", "loss alone", "share", "encoder alone", "share by difference")
     publish(f"The orthogonality loss in a step ({args.device})", f"{text}\n\n{table(header, rows)}", args.results)

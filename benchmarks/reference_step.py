@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from types import ModuleType, SimpleNamespace
-from typing import Any, Dict, List
+from typing import Any
 from unittest.mock import MagicMock
 
 
@@ -38,7 +38,7 @@ class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing to run."""
 
 
-def build(variant: str, device: str, sizes: Dict[str, Any]):
+def build(variant: str, device: str, sizes: dict[str, Any]):
     """Their task, with what ``train_step`` uses."""
     import torch
 
@@ -95,7 +95,7 @@ def build(variant: str, device: str, sizes: Dict[str, Any]):
     return Step()
 
 
-def padded(sentences: List[List[int]]):
+def padded(sentences: list[list[int]]):
     """Their form of a batch: (N, B) int8 where it fits, as their data sets have it, and lengths (B,)."""
     import torch
 
@@ -116,7 +116,7 @@ def main() -> None:
     torch.set_num_threads(1)
     task = build(variant, device, json.loads(sizes))
     print(json.dumps({"parameters": sum(p.numel() for p in task.model.parameters())}), file=answers, flush=True)
-    batches: List[Dict[str, Any]] = []
+    batches: list[dict[str, Any]] = []
     for line in sys.stdin:
         request = json.loads(line)
         if "source" in request:

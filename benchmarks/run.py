@@ -6,10 +6,10 @@
     python benchmarks/run.py --suite data                     # preparing the datasets; takes half an hour
     python benchmarks/run.py --out FOLDER/NAME                # also NAME.md, NAME.json and plots, NAME-….png
 
-The operators are first compared with their naive forms in float64, values and gradients: what is wrong is printed as wrong and
-not timed. Their times are medians with quartiles of interleaved rounds; beside them stands the floor, the least time in which
-this machine could move the bytes or do the FLOPs, from a copy and a product measured in the same run. What the project
-promises is a table of its own, met or not. `benchmarks/README.md` says more.
+The operators are first compared with their naive forms in float64, values and gradients: what is wrong is printed as
+wrong and not timed. Their times are medians with quartiles of interleaved rounds; beside them stands the floor, the
+least time in which this machine could move the bytes or do the FLOPs, from a copy and a product measured in the same
+run. What the project promises is a table of its own, met or not. `benchmarks/README.md` says more.
 """
 
 from __future__ import annotations
@@ -188,10 +188,14 @@ def run_operators(args: argparse.Namespace) -> dict:
     peer_table = table(("peer", ""), sorted(remarks.items()))
     clock = "processor time of one thread" if args.device == "cpu" else "time on the stream"
     text = (
-        f"Forward and backward, {args.dtype}, {setting.heads} heads of width {setting.dim}; {clock}, median [quartiles] of "
-        f"{args.rounds} interleaved rounds. Errors are the largest of value and gradients against float64, as a share of the "
-        f"largest number. The floor is the least time for the bytes (inputs, value and gradients, each once a pass) or the FLOPs of "
-        f"matrix products, from what this machine reaches: {machine}. `{args.command}`; {where(gpu=args.device == 'cuda')}."
+        f"Forward and backward, {args.dtype}, {setting.heads} heads of width {setting.dim}; {clock}, median "
+        f"[quartiles] of "
+        f"{args.rounds} interleaved rounds. Errors are the largest of value and gradients against float64, as a share "
+        f"of the "
+        f"largest number. The floor is the least time for the bytes (inputs, value and gradients, each once a pass) "
+        f"or the FLOPs of "
+        f"matrix products, from what this machine reaches: {machine}. `{args.command}`; "
+        f"{where(gpu=args.device == 'cuda')}."
     )
     title = f"Operators ({args.device}, {args.dtype})"
     body = [text, *texts, f"### Peers\n\n{peer_table}", f"### Targets of operators\n\n{targets_table(targets)}"]
@@ -208,7 +212,9 @@ def run_operators(args: argparse.Namespace) -> dict:
 
 
 def plot(rows: Sequence[Row], operator: str, size_name: str, out: Path) -> str:
-    """Draws time and memory over size into a file, and returns the markdown that shows it; why not, without matplotlib."""
+    """Draws time and memory over size into a file, and returns the markdown that shows it; why not, without
+    matplotlib.
+    """
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         import matplotlib

@@ -23,9 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from fairseq.trainer import Trainer
 from report import FOLDER, publish, table, where
 
 #: Of a model: its data, its arguments, and the variant and sizes of the reference's model.
-MODELS: Dict[str, Dict[str, Any]] = {
+MODELS: dict[str, dict[str, Any]] = {
     "scan": {
         "data": "scan --split length --cutoff 26",
         "arguments": "--arch sg_transformer_scan --depth shared "
@@ -92,14 +93,14 @@ class OurStep:
         self.iterator = self.trainer.get_train_iterator(epoch=1)
         self.trainer.begin_epoch(1)
 
-    def batches(self, number: int) -> List[Dict[str, Any]]:
+    def batches(self, number: int) -> list[dict[str, Any]]:
         """The first batches of an epoch that have the full number of sentences."""
         found = [batch for batch in self.iterator.next_epoch_itr(shuffle=False) if batch]
         full = max(batch["nsentences"] for batch in found)
         found = [batch for batch in found if batch["nsentences"] == full]
         return found[:number]
 
-    def step(self, batch: Dict[str, Any]) -> Measured:
+    def step(self, batch: dict[str, Any]) -> Measured:
         synchronize(self.device)
         wall, cpu = time.perf_counter(), time.process_time()
         logs = self.trainer.train_step([batch])
@@ -111,7 +112,7 @@ class OurStep:
 class ReferenceStep:
     """The reference's training step in a process of its own."""
 
-    def __init__(self, path: Path, model: Dict[str, Any], ours: OurStep, device: str):
+    def __init__(self, path: Path, model: dict[str, Any], ours: OurStep, device: str):
         # Their vocabularies have no special symbols, and the model adds its own.
         self.special = ours.task.source_dictionary.nspecial
         source, target = (len(d) - self.special for d in (ours.task.source_dictionary, ours.task.target_dictionary))
@@ -124,23 +125,23 @@ class ReferenceStep:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
         self.parameters = self._answer()["parameters"]
-        self.known: Dict[int, int] = {}
+        self.known: dict[int, int] = {}
 
-    def _ask(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return self._answer()
 
-    def _answer(self) -> Dict[str, Any]:
+    def _answer(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
         if not line:
             self.errors.seek(0)
             raise SystemExit(f"the reference's process ended: {self.errors.read()[-2000:]}")
         return json.loads(line)
 
-    def _words(self, tokens: torch.Tensor) -> List[List[int]]:
+    def _words(self, tokens: torch.Tensor) -> list[list[int]]:
         return [[word - self.special for word in row if word >= self.special] for row in tokens.tolist()]
 
-    def step(self, batch: Dict[str, Any]) -> Measured:
+    def step(self, batch: dict[str, Any]) -> Measured:
         if id(batch) not in self.known:
             sentences = {
                 "source": self._words(batch["net_input"]["src_tokens"]),
@@ -166,8 +167,8 @@ class Result:
 
     batches: str
     implementation: str
-    seconds: List[float]
-    losses: List[float]
+    seconds: list[float]
+    losses: list[float]
     real: float
     padded: float
 
@@ -176,7 +177,7 @@ class Result:
         return statistics.median(self.seconds)
 
 
-def tokens(batches: Sequence[Dict[str, Any]], pad: int) -> Dict[str, float]:
+def tokens(batches: Sequence[dict[str, Any]], pad: int) -> dict[str, float]:
     """Positions of an average batch, of source and target: those with a token, and all."""
     sides = [
         x for batch in batches for x in (batch["net_input"]["src_tokens"], batch["net_input"]["prev_output_tokens"])
@@ -187,9 +188,7 @@ def tokens(batches: Sequence[Dict[str, Any]], pad: int) -> Dict[str, float]:
     }
 
 
-def measure(
-    name: str, extra: Sequence[str], data: Path, reference: Optional[Path], rounds: int, number: int, device: str
-):
+def measure(name: str, extra: Sequence[str], data: Path, reference: Path | None, rounds: int, number: int, device: str):
     """Results of every implementation on random and on bucketed batches, and the numbers of parameters."""
     model = MODELS[name]
     results, runs, parameters = [], [], {}
@@ -209,7 +208,7 @@ def measure(
             runs.append((step, batches))
     # The first round does not count: the first steps also allocate.
     for counts in [False] + [True] * rounds:
-        seconds: List[List[float]] = [[] for _ in runs]
+        seconds: list[list[float]] = [[] for _ in runs]
         for position in range(max(len(batches) for _, batches in runs)):
             for (step, batches), result, found in zip(runs, results, seconds):
                 if position < len(batches):
@@ -235,7 +234,7 @@ def check(result: Result) -> None:
         raise SystemExit(f"{result.implementation} on {result.batches} batches does not train: loss {first} -> {last}")
 
 
-def rows(results: Sequence[Result]) -> List[Sequence[str]]:
+def rows(results: Sequence[Result]) -> list[Sequence[str]]:
     base = {r.batches: r.median for r in results if r.implementation == "reference"}
     first = base.get("random")
     return [
@@ -258,7 +257,7 @@ HEADER = (
 )  # fmt: skip
 
 
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(MODELS), default="scan")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")

@@ -106,9 +106,9 @@ def lines_of(text: Path) -> Iterator[str]:
 
 
 def link_labels(folder: Path, subsets: Iterable[str]) -> None:
-    """Shows a binarized corpus in the form of fairseq's `sentence_prediction`: the sources as `input0/SUBSET.{bin,idx}`,
-    the targets, one word each, as `label/SUBSET.{bin,idx}`, and `dict.txt` in both. The files are the same ones (hard
-    links), or copies where the file system has no links."""
+    """Shows a binarized corpus in the form of fairseq's `sentence_prediction`: the sources as
+    `input0/SUBSET.{bin,idx}`, the targets, one word each, as `label/SUBSET.{bin,idx}`, and `dict.txt` in both. The
+    files are the same ones (hard links), or copies where the file system has no links."""
     pair = "-".join(LANGUAGES)
     for language, name in zip(LANGUAGES, ("input0", "label"), strict=True):
         place = folder / name

@@ -124,7 +124,9 @@ class Cfq(Dataset):
 
 
 def source_files(args: argparse.Namespace) -> list[Path]:
-    """The archive, or those that are there of the files that are read of the folder. Raises DataError if it is not there."""
+    """The archive, or those that are there of the files that are read of the folder. Raises DataError if it is not
+    there.
+    """
     if args.archive is None:
         dataset = find_dataset(args.raw_dir)
         return [path for path in (dataset, dataset.parent / "splits" / f"{args.split}.json") if path.is_file()]

@@ -102,7 +102,8 @@ class Corpus(Material):
             source = self.subsets["train"][first - 1].source
             other = next(n for n, pair in enumerate(self.subsets[name], start=1) if pair.source == source)
             raise DataError(
-                f"train and {name} overlap: example {first:,} of train is example {other:,} of {name}, {shorten(source)}"
+                f"train and {name} overlap: example {first:,} of train is example {other:,} of {name}, "
+                f"{shorten(source)}"
             )
 
     def _check_companions(self) -> None:

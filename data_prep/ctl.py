@@ -133,7 +133,8 @@ class Ctl(Dataset):
         return Corpus(
             {name: [render(e, drawn.tables, order) for e in examples] for name, examples in drawn.subsets.items()},
             {},
-            f"train and valid have at most {longest} functions, dev {longest + 1}, gen {longest + 2} and {longest + 3}; {order}",
+            f"train and valid have at most {longest} functions, dev {longest + 1}, gen {longest + 2} and "
+            f"{longest + 3}; {order}",
             "a smaller task of our own, not the published one",
             {"generator": "data_prep.ctl_small", "tables": dict(zip(FUNCTIONS, named(drawn.tables), strict=False))},
             (len(SYMBOLS) + functions, len(SYMBOLS)),

@@ -13,8 +13,9 @@ translation on sentences of at most 20 words and test it on longer ones. By the 
     gen, dev              the longer ones of the test and of the validation set
 
 Text is cut into subwords by SentencePiece, trained on `train` alone, one model for both languages (`--joint`:
-spm.model) or one for each (`--separate`: spm.src.model and spm.tgt.model). A letter that is in no training sentence is a piece of
-its own in the dictionary. raw/SUBSET.plain.{src,tgt} keep the text as it was before; score translations against it:
+spm.model) or one for each (`--separate`: spm.src.model and spm.tgt.model). A letter that is in no training sentence is
+a piece of its own in the dictionary. raw/SUBSET.plain.{src,tgt} keep the text as it was before; score translations
+against it:
 
     python -m fairseq_sg.scoring.plain_bleu FOLDER gen GENERATE-test.txt
 

@@ -39,7 +39,9 @@ class Reorder(Dataset):
         parser.add_argument("--like", type=Path, metavar="OTHER", help="the prepared folder with the order of words")
 
     def request(self, args: argparse.Namespace) -> Json:
-        """That of the folder, and like what it is reordered. Raises UsageError; DataError for another kind of folder."""
+        """That of the folder, and like what it is reordered. Raises UsageError; DataError for another kind of
+        folder.
+        """
         if args.raw_only:
             raise UsageError("--raw-only writes no numbers of words: leave it out")
         for name, folder in (("FOLDER", args.folder), ("--like", args.like)):
@@ -73,7 +75,9 @@ class Reordered(Material):
         """Does nothing: the data were checked when the folder was made."""
 
     def write(self, folder: Path, raw_only: bool) -> None:
-        """Copies all but dictionaries and binaries, which are made again. Raises DataError for a word without number."""
+        """Copies all but dictionaries and binaries, which are made again. Raises DataError for a word without
+        number.
+        """
         for name in files_in(self.folder):
             made_again = name.endswith((".bin", ".idx")) or PurePosixPath(name).name in ("dict.txt", *DICTIONARIES)
             if name in self.found["files"] and not made_again:

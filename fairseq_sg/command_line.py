@@ -147,7 +147,9 @@ def _check_evaluation(parser: argparse.ArgumentParser, chosen: argparse.Namespac
     except (ValueError, SyntaxError):
         overrides = None
     if not isinstance(overrides, dict):
-        parser.error(f"--model-overrides is {chosen.model_overrides!r}: give a dict such as \"{{'encoder_layers': 4}}\"")
+        parser.error(
+            f"--model-overrides is {chosen.model_overrides!r}: give a dict such as \"{{'encoder_layers': 4}}\""
+        )
 
 
 def _task_of(path: str) -> str | None:

@@ -205,8 +205,8 @@ _CHECKS: list[typing.Callable[[dict], None]] = []
 def _load_checkpoint(load, path, *args, **kwargs):
     """fairseq's ``load_checkpoint_to_cpu``.
 
-    Raises UsageError, which names the cause, for a file that is cut off, whose content was changed, that holds more than
-    plain data (nothing of it is run), that is no checkpoint of fairseq, or whose classes are not registered.
+    Raises UsageError, which names the cause, for a file that is cut off, whose content was changed, that holds more
+    than plain data (nothing of it is run), that is no checkpoint of fairseq, or whose classes are not registered.
     """
     another = "Restore a copy of it, or name another one with --path or --restore-file"
     try:
@@ -233,14 +233,16 @@ def _load_checkpoint(load, path, *args, **kwargs):
             ) from error
         if not zipfile.is_zipfile(path):
             raise UsageError(
-                f"the checkpoint {path} is not a whole file of torch's ({cause}): it was cut off, or is something else. "
+                f"the checkpoint {path} is not a whole file of torch's ({cause}): it was cut off, or is something "
+                f"else. "
                 f"{another}"
             ) from error
         if not isinstance(error, (KeyError, TypeError)) and "PytorchStreamReader" not in str(error):
             raise
         if _is_of_fairseq(path):
             raise UsageError(
-                f"the checkpoint {path} cannot be loaded ({cause}). If that is the name of a task, a model or a criterion, "
+                f"the checkpoint {path} cannot be loaded ({cause}). If that is the name of a task, a model or a "
+                f"criterion, "
                 "give the --user-dir that registers it"
             ) from error
         raise UsageError(f"the file {path} is no checkpoint of fairseq's ({cause}). {another}") from error
@@ -268,8 +270,8 @@ def _damaged(path: str) -> bool:
 def _load_models(load, filenames, *args, **kwargs):
     """fairseq's ``load_model_ensemble_and_task``, after which the task knows what inputs the models were trained on.
 
-    Raises UsageError for a file that is not there, weights that do not fit their own options, ``--model-overrides`` of an
-    option that no model has, and models that were trained on inputs of different forms.
+    Raises UsageError for a file that is not there, weights that do not fit their own options, ``--model-overrides`` of
+    an option that no model has, and models that were trained on inputs of different forms.
     """
     _READ.clear()
     try:
@@ -331,7 +333,9 @@ def _keep_form_of_inputs(task, configurations: list) -> None:
 
 
 def _differences(error: BaseException | None) -> str | None:
-    """What torch's ``load_state_dict`` found different, which ``error`` was raised for; None if it was for another reason."""
+    """What torch's ``load_state_dict`` found different, which ``error`` was raised for; None if it was for another
+    reason.
+    """
     message = next((str(e) for e in _on_account_of(error) if "loading state_dict for" in str(e)), None)
     if message is None:
         return None
@@ -487,7 +491,8 @@ def _check_resumed(cfg, trainer, state: dict) -> None:
         if there != here and not (there is None or allowed):
             option = "--" + group.replace("_", "-")
             raise UsageError(
-                f"the checkpoint was trained with {option} {there}, and this is {option} {here}: give the one of training, "
+                f"the checkpoint was trained with {option} {there}, and this is {option} {here}: give the one of "
+                f"training, "
                 f"choose another --save-dir, or say {way_out}"
             )
     if check := getattr(trainer.task, "check_resumed", None):

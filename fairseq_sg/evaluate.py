@@ -3,11 +3,11 @@
     python -m fairseq_sg.evaluate CHECKPOINT
     python -m fairseq_sg.evaluate CHECKPOINT --subset gen,test --json gen.json
 
-Task, data folder and subsets are the checkpoint's own. One teacher-forced pass gives the exact match, the token accuracy
-and the cross entropy of every subset. ``fairseq-validate`` logs the same as ``accuracy``, ``token_accuracy`` and
-``nll_loss``. Then come the types of examples and their groups, where the data have them, and the number of words in the
-target, for classifiers in the source. For language models the table has tokens, perplexities, and bits per character and
-byte.
+Task, data folder and subsets are the checkpoint's own. One teacher-forced pass gives the exact match, the token
+accuracy and the cross entropy of every subset. ``fairseq-validate`` logs the same as ``accuracy``, ``token_accuracy``
+and ``nll_loss``. Then come the types of examples and their groups, where the data have them, and the number of words in
+the target, for classifiers in the source. For language models the table has tokens, perplexities, and bits per
+character and byte.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"written: {args.json}")
 
 
-def choose_subsets(loaded: Loaded, text: str | None) -> List[str]:
+def choose_subsets(loaded: Loaded, text: str | None) -> list[str]:
     """The subsets that ``--subset`` names; without it all but the training set. Raises UsageError for others."""
     found = loaded.subsets
     if text is not None:
@@ -115,7 +116,7 @@ def choose_subsets(loaded: Loaded, text: str | None) -> List[str]:
     return names
 
 
-def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> Dict[str, Any]:
+def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict[str, Any]:
     """The numbers of a subset, and under ``types`` and ``lengths`` those of its parts (``summary``).
 
     Raises UsageError for a language model of another task.
@@ -166,7 +167,7 @@ def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
     return torch.cat(batches, 1)[:, torch.cat(ids).argsort()].numpy()
 
 
-def summary(of_each: np.ndarray, told: Sequence[str]) -> Dict[str, float]:
+def summary(of_each: np.ndarray, told: Sequence[str]) -> dict[str, float]:
     """Counts, percentages and bits per token (of a classifier: per sentence) of ``scores``, by the logged names."""
     exact, tokens, tokens_right, nll = of_each.sum(1).tolist()
     found = {
@@ -181,7 +182,7 @@ def summary(of_each: np.ndarray, told: Sequence[str]) -> Dict[str, float]:
     return {name: found[name] for name in told}
 
 
-def by_type(loaded: Loaded, subset: str) -> Dict[str, np.ndarray]:
+def by_type(loaded: Loaded, subset: str) -> dict[str, np.ndarray]:
     """The sentences of every group of types and of every type, bool (S,); empty for a subset without types."""
     breakdown = getattr(loaded.task, "breakdown", None)
     types = breakdown and breakdown.types_of(subset, len(loaded.subset(subset)))
@@ -195,7 +196,7 @@ def by_type(loaded: Loaded, subset: str) -> Dict[str, np.ndarray]:
     return {name: chosen for name, chosen in members.items() if chosen.any()}
 
 
-def by_length(loaded: Loaded, dataset: Any) -> Dict[str, np.ndarray]:
+def by_length(loaded: Loaded, dataset: Any) -> dict[str, np.ndarray]:
     """The sentences of at most ``BUCKETS`` ranges of lengths, about as many in each, bool (S,); empty for one range.
 
     Words in the target are counted, of a classifier those in the source.
@@ -211,7 +212,7 @@ def by_length(loaded: Loaded, dataset: Any) -> Dict[str, np.ndarray]:
     return named if len(named) > 1 else {}
 
 
-def table(subsets: Dict[str, Dict[str, Any]], loaded: Loaded) -> List[str]:
+def table(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> list[str]:
     """The lines that are printed: the subsets, then their parts by type, then by length."""
     rows = [(name, "all", found) for name, found in subsets.items()]
     side = "target" if loaded.has_decoder else "source"
@@ -242,7 +243,7 @@ def table(subsets: Dict[str, Dict[str, Any]], loaded: Loaded) -> List[str]:
     return [lines[0], "-" * len(lines[0]), *lines[1:]]
 
 
-def write_json(path: str, facts: Dict[str, Any]) -> None:
+def write_json(path: str, facts: dict[str, Any]) -> None:
     """Atomic: until all of it is written, the file before stays."""
     temporary = Path(f"{path}.tmp")
     try:

@@ -1,7 +1,8 @@
 """Memory of a training on a CPU: what is freed stays with the process.
 
-A step frees tensors of megabytes and allocates as many again. glibc's ``free`` gives memory back to the system where much
-of it is free, and the next step pays for every page anew. ``man 3 mallopt`` has the two thresholds that decide on this.
+A step frees tensors of megabytes and allocates as many again. glibc's ``free`` gives memory back to the system where
+much of it is free, and the next step pays for every page anew. ``man 3 mallopt`` has the two thresholds that decide on
+this.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Registries of mechanisms: a name, a class, and the class's own options.
 
-fairseq has registries for tasks, models and criteria, none for attentions, feedforward layers or feature maps. These work
+fairseq has registries for tasks, models and criteria, none for attentions, feedforward layers or feature maps. These
+work
 the same way: a decorator registers, a duplicate is refused, an unknown name is answered with the list of known ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Callable, Dict, List, Optional, Type, TypeVar
+from typing import Any, TypeVar
 
 from fairseq_sg.errors import UsageError
 
@@ -18,7 +20,7 @@ class UnknownName(UsageError):
     """A name that no mechanism is registered under."""
 
 
-class Registry(Dict[str, type]):
+class Registry(dict[str, type]):
     """Mechanisms of one kind by name.
 
     Args:
@@ -30,8 +32,9 @@ class Registry(Dict[str, type]):
         super().__init__()
         self.kind = kind
         self.option = option
-        #: Called after each registration: whoever shows the mechanisms' options hears of those that a user's module adds.
-        self.watchers: List[Callable[[], None]] = []
+        #: Called after each registration: whoever shows the mechanisms' options hears of those that a user's module
+        #: adds.
+        self.watchers: list[Callable[[], None]] = []
 
     def register(self, name: str) -> Callable[[T], T]:
         """Class decorator. Raises ValueError when ``name`` is taken by another class."""
@@ -49,13 +52,15 @@ class Registry(Dict[str, type]):
 
         return decorate
 
-    def find(self, name: str) -> Type:
+    def find(self, name: str) -> type:
         """The class registered as ``name``. Raises :class:`UnknownName` with the list of names."""
         if name not in self:
             raise UnknownName(f"unknown {self.kind} {name!r} ({self.option}): choose from {', '.join(sorted(self))}")
         return self[name]
 
 
-def option_values(options: Optional[type], config: Any) -> Dict[str, Any]:
-    """The values that a configuration has for the fields of a mechanism's dataclass of ``options``, None being no options."""
+def option_values(options: type | None, config: Any) -> dict[str, Any]:
+    """The values that a configuration has for the fields of a mechanism's dataclass of ``options``, None being no
+    options.
+    """
     return {} if options is None else {f.name: getattr(config, f.name) for f in fields(options)}

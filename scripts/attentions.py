@@ -2,11 +2,11 @@
 
     python scripts/attentions.py                                   # at the size and length of the papers: for a GPU
     python -m data_prep scan --split length --cutoff 8 --out data-bin/scan8
-    python scripts/attentions.py --small --data data-bin/scan8 --steps 1000 --no-generation --results results/attention_cpu
-    python scripts/attentions.py --models "softmax alibi,softmax rotary" --seeds 1,2,3
+    python scripts/attentions.py --small --data data-bin/scan8 --steps 1000 --no-generation --results
+    results/attention_cpu python scripts/attentions.py --models "softmax alibi,softmax rotary" --seeds 1,2,3
 
-Options, files and commands are those of ``scripts/quickstart.py``; only the models differ. Speed and memory of a step are measured by
-``benchmarks/attention.py``.
+Options, files and commands are those of ``scripts/quickstart.py``; only the models differ. Speed and memory of a step
+are measured by ``benchmarks/attention.py``.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import quickstart  # noqa: E402
 from runs import end  # noqa: E402
 
 
-def everywhere(kind: str, *options: str) -> List[str]:
+def everywhere(kind: str, *options: str) -> list[str]:
     """An attention in every role."""
     return [*self_attention(kind), "--cross-attention", kind, *options]
 
 
-def self_attention(kind: str, *options: str) -> List[str]:
+def self_attention(kind: str, *options: str) -> list[str]:
     """An attention that serves between a sequence and itself; cross-attention stays softmax."""
     return ["--encoder-attention", kind, "--decoder-attention", kind, *options]
 
 
 #: Feature maps as they are compared: quadratic ones with the narrower Queries and Keys that their authors advise.
-MAPS: Dict[str, List[str]] = {
+MAPS: dict[str, list[str]] = {
     **{name: [] for name in ("elu", "relu", "squared", "exp", "performer", "hedgehog", "t2r", "dpfp")},
     "cosformer": ["--cosformer-horizon", "64"],
     "taylor": ["--feature-dim", "sqrt"],
@@ -42,7 +42,7 @@ POSITIONS = ("learned", "none", "rotary", "alibi", "t5")
 #: The longest sentence has 49 tokens. Positions are drawn from eight times as many, and as far apart in evaluation.
 RANDOMIZED = ["--position", "randomized", "--randomized-range", "512", "--randomized-eval-length", "64"]
 
-MODELS: Dict[str, List[str]] = {
+MODELS: dict[str, list[str]] = {
     "softmax": [],
     "log-length": ["--logit-scale", "log_length"],
     **{f"softmax {name}": ["--position", name] for name in POSITIONS},
@@ -73,7 +73,7 @@ SMALL = [
 ]
 
 
-def build(arguments: List[str], task: Any) -> Any:
+def build(arguments: list[str], task: Any) -> Any:
     """The universal transformer of SCAN that ``arguments`` of a ``fairseq-train`` command make, in training mode.
 
     ``task`` has a ``source_dictionary``, a ``target_dictionary``, and a ``cfg`` with ``left_pad_target``.

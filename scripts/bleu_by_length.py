@@ -22,9 +22,10 @@ import os
 import shlex
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, NoReturn
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 import figures  # noqa: E402
@@ -45,7 +46,7 @@ SAMPLES = 1000
 BOUNDS = "10,20,30,40,50"
 #: By sacreBLEU's names, which have the defaults of chrF in them.
 METRICS = ("BLEU", "chrF2")
-Place = Tuple[str, int]
+Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Text:
             lengths count. limit: the greatest length in training; 0 if there is none.
     """
 
-    references: Dict[str, List[str]]
-    lengths: Dict[str, List[int]]
+    references: dict[str, list[str]]
+    lengths: dict[str, list[int]]
     unit: str
     limit: int
 
@@ -69,7 +70,7 @@ class System:
 
     name: str
     seed: int
-    outputs: Dict[str, Path]
+    outputs: dict[str, Path]
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class Bucket:
     """Sentences whose source has from ``low`` to ``high`` (None: any number of) words, by subset and line from 0."""
 
     low: int
-    high: Optional[int]
-    places: List[Place]
+    high: int | None
+    places: list[Place]
 
     @property
     def label(self) -> str:
@@ -92,7 +93,7 @@ class Score:
 
     score: float
     ci: float
-    p: Optional[float]
+    p: float | None
 
 
 def read_text(folder: Path, subsets: Sequence[str]) -> Text:
@@ -125,10 +126,10 @@ def find_output(folder: Path, subset: str) -> Path:
     return found[0]
 
 
-def make_buckets(text: Text, bounds: Sequence[int]) -> List[Bucket]:
+def make_buckets(text: Text, bounds: Sequence[int]) -> list[Bucket]:
     """Sentences of all subsets by their length, up to each bound and beyond the last; the limit of training is always
     one of the bounds. Buckets without a sentence are left out."""
-    highs: List[Optional[int]] = [*sorted({*bounds, *([text.limit] if text.limit else [])}), None]
+    highs: list[int | None] = [*sorted({*bounds, *([text.limit] if text.limit else [])}), None]
     found = []
     for low, high in zip([1, *(h + 1 for h in highs if h)], highs, strict=True):
         places = [
@@ -146,9 +147,9 @@ def bootstrap(
     hypotheses: Sequence[str],
     references: Sequence[str],
     tokenize: str,
-    baseline: Optional[Sequence[str]] = None,
+    baseline: Sequence[str] | None = None,
     samples: int = SAMPLES,
-) -> Tuple[Dict[str, Score], Dict[str, str]]:
+) -> tuple[dict[str, Score], dict[str, str]]:
     """Scores of a system with their intervals, against those of a baseline if there is one, and sacreBLEU's
     signatures, both by metric."""
     from sacrebleu.metrics import BLEU, CHRF
@@ -186,7 +187,7 @@ def compare(
     bounds: Sequence[int],
     tokenize: str,
     samples: int = SAMPLES,
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Scores of all systems on every subset and in every bucket.
 
     A system is tested against the baseline of the same seed. Buckets have intervals but no p-values: the smallest have
@@ -206,7 +207,7 @@ def compare(
     if len(translations) < len(systems):
         raise UsageError("two systems have the same name and seed: give them names of their own")
     buckets = make_buckets(text, bounds)
-    signatures: Dict[str, str] = {}
+    signatures: dict[str, str] = {}
     found = []
     for system in systems:
         mine = translations[system.name, system.seed]
@@ -236,22 +237,22 @@ def compare(
     }
 
 
-def _entry(scores: Dict[str, Score], hypotheses: List[str], references: List[str], tokenize: str) -> Dict[str, Any]:
-    found: Dict[str, Any] = {metric: asdict(score) for metric, score in scores.items()}
+def _entry(scores: dict[str, Score], hypotheses: list[str], references: list[str], tokenize: str) -> dict[str, Any]:
+    found: dict[str, Any] = {metric: asdict(score) for metric, score in scores.items()}
     return found | {"length_ratio": length_ratio(hypotheses, references, tokenize)}
 
 
-def with_interval(entry: Dict[str, float]) -> str:
+def with_interval(entry: dict[str, float]) -> str:
     return f"{entry['score']:.1f} ± {entry['ci']:.1f}"
 
 
-def p_value(entry: Dict[str, Any], samples: int) -> str:
+def p_value(entry: dict[str, Any], samples: int) -> str:
     """Three digits, and no less than the least that so many resamples can give."""
     p = entry["p"]
     return "–" if p is None else f"< {1 / samples:.3g}" if p < 1 / samples else f"{p:.3f}"
 
 
-def subset_table(comparison: Dict[str, Any]) -> List[List[str]]:
+def subset_table(comparison: dict[str, Any]) -> list[list[str]]:
     """Rows of text, the header first: every system on every subset."""
     rows = [["subset", "model", "seed", "BLEU", "p", "chrF2", "p", "length"]]
     for subset in comparison["subsets"]:
@@ -266,7 +267,7 @@ def subset_table(comparison: Dict[str, Any]) -> List[List[str]]:
     return rows
 
 
-def bucket_table(comparison: Dict[str, Any]) -> List[List[str]]:
+def bucket_table(comparison: dict[str, Any]) -> list[list[str]]:
     """Rows of text, the header first: BLEU of every system by the length of the source."""
     buckets = comparison["buckets"]
     rows = [["model", "seed", *(bucket["label"] for bucket in buckets)]]
@@ -276,7 +277,7 @@ def bucket_table(comparison: Dict[str, Any]) -> List[List[str]]:
     return [*rows, ["sentences", "", *(str(bucket["sentences"]) for bucket in buckets)]]
 
 
-def markdown(title: str, command: str, note: str, comparisons: Dict[str, Dict[str, Any]]) -> str:
+def markdown(title: str, command: str, note: str, comparisons: dict[str, dict[str, Any]]) -> str:
     lines = [f"# {title}: BLEU by length", "", f"`{command}`", "", *([note, ""] if note else [])]
     for name, comparison in comparisons.items():
         limit, unit = comparison["limit"], comparison["unit"]
@@ -302,7 +303,7 @@ def markdown(title: str, command: str, note: str, comparisons: Dict[str, Dict[st
     return "\n".join(lines)
 
 
-def plot(title: str, comparisons: Dict[str, Dict[str, Any]], path: Path) -> None:
+def plot(title: str, comparisons: dict[str, dict[str, Any]], path: Path) -> None:
     """Scores by length, a row for each dataset and a panel for each metric: mean over the seeds, with a line from the
     least to the most, or of one seed the confidence interval; the lengths of training are shaded."""
     figure, panels = figures.pyplot().subplots(
@@ -317,7 +318,7 @@ def plot(title: str, comparisons: Dict[str, Dict[str, Any]], path: Path) -> None
     figures.save(figure, path)
 
 
-def draw(axes: Any, comparison: Dict[str, Any], metric: str) -> None:
+def draw(axes: Any, comparison: dict[str, Any], metric: str) -> None:
     buckets, limit = comparison["buckets"], comparison["limit"]
     inside = sum(bool(bucket["high"]) and bucket["high"] <= limit for bucket in buckets)
     if inside:
@@ -345,7 +346,7 @@ def draw(axes: Any, comparison: Dict[str, Any], metric: str) -> None:
     axes.grid(axis="y", alpha=0.3)
 
 
-def publish(prefix: Path, title: str, command: str, note: str, comparisons: Dict[str, Dict[str, Any]]) -> None:
+def publish(prefix: Path, title: str, command: str, note: str, comparisons: dict[str, dict[str, Any]]) -> None:
     """Writes PREFIX.json, PREFIX.md and PREFIX.png, and prints the tables."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     summary = {"title": title, "command": command, "note": note, "data": comparisons}
@@ -363,14 +364,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
 
-def named_folder(text: str) -> Tuple[str, Path]:
+def named_folder(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not (name and equals and folder):
         raise argparse.ArgumentTypeError(f"must be NAME=FOLDER, not {text!r}")
     return name, Path(folder)
 
 
-def ascending(text: str) -> List[int]:
+def ascending(text: str) -> list[int]:
     parts = text.split(",")
     numbers = [int(part) if part.isascii() and part.isdecimal() else 0 for part in parts]
     if numbers != sorted(set(numbers)) or numbers[0] < 1:
@@ -378,7 +379,7 @@ def ascending(text: str) -> List[int]:
     return numbers
 
 
-def parse_arguments(line: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def parse_arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the data folder")
     parser.add_argument(
@@ -402,7 +403,7 @@ def parse_arguments(line: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return args
 
 
-def main(line: Optional[Sequence[str]] = None) -> int:
+def main(line: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 for something that the user can mend."""
     args = parse_arguments(line)
     try:

@@ -4,11 +4,12 @@ of a recipe differ in. matplotlib is only needed when something is drawn."""
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 #: What ``runs.curve`` reads from the log of one training: [{step, SUBSET: percent, SUBSET_loss: bits per token}].
-Curve = List[Dict[str, float]]
+Curve = list[dict[str, float]]
 #: data -> model -> the curves of its seeds
 Courses = Mapping[str, Mapping[str, Sequence[Curve]]]
 LOSS = "_loss"
@@ -105,7 +106,7 @@ def sweep(
     save(figure, path)
 
 
-def band(curves: Sequence[Curve], key: str) -> Tuple[List[float], List[List[float]]]:
+def band(curves: Sequence[Curve], key: str) -> tuple[list[float], list[list[float]]]:
     """The steps at which all ``curves`` that have ``key`` at all have it, and the values there."""
     points = [{p["step"]: p[key] for p in curve if key in p} for curve in curves]
     points = [found for found in points if found]
@@ -125,8 +126,8 @@ def _grid(
     path: Path,
     draw: Callable[[int, Any, str, Mapping[str, str]], str],
 ) -> None:
-    """A row of panels for each of ``data``, which may have several, a column for every subset. ``draw`` gets the number of the
-    row, axes, subset and colours, and returns the panel's title."""
+    """A row of panels for each of ``data``, which may have several, a column for every subset. ``draw`` gets the number
+    of the row, axes, subset and colours, and returns the panel's title."""
     figure, panels = pyplot().subplots(
         len(data), len(subsets), figsize=(2.5 + 4.5 * len(subsets), 0.4 + 3 * len(data)), squeeze=False
     )
@@ -142,7 +143,7 @@ def _grid(
 
 
 def _panel(
-    axes: Any, models: Mapping[str, Sequence[Curve]], subset: Optional[str], kind: str, colours: Mapping[str, str]
+    axes: Any, models: Mapping[str, Sequence[Curve]], subset: str | None, kind: str, colours: Mapping[str, str]
 ) -> None:
     if subset is None:
         axes.set_axis_off()
@@ -175,7 +176,7 @@ def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _colours(courses: Courses) -> Dict[str, str]:
+def _colours(courses: Courses) -> dict[str, str]:
     models = dict.fromkeys(model for of_data in courses.values() for model in of_data)
     return {model: f"C{number % 10}" for number, model in enumerate(models)}
 

@@ -1,13 +1,15 @@
-"""Transformers and LSTMs that classify: CTL, simple arithmetic, ListOps and CTL++ as in Csordás et al. 2022 and Csordás 2023.
+"""Transformers and LSTMs that classify: CTL, simple arithmetic, ListOps and CTL++ as in Csordás et al. 2022 and Csordás
+2023.
 
     python scripts/ndr.py ctl --order forward --models ndr,relative --seeds 1,2,3
     python scripts/ndr.py arithmetic --steps-scale 0.1 --results results/arithmetic
     python scripts/ndr.py ctlpp --variant R --models ndr,bilstm
     python scripts/ndr.py ctl --small                             # a smaller task and smaller models, for a CPU
 
-The protocol is the papers': of the checkpoints of a training, evaluated every 1,000 steps, the one with the best accuracy on `dev`
-(out-of-distribution validation; the latest of several) is tested on `gen` (OOD); IID is the accuracy on `valid` at the end of the
-training. CTL++ has no `dev`: its last checkpoint is tested. What is done is skipped, what was stopped continues.
+The protocol is the papers': of the checkpoints of a training, evaluated every 1,000 steps, the one with the best
+accuracy on `dev` (out-of-distribution validation; the latest of several) is tested on `gen` (OOD); IID is the accuracy
+on `valid` at the end of the training. CTL++ has no `dev`: its last checkpoint is tested. What is done is skipped, what
+was stopped continues.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import quickstart  # noqa: E402
@@ -46,7 +48,8 @@ class Recipe:
     more_layers: int = 0
 
 
-#: N(0, 1) embeddings; dropout of attention is on Keys, and baselines' attention starts ``fused``, as in the released code.
+#: N(0, 1) embeddings; dropout of attention is on Keys, and baselines' attention starts ``fused``, as in the released
+#: code.
 GATED = "--encoder-update copy_gate --embedding-scaling none"
 GEOMETRIC = "--encoder-attention geometric"
 ABSOLUTE = "--embedding-scaling none --embedding-dropout 0.1 --attention-dropout 0 --attention-init fused"
@@ -55,9 +58,10 @@ ABS_REL = "--encoder-attention abs_rel --attention-scale learned --attention-dro
 NDR = f"{GATED} {GEOMETRIC} --geometric-key-dropout 0.1"
 TANH = f"{GATED} --copy-gate-content tanh --relative-key-dropout 0.1"
 
-#: dataset -> model -> recipe: Tables D.3 to D.5 and appendix E.1.2 of Csordás 2023, and the released code where it differs.
-#: Beyond the papers are `linear_gate`, copy gates with linear attention, and `ndr_sigma_moe`, a mixture of experts for the new content.
-RECIPES: Dict[str, Dict[str, Recipe]] = {
+#: dataset -> model -> recipe: Tables D.3 to D.5 and appendix E.1.2 of Csordás 2023, and the released code where it
+#: differs. Beyond the papers are `linear_gate`, copy gates with linear attention, and `ndr_sigma_moe`, a mixture of
+#: experts for the new content.
+RECIPES: dict[str, dict[str, Recipe]] = {
     "ctl": {
         "ndr": Recipe(
             f"--arch sg_encoder_ctl {NDR} --copy-gate-dropout 0.1 --dropout 0.5", 1.5e-4, 0.01, 5, 30_000
@@ -73,7 +77,8 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
             buckets=False,
         ),
         "geometric": Recipe(
-            f"--arch sg_encoder_ctl_baseline {GEOMETRIC} --geometric-normalize --embedding-scaling position_down --dropout 0.1",
+            f"--arch sg_encoder_ctl_baseline {GEOMETRIC} --geometric-normalize --embedding-scaling position_down "
+            f"--dropout 0.1",
             *(1.5e-4, 0.0025, 5, 30_000),
             buckets=False,
         ),
@@ -90,12 +95,15 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
             *(1.5e-4, 0.01, 5, 30_000),
         ),
         "ndr_sigma_moe": Recipe(
-            f"--arch sg_encoder_ctl {NDR} --copy-gate-dropout 0.1 --dropout 0.5 --encoder-ffn sigma_moe --moe-experts 8 --moe-k 2",
+            f"--arch sg_encoder_ctl {NDR} --copy-gate-dropout 0.1 --dropout 0.5 --encoder-ffn sigma_moe --moe-experts "
+            f"8 --moe-k 2",
             *(1.5e-4, 0.01, 5, 30_000),
         ),
-        "lstm": Recipe("--no-source-bos --arch sg_lstm_ctl --dropout 0.5", 1e-3, 0, 5, 20_000, batch=256, buckets=False),
+        "lstm": Recipe("--no-source-bos --arch sg_lstm_ctl --dropout 0.5", 1e-3, 0, 5, 20_000, batch=256,
+                       buckets=False),
         "bilstm": Recipe(
-            "--no-source-bos --arch sg_lstm_ctl --bidirectional --dropout 0.5", 1e-3, 0, 5, 20_000, batch=256, buckets=False
+            "--no-source-bos --arch sg_lstm_ctl --bidirectional --dropout 0.5", 1e-3, 0, 5, 20_000, batch=256,
+            buckets=False,
         ),
     },
     "arithmetic": {
@@ -114,8 +122,10 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
         "absolute": Recipe(
             f"--arch sg_encoder_arithmetic_baseline {ABSOLUTE} --dropout 0.5", 1.5e-4, 0.0025, 1, 200_000
         ),
-        "lstm": Recipe("--no-source-bos --arch sg_lstm_arithmetic --dropout 0.5", 1e-3, 0, 5, 200_000, batch=256, buckets=False),
-        "bilstm": Recipe("--no-source-bos --arch sg_lstm_arithmetic --bidirectional --dropout 0.5", 1e-3, 0, 5, 200_000, batch=256, buckets=False),
+        "lstm": Recipe("--no-source-bos --arch sg_lstm_arithmetic --dropout 0.5", 1e-3, 0, 5, 200_000, batch=256,
+                       buckets=False),
+        "bilstm": Recipe("--no-source-bos --arch sg_lstm_arithmetic --bidirectional --dropout 0.5", 1e-3,
+                         0, 5, 200_000, batch=256, buckets=False),
     },
     "listops": {
         "ndr": Recipe(
@@ -134,7 +144,8 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
         ),
         "absolute": Recipe(f"--arch sg_encoder_listops_baseline {ABSOLUTE} --dropout 0.015", 4e-4, 0.05, 1, 200_000),
         "lstm": Recipe("--no-source-bos --arch sg_lstm_listops --dropout 0.1", 1e-3, 0.08, 1, 200_000),
-        "bilstm": Recipe("--no-source-bos --arch sg_lstm_listops --bidirectional --dropout 0.1", 1e-3, 0.08, 1, 200_000),
+        "bilstm": Recipe("--no-source-bos --arch sg_lstm_listops --bidirectional --dropout 0.1", 1e-3,
+                         0.08, 1, 200_000),
     },
     "ctlpp": {
         "ndr": Recipe(
@@ -145,7 +156,8 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
             more_layers=10,
         ),
         "relative": Recipe(
-            f"--arch sg_encoder_ctlpp_baseline {RELATIVE} --embedding-scaling position_down --dropout 0.1 --relative-key-dropout 0.1",
+            f"--arch sg_encoder_ctlpp_baseline {RELATIVE} --embedding-scaling position_down --dropout 0.1 "
+            f"--relative-key-dropout 0.1",
             *(1.5e-4, 0.0025, 5, 300_000),
             warmup=500,
         ),
@@ -157,7 +169,7 @@ RECIPES: Dict[str, Dict[str, Recipe]] = {
 
 ONE = "1.00"
 #: data -> model -> (IID, OOD) as published
-PUBLISHED: Dict[str, Dict[str, Tuple[str, str]]] = {
+PUBLISHED: dict[str, dict[str, tuple[str, str]]] = {
     "ctl forward": {
         "ndr": (ONE, ONE), "abs_rel_gate": (ONE, ".98 ± .01"), "relative_gate": (ONE, ".99 ± .01"),
         "geometric": (".96 ± .04", ".16 ± .02"), "relative": (ONE, ".23 ± .05"), "absolute": (ONE, ".13 ± .01"),
@@ -181,9 +193,10 @@ PUBLISHED: Dict[str, Dict[str, Tuple[str, str]]] = {
 }  # fmt: skip
 SOURCE = "Csordás 2023, Tables 5.1, 5.3, 5.4 and 6.1, five seeds (CTL++: 25), as fractions"
 
-#: ``--small``: dataset -> the options of its data, and what differs from the recipes: sizes, dropout, optimization, and of some
-#: models more. (With the learning rate of the gated ones, `relative` came to predict one class for every expression of arithmetic.)
-SMALL: Dict[str, Tuple[List[str], str, Dict[str, Any], Dict[str, Dict[str, Any]]]] = {
+#: ``--small``: dataset -> the options of its data, and what differs from the recipes: sizes, dropout, optimization, and
+#: of some models more. (With the learning rate of the gated ones, `relative` came to predict one class for every
+#: expression of arithmetic.)
+SMALL: dict[str, tuple[list[str], str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "ctl": (
         ["--functions", "4", "--longest", "4"],
         "--encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-layers 8 --dropout 0.1",
@@ -260,7 +273,7 @@ def prepare(args: argparse.Namespace) -> None:
         subprocess.run(command, cwd=REPOSITORY, env=environment(), check=True)
 
 
-def make_runs(args: argparse.Namespace) -> List[Run]:
+def make_runs(args: argparse.Namespace) -> list[Run]:
     # `dev` comes first: fairseq keeps the best checkpoint by the first subset.
     selection = {} if args.dataset == "ctlpp" else {"dev": "OOD validation"}
     runs = []
@@ -275,7 +288,8 @@ def make_runs(args: argparse.Namespace) -> List[Run]:
                 "--optimizer", "torch_adam", "--lr", str(recipe.lr), "--weight-decay", str(recipe.weight_decay),
                 "--warmup-updates", str(recipe.warmup), "--clip-norm", str(recipe.clip),
                 "--batch-size", str(args.batch_size or recipe.batch),
-                "--length-window", str(WINDOW if recipe.buckets else 1), "--batch-size-valid", "1000", *schedule(every, args.device),
+                "--length-window", str(WINDOW if recipe.buckets else 1), "--batch-size-valid", "1000",
+                *schedule(every, args.device),
             ]  # fmt: skip
             runs.append(
                 Run(
@@ -294,7 +308,7 @@ def make_runs(args: argparse.Namespace) -> List[Run]:
     return runs
 
 
-def summarize(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[str, Any]:
+def summarize(args: argparse.Namespace, records: list[dict[str, Any]]) -> dict[str, Any]:
     published = PUBLISHED.get(args.title, {})
     return {
         "what": args.title,
@@ -306,7 +320,7 @@ def summarize(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[s
     }
 
 
-def table(summary: Dict[str, Any]) -> List[List[str]]:
+def table(summary: dict[str, Any]) -> list[list[str]]:
     """Rows of text, the header first; percentages over the sentences, mean ± sample std over the seeds."""
     published = summary["published"]
     columns = ["model", "steps", "IID %", "OOD %", "OOD of step", "minutes"]
@@ -327,11 +341,13 @@ def table(summary: Dict[str, Any]) -> List[List[str]]:
     return rows
 
 
-def as_markdown(summary: Dict[str, Any]) -> str:
+def as_markdown(summary: dict[str, Any]) -> str:
     lines = quickstart.markdown_lines([row[:-1] for row in table(summary)])
     text = (
-        f"Commit {', '.join(summary['commits'])}; {quickstart.machines(summary)}; seeds {', '.join(map(str, summary['seeds']))}. IID is "
-        "the accuracy on `valid` at the last step, OOD that on `gen` of the checkpoint with the best accuracy on `dev` (of the last "
+        f"Commit {', '.join(summary['commits'])}; {quickstart.machines(summary)}; seeds "
+        f"{', '.join(map(str, summary['seeds']))}. IID is "
+        "the accuracy on `valid` at the last step, OOD that on `gen` of the checkpoint with the best accuracy on "
+        "`dev` (of the last "
         "one where there is no `dev`)."
     )
     if summary["published"]:
@@ -342,7 +358,7 @@ def as_markdown(summary: Dict[str, Any]) -> str:
 def main() -> int:
     args = parse_arguments()
 
-    def publish(records: List[Dict[str, Any]]) -> None:
+    def publish(records: list[dict[str, Any]]) -> None:
         summary = summarize(args, records)
         quickstart.write_results(args.results, summary, as_markdown(summary))
         print(f"\n{args.title}: accuracy on examples like those of training (IID, last step) and on others (OOD)\n")

@@ -1,8 +1,11 @@
-"""SCAN with length cutoff 26: trains, evaluates, tabulates and plots universal transformers that differ in their attention.
+"""SCAN with length cutoff 26: trains, evaluates, tabulates and plots universal transformers that differ in their
+attention.
 
     python scripts/quickstart.py                                  # three models, a first result in minutes
-    python scripts/quickstart.py --paper                          # Park & Kim's model at their length: 50,000 steps of 256
-    python scripts/quickstart.py --models all --seeds 1,2,3 --steps 50000 --batch-size 256 --length-window 1 --results results/NAME
+    python scripts/quickstart.py --paper                          # Park & Kim's model at their length: 50,000 steps of
+    256
+    python scripts/quickstart.py --models all --seeds 1,2,3 --steps 50000 --batch-size 256 --length-window 1 --results
+    results/NAME
 
 What is done is skipped, what was stopped continues. Every command is printed in the summary, to be run by hand.
 """
@@ -19,9 +22,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import figures  # noqa: E402
@@ -47,7 +51,7 @@ from runs import (  # noqa: E402
 LINEAR = ["--encoder-attention", "linear", "--decoder-attention", "linear", "--cross-attention", "linear"]
 
 #: model -> its arguments; all are universal transformers (one shared layer, three steps) of the size of Table C.1
-MODELS: Dict[str, List[str]] = {
+MODELS: dict[str, list[str]] = {
     "absolute": [],
     "relative": ["--encoder-attention", "relative", "--decoder-attention", "relative"],
     "linear": LINEAR,
@@ -70,18 +74,19 @@ class Comparison:
     """Models that are trained alike on SCAN, and what a script tells of them.
 
     Attributes:
-        models: name -> arguments. about: the script's help. out: where runs go. default: the models that it trains unasked.
+        models: name -> arguments. about: the script's help. out: where runs go. default: the models that it trains
+            unasked.
         published: name -> (IID, OOD, source). paper: the model of ``--paper``, if there is that option.
         small: the arguments of ``--small``, if there is that option.
     """
 
-    models: Dict[str, List[str]]
+    models: dict[str, list[str]]
     about: str
     out: str
     default: str = "all"
-    published: Dict[str, Tuple[str, str, str]] = field(default_factory=dict)
+    published: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     paper: str = ""
-    small: List[str] = field(default_factory=list)
+    small: list[str] = field(default_factory=list)
 
 
 QUICKSTART = Comparison(
@@ -193,7 +198,7 @@ def prepare_data(data: Path) -> None:
         subprocess.run(command, cwd=REPOSITORY, env=environment(), check=True)
 
 
-def make_runs(args: argparse.Namespace, comparison: Comparison) -> List[Run]:
+def make_runs(args: argparse.Namespace, comparison: Comparison) -> list[Run]:
     common = [
         "--task", "sg_translation", "--arch", "sg_transformer_scan", "--depth", "shared",
         "--criterion", "cross_entropy_orthogonality",
@@ -224,18 +229,19 @@ def make_runs(args: argparse.Namespace, comparison: Comparison) -> List[Run]:
 class Watcher:
     """Progress of the trainings: bars on a terminal, otherwise a line for every evaluation."""
 
-    def __init__(self, runs: List[Run]):
-        self.seen: Dict[str, Any] = {}
+    def __init__(self, runs: list[Run]):
+        self.seen: dict[str, Any] = {}
         self.bars = None
         self.asked = 0.0
         self.started = time.time()
-        self.ended: Dict[str, Dict[str, Any]] = {}
+        self.ended: dict[str, dict[str, Any]] = {}
         self.at_start = {str(run.folder): position(run)["step"] for run in runs}
         if sys.stdout.isatty():
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             self.bars = Progress(
-                TextColumn("{task.description:<36}"), BarColumn(), TextColumn("{task.completed:>6.0f}/{task.total:.0f}"),
+                TextColumn("{task.description:<36}"), BarColumn(),
+                        TextColumn("{task.completed:>6.0f}/{task.total:.0f}"),
                 TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
             )  # fmt: skip
             self.ids = {
@@ -244,7 +250,7 @@ class Watcher:
             self.all = self.bars.add_task("all", total=sum(r.steps for r in runs), note="")
             self.bars.start()
 
-    def left(self, runs: List[Run], state: Dict[str, str], steps: Dict[str, int]) -> str:
+    def left(self, runs: list[Run], state: dict[str, str], steps: dict[str, int]) -> str:
         """About how long the trainings still take, by the steps made since the start; empty before the first ones."""
         made = sum(steps[str(r.folder)] - self.at_start[str(r.folder)] for r in runs)
         to_make = sum(max(0, r.steps - steps[str(r.folder)]) for r in runs if state[str(r.folder)] not in ENDED)
@@ -253,7 +259,7 @@ class Watcher:
         minutes = (time.time() - self.started) / made * to_make / 60
         return f"about {minutes:.0f} min left" if minutes < 120 else f"about {minutes / 60:.1f} h left"
 
-    def __call__(self, runs: List[Run], state: Dict[str, str]) -> None:
+    def __call__(self, runs: list[Run], state: dict[str, str]) -> None:
         finished = all(s in ENDED for s in state.values())
         if time.time() - self.asked < 5 and not finished:
             return
@@ -290,7 +296,7 @@ class Watcher:
             self.bars.stop()
 
 
-def report(runs: List[Run]) -> List[Dict[str, Any]]:
+def report(runs: list[Run]) -> list[dict[str, Any]]:
     """The records of the runs as they are: finished, or cut at the last evaluated step that all of them have reached.
 
     Those that diverged have no result, and the others are not cut for them.
@@ -312,11 +318,12 @@ def report(runs: List[Run]) -> List[Dict[str, Any]]:
     ]
 
 
-def summarize(args: argparse.Namespace, records: List[Dict[str, Any]], comparison: Comparison) -> Dict[str, Any]:
+def summarize(args: argparse.Namespace, records: list[dict[str, Any]], comparison: Comparison) -> dict[str, Any]:
     sizes = "narrower than" * args.small + " Csordás 2023 Table C.1" + " (--small)" * args.small
     published = comparison.published
     return {
-        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder layer, 3 steps), {sizes.strip()}",
+        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder layer, 3 steps), "
+        f"{sizes.strip()}",
         **common_summary(args, records),
         "steps": max((r["result"]["steps"] for r in records if "result" in r), default=0),
         "batch_size": args.batch_size,
@@ -327,7 +334,7 @@ def summarize(args: argparse.Namespace, records: List[Dict[str, Any]], compariso
     }
 
 
-def common_summary(args: argparse.Namespace, records: List[Dict[str, Any]]) -> Dict[str, Any]:
+def common_summary(args: argparse.Namespace, records: list[dict[str, Any]]) -> dict[str, Any]:
     """How the records came about, and the records themselves."""
     starts = [start for record in records if record for start in starts_of(record)]
     return {
@@ -339,12 +346,12 @@ def common_summary(args: argparse.Namespace, records: List[Dict[str, Any]]) -> D
     }
 
 
-def spread(values: List[float], digits: int = 1) -> str:
+def spread(values: list[float], digits: int = 1) -> str:
     mean = f"{statistics.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
-def table(summary: Dict[str, Any]) -> List[List[str]]:
+def table(summary: dict[str, Any]) -> list[list[str]]:
     """Rows of text, the header first; percentages over the sentences, mean ± sample std over the seeds."""
     published = summary["published"]
     columns = ["model", "steps", "IID %", "OOD %", "OOD BLEU", "minutes"]
@@ -367,8 +374,10 @@ def table(summary: Dict[str, Any]) -> List[List[str]]:
     return rows
 
 
-def by_model(summary: Dict[str, Any]) -> Iterator[Tuple[str, List[Dict[str, Any]], str, str]]:
-    """For every model its records that have a result, the steps they took and whether some failed, and where they are."""
+def by_model(summary: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]], str, str]]:
+    """For every model its records that have a result, the steps they took and whether some failed, and where they
+    are.
+    """
     for model in dict.fromkeys(r["name"] for r in summary["runs"] if r):
         records = [r for r in summary["runs"] if r and r["name"] == model]
         done = [r for r in records if "result" in r]
@@ -385,13 +394,13 @@ def by_model(summary: Dict[str, Any]) -> Iterator[Tuple[str, List[Dict[str, Any]
         )
 
 
-def as_text(rows: List[List[str]]) -> str:
+def as_text(rows: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def as_markdown(summary: Dict[str, Any]) -> str:
+def as_markdown(summary: dict[str, Any]) -> str:
     lines = markdown_lines([row[:-1] for row in table(summary)])
     machine = machines(summary)
     sources = "; ".join(sorted({p["source"] for p in summary["published"].values()}))
@@ -401,13 +410,15 @@ def as_markdown(summary: Dict[str, Any]) -> str:
             "",
             f"`{summary['command']}`",
             "",
-            f"Commit {', '.join(summary['commits'])}; {machine}; batch {summary['batch_size']}, length window {summary['length_window']}, "
-            f"seeds {', '.join(map(str, summary['seeds']))}. IID is the subset `valid`, OOD `gen`; exact match in percent at the last "
+            f"Commit {', '.join(summary['commits'])}; {machine}; batch {summary['batch_size']}, length window "
+            f"{summary['length_window']}, "
+            f"seeds {', '.join(map(str, summary['seeds']))}. IID is the subset `valid`, OOD `gen`; exact match in "
+            f"percent at the last "
             "step"
             + (", mean ± sample standard deviation over the seeds" if len(summary["seeds"]) > 1 else "")
             + "."
-            + f" The published numbers are the papers' ({sources}), after 50,000 steps of 256, five seeds, as fractions."
-            * bool(sources),
+            + f" The published numbers are the papers' ({sources}), after 50,000 steps of 256, five seeds, as "
+            f"fractions." * bool(sources),
             "",
             *lines,
             "",
@@ -415,13 +426,13 @@ def as_markdown(summary: Dict[str, Any]) -> str:
     )
 
 
-def markdown_lines(rows: List[List[str]]) -> List[str]:
+def markdown_lines(rows: list[list[str]]) -> list[str]:
     """The lines of a table, the first row being its header."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
 
 
-def machines(summary: Dict[str, Any]) -> str:
+def machines(summary: dict[str, Any]) -> str:
     """The machines that the runs ran on, as text."""
     return "; ".join(", ".join(f"{k} {v}" for k, v in m.items()) for m in summary["machines"])
 
@@ -430,9 +441,11 @@ def machines(summary: Dict[str, Any]) -> str:
 CURVES = 8
 
 
-def plot(summary: Dict[str, Any], path: Path) -> None:
-    """Accuracy and loss through training, or, of many models or trainings evaluated once, their last accuracies as bars."""
-    curves: Dict[str, List[List[Dict[str, float]]]] = {}
+def plot(summary: dict[str, Any], path: Path) -> None:
+    """Accuracy and loss through training, or, of many models or trainings evaluated once, their last accuracies as
+    bars.
+    """
+    curves: dict[str, list[list[dict[str, float]]]] = {}
     for record in summary["runs"]:
         if record and "result" in record:
             curves.setdefault(record["name"], []).append(record["result"]["curve"])
@@ -449,7 +462,7 @@ def plot(summary: Dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def draw_bars(axes: Any, curves: Dict[str, List[List[Dict[str, float]]]]) -> None:
+def draw_bars(axes: Any, curves: dict[str, list[list[dict[str, float]]]]) -> None:
     """A bar for IID and one for OOD, from above in the models' order; mean over seeds, a line from the least to the
     most."""
     for number, (subset, shown) in enumerate(SUBSETS.items()):
@@ -469,7 +482,7 @@ def main(comparison: Comparison = QUICKSTART) -> int:
     """Trains, evaluates and reports the models of a comparison beside their published numbers."""
     args = parse_arguments(comparison)
 
-    def publish(records: List[Dict[str, Any]]) -> None:
+    def publish(records: list[dict[str, Any]]) -> None:
         summary = summarize(args, records, comparison)
         write_results(args.results, summary, as_markdown(summary))
         print(f"\n{title_of(args.data)}: exact match on commands as long as in training (IID) and longer (OOD)\n")
@@ -478,7 +491,7 @@ def main(comparison: Comparison = QUICKSTART) -> int:
     return carry_out(args, make_runs(args, comparison), lambda: prepare_data(args.data), publish)
 
 
-def write_results(prefix: Path, summary: Dict[str, Any], markdown: str) -> None:
+def write_results(prefix: Path, summary: dict[str, Any], markdown: str) -> None:
     """PREFIX.json, PREFIX.md, and the curves as PREFIX.png."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     write_json(prefix.with_suffix(".json"), summary)
@@ -488,13 +501,14 @@ def write_results(prefix: Path, summary: Dict[str, Any], markdown: str) -> None:
 
 def carry_out(
     args: argparse.Namespace,
-    runs: List[Run],
+    runs: list[Run],
     prepare: Callable[[], None],
-    publish: Callable[[List[Dict[str, Any]]], None],
-    read: Callable[[List[Run]], List[Dict[str, Any]]] = report,
-    train: Callable[..., List[Dict[str, Any]]] = run_all,
+    publish: Callable[[list[dict[str, Any]]], None],
+    read: Callable[[list[Run]], list[dict[str, Any]]] = report,
+    train: Callable[..., list[dict[str, Any]]] = run_all,
 ) -> int:
-    """Prepares the data, trains and evaluates ``runs``, or with ``--report`` only reads them, and publishes their records.
+    """Prepares the data, trains and evaluates ``runs``, or with ``--report`` only reads them, and publishes their
+    records.
 
     ``read`` and ``train`` (called as ``run_all``) give the records in the two cases. Returns the exit status: a
     training that diverged is a result, one that failed is an error.
@@ -520,7 +534,8 @@ def carry_out(
         return 130
     publish(records)
     print(
-        f"\nlogs: FOLDER/train.log, checkpoints: FOLDER/{runs[0].checkpoint.name}, plot: {args.results.with_suffix('.png')}"
+        f"\nlogs: FOLDER/train.log, checkpoints: FOLDER/{runs[0].checkpoint.name}, plot: "
+        f"{args.results.with_suffix('.png')}"
     )
     print(f"{(time.time() - started) / 60:.1f} minutes in all")
     for run in filter(diverged, runs):

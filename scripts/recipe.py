@@ -8,7 +8,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any
 
 import yaml
 
@@ -45,7 +45,7 @@ class Published:
 
     text: str
     mean: float = 0.0
-    std: Optional[float] = None
+    std: float | None = None
     half: float = 0.0
     fail: bool = False
 
@@ -58,8 +58,8 @@ class Data:
 
     folder: str
     prepare: str
-    subsets: Tuple[str, ...]
-    arguments: Tuple[str, ...] = ()
+    subsets: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
 
     @property
     def needs_file(self) -> bool:
@@ -75,8 +75,8 @@ class Column:
 
     subset: str
     metric: str
-    at: Union[str, int]
-    data: Tuple[str, ...]
+    at: str | int
+    data: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ class Row:
     """
 
     label: str
-    arguments: Optional[Tuple[str, ...]]
+    arguments: tuple[str, ...] | None
     missing: str
-    on: Tuple[str, ...]
+    on: tuple[str, ...]
     steps: int
     overrides: str
-    published: Dict[str, Dict[str, Published]]
-    x: Optional[float] = None
+    published: dict[str, dict[str, Published]]
+    x: float | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ByLength:
 
     baseline: str
     tokenize: str
-    bounds: Tuple[int, ...]
+    bounds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -126,20 +126,20 @@ class Recipe:
     name: str
     title: str
     source: str
-    data: Dict[str, Data]
-    train: Tuple[str, ...]
+    data: dict[str, Data]
+    train: tuple[str, ...]
     validate_every: int
     batch_size_valid: int
     seeds: int
     statistic: str
     unit: str
     checkpoint: str
-    generate: Tuple[str, ...]
-    columns: Dict[str, Column]
-    rows: Dict[str, Row]
-    chosen: Tuple[str, ...]
-    by_length: Optional[ByLength] = None
-    x_axis: Optional[XAxis] = None
+    generate: tuple[str, ...]
+    columns: dict[str, Column]
+    rows: dict[str, Row]
+    chosen: tuple[str, ...]
+    by_length: ByLength | None = None
+    x_axis: XAxis | None = None
 
     @property
     def published(self) -> bool:
@@ -155,12 +155,12 @@ class Recipe:
         """The line above what was ``chosen``."""
         return "Chosen where the paper is silent, or differently from it:" if self.published else "Chosen:"
 
-    def columns_of(self, data: str) -> Dict[str, Column]:
+    def columns_of(self, data: str) -> dict[str, Column]:
         """The columns that a training on ``data`` has numbers in."""
         return {name: column for name, column in self.columns.items() if data in column.data}
 
 
-def names() -> List[str]:
+def names() -> list[str]:
     """The recipes that are there."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -179,8 +179,8 @@ class _Loader(yaml.SafeLoader):
     """YAML in which a key that is there twice is an error; plain YAML takes the last one."""
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> Dict[Any, Any]:
-    found: Dict[Any, Any] = {}
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
@@ -239,19 +239,19 @@ class _Entry:
             raise self.error(key, f"is {value}: it must be above 0")
         return value
 
-    def choice(self, key: str, choices: Tuple[str, ...], default: Any = ...) -> str:
+    def choice(self, key: str, choices: tuple[str, ...], default: Any = ...) -> str:
         value = self.text(key, default)
         if value not in choices:
             raise self.error(key, f"is {value!r}: choose from {', '.join(choices)}")
         return value
 
-    def texts(self, key: str, default: Any = ...) -> Tuple[str, ...]:
+    def texts(self, key: str, default: Any = ...) -> tuple[str, ...]:
         value = self.take(key, list, "a list of texts", default)
         if not value or not all(isinstance(item, str) for item in value):
             raise self.error(key, f"must be a list of texts, not {value!r}")
         return tuple(value)
 
-    def arguments(self, key: str, default: Any = ...) -> Tuple[str, ...]:
+    def arguments(self, key: str, default: Any = ...) -> tuple[str, ...]:
         """Options of a command, as one text or a list of them."""
         value = self.take(key, (str, list), "text, or a list of texts", default)
         if not isinstance(value, (str, list)) or not all(isinstance(item, str) for item in value):
@@ -265,7 +265,7 @@ class _Entry:
                 raise self.error(key, f"has {word}, which scripts/reproduce.py says itself")
         return tuple(words)
 
-    def entries(self, key: str, what: str) -> Dict[str, "_Entry"]:
+    def entries(self, key: str, what: str) -> dict[str, _Entry]:
         content = self.take(key, dict, "a mapping (key: value)")
         if not content:
             raise self.error(key, "is empty")
@@ -321,11 +321,11 @@ def _recipe(name: str, content: Any) -> Recipe:
     return recipe
 
 
-def _x_axis(recipe: _Entry, rows: Dict[str, Row]) -> XAxis:
+def _x_axis(recipe: _Entry, rows: dict[str, Row]) -> XAxis:
     entry = _Entry("x_axis", recipe.take("x_axis", dict, "a mapping (key: value)"))
     found = XAxis(entry.text("label"), entry.choice("scale", ("linear", "log"), "linear"))
     entry.close()
-    at: Dict[float, str] = {}
+    at: dict[float, str] = {}
     for name, row in rows.items():
         if row.x is None:
             continue
@@ -339,7 +339,7 @@ def _x_axis(recipe: _Entry, rows: Dict[str, Row]) -> XAxis:
     return found
 
 
-def _by_length(recipe: _Entry, rows: Dict[str, Row]) -> ByLength:
+def _by_length(recipe: _Entry, rows: dict[str, Row]) -> ByLength:
     entry = _Entry("by_length", recipe.take("by_length", dict, "a mapping (key: value)"))
     bounds = entry.take("bounds", list, "a list of whole numbers")
     if not bounds or not all(type(b) is int and b > 0 for b in bounds) or bounds != sorted(set(bounds)):
@@ -360,7 +360,7 @@ def _data(entry: _Entry) -> Data:
     return data
 
 
-def _column(entry: _Entry, data: Dict[str, Data]) -> Column:
+def _column(entry: _Entry, data: dict[str, Data]) -> Column:
     at = entry.take("at", (str, int), "a number of steps, 'checkpoint' or 'end'", "checkpoint")
     if at not in PLACES and not (isinstance(at, int) and at > 0):
         raise entry.error("at", f"is {at!r}: it must be a number of steps, 'checkpoint' or 'end'")
@@ -383,7 +383,7 @@ def _column(entry: _Entry, data: Dict[str, Data]) -> Column:
 
 
 def _row(
-    entry: _Entry, train: Tuple[str, ...], steps: int, data: Dict[str, Data], columns: Dict[str, Column], label: str
+    entry: _Entry, train: tuple[str, ...], steps: int, data: dict[str, Data], columns: dict[str, Column], label: str
 ) -> Row:
     arguments = entry.arguments("arguments", None) if "arguments" in entry.content else None
     missing = entry.text("missing", "")
@@ -423,7 +423,7 @@ def _x(entry: _Entry) -> float:
     return x
 
 
-def _published(entry: _Entry, name: str, columns: Dict[str, Column], data: str) -> Published:
+def _published(entry: _Entry, name: str, columns: dict[str, Column], data: str) -> Published:
     text = entry.take(name, str, "text in quotes, as printed in the paper")
     there = [key for key, column in columns.items() if data in column.data]
     if name not in there:

@@ -19,9 +19,10 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import quickstart  # noqa: E402
@@ -32,7 +33,7 @@ from runs import REPOSITORY, Run, begun, check_data, end, environment, on, run_a
 from verdicts import Trial  # noqa: E402
 
 
-def parse_arguments(line: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def parse_arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help=f"one of: {', '.join(recipes.names())}; or the path of a .yaml file; or list")
     parser.add_argument("--rows", default="all", help="comma separated (default: all that can be trained)")
@@ -115,7 +116,7 @@ def _complete(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
         parser.error(f"--index is {args.index}: the plan has runs 0 to {len(args.trials) - 1}")
 
 
-def _seeds(parser: argparse.ArgumentParser, text: Optional[str], published: int) -> List[int]:
+def _seeds(parser: argparse.ArgumentParser, text: str | None, published: int) -> list[int]:
     if text is None:
         return list(range(1, published + 1))
     if not re.fullmatch(r"\d+(,\d+)*,?", text) or text == "0":
@@ -125,7 +126,7 @@ def _seeds(parser: argparse.ArgumentParser, text: Optional[str], published: int)
     return list(dict.fromkeys(int(seed) for seed in text.strip(",").split(",")))
 
 
-def plan(args: argparse.Namespace) -> List[Trial]:
+def plan(args: argparse.Namespace) -> list[Trial]:
     """The runs, every row with its first seed before any with its second."""
     recipe: Recipe = args.recipe
     trials = []
@@ -169,12 +170,12 @@ def make_run(args: argparse.Namespace, name: str, data: str, seed: int) -> Run:
     )
 
 
-def used(args: argparse.Namespace) -> Dict[str, Data]:
+def used(args: argparse.Namespace) -> dict[str, Data]:
     """The data that the plan needs."""
     return {name: args.recipe.data[name] for name in dict.fromkeys(trial.data for trial in args.trials)}
 
 
-def prepare_command(args: argparse.Namespace, data: Data) -> List[str]:
+def prepare_command(args: argparse.Namespace, data: Data) -> list[str]:
     return ["python", "-m", "data_prep", *shlex.split(data.prepare), "--out", str(args.data / data.folder)]
 
 
@@ -211,12 +212,10 @@ class Guard:
             free, on a GPU or (None) on the machine.
     """
 
-    def __init__(
-        self, gigabytes: float, gpus: Sequence[str] = (), free: Optional[Callable[[Optional[str]], float]] = None
-    ):
+    def __init__(self, gigabytes: float, gpus: Sequence[str] = (), free: Callable[[str | None], float] | None = None):
         self.gigabytes, self.gpus, self.free = gigabytes, list(gpus), free or free_gigabytes
 
-    def __call__(self, active: List[Dict[str, Any]]) -> Optional[Dict[str, str]]:
+    def __call__(self, active: list[dict[str, Any]]) -> dict[str, str] | None:
         if active and not self._room(None, active):
             return None
         if not self.gpus:
@@ -227,14 +226,14 @@ class Guard:
                 return {"CUDA_VISIBLE_DEVICES": gpu}
         return None
 
-    def _room(self, gpu: Optional[str], jobs: List[Dict[str, Any]]) -> bool:
+    def _room(self, gpu: str | None, jobs: list[dict[str, Any]]) -> bool:
         if not self.gigabytes:
             return True
         set_aside = self.gigabytes * sum(not begun(job) for job in jobs)
         return self.free(gpu) - set_aside >= self.gigabytes
 
 
-def free_gigabytes(gpu: Optional[str]) -> float:
+def free_gigabytes(gpu: str | None) -> float:
     """Free memory of a GPU, or of the machine for None. Raises ValueError where it cannot be asked for."""
     try:
         if gpu is None:
@@ -246,14 +245,14 @@ def free_gigabytes(gpu: Optional[str]) -> float:
         raise ValueError(f"free memory cannot be asked for ({error}): give --memory-guard 0 to do without") from None
 
 
-def visible_gpus() -> List[str]:
+def visible_gpus() -> list[str]:
     import torch
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(gpu) for gpu in range(torch.cuda.device_count())]
 
 
-def told(args: argparse.Namespace) -> List[str]:
+def told(args: argparse.Namespace) -> list[str]:
     """The options that choose the same runs again."""
     return [
         "python", "scripts/reproduce.py", str(args.recipe_path),
@@ -305,7 +304,7 @@ def dry_run(args: argparse.Namespace) -> None:
         print(f"- {sentence}")
 
 
-def publish(args: argparse.Namespace, records: List[Dict[str, Any]]) -> None:
+def publish(args: argparse.Namespace, records: list[dict[str, Any]]) -> None:
     """Writes PREFIX.json, .md, .tex and figures, and prints the table."""
     recipe: Recipe = args.recipe
     found = verdicts.lines(recipe, args.trials, records, args.steps_scale)
@@ -330,7 +329,7 @@ def publish(args: argparse.Namespace, records: List[Dict[str, Any]]) -> None:
         publish_by_length(args, records, summary)
 
 
-def publish_by_length(args: argparse.Namespace, records: List[Dict[str, Any]], summary: Dict[str, Any]) -> None:
+def publish_by_length(args: argparse.Namespace, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Writes PREFIX-bleu.json, .md and .png from the translations of the runs that have ended, and prints the tables.
 
     Ends the program with one line where translations are missing or are not of these data.

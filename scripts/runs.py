@@ -1,6 +1,8 @@
-"""Trainings as subprocesses: real ``fairseq-train`` commands, several at a time, watched, resumable, with their curves read back.
+"""Trainings as subprocesses: real ``fairseq-train`` commands, several at a time, watched, resumable, with their curves
+read back.
 
-A run lives in a folder of its own: ``train.log``, the checkpoints, ``run.json`` (its commands, and once it is done its result).
+A run lives in a folder of its own: ``train.log``, the checkpoints, ``run.json`` (its commands, and once it is done its
+    result).
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, List, Optional, Sequence
+from typing import IO, Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
@@ -43,8 +46,8 @@ class Run:
         evaluation: arguments of ``fairseq-validate`` and ``fairseq-generate`` besides the usual (device, batch size).
         generation: further arguments of ``fairseq-generate`` alone.
         generate: whether the subsets are also decoded at the end, besides the one teacher-forced pass.
-        best: whether the checkpoint that is evaluated is the one of the highest accuracy on the first subset (the latest of
-            several), rather than the last one.
+        best: whether the checkpoint that is evaluated is the one of the highest accuracy on the first subset (the
+            latest of several), rather than the last one.
     """
 
     name: str
@@ -52,10 +55,10 @@ class Run:
     folder: Path
     data: Path
     steps: int
-    arguments: List[str]
-    subsets: Dict[str, str]
-    evaluation: List[str] = field(default_factory=list)
-    generation: List[str] = field(default_factory=list)
+    arguments: list[str]
+    subsets: dict[str, str]
+    evaluation: list[str] = field(default_factory=list)
+    generation: list[str] = field(default_factory=list)
     generate: bool = True
     best: bool = False
 
@@ -71,7 +74,7 @@ class Run:
     def checkpoint(self) -> Path:
         return self.folder / ("checkpoint_best.pt" if self.best else "checkpoint_last.pt")
 
-    def train_command(self) -> List[str]:
+    def train_command(self) -> list[str]:
         best = ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"] if self.best else []
         return [
             "fairseq-train", str(self.data), "--user-dir", "fairseq_sg", *self.arguments, *best,
@@ -79,7 +82,7 @@ class Run:
             "--valid-subset", ",".join(self.subsets), "--log-format", "json",
         ]  # fmt: skip
 
-    def validate_command(self) -> List[str]:
+    def validate_command(self) -> list[str]:
         subsets = ",".join(self.subsets)
         common = ["--user-dir", "fairseq_sg", "--task", self.task, "--path", str(self.checkpoint)]
         return [
@@ -93,21 +96,23 @@ class Run:
             *self.evaluation,
         ]
 
-    def generate_command(self, subset: str) -> List[str]:
+    def generate_command(self, subset: str) -> list[str]:
         common = ["--user-dir", "fairseq_sg", "--task", self.task, "--path", str(self.checkpoint)]
         return [
             "fairseq-generate", str(self.data), *common, "--gen-subset", subset, "--beam", "1",
             "--scoring", "sacrebleu", "--sacrebleu-tokenizer", "none", *self.evaluation, *self.generation,
         ]  # fmt: skip
 
-    def commands(self) -> List[List[str]]:
+    def commands(self) -> list[list[str]]:
         """Of the training and of its evaluation."""
         decoded = self.subsets if self.generate else ()
         return [self.train_command(), self.validate_command(), *(self.generate_command(s) for s in decoded)]
 
 
 def end(main: Callable[..., int], *arguments: Any) -> None:
-    """Ends a script with what its ``main`` returns; where the reader of its output has gone, such as ``head``, with 1."""
+    """Ends a script with what its ``main`` returns; where the reader of its output has gone, such as ``head``, with
+    1.
+    """
     try:
         try:
             code = main(*arguments)
@@ -120,13 +125,15 @@ def end(main: Callable[..., int], *arguments: Any) -> None:
     sys.exit(code)
 
 
-def on(device: str) -> List[str]:
+def on(device: str) -> list[str]:
     """The arguments of fairseq's commands that choose the device ``cpu`` or ``cuda``."""
     return ["--cpu"] if device == "cpu" else []
 
 
-def schedule(every: int, device: str) -> List[str]:
-    """Arguments of a training that evaluates and saves every so many steps, keeps the last checkpoint, and can be stopped."""
+def schedule(every: int, device: str) -> list[str]:
+    """Arguments of a training that evaluates and saves every so many steps, keeps the last checkpoint, and can be
+    stopped.
+    """
     return [
         "--required-batch-size-multiple", "1",
         "--validate-interval-updates", str(every), "--validate-interval", "1000000",
@@ -136,18 +143,20 @@ def schedule(every: int, device: str) -> List[str]:
     ]  # fmt: skip
 
 
-def executable(command: List[str]) -> List[str]:
+def executable(command: list[str]) -> list[str]:
     """The command through this very interpreter: ``fairseq-train`` is the module ``fairseq_cli.train``."""
     return [sys.executable, "-m", command[0].replace("fairseq-", "fairseq_cli."), *command[1:]]
 
 
-def environment() -> Dict[str, str]:
+def environment() -> dict[str, str]:
     """One thread a training: several trainings share the cores better than one training uses them."""
     return os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONUNBUFFERED": "1"}
 
 
-def events(log: Path) -> List[Dict[str, Any]]:
-    """fairseq's JSON log lines, in order, each with ``kind`` (train_inner, train, or a subset) and numbers as floats."""
+def events(log: Path) -> list[dict[str, Any]]:
+    """fairseq's JSON log lines, in order, each with ``kind`` (train_inner, train, or a subset) and numbers as
+    floats.
+    """
     if not log.exists():
         return []
     found = []
@@ -166,9 +175,9 @@ def _number(value: Any) -> Any:
         return value
 
 
-def curve(run: Run) -> List[Dict[str, float]]:
+def curve(run: Run) -> list[dict[str, float]]:
     """Accuracy and loss of every subset at every validation: [{step, SUBSET: percent, SUBSET_loss: bits per token}]."""
-    points: Dict[int, Dict[str, float]] = {}
+    points: dict[int, dict[str, float]] = {}
     for event in events(run.log):
         subset = event["kind"]
         if subset in run.subsets:
@@ -180,12 +189,12 @@ def curve(run: Run) -> List[Dict[str, float]]:
     return [points[step] for step in sorted(points)]
 
 
-def complete(run: Run, point: Dict[str, float]) -> bool:
+def complete(run: Run, point: dict[str, float]) -> bool:
     """Whether every subset was evaluated at a point of a curve."""
     return all(subset in point or f"{subset}_loss" in point for subset in run.subsets)
 
 
-def divergence(run: Run, finished: bool = False) -> Optional[Dict[str, Any]]:
+def divergence(run: Run, finished: bool = False) -> dict[str, Any] | None:
     """Why and at which step a training is a "Fail", by its log; None if it is not.
 
     Either a loss is NaN or infinite (or fairseq gave up for that reason), or the accuracy fell to 0 and did not
@@ -219,15 +228,19 @@ def _gave_up(run: Run) -> bool:
     return "\nFloatingPointError" in last
 
 
-def selected(run: Run, points: List[Dict[str, float]]) -> Dict[str, float]:
-    """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the best on the first subset."""
+def selected(run: Run, points: list[dict[str, float]]) -> dict[str, float]:
+    """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the best on the first
+    subset.
+    """
     points = [point for point in points if complete(run, point)]
     selector = next(iter(run.subsets))
     return max(points, key=lambda point: (point[selector] if run.best else 0, point["step"]))
 
 
-def partial_result(run: Run, step: int) -> Optional[Dict[str, Any]]:
-    """The result at ``step`` of a training that has not finished, from its log alone: accuracies, curve up to there, minutes."""
+def partial_result(run: Run, step: int) -> dict[str, Any] | None:
+    """The result at ``step`` of a training that has not finished, from its log alone: accuracies, curve up to there,
+    minutes.
+    """
     points = [point for point in curve(run) if point["step"] <= step]
     if not points or points[-1]["step"] != step or not complete(run, points[-1]):
         return None
@@ -253,9 +266,9 @@ def _log_until(run: Run, step: int) -> str:
     return text[: text.rindex(f'_num_updates": "{step}"')]
 
 
-def position(run: Run) -> Dict[str, Any]:
+def position(run: Run) -> dict[str, Any]:
     """Where a training is: its last step and accuracies, for the eye."""
-    state: Dict[str, Any] = {"step": 0}
+    state: dict[str, Any] = {"step": 0}
     for event in events(run.log):
         if event["kind"] == "train_inner":
             state["step"] = int(event["num_updates"])
@@ -302,17 +315,18 @@ def check_data(folder: Path, arguments: Sequence[str]) -> None:
     ]
     if other:
         raise ValueError(
-            f"the data in {folder} are others than `python -m data_prep {shlex.join(arguments)}` makes: {', '.join(other)}. "
+            f"the data in {folder} are others than `python -m data_prep {shlex.join(arguments)}` makes: "
+            f"{', '.join(other)}. "
             "Name another folder by --data, or move this one away"
         )
 
 
-def saved(run: Run) -> Dict[str, Any]:
+def saved(run: Run) -> dict[str, Any]:
     path = run.folder / "run.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def result_of(run: Run) -> Optional[Dict[str, Any]]:
+def result_of(run: Run) -> dict[str, Any] | None:
     """The finished result of a run with the same settings, or None.
 
     Raises:
@@ -322,21 +336,22 @@ def result_of(run: Run) -> Optional[Dict[str, Any]]:
     return done if done and done["steps"] >= run.steps else None
 
 
-def diverged(run: Run) -> Optional[Dict[str, Any]]:
+def diverged(run: Run) -> dict[str, Any] | None:
     """Why and when a run was found to have diverged, or None. Raises ValueError as ``result_of`` does."""
     return _checked(run).get("diverged")
 
 
-def _checked(run: Run) -> Dict[str, Any]:
+def _checked(run: Run) -> dict[str, Any]:
     record = saved(run)
     if record and record["settings"] != _settings(run):
         raise ValueError(
-            f"{run.folder} holds a training with other settings (see its run.json): choose another --out, or delete the folder"
+            f"{run.folder} holds a training with other settings (see its run.json): choose another --out, or delete "
+            f"the folder"
         )
     return record
 
 
-def _settings(run: Run) -> Dict[str, Any]:
+def _settings(run: Run) -> dict[str, Any]:
     return {"data": str(run.data), "seed": run.seed, "arguments": run.arguments}
 
 
@@ -346,7 +361,8 @@ def _check_steps(run: Run) -> None:
     reached = max((point["step"] for point in curve(run)), default=0)
     if reached > run.steps:
         raise ValueError(
-            f"{run.folder} holds a training that has got to step {reached}, and {run.steps} are asked for: ask for more "
+            f"{run.folder} holds a training that has got to step {reached}, and {run.steps} are asked for: ask for "
+            f"more "
             "steps, or choose another --out"
         )
 
@@ -356,12 +372,12 @@ class Busy(ValueError):
 
 
 def run_all(
-    runs: List[Run],
+    runs: list[Run],
     jobs: int,
-    watch: Callable[[List[Run], Dict[str, str]], None],
-    place: Optional[Callable[[List[Dict[str, Any]]], Optional[Dict[str, str]]]] = None,
+    watch: Callable[[list[Run], dict[str, str]], None],
+    place: Callable[[list[dict[str, Any]]], dict[str, str] | None] | None = None,
     share: bool = False,
-) -> List[Dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Trains and evaluates what is not done yet, ``jobs`` at a time, and returns every run's record, in order.
 
     ``watch`` is called every second with the state of each run by folder ("waiting", "training", "evaluating",
@@ -378,7 +394,7 @@ def run_all(
         ValueError: a folder holds a run with other settings, or one that has gone further.
     """
     state = {str(run.folder): "waiting" for run in runs}
-    active: Dict[str, Dict[str, Any]] = {}
+    active: dict[str, dict[str, Any]] = {}
     waiting = []
     for run in runs:
         if diverged(run):
@@ -423,7 +439,7 @@ def run_all(
     return [saved(run) for run in runs]
 
 
-def starts_of(record: Dict[str, Any]) -> List[Dict[str, Any]]:
+def starts_of(record: dict[str, Any]) -> list[dict[str, Any]]:
     """The commits and machines that a run was started at and on, one after another; each time from which step."""
     return record.get("starts", [record])
 
@@ -433,7 +449,7 @@ def _ended(run: Run) -> str:
     return "diverged" if "diverged" in record else "done" if "result" in record else "failed"
 
 
-def _advance(job: Dict[str, Any]) -> bool:
+def _advance(job: dict[str, Any]) -> bool:
     """Carries a job on by what its process has done since; whether nothing is left to do."""
     run, process = job["run"], job["process"]
     ended = process.poll() is not None
@@ -458,7 +474,7 @@ def _advance(job: Dict[str, Any]) -> bool:
     return True
 
 
-def begun(job: Dict[str, Any]) -> bool:
+def begun(job: dict[str, Any]) -> bool:
     """Whether a job's training has logged a step since it was started, and so has all the memory that it needs."""
     if not job["begun"]:
         with open(job["run"].log, "rb") as log:
@@ -481,7 +497,7 @@ def _stop(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _start(run: Run, where: Dict[str, str]) -> Dict[str, Any]:
+def _start(run: Run, where: dict[str, str]) -> dict[str, Any]:
     run.folder.mkdir(parents=True, exist_ok=True)
     lock = _lock(run.folder)
     job = {"run": run, "lock": lock, "process": None, "stage": "training", "where": where}
@@ -515,7 +531,7 @@ def _lock(folder: Path) -> IO[str]:
     return lock
 
 
-def _launch(command: List[str], lock: IO[str], where: Dict[str, str], **kwargs: Any) -> subprocess.Popen:
+def _launch(command: list[str], lock: IO[str], where: dict[str, str], **kwargs: Any) -> subprocess.Popen:
     """Starts a command in a process group of its own, with the lock in its hands."""
     return subprocess.Popen(
         command, cwd=REPOSITORY, env=environment() | where, start_new_session=True, pass_fds=(lock.fileno(),), **kwargs
@@ -536,7 +552,7 @@ def commit() -> str:
     return os.environ.get("SG_COMMIT") or (found + "-dirty" * dirty) or "unknown"
 
 
-def machine(gpu: bool = True) -> Dict[str, Any]:
+def machine(gpu: bool = True) -> dict[str, Any]:
     """What a run runs on, for its record; ``gpu`` says whether it would use one."""
     import torch
 
@@ -550,12 +566,12 @@ def machine(gpu: bool = True) -> Dict[str, Any]:
     return found
 
 
-def _minutes(job: Dict[str, Any]) -> float:
+def _minutes(job: dict[str, Any]) -> float:
     """Of a training, those of its earlier starts included, as far as they ended by themselves."""
     return saved(job["run"])["minutes"] + (time.time() - job["since"]) / 60
 
 
-def _finish_training(job: Dict[str, Any]) -> None:
+def _finish_training(job: dict[str, Any]) -> None:
     run = job["run"]
     write_json(run.folder / "run.json", saved(run) | {"minutes": _minutes(job)})
     # Evaluation is one shell command, so that it, too, is one process to wait for.
@@ -566,9 +582,9 @@ def _finish_training(job: Dict[str, Any]) -> None:
     job.update(process=_launch(["bash", "-c", script], job["lock"], job["where"]), stage="evaluation")
 
 
-def _finish_evaluation(job: Dict[str, Any]) -> None:
+def _finish_evaluation(job: dict[str, Any]) -> None:
     run = job["run"]
-    measured: Dict[str, Dict[str, float]] = {"accuracy": {}, "nll_loss": {}}
+    measured: dict[str, dict[str, float]] = {"accuracy": {}, "nll_loss": {}}
     for event in events(run.folder / "validate.log"):
         for name, values in measured.items():
             if f"{event['kind']}_{name}" in event:
@@ -596,7 +612,7 @@ def _record(run: Run, **more: Any) -> None:
     write_json(run.folder / "run.json", record | more)
 
 
-def _generated(path: Path) -> Dict[str, float]:
+def _generated(path: Path) -> dict[str, float]:
     """Exact match in percent, BLEU and the number of sentences of a ``fairseq-generate`` output."""
     target, output, bleu = {}, {}, math.nan
     for line in path.read_text(errors="replace").splitlines():

@@ -16,9 +16,10 @@ import os
 import shlex
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import attentions  # noqa: E402
@@ -38,7 +39,7 @@ class Cell:
     """What a model reached: ``values`` of its seeds (accuracies in percent), and how many others diverged; ``steps`` of
     its trainings, ``of`` those of the whole experiment."""
 
-    values: Tuple[float, ...]
+    values: tuple[float, ...]
     diverged: int
     steps: int
     of: int
@@ -67,9 +68,9 @@ class Experiment:
     path: Path
     title: str
     steps: str
-    columns: Dict[str, str]
-    cells: Dict[Tuple[str, str], Cell]
-    content: Dict[str, Any]
+    columns: dict[str, str]
+    cells: dict[tuple[str, str], Cell]
+    content: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -77,7 +78,7 @@ class Experiment:
         return self.path.parent.name if self.path.stem == "summary" else self.path.stem
 
 
-def read(path: Path) -> Optional[Experiment]:
+def read(path: Path) -> Experiment | None:
     """The results in a file; None if it is of another kind. Raises ValueError for one that is no JSON."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +91,7 @@ def read(path: Path) -> Optional[Experiment]:
     return _of_comparison(path, content)
 
 
-def _of_recipe(path: Path, content: Dict[str, Any]) -> Experiment:
+def _of_recipe(path: Path, content: dict[str, Any]) -> Experiment:
     """Of ``reproduce.py``."""
     recipe = recipes.read(recipes.find(content["recipe"]))
     percent = 100 if recipe.unit == "fraction" else 1
@@ -108,7 +109,7 @@ def _of_recipe(path: Path, content: Dict[str, Any]) -> Experiment:
     return Experiment(path, content["title"], _steps(cells.values()), columns, cells, content)
 
 
-def _of_comparison(path: Path, content: Dict[str, Any]) -> Experiment:
+def _of_comparison(path: Path, content: dict[str, Any]) -> Experiment:
     """Of ``quickstart.py`` and ``attentions.py``, and of ``ndr.py``, whose OOD is of the best checkpoint."""
     cells = {}
     for model in dict.fromkeys(run["name"] for run in content["runs"] if "name" in run):
@@ -138,7 +139,7 @@ def _steps(cells: Any) -> str:
     return "; ".join(f"{steps:,}" + (f" of {of:,}" if steps < of else "") for steps, of in pairs) or "–"
 
 
-def ledger(experiments: Sequence[Experiment], folder: Path) -> List[List[str]]:
+def ledger(experiments: Sequence[Experiment], folder: Path) -> list[list[str]]:
     """Rows of text, the header first: every recipe and comparison, how much of it was run, and where."""
     rows = [["experiment", "run", "results"]]
     known = set(recipes.names())
@@ -152,7 +153,7 @@ def ledger(experiments: Sequence[Experiment], folder: Path) -> List[List[str]]:
     return rows
 
 
-def comparisons() -> Dict[str, List[str]]:
+def comparisons() -> dict[str, list[str]]:
     """The commands of the scripts that have their models themselves -> these models."""
     found = {"quickstart.py": list(quickstart.MODELS)}
     found |= {f"attentions.py{small}": list(attentions.MODELS) for small in ("", " --small")}
@@ -164,7 +165,7 @@ def comparisons() -> Dict[str, List[str]]:
     return found
 
 
-def command_of(content: Dict[str, Any]) -> str:
+def command_of(content: dict[str, Any]) -> str:
     """The one of ``comparisons`` that a file is of."""
     words = shlex.split(content.get("command", ""))
     script = Path(words[1]).name if len(words) > 1 else ""
@@ -176,7 +177,7 @@ def _share_of_recipe(recipe: recipes.Recipe, found: Sequence[Experiment]) -> str
     planned = {
         (name, data): recipe.seeds for name, row in recipe.rows.items() if row.arguments is not None for data in row.on
     }
-    ended: Dict[Tuple[str, str], int] = {}
+    ended: dict[tuple[str, str], int] = {}
     shorter = 0.0
     for e in found:
         for line in e.content["lines"]:
@@ -214,12 +215,12 @@ def _page(experiment: Experiment, folder: Path) -> str:
     return os.path.relpath(experiment.path.with_suffix(".md"), folder)
 
 
-def models(experiments: Sequence[Experiment]) -> List[str]:
+def models(experiments: Sequence[Experiment]) -> list[str]:
     """In the order in which they first appear."""
     return list(dict.fromkeys(model for e in experiments for model, _ in e.cells))
 
 
-def table(experiments: Sequence[Experiment]) -> List[List[str]]:
+def table(experiments: Sequence[Experiment]) -> list[list[str]]:
     """Rows of text, the header first."""
     places = [(e, column) for e in experiments for column in e.columns]
     header = ["model"]
@@ -303,7 +304,7 @@ def draw(experiments: Sequence[Experiment], path: Path) -> None:
     plt.close(figure)
 
 
-def main(line: Optional[Sequence[str]] = None) -> int:
+def main(line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="of results (default: results/*.json)")
     parser.add_argument(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 import figures
 from recipe import METRICS, Column, Published, Recipe, Row
@@ -25,8 +26,8 @@ class Trial:
 class Cell:
     """A number of a line: the ``values`` of its seeds, in the paper's unit, what is published, and the verdict."""
 
-    values: List[float]
-    published: Optional[Published]
+    values: list[float]
+    published: Published | None
     verdict: str
 
 
@@ -47,11 +48,11 @@ class Line:
     done: int
     diverged: int
     planned: int
-    cells: Dict[str, Cell]
-    curves: List[List[Dict[str, float]]] = field(default_factory=list)
+    cells: dict[str, Cell]
+    curves: list[list[dict[str, float]]] = field(default_factory=list)
 
 
-def records_of(trials: Sequence[Trial]) -> List[Dict[str, Any]]:
+def records_of(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Every run's record as it is. A row on one dataset none of whose seeds has ended is cut at the last step that
     all of its seeds that have begun were evaluated at."""
     found = {id(t): saved(t.run) for t in trials}
@@ -70,7 +71,7 @@ def records_of(trials: Sequence[Trial]) -> List[Dict[str, Any]]:
     return [found[id(t)] for t in trials]
 
 
-def value(recipe: Recipe, column: Column, run: Run, record: Dict[str, Any], scale: float) -> Optional[float]:
+def value(recipe: Recipe, column: Column, run: Run, record: dict[str, Any], scale: float) -> float | None:
     """The number of a column that a run gave, in the paper's unit; None if its record does not have it."""
     result = record["result"]
     if column.metric == "bleu":
@@ -94,7 +95,7 @@ def value(recipe: Recipe, column: Column, run: Run, record: Dict[str, Any], scal
     return 2**found if column.metric == "perplexity" else found
 
 
-def lines(recipe: Recipe, trials: Sequence[Trial], records: Sequence[Dict[str, Any]], scale: float) -> List[Line]:
+def lines(recipe: Recipe, trials: Sequence[Trial], records: Sequence[dict[str, Any]], scale: float) -> list[Line]:
     """The table: one line for every row on every dataset, in the order of the recipe; rows that are only shown
     included."""
     found = []
@@ -110,7 +111,7 @@ def lines(recipe: Recipe, trials: Sequence[Trial], records: Sequence[Dict[str, A
     return found
 
 
-def _line(recipe: Recipe, name: str, row: Row, data: str, group: List[Any], scale: float) -> Line:
+def _line(recipe: Recipe, name: str, row: Row, data: str, group: list[Any], scale: float) -> Line:
     done = [(run, record) for run, record in group if "result" in record and "diverged" not in record]
     failed = sum("diverged" in record for _, record in group)
     cells = {}
@@ -137,7 +138,7 @@ def centre(values: Sequence[float], statistic: str) -> float:
     return statistics.median(values) if statistic == "median" else statistics.mean(values)
 
 
-def verdict(values: Sequence[float], diverged: int, published: Optional[Published], statistic: str) -> str:
+def verdict(values: Sequence[float], diverged: int, published: Published | None, statistic: str) -> str:
     """ "within one std", "above", "below", "fail", "not run", or "–" where nothing is published.
 
     One std is the published one, but at least half a unit of the last published digit; where none is published,
@@ -202,7 +203,7 @@ def _verdict(recipe: Recipe, line: Line) -> str:
     return "; ".join(f"{key} {text}" for key, text in verdicts.items()) or "–"
 
 
-def table(recipe: Recipe, found: Sequence[Line]) -> List[List[str]]:
+def table(recipe: Recipe, found: Sequence[Line]) -> list[list[str]]:
     """Rows of text, the header first; where nothing is published, ours alone, and verdicts only if there are any."""
     several = len(recipe.data) > 1
     header = ["model", *(["data"] if several else []), "seeds", "steps"]
@@ -245,7 +246,7 @@ def legend(recipe: Recipe) -> str:
     )
 
 
-def markdown(recipe: Recipe, found: Sequence[Line], summary: Dict[str, Any]) -> str:
+def markdown(recipe: Recipe, found: Sequence[Line], summary: dict[str, Any]) -> str:
     rows = table(recipe, found)
     cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     machine = "; ".join(", ".join(f"{k} {v}" for k, v in m.items()) for m in summary["machines"])
@@ -304,9 +305,10 @@ def latex(recipe: Recipe, found: Sequence[Line]) -> str:
     )
 
 
-def plots(recipe: Recipe, found: Sequence[Line], prefix: Path) -> List[Path]:
-    """Draws PREFIX.png, bars of ours beside the published ones; where they were measured in training, PREFIX-curves.png,
-    accuracy and loss through it, and PREFIX-loss.png, one over the other; PREFIX-sweep.png, of rows with an x.
+def plots(recipe: Recipe, found: Sequence[Line], prefix: Path) -> list[Path]:
+    """Draws PREFIX.png, bars of ours beside the published ones; where they were measured in training,
+    PREFIX-curves.png, accuracy and loss through it, and PREFIX-loss.png, one over the other; PREFIX-sweep.png, of rows
+    with an x.
 
     Returns the files.
     """
@@ -315,7 +317,7 @@ def plots(recipe: Recipe, found: Sequence[Line], prefix: Path) -> List[Path]:
         list(dict.fromkeys(c.subset for c in recipe.columns.values() if c.metric in metrics))
         for metrics in (("accuracy",), METRICS)
     )
-    courses: Dict[str, Dict[str, List[Any]]] = {}
+    courses: dict[str, dict[str, list[Any]]] = {}
     for line in found:
         if line.curves:
             there = courses.setdefault(line.data, {})
@@ -332,8 +334,8 @@ def plots(recipe: Recipe, found: Sequence[Line], prefix: Path) -> List[Path]:
 
 def _sweep(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
     """Columns over the x of rows; rows that have none are levels across."""
-    lines: Dict[str, Dict[str, Dict[float, List[float]]]] = {key: {} for key in recipe.columns}
-    levels: Dict[str, Dict[str, List[float]]] = {key: {} for key in recipe.columns}
+    lines: dict[str, dict[str, dict[float, list[float]]]] = {key: {} for key in recipe.columns}
+    levels: dict[str, dict[str, list[float]]] = {key: {} for key in recipe.columns}
     for line in found:
         x = recipe.rows[line.row].x
         for key, cell in line.cells.items():

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, List, Sequence
+from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import end, executable  # noqa: E402
@@ -29,7 +30,7 @@ OWN = (
 )  # fmt: skip
 
 
-def commands(workers: int, command: Sequence[str], port: int) -> List[List[str]]:
+def commands(workers: int, command: Sequence[str], port: int) -> list[list[str]]:
     """The command of every process."""
     flags = [
         "--cpu", "--distributed-world-size", str(workers), "--distributed-backend", "gloo", "--distributed-no-spawn",
@@ -84,7 +85,7 @@ def main(line: Sequence[str]) -> int:
     args = parse_arguments(line)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a kill ends the processes, too
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    outputs: List[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(args.workers - 1)]
+    outputs: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(args.workers - 1)]
     processes = [
         subprocess.Popen(executable(command), env=environment, stdout=output, stderr=output and subprocess.STDOUT)
         for command, output in zip(commands(args.workers, args.command, free_port()), [None, *outputs], strict=True)

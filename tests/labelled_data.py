@@ -1,10 +1,11 @@
-"""A tiny folder with classes, as ``python -m data_prep`` writes it: the class of a sentence is its second word, in capitals."""
+"""A tiny folder with classes, as ``python -m data_prep`` writes it: the class of a sentence is its second word, in
+capitals.
+"""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Dict, List
 
 from data_prep.common import Pair
 from data_prep.corpus import Corpus
@@ -18,7 +19,7 @@ SUBSETS = {"train": (300, (4, 5, 6)), "valid": (61, (4, 5, 6)), "dev": (41, (7,)
 def write_labelled(folder: Path, labels: bool = True) -> Path:
     draw = random.Random(0)
     seen: set = set()
-    subsets: Dict[str, List[Pair]] = {}
+    subsets: dict[str, list[Pair]] = {}
     for name, (size, lengths) in SUBSETS.items():
         pairs = []
         while len(pairs) < size:

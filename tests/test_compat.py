@@ -12,7 +12,6 @@ import logging
 import os
 import pickle
 import shutil
-import subprocess
 import sys
 import types
 import warnings

@@ -120,7 +120,9 @@ def test_user_dir_from_elsewhere(there, tmp_path, monkeypatch):
     """fairseq looks beside its own package; scripts/setup.sh puts a package there that hands over to the clone."""
     fairseq = tmp_path / "site" / "fairseq"
     fairseq.mkdir(parents=True)
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[fairseq]))
+    monkeypatch.setattr(
+        doctor.importlib.util, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[fairseq])
+    )
     monkeypatch.chdir(tmp_path)
     if there != "nothing":
         (tmp_path / "site" / "fairseq_sg").mkdir()

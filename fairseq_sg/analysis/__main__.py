@@ -20,8 +20,9 @@ import logging
 import os
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any
 
 from fairseq_sg.analysis import accuracy, attention_maps, experts, gates, norms, plots, symbols, values
 from fairseq_sg.analysis.checkpoint import load
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
     print(*result.summary, f"written: {' '.join(files)}", sep="\n")
 
 
-def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -> Tuple[str, str, bool]:
+def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -> tuple[str, str, bool]:
     """Where files go, the pictures' format, and whether a single picture has that very name.
 
     Raises UsageError for a folder, for a place that cannot be written to, and for a format that there is not.
@@ -143,14 +144,14 @@ def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
     return result
 
 
-def named(words: Sequence[str]) -> Dict[str, List[str]]:
+def named(words: Sequence[str]) -> dict[str, list[str]]:
     """Model -> checkpoints: NAME=CHECKPOINT, then those that follow up to the next name; "" for one without a name.
 
     After a name the shell leaves ``*`` as it is; it is expanded here.
 
     Raises UsageError for several of which the first has no name, and for a ``*`` that stands for none.
     """
-    models: Dict[str, List[str]] = {}
+    models: dict[str, list[str]] = {}
     name = ""
     for word in words:
         before, equals, after = word.partition("=")

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -77,8 +78,10 @@ def exactly_right(loaded: Loaded, logits: Tensor, target: Tensor) -> Tensor:
     return (right | ~real).all(-1)
 
 
-def right_tokens(loaded: Loaded, logits: Tensor, target: Tensor) -> Tuple[Tensor, Tensor]:
-    """Which tokens of the target are right, and which are no padding, bool (B, N); of a classifier its class, (B, 1)."""
+def right_tokens(loaded: Loaded, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Which tokens of the target are right, and which are no padding, bool (B, N); of a classifier its class, (B,
+    1).
+    """
     if not loaded.has_decoder:
         right = logits.argmax(-1, keepdim=True) == loaded.task.classes(target)[:, None]
         return right, torch.ones_like(right)
@@ -97,7 +100,7 @@ def lengths(loaded: Loaded, dataset: Any, by: str) -> np.ndarray:
     return np.asarray(sizes, dtype=np.int64) - symbols
 
 
-def types(loaded: Loaded, subset: str, names: List[str]) -> np.ndarray:
+def types(loaded: Loaded, subset: str, names: list[str]) -> np.ndarray:
     """Every sentence's type by its number in ``names``, int64 (sentences,). Raises UsageError for a subset without."""
     breakdown = _breakdown(loaded)
     found = breakdown.types_of(subset, len(loaded.subset(subset)))
@@ -114,12 +117,12 @@ def _breakdown(loaded: Loaded) -> Any:
     return loaded.task.breakdown
 
 
-def natural(name: str) -> List[Tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """A key that sorts names with numbers in them by the numbers: length_2 before length_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def tabulate(right: np.ndarray, groups: np.ndarray, names: List[str] | None) -> Dict[str, Dict[str, float]]:
+def tabulate(right: np.ndarray, groups: np.ndarray, names: list[str] | None) -> dict[str, dict[str, float]]:
     """For every group, by its name (its number, without names): sentences, how many are right, and in percent."""
     table = {}
     for number in np.unique(groups).tolist():
@@ -140,7 +143,7 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
     combined = Result(facts={"models": {}})
     same = None
     for model, seeds in measured.items():
-        subsets: Dict[str, Dict[str, List[float]]] = {}
+        subsets: dict[str, dict[str, list[float]]] = {}
         for number, result in enumerate(seeds, 1):
             groups = {name: list(subset["groups"]) for name, subset in result.facts["subsets"].items()}
             common = {
@@ -170,14 +173,14 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
     return combined
 
 
-def sentences_of(subsets: Mapping[str, Any]) -> Dict[str, Dict[str, int]]:
+def sentences_of(subsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """subset -> group -> how many sentences it has, from the facts of one checkpoint."""
     return {
         name: {group: row["sentences"] for group, row in subset["groups"].items()} for name, subset in subsets.items()
     }
 
 
-def compare(subset: str, groups: Mapping[str, int], models: Mapping[str, Any]) -> List[str]:
+def compare(subset: str, groups: Mapping[str, int], models: Mapping[str, Any]) -> list[str]:
     """The lines of a table: for every group of a subset its sentences, and the mean accuracy of every model."""
     first = max(len(subset), *map(len, groups))
     widths = [max(len(model), 6) for model in models]
@@ -189,7 +192,7 @@ def compare(subset: str, groups: Mapping[str, int], models: Mapping[str, Any]) -
     return ["  ".join([start, *row]) for start, row in zip(left, rows, strict=True)]
 
 
-def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     facts = result.facts
     if "models" in facts:
         models = {

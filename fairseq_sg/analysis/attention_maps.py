@@ -12,7 +12,8 @@ Figure D.8 does.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Dict, List, Mapping, Tuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -56,11 +57,11 @@ LABELS = {
 }
 
 
-def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     return draw_heads(result, args, None, LABELS)
 
 
-def roles_of(recording: Recording, arch: str) -> List[str]:
+def roles_of(recording: Recording, arch: str) -> list[str]:
     """The roles that have attentions. Raises UsageError where there are none."""
     if not recording.roles:
         raise UsageError(f"{arch} has none of fairseq_sg's attentions")
@@ -70,9 +71,9 @@ def roles_of(recording: Recording, arch: str) -> List[str]:
 def draw_heads(
     result: Result,
     args: argparse.Namespace,
-    limits: Tuple[float, float] | None,
+    limits: tuple[float, float] | None,
     labels: Mapping[str, plots.Labels],
-) -> Dict[str, Figure]:
+) -> dict[str, Figure]:
     """A figure for every role that is chosen: heads below each other, steps side by side."""
     grids = {}
     for role in choose_roles(args.roles, list(result.facts["roles"])):
@@ -90,7 +91,7 @@ def draw_heads(
     return {role: plots.heatmaps(*grid, limits, labels[role], args.vmax) for role, grid in grids.items()}
 
 
-def pick_heads(matrices: np.ndarray, heads: str | None) -> Dict[str, np.ndarray]:
+def pick_heads(matrices: np.ndarray, heads: str | None) -> dict[str, np.ndarray]:
     """What is drawn of the matrices (H, N, M) of all heads, by name. Raises UsageError for a head that is not there."""
     if heads == "max":
         return {"max of heads": matrices.max(0)}

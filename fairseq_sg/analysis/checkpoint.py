@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, utils
@@ -40,12 +41,12 @@ class Loaded:
         return hasattr(self.model, "decoder")
 
     @property
-    def subsets(self) -> List[str]:
+    def subsets(self) -> list[str]:
         """The subsets that the data folder has, binarized."""
         return sorted({path.name.partition(".")[0] for path in Path(utils.split_paths(self.data)[0]).glob("*.idx")})
 
     @property
-    def longest_target(self) -> Optional[int]:
+    def longest_target(self) -> int | None:
         """The length of the longest target of all subsets, with its end symbol; None where there are no targets."""
         task = self.task.cfg
         ending = f".{task.source_lang}-{task.target_lang}.{task.target_lang}.idx"
@@ -66,7 +67,7 @@ class Loaded:
             raise UsageError(f"the subset {name!r} of {self.data} is empty")
         return self.task.datasets[name]
 
-    def batches(self, dataset: Any, size: int, limit: Optional[int] = None) -> Iterator[Dict[str, Any]]:
+    def batches(self, dataset: Any, size: int, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """The first ``limit`` sentences, ``size`` at a time, on the model's device.
 
         fairseq sorts the sentences of a batch by their lengths; its ``id`` tells which they are. Of a text they are
@@ -84,7 +85,7 @@ class Loaded:
         for batch in batches:
             yield utils.apply_to_sample(lambda x: x.to(self.device), dataset.collater([dataset[i] for i in batch]))
 
-    def run(self, batch: Dict[str, Any]) -> Any:
+    def run(self, batch: dict[str, Any]) -> Any:
         """The model's output for one of ``batches``; a language model remembers the batches before."""
         model, length = self.model, getattr(self.task, "eval_memory_length", 0)
         if length:
@@ -94,10 +95,10 @@ class Loaded:
 
 def load(
     checkpoint: str,
-    data: Optional[str] = None,
-    overrides: Optional[Mapping[str, Any]] = None,
+    data: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
     device: str = "cpu",
-    user_dir: Optional[str] = None,
+    user_dir: str | None = None,
     language_models: bool = False,
 ) -> Loaded:
     """The model of a checkpoint, as fairseq's own commands load it.
@@ -186,14 +187,14 @@ class Sentence:
         complete: False where the model's own output was cut at the longest allowed.
     """
 
-    inputs: Dict[str, Tensor]
-    source: List[str]
-    previous: List[str]
-    expected: List[str]
-    predicted: List[str]
+    inputs: dict[str, Tensor]
+    source: list[str]
+    previous: list[str]
+    expected: list[str]
+    predicted: list[str]
     complete: bool = True
 
-    def words(self, role: str) -> Dict[str, List[str]]:
+    def words(self, role: str) -> dict[str, list[str]]:
         """What stands at the rows (``queries``) and columns (``keys``) of the attention matrices in a role.
 
         Rows of the decoder's self-attention are named by the word it reads there, rows of cross-attention by the word
@@ -205,16 +206,16 @@ class Sentence:
             "cross": {"queries": self.expected, "keys": self.source},
         }[role]
 
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {"source": self.source, "target": self.expected, "output": self.predicted, "complete": self.complete}
 
-    def summary(self) -> List[str]:
+    def summary(self) -> list[str]:
         cut = "" if self.complete else "  (cut at the longest target of the data, or at --max-len)"
         return [f"source  {' '.join(self.source)}", f"output  {' '.join(self.predicted)}{cut}"]
 
 
 @torch.no_grad()
-def read_sentence(loaded: Loaded, source: str, target: Optional[str] = None, longest: Optional[int] = None) -> Sentence:
+def read_sentence(loaded: Loaded, source: str, target: str | None = None, longest: int | None = None) -> Sentence:
     """The sentence ``source``, of words in the form of the data, with a target, or with the model's own output.
 
     Its own output is generated greedily, up to ``longest`` words, the end symbol included; unless given, to the
@@ -248,7 +249,7 @@ def read_sentence(loaded: Loaded, source: str, target: Optional[str] = None, lon
 
 
 @torch.no_grad()
-def record_sentence(loaded: Loaded, args: Namespace) -> Tuple[Sentence, Recording]:
+def record_sentence(loaded: Loaded, args: Namespace) -> tuple[Sentence, Recording]:
     """The sentence that the options of ``add_sentence`` name, and what goes on in the model when it reads it."""
     sentence = read_sentence(loaded, args.input, args.target, args.max_len)
     with record(loaded.model) as recording:
@@ -269,10 +270,10 @@ def _encode(line: str, dictionary: Dictionary, option: str, data: str) -> Tensor
     return torch.tensor([*map(dictionary.index, words), dictionary.eos()])
 
 
-def _greedy(model: nn.Module, inputs: Dict[str, Tensor], dictionary: Dictionary, longest: int) -> List[int]:
+def _greedy(model: nn.Module, inputs: dict[str, Tensor], dictionary: Dictionary, longest: int) -> list[int]:
     """The model's best next word after its best earlier ones, up to the end symbol or to ``longest`` words."""
     encoder_out = model.encoder(**inputs)
-    output: List[int] = []
+    output: list[int] = []
     while len(output) < longest and output[-1:] != [dictionary.eos()]:
         previous = torch.tensor([[dictionary.eos(), *output]], device=inputs["src_tokens"].device)
         logits = model.decoder(previous, encoder_out=encoder_out)[0]

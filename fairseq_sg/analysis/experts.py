@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Tuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 #: Language models can be looked at, too.
 LANGUAGE_MODELS = True
 #: side -> of every application in turn, the arrays of OUT.npz, of one batch.
-Calls = Dict[str, List[Dict[str, Tensor]]]
+Calls = dict[str, list[dict[str, Tensor]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,7 @@ def watch(model: nn.Module) -> Iterator[Calls]:
     handles = []
 
     def hook(side: str):
-        def after(module: FeedForward, args: Tuple[Tensor, ...], kwargs: Dict[str, Any], output: object) -> None:
+        def after(module: FeedForward, args: tuple[Tensor, ...], kwargs: dict[str, Any], output: object) -> None:
             x, mask = args[0], kwargs.get("padding_mask")
             real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if mask is None else ~mask
             found = {name: value[real] for name, value in module.activity(x).items()}
@@ -75,7 +76,7 @@ def watch(model: nn.Module) -> Iterator[Calls]:
             handle.remove()
 
 
-def count(experts: Tensor, weights: Tensor, number: int) -> Dict[str, Tensor]:
+def count(experts: Tensor, weights: Tensor, number: int) -> dict[str, Tensor]:
     """experts, weights (T, K) -> selections (E,), sums of weights (E,), and selections together (E, E), float64."""
     chosen = torch.zeros(len(experts), number, dtype=torch.float64, device=experts.device).scatter_(1, experts, 1.0)
     summed = torch.zeros(number, dtype=torch.float64, device=experts.device)
@@ -86,8 +87,8 @@ def count(experts: Tensor, weights: Tensor, number: int) -> Dict[str, Tensor]:
 @torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     dataset = loaded.subset(args.subset)
-    parts: Dict[str, List[Tensor]] = defaultdict(list)
-    steps: Dict[str, int] = {}
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    steps: dict[str, int] = {}
     for batch in loaded.batches(dataset, args.batch_size, args.limit):
         with watch(loaded.model) as calls:
             loaded.run(batch)
@@ -111,7 +112,7 @@ def effective(selections: np.ndarray) -> float:
     return float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
 
 
-def describe(arrays: Dict[str, np.ndarray], steps: Dict[str, int], args: argparse.Namespace) -> Result:
+def describe(arrays: dict[str, np.ndarray], steps: dict[str, int], args: argparse.Namespace) -> Result:
     result = Result(arrays, {"subset": args.subset, "steps": steps, "layers": {}})
     for side, number in steps.items():
         for name in (f"{side}.step{step}" for step in range(1, number + 1)):
@@ -127,13 +128,14 @@ def describe(arrays: Dict[str, np.ndarray], steps: Dict[str, int], args: argpars
                 used = effective(selections)
                 facts["experts"] = {"effective": used, "dead": np.flatnonzero(selections == 0).tolist()}
                 result.summary.append(
-                    f"{name}: {used:.1f} of {len(selections)} experts in use in effect, {len(facts['experts']['dead'])} never"
+                    f"{name}: {used:.1f} of {len(selections)} experts in use in effect, "
+                    f"{len(facts['experts']['dead'])} never"
                 )
             result.facts["layers"][name] = facts
     return result
 
 
-def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     found = {
         (side, what): [result.arrays.get(f"{side}.step{step}.{what}") for step in range(1, number + 1)]
         for side, number in result.facts["steps"].items()

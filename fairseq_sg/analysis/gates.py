@@ -9,7 +9,7 @@ as in the figures.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Dict
+from typing import TYPE_CHECKING
 
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded, record_sentence
@@ -47,7 +47,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     return result
 
 
-def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     grids = {}
     for side, facts in result.facts["sides"].items():
         steps = range(1, len(facts["mean_over_features"]) + 1)

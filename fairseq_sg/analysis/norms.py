@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     dataset = loaded.subset(args.subset)
-    parts: Dict[str, List[Tensor]] = defaultdict(list)
-    steps: Dict[str, int] = {}
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    steps: dict[str, int] = {}
     for batch in loaded.batches(dataset, args.batch_size, args.limit):
         with record(loaded.model) as recording:
             loaded.model(**batch["net_input"])
@@ -79,7 +79,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     return result
 
 
-def real_positions(inputs: Dict[str, Tensor], loaded: Loaded) -> Dict[str, Tensor]:
+def real_positions(inputs: dict[str, Tensor], loaded: Loaded) -> dict[str, Tensor]:
     """Where source and target have words and not padding, (B, N) bool."""
     real = {"source": inputs["src_tokens"].ne(loaded.task.source_dictionary.pad())}
     if loaded.has_decoder:
@@ -87,7 +87,7 @@ def real_positions(inputs: Dict[str, Tensor], loaded: Loaded) -> Dict[str, Tenso
     return real
 
 
-def describe(norms: np.ndarray) -> Dict[str, Any]:
+def describe(norms: np.ndarray) -> dict[str, Any]:
     """norms (H, count) -> mean, standard deviation and quantiles of every head."""
     quantiles = np.quantile(norms.astype("float64"), QUANTILES, axis=1)
     return {
@@ -97,14 +97,14 @@ def describe(norms: np.ndarray) -> Dict[str, Any]:
     }
 
 
-def names_of(result: Result, role: str) -> List[str]:
+def names_of(result: Result, role: str) -> list[str]:
     """What is known of some step of a role, ``query.projected`` and so on, in the order of the stages."""
     candidates = [f"{what}.{stage}" for stage in STAGES for what in ("query", "key")]
     steps = range(1, result.facts["steps"][role] + 1)
     return [name for name in candidates if any(f"{role}.step{step}.{name}" in result.arrays for step in steps)]
 
 
-def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     grids = {}
     for role in choose_roles(args.roles, list(result.facts["steps"])):
         names, steps = names_of(result, role), range(1, result.facts["steps"][role] + 1)

@@ -9,7 +9,8 @@ import itertools
 import math
 import os
 import sys
-from typing import Any, Callable, Dict, Iterable, List, NoReturn, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 from fairseq_sg.errors import UsageError
 
@@ -54,7 +55,7 @@ class Command(Parser):
         return found, rest
 
 
-def overrides(text: str) -> Dict[str, Any]:
+def overrides(text: str) -> dict[str, Any]:
     """A Python dict; argparse names the option where it is none."""
     try:
         return dict(ast.literal_eval(text))
@@ -135,7 +136,7 @@ def add_batches(parser: argparse.ArgumentParser, limit: str) -> None:
     parser.add_argument("--limit", type=positive, metavar="N", help=f"only the first N sentences ({limit})")
 
 
-def choose_roles(text: str | None, there: Sequence[str]) -> List[str]:
+def choose_roles(text: str | None, there: Sequence[str]) -> list[str]:
     """The roles that ``--roles`` names. Raises UsageError for one that is not there."""
     if text is None:
         return list(there)
@@ -146,7 +147,7 @@ def choose_roles(text: str | None, there: Sequence[str]) -> List[str]:
     return names
 
 
-def choose_numbers(option: str, text: str | None, count: int) -> List[int]:
+def choose_numbers(option: str, text: str | None, count: int) -> list[int]:
     """Numbers from 0 for ``text``, which has numbers from 1 to ``count``; all where it is None. Raises UsageError."""
     if text is None:
         return list(range(count))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Rows of panels; None leaves a place empty.
-Panels = Sequence[Sequence[Optional[np.ndarray]]]
+Panels = Sequence[Sequence[np.ndarray | None]]
 #: Of pictures, by the file name's extension; all but png are vector graphics.
 FORMATS = ("png", "pdf", "svg")
 #: The palette of Okabe and Ito (2008), without its yellow: the colour-blind can tell its colours apart, too.
@@ -51,7 +52,7 @@ def require_matplotlib() -> None:
         ) from None
 
 
-def place(out: str, form: str | None, kept: Sequence[str] = ()) -> Tuple[str, str | None]:
+def place(out: str, form: str | None, kept: Sequence[str] = ()) -> tuple[str, str | None]:
     """``--out`` and ``--format`` -> where files go, without an extension, and the format, None where neither names one.
 
     Endings in ``kept`` are parts of a name, as are numbers (``v1.2``) and all that is not of three or four letters.
@@ -90,7 +91,7 @@ def count(panels: Panels) -> int:
     return sum(panel is not None for row in panels for panel in row)
 
 
-def save(figures: Mapping[str, Figure], prefix: str, form: str, alone: bool = False) -> List[str]:
+def save(figures: Mapping[str, Figure], prefix: str, form: str, alone: bool = False) -> list[str]:
     """Writes every figure to PREFIX.FORM, or PREFIX.NAME.FORM if it has a name; returns the files' names.
 
     ``alone`` leaves the name out of a single figure's.
@@ -105,8 +106,8 @@ def save(figures: Mapping[str, Figure], prefix: str, form: str, alone: bool = Fa
 
 
 def _grid(
-    rows: int, columns: int, width: float, height: float, gaps: Tuple[float, float], heading: str, **how: Any
-) -> Tuple[Figure, np.ndarray]:
+    rows: int, columns: int, width: float, height: float, gaps: tuple[float, float], heading: str, **how: Any
+) -> tuple[Figure, np.ndarray]:
     """A figure of rows × columns axes, of sizes and ``gaps`` (across, up) in inches.
 
     Its layout is fixed: matplotlib's own layouts measure every text of every panel, which takes longer than drawing.
@@ -124,7 +125,7 @@ def _grid(
     return figure, axes
 
 
-def in_rows(sequence: Sequence[Any], across: int) -> List[List[Any]]:
+def in_rows(sequence: Sequence[Any], across: int) -> list[list[Any]]:
     """A sequence cut into rows of equal length, at most ``across``; None fills the last one."""
     across = min(across, len(sequence))
     filled = [*sequence, *[None] * (-len(sequence) % across)]
@@ -136,7 +137,7 @@ def heatmaps(
     titles: Sequence[Sequence[str]],
     rows: Sequence[str],
     columns: Sequence[str],
-    limits: Tuple[float, float] | None = (0.0, 1.0),
+    limits: tuple[float, float] | None = (0.0, 1.0),
     labels: Labels = Labels(),
     vmax: float | None = None,
 ) -> Figure:

@@ -12,9 +12,10 @@ model has not been changed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ class AttentionCall:
     role: str
     weights: Tensor
     values: Tensor
-    norms: Dict[str, Tensor]
+    norms: dict[str, Tensor]
 
 
 @dataclass
@@ -64,18 +65,18 @@ class GateCall:
 class Recording:
     """The calls of one pass or several, in the order in which they were made."""
 
-    attentions: List[AttentionCall] = field(default_factory=list)
-    updates: List[GateCall] = field(default_factory=list)
+    attentions: list[AttentionCall] = field(default_factory=list)
+    updates: list[GateCall] = field(default_factory=list)
 
-    def steps(self, role: str) -> List[AttentionCall]:
+    def steps(self, role: str) -> list[AttentionCall]:
         """The applications of the attention in a role: those of all layers, or all of a shared one."""
         return [call for call in self.attentions if call.role == role]
 
-    def gates(self, side: str) -> List[GateCall]:
+    def gates(self, side: str) -> list[GateCall]:
         return [call for call in self.updates if call.side == side]
 
     @property
-    def roles(self) -> List[str]:
+    def roles(self) -> list[str]:
         """The roles that have attentions, in the order encoder, decoder, cross."""
         return [role for role in ROLES if self.steps(role)]
 
@@ -105,7 +106,7 @@ def record(model: nn.Module) -> Iterator[Recording]:
 
 
 def _attention_hook(name: str, recording: Recording) -> Callable:
-    def hook(module: Attention, args: tuple, kwargs: Dict[str, Any], output: Any) -> None:
+    def hook(module: Attention, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         if kwargs.get("incremental_state") is not None:
             raise ValueError("record full passes: decoding step by step forms no attention weights")
         with torch.no_grad(), _norms_of(module) as norms:
@@ -124,9 +125,9 @@ def _values(values: Tensor, padding_mask: Any) -> Tensor:
 
 
 @contextmanager
-def _norms_of(attention: Attention) -> Iterator[Dict[str, Tensor]]:
+def _norms_of(attention: Attention) -> Iterator[dict[str, Tensor]]:
     """The norms of the Queries and Keys of a pass made inside the ``with`` block."""
-    norms: Dict[str, Tensor] = {}
+    norms: dict[str, Tensor] = {}
     handles = []
 
     def projected(name: str) -> Callable:
@@ -162,7 +163,7 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _update_hook(name: str, recording: Recording) -> Callable:
-    def hook(module: Update, args: tuple, kwargs: Dict[str, Any], output: Any) -> None:
+    def hook(module: Update, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         with torch.no_grad():
             gates = _gates(module, *args, **kwargs)
         recording.updates.append(GateCall(name, name.partition(".")[0], gates.transpose(0, 1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +17,11 @@ class Result:
     summary  the lines that are printed.
     """
 
-    arrays: Dict[str, np.ndarray] = field(default_factory=dict)
-    facts: Dict[str, Any] = field(default_factory=dict)
-    summary: List[str] = field(default_factory=list)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    summary: list[str] = field(default_factory=list)
 
-    def write(self, prefix: str) -> List[str]:
+    def write(self, prefix: str) -> list[str]:
         """Writes PREFIX.npz and PREFIX.json; returns their names."""
         names = [f"{prefix}.npz", f"{prefix}.json"]
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)

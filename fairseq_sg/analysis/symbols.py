@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     return result
 
 
-def functions_of(data: str) -> Tuple[Dict[str, List[str]], Dict[str, List[str]]]:
+def functions_of(data: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """function -> what it makes of the symbols in their order, and group -> its functions. Raises UsageError."""
     path = Path(utils.split_paths(data)[0]) / "dataset.json"
     try:
@@ -73,12 +73,12 @@ def functions_of(data: str) -> Tuple[Dict[str, List[str]], Dict[str, List[str]]]
     return tables, groups
 
 
-def symbols_to(table: List[str]) -> Dict[str, str]:
+def symbols_to(table: list[str]) -> dict[str, str]:
     """A function's inverse, output symbol -> input symbol; ``table`` is what it makes of its symbols in their order."""
     return dict(zip(table, sorted(table), strict=True))
 
 
-def represent(loaded: Loaded, line: str) -> Tuple[Tensor, str]:
+def represent(loaded: Loaded, line: str) -> tuple[Tensor, str]:
     """The vector (C,) below the classification layer when the model reads ``line``, and the class that it answers.
 
     Raises UsageError for a model without such a layer.
@@ -89,7 +89,7 @@ def represent(loaded: Loaded, line: str) -> Tuple[Tensor, str]:
         return model(**sentence.inputs, features_only=True)[0][0, 0], sentence.predicted[0]
     if not isinstance(getattr(model, "classifier", None), torch.nn.Linear):
         raise UsageError(f"{loaded.arch} has no classification layer")
-    read: List[Tensor] = []
+    read: list[Tensor] = []
     handle = model.classifier.register_forward_hook(lambda module, args, output: read.append(args[0]))
     try:
         sentence = read_sentence(loaded, line)
@@ -98,9 +98,9 @@ def represent(loaded: Loaded, line: str) -> Tuple[Tensor, str]:
     return read[0][0], sentence.predicted[0]
 
 
-def between_groups(similarity: np.ndarray, order: List[str], groups: Dict[str, List[str]]) -> Dict[str, float]:
+def between_groups(similarity: np.ndarray, order: list[str], groups: dict[str, list[str]]) -> dict[str, float]:
     """The mean similarity of two different functions, for every pair of groups: ``a–a``, ``a–b`` and so on."""
-    means: Dict[str, Any] = {}
+    means: dict[str, Any] = {}
     names = list(groups)
     places = {name: [order.index(function) for function in groups[name]] for name in names}
     for number, first in enumerate(names):
@@ -111,7 +111,7 @@ def between_groups(similarity: np.ndarray, order: List[str], groups: Dict[str, L
     return means
 
 
-def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     functions = result.facts["functions"]
     symbols = list(result.facts["right"])
     panels = [result.arrays[f"similarity.{symbol}"] for symbol in symbols]

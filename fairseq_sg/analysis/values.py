@@ -10,7 +10,7 @@ its retrievals. Of the pictures, OUT.ROLE.png, each row is a head and each colum
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Dict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -73,5 +73,5 @@ LABELS = {
 }
 
 
-def draw(result: Result, args: argparse.Namespace) -> Dict[str, Figure]:
+def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     return draw_heads(result, args, (-1.0, 1.0), LABELS)

@@ -2,26 +2,26 @@
 
     L = L_task + λ Σ_{role, application} mean_{sentence, head} ‖V̄V̄ᵀ − I‖²_F          (Park & Kim 2024, section 4.2)
 
-The paper writes L_orth for one attention. What it leaves open is an option here, and this is what the defaults choose: the
-encoder's self-attention; each head by itself; mean over sentences and heads; sum over the applications of the (shared) layer;
-padding excluded. λ is only comparable between runs that agree in these.
+The paper writes L_orth for one attention. What it leaves open is an option here, and this is what the defaults choose:
+the encoder's self-attention; each head by itself; mean over sentences and heads; sum over the applications of the
+(shared) layer; padding excluded. λ is only comparable between runs that agree in these.
 
 Logged: ``loss`` (all of it) and ``nll_loss`` in bits as fairseq does, ``orthogonality_encoder`` and the like (after the
-reduction, before λ), every other loss by its name (the sum over applications, before ``--aux-loss-weights``), statistics
-by theirs (the mean over applications), and ``accuracy``: the percentage of sentences that are right. Where a sentence has
-several tokens, ``token_accuracy`` is the percentage of tokens. Where sentences have types, the accuracy of groups of them
-is logged too (``--accuracy-by`` of the task).
+reduction, before λ), every other loss by its name (the sum over applications, before ``--aux-loss-weights``),
+statistics by theirs (the mean over applications), and ``accuracy``: the percentage of sentences that are right. Where a
+sentence has several tokens, ``token_accuracy`` is the percentage of tokens. Where sentences have types, the accuracy of
+groups of them is logged too (``--accuracy-by`` of the task).
 
 Where the loss has several parts, their shares of it are logged too, in its unit, so that they add up to ``loss``:
-``share_nll``, ``share_label_smoothing``, ``share_orthogonality_encoder`` and the like, weight included. Label smoothing's is
-what it adds to the cross entropy, and may be negative.
+``share_nll``, ``share_label_smoothing``, ``share_orthogonality_encoder`` and the like, weight included. Label
+smoothing's is what it adds to the cross entropy, and may be negative.
 """
 
 import json
 import logging
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.criterions import FairseqCriterion
@@ -85,11 +85,13 @@ class Score(NamedTuple):
     nll: Tensor
     right: Tensor
     predictions: int
-    tokens_right: Optional[Tensor] = None
+    tokens_right: Tensor | None = None
 
 
 class SGCriterion(FairseqCriterion):
-    """See the module's docstring; a subclass says what the task's loss is. Raises UsageError for an option outside its choices."""
+    """See the module's docstring; a subclass says what the task's loss is. Raises UsageError for an option outside its
+    choices.
+    """
 
     #: What is predicted, and the unit of each percentage that is logged.
     predicted = "token"
@@ -102,7 +104,8 @@ class SGCriterion(FairseqCriterion):
         self.orthogonality_weight = cfg.orthogonality_weight
         if cfg.orthogonality_layer_reduction not in LAYER_REDUCTIONS:
             raise UsageError(
-                f"--orthogonality-layer-reduction is {cfg.orthogonality_layer_reduction!r}: choose from {', '.join(LAYER_REDUCTIONS)}"
+                f"--orthogonality-layer-reduction is {cfg.orthogonality_layer_reduction!r}: choose from "
+                f"{', '.join(LAYER_REDUCTIONS)}"
             )
         self.reduce_layers = LAYER_REDUCTIONS[cfg.orthogonality_layer_reduction]
         self.value_losses = self._value_losses(cfg)
@@ -120,7 +123,7 @@ class SGCriterion(FairseqCriterion):
         return cls(cfg, task)
 
     @staticmethod
-    def _value_losses(cfg) -> Dict[str, OrthogonalityLoss]:
+    def _value_losses(cfg) -> dict[str, OrthogonalityLoss]:
         roles = [role.strip() for role in cfg.orthogonality_roles.split(",")]
         for role in roles:
             if role not in ROLES:
@@ -137,17 +140,19 @@ class SGCriterion(FairseqCriterion):
         }
         return losses if cfg.orthogonality_weight else {}
 
-    def score(self, logits: Tensor, sample: Dict[str, Any]) -> Score:
+    def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
         """The task's loss on a batch, label smoothing included."""
         raise NotImplementedError
 
     def forward(self, model, sample, reduce=True):
-        """Loss (summed over predictions, so that fairseq's division by the sample size gives the mean), sample size, logs."""
+        """Loss (summed over predictions, so that fairseq's division by the sample size gives the mean), sample size,
+        logs.
+        """
         logits, extra = self._outputs(model, sample["net_input"])
         loss, nll, right, predictions, tokens_right = self.score(logits, sample)
         sentences = right.size(0)
         sample_size = sentences if self.sentence_avg else predictions
-        logs: Dict[str, Any] = {
+        logs: dict[str, Any] = {
             "nll_loss": nll.detach(),
             "ntokens": predictions,
             "nsentences": sentences,
@@ -181,20 +186,22 @@ class SGCriterion(FairseqCriterion):
             if "value_losses" not in str(error):
                 raise
             raise UsageError(
-                "--orthogonality-weight needs a model that shows its attentions' Values, such as --arch sg_transformer; with another model "
+                "--orthogonality-weight needs a model that shows its attentions' Values, such as --arch "
+                "sg_transformer; with another model "
                 "leave it out"
             ) from error
 
     def _auxiliary(self, emitted: AuxLosses, training: bool):
-        """name -> (weight, value over the applications). Raises UsageError for a weight of a loss that a model in training
-        does not emit; in evaluation many losses, such as those of mixtures of experts, are not computed.
+        """name -> (weight, value over the applications). Raises UsageError for a weight of a loss that a model in
+        training does not emit; in evaluation many losses, such as those of mixtures of experts, are not computed.
         """
         orthogonality = {loss.name for loss in self.value_losses.values()}
         others = set(emitted) - orthogonality
         unknown = set(self.aux_loss_weights) - others
         if unknown and training:
             raise UsageError(
-                f"--aux-loss-weights names {', '.join(sorted(unknown))}, which is none of the other losses that the model emits"
+                f"--aux-loss-weights names {', '.join(sorted(unknown))}, which is none of the other losses that the "
+                f"model emits"
                 f" ({', '.join(sorted(others)) or 'it emits none'}); orthogonality has --orthogonality-weight"
             )
         result = {}
@@ -206,7 +213,7 @@ class SGCriterion(FairseqCriterion):
         return result
 
     @classmethod
-    def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         """Logs the sums over all workers and accumulated batches, each by its own count."""
 
         sums = sums_of_logs(logging_outputs)
@@ -232,14 +239,14 @@ class SGCriterion(FairseqCriterion):
         return True
 
 
-def split(emitted: AuxLosses) -> Tuple[AuxLosses, Dict[str, Tensor]]:
+def split(emitted: AuxLosses) -> tuple[AuxLosses, dict[str, Tensor]]:
     """What a model returned: its losses as they are, and the mean of each statistic over the applications of layers."""
     watched = {name for name, values in emitted.items() if isinstance(values[0], Statistic)}
     losses = {name: values for name, values in emitted.items() if name not in watched}
     return losses, {name: torch.stack([s.value for s in emitted[name]]).float().mean() for name in sorted(watched)}
 
 
-def _json_weights(text: str) -> Dict[str, float]:
+def _json_weights(text: str) -> dict[str, float]:
     try:
         weights = json.loads(text)
         return {str(name): float(weight) for name, weight in weights.items()}

@@ -1,11 +1,12 @@
 """``classification``: cross entropy of one class a sentence + the losses of ``base``, for ``--task sg_classification``.
 
-``loss`` and ``nll_loss`` are in bits per sentence, ``accuracy`` is the percentage of sentences whose class has the largest
-logit. Label smoothing is that of torch and of Szegedy et al. 2016: (1 − ε) on the class and ε/K on each of the K classes.
+``loss`` and ``nll_loss`` are in bits per sentence, ``accuracy`` is the percentage of sentences whose class has the
+largest logit. Label smoothing is that of torch and of Szegedy et al. 2016: (1 − ε) on the class and ε/K on each of the
+    K classes.
 """
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any
 
 import torch.nn.functional as F
 from fairseq.criterions import register_criterion
@@ -34,7 +35,7 @@ class Classification(SGCriterion):
         if not hasattr(task, "classes"):
             raise UsageError("--criterion classification needs classes: choose --task sg_classification")
 
-    def score(self, logits: Tensor, sample: Dict[str, Any]) -> Score:
+    def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
         """logits (B, K)."""
         classes = self.task.classes(sample["target"])
         logits = logits.float()

@@ -1,14 +1,17 @@
-"""``cross_entropy_orthogonality``: token cross entropy + λ · orthogonality of the Values + other losses the model emits.
+"""``cross_entropy_orthogonality``: token cross entropy + λ · orthogonality of the Values + other losses the model
+emits.
 
-What is optional, and what is logged, is in ``base``. ``loss`` and ``nll_loss`` are in bits per token, and ``accuracy`` is the
-percentage of sentences whose every teacher-forced argmax is right, the end symbol included. That equals the exact match of
-greedy decoding: as long as all earlier argmaxes were right, the prefix that greedy decoding feeds itself is the target's.
-Padding is no output in either. (fairseq's generator also forbids an empty output, unless told ``--min-len 0``.)
-``token_accuracy`` is the percentage of tokens whose argmax is right, the end symbol among them; padding does not count.
+What is optional, and what is logged, is in ``base``. ``loss`` and ``nll_loss`` are in bits per token, and ``accuracy``
+is the percentage of sentences whose every teacher-forced argmax is right, the end symbol included. That equals the
+exact match of
+greedy decoding: as long as all earlier argmaxes were right, the prefix that greedy decoding feeds itself is the
+target's. Padding is no output in either. (fairseq's generator also forbids an empty output, unless told ``--min-len
+0``.) ``token_accuracy`` is the percentage of tokens whose argmax is right, the end symbol among them; padding does not
+count.
 """
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +31,7 @@ class CrossEntropyOrthogonalityConfig(SGCriterionConfig):
 class CrossEntropyOrthogonality(SGCriterion):
     """See the module's docstring."""
 
-    def score(self, logits: Tensor, sample: Dict[str, Any]) -> Score:
+    def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
         """logits (B, N, V), ``target`` (B, N)."""
         target = sample["target"]
         loss, nll = self._cross_entropy(logits, target)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY
@@ -19,7 +20,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.registry import Registry
 
 
-def option_classes(registries: Iterable[Registry]) -> Iterator[Tuple[str, type]]:
+def option_classes(registries: Iterable[Registry]) -> Iterator[tuple[str, type]]:
     """(mechanism's name, its dataclass of options), for every mechanism that has options."""
     for registry in registries:
         for name, cls in registry.items():
@@ -30,13 +31,13 @@ def option_classes(registries: Iterable[Registry]) -> Iterator[Tuple[str, type]]
 def join_options(own: type, registries: Iterable[Registry], architectures: Mapping[str, Mapping[str, Any]]) -> type:
     """A FairseqDataclass with the fields of ``own`` and of all mechanisms.
 
-    A field that some architecture sets is None in it until ``as_dataclass`` puts the declared default: under hydra an architecture
-    could not tell a default from a value of the user's.
+    A field that some architecture sets is None in it until ``as_dataclass`` puts the declared default: under hydra an
+    architecture could not tell a default from a value of the user's.
 
     Raises:
         TypeError: two mechanisms declare an option of the same name with different types or defaults.
     """
-    joined: Dict[str, Tuple[str, Any, dataclasses.Field]] = {}
+    joined: dict[str, tuple[str, Any, dataclasses.Field]] = {}
     hints = typing.get_type_hints(own)
     for f in dataclasses.fields(own):
         joined[f.name] = (own.__name__, hints[f.name], f)
@@ -49,9 +50,13 @@ def join_options(own: type, registries: Iterable[Registry], architectures: Mappi
     preset = {name for values in architectures.values() for name in values}
     declared = {name: f.default for name, (_, _, f) in joined.items()}
     fields = [
-        (name, Optional[kind], dataclasses.field(default=None, metadata=_named_default(f)))
+        (name, _optional(kind), dataclasses.field(default=None, metadata=_named_default(f)))
         if name in preset
-        else (name, kind, dataclasses.field(default=f.default, metadata=f.metadata))
+        else (
+            name,
+            _optional(kind) if type(None) in typing.get_args(kind) else kind,
+            dataclasses.field(default=f.default, metadata=f.metadata),
+        )
         for name, (_, kind, f) in joined.items()
     ]
     namespace = {"__doc__": own.__doc__, "declared": declared}
@@ -59,8 +64,8 @@ def join_options(own: type, registries: Iterable[Registry], architectures: Mappi
 
 
 class Configuration:
-    """The configuration class of a model, kept up to date with the registries: a mechanism that a user's own module registers
-    has its options on the command line too, and in checkpoints.
+    """The configuration class of a model, kept up to date with the registries: a mechanism that a user's own module
+    registers has its options on the command line too, and in checkpoints.
 
     Args: those of :func:`join_options`.
     """
@@ -89,7 +94,12 @@ class Configuration:
         return as_dataclass(self.dataclass, cfg)
 
 
-def _named_default(f: dataclasses.Field) -> Dict[str, Any]:
+def _optional(kind: Any) -> Any:
+    """``kind | None`` in the only form that fairseq's parser reads, for ``int | None`` as for ``int``."""
+    return Optional[kind]  # noqa: UP045
+
+
+def _named_default(f: dataclasses.Field) -> dict[str, Any]:
     return {**f.metadata, "help": f"{f.metadata['help']} (default: the architecture's, or {f.default})"}
 
 
@@ -112,10 +122,10 @@ def _missing(cfg: Any, name: str) -> bool:
     return name not in cfg if OmegaConf.is_config(cfg) else not hasattr(cfg, name)
 
 
-def refuse_unused_options(config: Any, registries: Iterable[Registry], used: Set[type]) -> None:
+def refuse_unused_options(config: Any, registries: Iterable[Registry], used: set[type]) -> None:
     """Raises ValueError for an option that was set although no mechanism in ``used`` has it."""
-    takers: Dict[str, List[str]] = {}
-    defaults: Dict[str, Any] = {}
+    takers: dict[str, list[str]] = {}
+    defaults: dict[str, Any] = {}
     for mechanism, options in option_classes(registries):
         for f in dataclasses.fields(options):
             takers.setdefault(f.name, []).append(mechanism)

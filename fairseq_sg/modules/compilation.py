@@ -12,13 +12,14 @@ new length is no new compilation. A layer runs uncompiled
 - in a block of ``force_implementation``, since the choice of an operator is compiled into the code;
 - within ``torch.compile`` of somebody else's, who decides about all of it.
 
-What cannot be compiled within a layer, such as a derivative that works in buffers, splits its code in two. Neither names
-of parameters nor what a checkpoint holds change, and a copy of a layer compiles anew.
+What cannot be compiled within a layer, such as a derivative that works in buffers, splits its code in two. Neither
+names of parameters nor what a checkpoint holds change, and a copy of a layer compiles anew.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Union
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ MODES = (NONE, "default", *CUDA_GRAPHS)
 #: What answers the same for a whole program, by means that the compiler does not know.
 CONSTANT = (requested, requested_of, why_not_here)
 #: Who compiles: torch's inductor. Tests have cheaper ones here.
-BACKEND: Union[str, Callable] = "inductor"
+BACKEND: str | Callable = "inductor"
 
 
 def check_mode(mode: str) -> None:
@@ -44,10 +45,12 @@ def check_mode(mode: str) -> None:
 
 
 class Compilable(nn.Module):
-    """A module that may be compiled; its first argument is a tensor, and it returns ``(x, weights or None, losses)``."""
+    """A module that may be compiled; its first argument is a tensor, and it returns ``(x, weights or None,
+    losses)``.
+    """
 
     #: None: not compiled.
-    _compilation: Optional[Compilation] = None
+    _compilation: Compilation | None = None
 
     def __call__(self, *args: Any, **kwargs: Any):
         if self._compilation is None or not self._compilation.serves(self, **kwargs):
@@ -76,9 +79,9 @@ class Compilation:
 
     def __init__(self, mode: str):
         self.mode = mode
-        self._function: Optional[Callable] = None
+        self._function: Callable | None = None
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         """Compiled code is neither copied nor stored."""
         return {"mode": self.mode, "_function": None}
 
@@ -115,5 +118,5 @@ class Compilation:
         return x, weights, losses
 
 
-def _cloned(loss: Union[Tensor, Statistic]) -> Union[Tensor, Statistic]:
+def _cloned(loss: Tensor | Statistic) -> Tensor | Statistic:
     return Statistic(loss.value.clone()) if isinstance(loss, Statistic) else loss.clone()

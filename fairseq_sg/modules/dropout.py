@@ -5,14 +5,15 @@
 torch draws a number of its own for each m_i, which is a sixth of a training step of a small model on a CPU. Here every
 random integer of 64 bits decides on four elements: each takes 16 bits, and is dropped where they are below p · 2¹⁶. So
 p̂ is the multiple of 2⁻¹⁶ next to p, |p̂ − p| ≤ 2⁻¹⁷, and m has the exact 1 / (1 − p̂). The integers come from numpy's
-SFC64, which makes them in half the time of torch's Mersenne twister, anew for each mask with a seed from torch's generator
-of the CPU, whose state fairseq keeps in checkpoints. On other devices, and in compiled code, which makes the numbers where
-it uses them, dropout is torch's.
+SFC64, which makes them in half the time of torch's Mersenne twister, anew for each mask with a seed from torch's
+generator of the CPU, whose state fairseq keeps in checkpoints. On other devices, and in compiled code, which makes the
+numbers where it uses them, dropout is torch's.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ class Drops(nn.Module):
         self,
         name: str = "",
         retain_dropout: bool = False,
-        retain_dropout_modules: Optional[Sequence[str]] = None,
+        retain_dropout_modules: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         """Called by fairseq before it generates."""

@@ -8,13 +8,13 @@
     position_down (PED)   Kaiming normal, σ = √(2/d)         1      1/√d
 
 The thesis writes σ = 1/√d for PED; its code's σ = √(2/d) is the default here because its numbers come from it.
-Where the attention brings its own positions, the reference adds none, starts E Glorot uniform, scales nothing and drops nothing.
+Where the attention brings its own positions, the reference adds none, starts E Glorot uniform, scales nothing and drops
+nothing.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +43,8 @@ class TokenEmbedding(nn.Module):
         num_embeddings: rows of E.
         dim: d, the model's width.
         padding_idx: the row of padding, zero.
-        scaling: ``token_up``, ``none`` or ``position_down``; ``auto`` is ``position_down``, or, where no positions are added,
-            the reference's choice for relative models (Glorot uniform, a = 1).
+        scaling: ``token_up``, ``none`` or ``position_down``; ``auto`` is ``position_down``, or, where no positions are
+            added, the reference's choice for relative models (Glorot uniform, a = 1).
         positions: what is added.
         dropout: dropout on the sum.
     """
@@ -73,7 +73,7 @@ class TokenEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, tokens: Tensor, token_embeddings: Optional[Tensor] = None, last: bool = False, first: int = 0
+        self, tokens: Tensor, token_embeddings: Tensor | None = None, last: bool = False, first: int = 0
     ) -> Tensor:
         """tokens (B, N) -> (B, N, d); with ``last``, (B, 1, d) for the last token at its position in the whole prefix.
 

@@ -1,8 +1,10 @@
-"""Encoder and decoder layers: attention sublayers in residual connections, then an update built with a feedforward layer."""
+"""Encoder and decoder layers: attention sublayers in residual connections, then an update built with a feedforward
+layer.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 from torch import Tensor
 
@@ -13,13 +15,15 @@ from fairseq_sg.modules.losses import OverRealPositions, ValueLoss
 from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.update import Residual, build_update
 
-LayerOutput = Tuple[Tensor, Optional[Tensor], Dict[str, Tensor]]
+LayerOutput = tuple[Tensor, Tensor | None, dict[str, Tensor]]
 
 
 class TransformerLayer(Compilable):
-    """What encoder and decoder layers share: attention in residuals, an update, losses on Values and from the update."""
+    """What encoder and decoder layers share: attention in residuals, an update, losses on Values and from the
+    update.
+    """
 
-    def _attend(self, attention, x, source, value_loss: Optional[ValueLoss], losses: Dict[str, Tensor], **kwargs):
+    def _attend(self, attention, x, source, value_loss: ValueLoss | None, losses: dict[str, Tensor], **kwargs):
         out = attention(x, source, source, value_loss=value_loss, **kwargs)
         if value_loss is not None:
             out, weights, losses[value_loss.name] = out
@@ -30,9 +34,9 @@ class TransformerLayer(Compilable):
         self,
         a: Tensor,
         h: Tensor,
-        padding_mask: Optional[Tensor],
-        packing: Optional[Packing],
-        losses: Dict[str, Tensor],
+        padding_mask: Tensor | None,
+        packing: Packing | None,
+        losses: dict[str, Tensor],
     ) -> Tensor:
         mask = None if padding_mask is None or packing is not None else padding_mask.transpose(0, 1)
         x, emitted = self.update(a, h, mask)
@@ -58,19 +62,19 @@ class EncoderLayer(TransformerLayer):
     def forward(
         self,
         x: Tensor,
-        padding_mask: Optional[Tensor] = None,
+        padding_mask: Tensor | None = None,
         incremental_state: None = None,
         need_weights: bool = False,
-        value_loss: Optional[ValueLoss] = None,
-        positions: Optional[Tensor] = None,
-        packing: Optional[Packing] = None,
+        value_loss: ValueLoss | None = None,
+        positions: Tensor | None = None,
+        packing: Packing | None = None,
     ) -> LayerOutput:
         """x (N, B, C), padding_mask (B, N) -> x, self-attention weights (B, N, N) or None, losses by name.
 
         ``positions`` (N,) int64 are the positions of x for attentions that take indices. With a ``packing``, x is
         packed before and after, (R, 1, C).
         """
-        losses: Dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
         update, weights = self._attend(
             self.self_attn,
             self.self_attn_residual.before(x),
@@ -92,11 +96,11 @@ class DecoderLayer(TransformerLayer):
 
     Args:
         config: the model's configuration (see ``build_attention``, ``build_update``).
-        attention, cross_attention, ffn, update: names of the mechanisms; ``cross_attention`` None leaves it out (a language
-            model).
+        attention, cross_attention, ffn, update: names of the mechanisms; ``cross_attention`` None leaves it out (a
+            language model).
     """
 
-    def __init__(self, config: Any, attention: str, cross_attention: Optional[str], ffn: str, update: str = "residual"):
+    def __init__(self, config: Any, attention: str, cross_attention: str | None, ffn: str, update: str = "residual"):
         super().__init__()
         dim, dropout, pre_norm = config.decoder_embed_dim, config.dropout, config.pre_norm
         self.self_attn = build_attention(attention, config, "decoder")
@@ -110,20 +114,20 @@ class DecoderLayer(TransformerLayer):
     def forward(
         self,
         x: Tensor,
-        encoder_out: Optional[Tensor] = None,
-        encoder_padding_mask: Optional[Tensor] = None,
-        padding_mask: Optional[Tensor] = None,
-        self_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict]] = None,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        self_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, dict] | None = None,
         need_weights: bool = False,
-        value_loss: Optional[ValueLoss] = None,
-        cross_value_loss: Optional[ValueLoss] = None,
-        positions: Optional[Tensor] = None,
-        memory: Optional[Tensor] = None,
+        value_loss: ValueLoss | None = None,
+        cross_value_loss: ValueLoss | None = None,
+        positions: Tensor | None = None,
+        memory: Tensor | None = None,
         first: int = 0,
-        packing: Optional[Packing] = None,
-        encoder_packing: Optional[Packing] = None,
-        encoder_projected: Optional[Dict[Attention, Projected]] = None,
+        packing: Packing | None = None,
+        encoder_packing: Packing | None = None,
+        encoder_projected: dict[Attention, Projected] | None = None,
     ) -> LayerOutput:
         """One layer of the decoder.
 
@@ -143,7 +147,7 @@ class DecoderLayer(TransformerLayer):
         Returns:
             x, cross-attention weights (B, N, M) or None, losses by name.
         """
-        losses: Dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
         update, _ = self._attend(
             self.self_attn,
             self.self_attn_residual.before(x),

@@ -1,16 +1,18 @@
 """Losses that are computed inside the model, on quantities the output does not show.
 
-They travel in arguments and return values, never in module attributes: the criterion hands the model a *value loss* per role
-(encoder, decoder, cross), each attention of that role returns its value, the encoder and decoder collect one scalar per layer
-application, and the criterion finds them in the model's output under ``extra["aux_losses"]``: a dict from name to a list.
+They travel in arguments and return values, never in module attributes: the criterion hands the model a *value loss* per
+role (encoder, decoder, cross), each attention of that role returns its value, the encoder and decoder collect one
+scalar per layer application, and the criterion finds them in the model's output under ``extra["aux_losses"]``: a dict
+from name to a list.
 
 What is only to be watched travels with them as a `Statistic`: the criterion logs it and trains on nothing of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Mapping, Optional, Protocol, Union
+from typing import Protocol
 
 from torch import Tensor
 
@@ -26,19 +28,19 @@ class Statistic:
 
 
 #: name -> what each application of a layer returned: losses, or statistics.
-AuxLosses = Dict[str, List[Union[Tensor, Statistic]]]
+AuxLosses = dict[str, list[Tensor | Statistic]]
 
 
 class ValueLoss(Protocol):
     """A loss on the Values of one attention: values (B, H, M, E), padding_mask (B, M) or None -> scalar.
 
-    A loss on which Values at padding have no influence says so by an attribute ``ignores_padding`` that is true. Without
-    it the model computes them as all others, even where it could leave them out.
+    A loss on which Values at padding have no influence says so by an attribute ``ignores_padding`` that is true.
+    Without it the model computes them as all others, even where it could leave them out.
     """
 
     name: str
 
-    def __call__(self, values: Tensor, padding_mask: Optional[Tensor]) -> Tensor: ...
+    def __call__(self, values: Tensor, padding_mask: Tensor | None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class OrthogonalityLoss:
 
     Attributes:
         name: the key under which the loss is collected and logged.
-        heads: ``separate`` (each head's Values by themselves, E = d_head) or ``concat`` (all heads side by side, E = d_model).
+        heads: ``separate`` (each head's Values by themselves, E = d_head) or ``concat`` (all heads side by side, E =
+            d_model).
         head_reduction: ``mean`` or ``sum`` over the heads.
         batch_reduction: ``mean`` or ``sum`` over the sentences.
         padding: ``exclude`` or ``include`` the positions of padding.
@@ -76,7 +79,8 @@ class OrthogonalityLoss:
                 raise UsageError(f"{flag} is {getattr(self, option)!r}: choose from {', '.join(allowed)}")
         if (self.heads, self.head_reduction) == ("concat", "sum"):
             raise UsageError(
-                "--orthogonality-head-reduction sum has no effect with --orthogonality-heads concat, which makes one head of "
+                "--orthogonality-head-reduction sum has no effect with --orthogonality-heads concat, which makes one "
+                "head of "
                 "all: leave one of the two out"
             )
 
@@ -84,8 +88,10 @@ class OrthogonalityLoss:
     def ignores_padding(self) -> bool:
         return self.padding == "exclude"
 
-    def __call__(self, values: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
-        """values (B, H, M, E), padding_mask (B, M) bool, True at padding -> scalar (float32 for half-precision Values)."""
+    def __call__(self, values: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """values (B, H, M, E), padding_mask (B, M) bool, True at padding -> scalar (float32 for half-precision
+        Values).
+        """
         if self.heads == "concat":
             values = values.transpose(1, 2).flatten(2).unsqueeze(1)
         if self.padding == "include":
@@ -101,26 +107,28 @@ class OrthogonalityLoss:
 
 @dataclass(frozen=True)
 class OverRealPositions:
-    """A value loss with a padding mask of its own: causal self-attention is not told of padding that causality hides."""
+    """A value loss with a padding mask of its own: causal self-attention is not told of padding that causality
+    hides.
+    """
 
     loss: ValueLoss
-    padding_mask: Optional[Tensor]
+    padding_mask: Tensor | None
 
     @property
     def name(self) -> str:
         return self.loss.name
 
-    def __call__(self, values: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    def __call__(self, values: Tensor, padding_mask: Tensor | None) -> Tensor:
         return self.loss(values, self.padding_mask)
 
 
-def collect(losses: AuxLosses, emitted: Mapping[str, Union[Tensor, Statistic]]) -> None:
+def collect(losses: AuxLosses, emitted: Mapping[str, Tensor | Statistic]) -> None:
     """Appends each loss, or statistic, that a layer returned to the list of its name."""
     for name, value in emitted.items():
         losses.setdefault(name, []).append(value)
 
 
-def merge(parts: Iterable[Optional[AuxLosses]]) -> AuxLosses:
+def merge(parts: Iterable[AuxLosses | None]) -> AuxLosses:
     """One dict from the dicts of several parts of a model; parts without losses may be None."""
     merged: AuxLosses = {}
     for part in parts:

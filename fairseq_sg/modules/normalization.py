@@ -2,14 +2,14 @@
 
     Q̂ = Norm(φ(Q)),  K̂ = Norm(φ(K)),  then linear attention with its denominator as before.
 
-The norm runs over the features of one head. Of Q̂, a positive scale per position cancels in the denominator; the effect comes
-from K̂, whose scale weighs the positions against each other. The paper gives no value for ε; 1e-6 is ours. Each normalization
-is a module of its own for Queries and for Keys, shared by the heads.
+The norm runs over the features of one head. Of Q̂, a positive scale per position cancels in the denominator; the effect
+comes from K̂, whose scale weighs the positions against each other. The paper gives no value for ε; 1e-6 is ours. Each
+normalization is a module of its own for Queries and for Keys, shared by the heads.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Optional
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,9 @@ def build_qk_norm(name: str, dim: int) -> nn.Module:
 
 
 class _Normalization(nn.Module):
-    #: Its name in ``fairseq_sg.ops.features``, if the operator can apply it itself; empty where there is nothing to apply.
-    in_operator: ClassVar[Optional[str]] = None
+    #: Its name in ``fairseq_sg.ops.features``, if the operator can apply it itself; empty where there is nothing to
+    #: apply.
+    in_operator: ClassVar[str | None] = None
 
     def __init__(self, dim: int, eps: float = 1e-6):
         super().__init__()

@@ -11,7 +11,6 @@ rounding.
 from __future__ import annotations
 
 import functools
-from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -45,7 +44,7 @@ class Packing:
         return self.length * self.batch
 
     @classmethod
-    def where_it_pays(cls, padding_mask: Tensor) -> Optional[Packing]:
+    def where_it_pays(cls, padding_mask: Tensor) -> Packing | None:
         """The packing of a batch on a CPU of which a share is padding, else None.
 
         On a GPU the number of real positions would have to come to the host before the next kernel can start.
@@ -69,7 +68,7 @@ class Packing:
         return _Unpack.apply(x.squeeze(1), *rows).unflatten(0, (self.batch, self.length))
 
     @functools.cached_property
-    def _rows(self) -> Tuple[Tensor, Tensor, Tensor]:
+    def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """What ``_Pack`` and ``_Unpack`` take, of positions counted through (N, B)."""
         return self.index, self._row.flatten(), _places(self._padding)
 
@@ -80,7 +79,9 @@ def _places(mask: Tensor) -> Tensor:
 
 
 class _Pack(torch.autograd.Function):
-    """Rows of x by index, each at most once: so that the derivative need not add. The others' places are ``_Unpack``'s."""
+    """Rows of x by index, each at most once: so that the derivative need not add. The others' places are
+    ``_Unpack``'s.
+    """
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, index: Tensor, row: Tensor, padding: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ def check_padding_mask(name: str, mask: Tensor | None, batch: int, length: int) 
 
 
 def refuse_second_derivative(operator: str, where: str = "", mend: str = "implementation='naive' has one") -> None:
-    """Raises `RuntimeError` in the backward pass of an implementation that has no derivative of its own, if it is asked for.
+    """Raises `RuntimeError` in the backward pass of an implementation that has no derivative of its own, if it is asked
+    for.
 
     With torch's `once_differentiable` a second derivative would be 0 without a word where the gradient is a constant.
 

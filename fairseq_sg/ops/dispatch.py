@@ -124,7 +124,8 @@ def _parsed(choice: str, asked_by: str) -> Mapping[str, str]:
         operator, name = operator.strip(), name.strip()
         if not name or named and not operator or operator in found:
             raise ValueError(
-                f"{asked_by} is {choice!r}: give one implementation for all operators, or one for each of some, such as "
+                f"{asked_by} is {choice!r}: give one implementation for all operators, or one for each of some, such "
+                f"as "
                 "relative_attention=flex,linear_attention=triton"
             )
         if named and operator not in OPERATORS:

@@ -2,10 +2,10 @@
 
 Kernels are in ``triton.py`` of each operator. They take float32, float16 and bfloat16, and compute in float32.
 
-Where a factor of a product is made in a kernel (features, weights of attention, unit vectors), tiles have 32 rows at most.
-With 64, Triton multiplies on Hopper with asynchronous instructions that read that factor from registers, and compilers
-up to Triton 3.6 and CUDA 13.2 may overwrite registers that are still being read (triton-lang/triton #9433, #11781;
-fla-org/flash-linear-attention #1262). ``cvmm``, whose tiles are larger, does not overlap such products there.
+Where a factor of a product is made in a kernel (features, weights of attention, unit vectors), tiles have 32 rows at
+most. With 64, Triton multiplies on Hopper with asynchronous instructions that read that factor from registers, and
+compilers up to Triton 3.6 and CUDA 13.2 may overwrite registers that are still being read (triton-lang/triton #9433,
+#11781; fla-org/flash-linear-attention #1262). ``cvmm``, whose tiles are larger, does not overlap such products there.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def why_not_triton(*tensors: Tensor) -> str | None:
 
 
 def prefers_triton(why_not: Callable[..., str | None], *tensors: Tensor | None) -> bool:
-    """Whether ``"auto"`` runs Triton kernels: never on a CPU, nor for a reason of `why_not_triton` or the operator, which
-    is asked only where it matters. The first of the tensors is given."""
+    """Whether ``"auto"`` runs Triton kernels: never on a CPU, nor for a reason of `why_not_triton` or the operator,
+    which is asked only where it matters. The first of the tensors is given."""
     return AUTOMATIC and tensors[0].is_cuda and why_not(*tensors) is None
 
 
@@ -73,7 +73,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         return
     if max(grid[1:], default=0) > LARGEST_GRID:
         raise ValueError(
-            f"these tensors are too long for the Triton kernels, which cut them into {max(grid[1:]):,} tiles of at most "
+            f"these tensors are too long for the Triton kernels, which cut them into {max(grid[1:]):,} tiles of at "
+            f"most "
             f"{LARGEST_GRID:,}: choose another implementation"
         )
     device = arguments[0].device

@@ -1,13 +1,14 @@
 """``--optimizer torch_adam``: torch's own fused AdamW behind fairseq's interface.
 
-fairseq's ``adam`` updates one parameter after the other, a dozen kernels each: for a small model on a GPU that is a large part of a
-step. The update is that of Algorithm 1 of Kingma & Ba 2015, with decoupled weight decay (0 by default: Adam). fairseq has the form
-of the end of their section 2, which scales ε by √(1 − β₂ᵗ); the two differ where gradients are as small as ε.
+fairseq's ``adam`` updates one parameter after the other, a dozen kernels each: for a small model on a GPU that is a
+large part of a step. The update is that of Algorithm 1 of Kingma & Ba 2015, with decoupled weight decay (0 by default:
+Adam). fairseq has the form of the end of their section 2, which scales ε by √(1 − β₂ᵗ); the two differ where gradients
+are as small as ε.
 """
 
 import ast
 from dataclasses import dataclass, field
-from typing import Any, List
+from typing import Any
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -39,7 +40,7 @@ class TorchAdamConfig(FairseqDataclass):
     )
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam", "above": 0})
     weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay", "least": 0})
-    lr: List[float] = II("optimization.lr")
+    lr: list[float] = II("optimization.lr")
 
 
 def betas(cfg) -> tuple[float, float]:

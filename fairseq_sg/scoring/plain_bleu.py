@@ -2,8 +2,8 @@
 
 FOLDER is made by `python -m data_prep parallel` (or `iwslt_en_vi`), OUTPUT is what `fairseq-generate --results-path`
 wrote for its SUBSET, or what it printed. The hypotheses (lines `H-…`) are put into the order of the text, their
-subwords joined to words, and scored by sacreBLEU against raw/SUBSET.plain.tgt; so are scores independent of the subwords. BLEU
-and chrF are printed with sacreBLEU's signatures, by which they can be compared with others (Post 2018).
+subwords joined to words, and scored by sacreBLEU against raw/SUBSET.plain.tgt; so are scores independent of the
+subwords. BLEU and chrF are printed with sacreBLEU's signatures, by which they can be compared with others (Post 2018).
 
 Text that was tokenized before it came here, such as that of IWSLT'15 en-vi, is scored as it is by `--tokenize none`, as
 multi-bleu.perl would; sacreBLEU's own tokenization, 13a, is the default.

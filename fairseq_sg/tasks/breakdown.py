@@ -1,15 +1,16 @@
 """Accuracy by type of example: COGS has 21 types of generalization in two groups, CTL has numbers of functions.
 
-``data_prep`` writes the type of line N of ``raw/SUBSET.src`` as line N of ``raw/SUBSET.type``, and the groups of types into
-``dataset.json``. ``--accuracy-by groups`` (the default) logs ``accuracy_GROUP`` beside ``accuracy`` for every group, and
-``--accuracy-by types`` also ``accuracy_TYPE`` for every type, wherever a subset that has types is evaluated.
+``data_prep`` writes the type of line N of ``raw/SUBSET.src`` as line N of ``raw/SUBSET.type``, and the groups of types
+into ``dataset.json``. ``--accuracy-by groups`` (the default) logs ``accuracy_GROUP`` beside ``accuracy`` for every
+group, and ``--accuracy-by types`` also ``accuracy_TYPE`` for every type, wherever a subset that has types is evaluated.
 """
 
 import json
 import numbers
 import os
 from collections import defaultdict
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from fairseq import utils
@@ -25,10 +26,11 @@ COUNT, EXACT = "n_of_", "exact_of_"
 class Breakdown:
     """What is logged of the folders ``data`` (as fairseq takes them: one, or several with colons between).
 
-    ``reports`` maps what is logged to the numbers of the types that it is the accuracy of. It is the same on every worker,
-    whatever examples that worker has, because fairseq adds up workers' logs entry by entry.
+    ``reports`` maps what is logged to the numbers of the types that it is the accuracy of. It is the same on every
+    worker, whatever examples that worker has, because fairseq adds up workers' logs entry by entry.
 
-    Raises UsageError for an unknown choice, a ``dataset.json`` that cannot be read, and types that do not match their subset.
+    Raises UsageError for an unknown choice, a ``dataset.json`` that cannot be read, and types that do not match their
+    subset.
     """
 
     def __init__(self, data: str, accuracy_by: str = "groups"):
@@ -39,17 +41,19 @@ class Breakdown:
         subsets = [
             subset for manifest in manifests for name, subset in manifest.get("subsets", {}).items() if name != "train"
         ]
-        self.types: List[str] = sorted({kind for subset in subsets for kind in subset.get("types", ())})
+        self.types: list[str] = sorted({kind for subset in subsets for kind in subset.get("types", ())})
         number = {kind: i for i, kind in enumerate(self.types)}
-        self.reports: Dict[str, List[int]] = {}
+        self.reports: dict[str, list[int]] = {}
         for manifest in manifests:
             for group, kinds in manifest.get("groups", {}).items():
                 self.reports[group] = [number[kind] for kind in kinds if kind in number]
         if accuracy_by == "types":
             self.reports.update({kind: [i] for kind, i in number.items()})
 
-    def types_of(self, subset: str, size: int, epoch: int = 1) -> Optional[Tensor]:
-        """The number of the type of every example, int64 ``(size,)``; None for a subset without, or if nothing is logged."""
+    def types_of(self, subset: str, size: int, epoch: int = 1) -> Tensor | None:
+        """The number of the type of every example, int64 ``(size,)``; None for a subset without, or if nothing is
+        logged.
+        """
         if not self.reports:
             return None
         path = os.path.join(self.folders[(epoch - 1) % len(self.folders)], "raw", f"{subset}.type")
@@ -64,8 +68,10 @@ class Breakdown:
         number = {kind: i for i, kind in enumerate(self.types)}
         return torch.tensor([number[kind] for kind in kinds])
 
-    def logs(self, types: Tensor, exact: Tensor) -> Dict[str, Tensor]:
-        """Counts for the criterion's logs: ``types`` int64 ``(B,)`` and ``exact`` bool ``(B,)``, one entry a sentence."""
+    def logs(self, types: Tensor, exact: Tensor) -> dict[str, Tensor]:
+        """Counts for the criterion's logs: ``types`` int64 ``(B,)`` and ``exact`` bool ``(B,)``, one entry a
+        sentence.
+        """
         logs = {}
         for name, kinds in self.reports.items():
             member = torch.isin(types, torch.tensor(kinds, device=types.device))
@@ -73,13 +79,13 @@ class Breakdown:
         return logs
 
 
-def sums_of_logs(logging_outputs: Sequence[Dict[str, Any]]) -> Dict[str, float]:
+def sums_of_logs(logging_outputs: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Each number of the logs of workers and batches, summed up; what is no number is left out.
 
     Tensors of a device come to the host all at once: one by one, the host would wait for a GPU as many times.
     """
-    sums: Dict[str, float] = defaultdict(float)
-    tensors: Dict[torch.device, List[Tuple[str, Tensor]]] = defaultdict(list)
+    sums: dict[str, float] = defaultdict(float)
+    tensors: dict[torch.device, list[tuple[str, Tensor]]] = defaultdict(list)
     for log in logging_outputs:
         for key, value in log.items():
             if isinstance(value, Tensor) and value.numel() == 1:
@@ -92,7 +98,7 @@ def sums_of_logs(logging_outputs: Sequence[Dict[str, Any]]) -> Dict[str, float]:
     return sums
 
 
-def log_breakdown(sums: Dict[str, float]) -> None:
+def log_breakdown(sums: dict[str, float]) -> None:
     """Logs ``accuracy_NAME``, in %, of what was counted; for the criterion's ``reduce_metrics``."""
     for key, count in sorted(sums.items()):
         if key.startswith(COUNT) and count:
@@ -101,7 +107,7 @@ def log_breakdown(sums: Dict[str, float]) -> None:
             metrics.log_scalar(f"accuracy_{name}", 100.0 * exact / count, count, round=4)
 
 
-def read_manifest(folder: str) -> Dict[str, Any]:
+def read_manifest(folder: str) -> dict[str, Any]:
     """The ``dataset.json`` of a data folder. Raises UsageError if it cannot be read."""
     path = os.path.join(folder, "dataset.json")
     try:

@@ -69,11 +69,14 @@ class SGTask:
         self.check_dictionaries(state.get("trained_on"))
 
     def check_dictionaries(self, trained_on: dict[str, Any] | None) -> None:
-        """Raises UsageError where the dictionaries of a checkpoint's record are not the folder's; warns of no record."""
+        """Raises UsageError where the dictionaries of a checkpoint's record are not the folder's; warns of no
+        record.
+        """
         here = self.trained_on
         if trained_on is None:
             logger.warning(
-                "the checkpoint does not record its dictionaries (it was made before version 0.2). Check that %s is the "
+                "the checkpoint does not record its dictionaries (it was made before version 0.2). Check that %s is "
+                "the "
                 "very folder it was trained on: with another order of words, its outputs mean nothing",
                 here["data"],
             )
@@ -84,13 +87,15 @@ class SGTask:
                 continue
             if there == here["data"]:
                 raise UsageError(
-                    f"the model was trained on {there} before that folder was prepared again: its {side} dictionary had "
+                    f"the model was trained on {there} before that folder was prepared again: its {side} dictionary "
+                    f"had "
                     "other words then, or another order of words. Train again, or restore the folder of then"
                 )
             raise UsageError(
                 f"the model was trained on {there}, and the {side} dictionary of {here['data']} has other words, or "
                 "another order of words. Evaluate on a folder with the dictionaries of training: "
-                f"`python -m data_prep reorder {here['data']} --like {there} --out NEW` makes one where the words are the same"
+                f"`python -m data_prep reorder {here['data']} --like {there} --out NEW` makes one where the words are "
+                f"the same"
             )
 
     def check_resumed(self, trained_on: dict[str, Any] | None, new_data: bool) -> None:
@@ -106,7 +111,8 @@ class SGTask:
         different = different_requests(trained_on["requests"], self.trained_on["requests"])
         if different:
             raise UsageError(
-                f"the checkpoint was trained on {trained_on['data']}, and {self.cfg.data} has other data ({different}). "
+                f"the checkpoint was trained on {trained_on['data']}, and {self.cfg.data} has other data "
+                f"({different}). "
                 "Resume with the folder of training, choose another --save-dir, or say --finetune-from-model to begin "
                 "a new training from its weights"
             )
@@ -118,8 +124,10 @@ class SGTask:
         older = [m for m in self.manifests if "format" in m and m["format"] < CANONICAL_ORDER]
         if older and split == "train" and epoch == 1:
             logger.warning(
-                "%s was prepared before version 0.2, with its words in order of their frequency: a model that is trained "
-                "on it can be evaluated on this folder alone. `python -m data_prep reorder %s --out NEW` makes a folder "
+                "%s was prepared before version 0.2, with its words in order of their frequency: a model that is "
+                "trained "
+                "on it can be evaluated on this folder alone. `python -m data_prep reorder %s --out NEW` makes a "
+                "folder "
                 "in the order that all splits share",
                 self.cfg.data, self.cfg.data,
             )  # fmt: skip
@@ -127,8 +135,8 @@ class SGTask:
     def get_batch_iterator(self, dataset, *args, **kwargs):
         """fairseq's, without the thread that reads batches ahead.
 
-        Python ends such a daemon wherever it is, within torch's C++ code too, which aborts the process after its work is
-        done. ``--num-workers`` reads ahead as well.
+        Python ends such a daemon wherever it is, within torch's C++ code too, which aborts the process after its work
+        is done. ``--num-workers`` reads ahead as well.
         """
         return super().get_batch_iterator(dataset, *args, **kwargs | {"data_buffer_size": 0})
 
@@ -163,10 +171,13 @@ class SGTask:
         there = [name for manifest in self.manifests for name in manifest.get("subsets", {})]
         if split in there:
             return UsageError(
-                f"the data folder {self.cfg.data} lacks files of its subset {split!r}: `python -m data_prep verify` names them; "
+                f"the data folder {self.cfg.data} lacks files of its subset {split!r}: `python -m data_prep verify` "
+                f"names them; "
                 "prepare the folder again"
             )
-        return UsageError(f"the data folder {self.cfg.data} has no subset {split!r}: it has {', '.join(there) or 'none'}")
+        return UsageError(
+            f"the data folder {self.cfg.data} has no subset {split!r}: it has {', '.join(there) or 'none'}"
+        )
 
     def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn) -> tuple[list, list]:
         """For ``fairseq-interactive``; warns of empty lines and of words that the model does not know."""
@@ -196,14 +207,17 @@ class SGTask:
         if trainer.cfg.dataset.disable_validation or cfg.no_save:
             return
         if metric.startswith(SMALLEST if largest else LARGEST):
-            change = "leave --maximize-best-checkpoint-metric out" if largest else "add --maximize-best-checkpoint-metric"
+            change = (
+                "leave --maximize-best-checkpoint-metric out" if largest else "add --maximize-best-checkpoint-metric"
+            )
             raise UsageError(f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best: {change}")
         if metric not in MEASURED:
             subset = trainer.cfg.dataset.valid_subset.split(",")[0]
             known = measured(trainer, subset)
             if metric not in known:
                 raise UsageError(
-                    f"--best-checkpoint-metric is {metric!r}, and a validation on {subset!r} measures {', '.join(known)}"
+                    f"--best-checkpoint-metric is {metric!r}, and a validation on {subset!r} measures "
+                    f"{', '.join(known)}"
                 )
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):

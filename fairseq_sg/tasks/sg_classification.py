@@ -1,8 +1,9 @@
-"""``sg_classification``: one class for each sentence, on folders of ``python -m data_prep`` whose every target is one word.
+"""``sg_classification``: one class for each sentence, on folders of ``python -m data_prep`` whose every target is one
+word.
 
-The same folders, batches and options as ``sg_translation``, which trains an encoder–decoder on them. The words of the target's
-dictionary are the classes; the source has its begin and its end symbol, as the reference implementation of Csordás et al. 2022
-gives its transformers. (Its LSTMs have no begin symbol: ``--no-source-bos``.)
+The same folders, batches and options as ``sg_translation``, which trains an encoder–decoder on them. The words of the
+target's dictionary are the classes; the source has its begin and its end symbol, as the reference implementation of
+Csordás et al. 2022 gives its transformers. (Its LSTMs have no begin symbol: ``--no-source-bos``.)
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class SGClassificationTask(SGTranslationTask):
     """See the module's docstring.
 
     Raises:
-        UsageError: a folder without classes; a model with a decoder, a criterion of sentences, or a command that generates.
+        UsageError: a folder without classes; a model with a decoder, a criterion of sentences, or a command that
+            generates.
     """
 
     @classmethod
@@ -38,7 +40,8 @@ class SGClassificationTask(SGTranslationTask):
         for folder in utils.split_paths(cfg.data):
             if "labels" not in read_manifest(folder):
                 raise UsageError(
-                    f"the targets of {folder} are no classes (its dataset.json has no labels): choose --task sg_translation, or data "
+                    f"the targets of {folder} are no classes (its dataset.json has no labels): choose --task "
+                    f"sg_translation, or data "
                     "with classes (for instance: python -m data_prep ctl --order forward --out data-bin/ctl_forward)"
                 )
         return task
@@ -61,7 +64,8 @@ class SGClassificationTask(SGTranslationTask):
         model = super().build_model(cfg, from_checkpoint)
         if isinstance(model, FairseqEncoderDecoderModel):
             raise UsageError(
-                "this --arch has a decoder, and --task sg_classification needs none: choose a classifier, such as sg_encoder or sg_lstm, "
+                "this --arch has a decoder, and --task sg_classification needs none: choose a classifier, such as "
+                "sg_encoder or sg_lstm, "
                 "or --task sg_translation, which writes the class as a word"
             )
         return model

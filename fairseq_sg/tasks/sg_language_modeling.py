@@ -19,7 +19,7 @@ checkpoints.
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 import torch
 import torch.distributed
@@ -54,13 +54,14 @@ class SGLanguageModelingConfig(FairseqDataclass):
             "help": "positions before a segment that the model remembers in training; 0: segments are independent"
         },
     )
-    eval_memory_length: Optional[int] = field(
+    # fairseq's parser reads Optional alone.
+    eval_memory_length: Optional[int] = field(  # noqa: UP045
         default=None,
         metadata={
             "help": "positions that it remembers in evaluation (default: --memory-length); may be changed at test time"
         },
     )
-    update_freq: List[int] = II("optimization.update_freq")
+    update_freq: list[int] = II("optimization.update_freq")
 
 
 @register_task("sg_language_modeling", dataclass=SGLanguageModelingConfig)
@@ -74,7 +75,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
 
     takes_words = False
 
-    def __init__(self, cfg: SGLanguageModelingConfig, dictionary: Dictionary, subsets: Dict[str, Dict[str, Any]]):
+    def __init__(self, cfg: SGLanguageModelingConfig, dictionary: Dictionary, subsets: dict[str, dict[str, Any]]):
         super().__init__(cfg)
         self.dictionary, self.subsets = dictionary, subsets
         self.memory_length = cfg.memory_length
@@ -83,7 +84,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         #: Which of how many workers trains on the batches of the last training iterator.
         self._shard = 0, 1
         #: The memories of all workers, for the one that saves them.
-        self._gathered: Optional[Dict[int, Any]] = None
+        self._gathered: dict[int, Any] | None = None
 
     @classmethod
     def setup_task(cls, cfg: SGLanguageModelingConfig, **kwargs) -> "SGLanguageModelingTask":
@@ -127,8 +128,8 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
     def get_batch_iterator(
         self,
         dataset: Text,
-        max_tokens: Optional[int] = None,
-        max_sentences: Optional[int] = None,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
         seed: int = 1,
         num_shards: int = 1,
         shard_id: int = 0,
@@ -202,7 +203,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         loss, size, logs = super().valid_step(sample, model, criterion)
         return loss, size, counted(logs, sample)
 
-    def reduce_metrics(self, logging_outputs: List[Dict[str, Any]], criterion) -> None:
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion) -> None:
         """The criterion's metrics; ``ppl`` per token, ``bpc`` and ``bpb`` per character and byte, ``word_ppl`` per
         word.
         """
@@ -227,24 +228,24 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         if workers == 1 or not self.memory_length:
             return
         first = distributed_utils.get_data_parallel_rank() == 0
-        parts: Optional[List[Any]] = [None] * workers if first else None
+        parts: list[Any] | None = [None] * workers if first else None
         torch.distributed.gather_object(self.trained.state(), parts, group=distributed_utils.get_data_parallel_group())
         self._gathered = {group: memory for part in parts or () for group, memory in part.items()}
 
-    def get_checkpoint_dict(self) -> Dict[str, Any]:
+    def get_checkpoint_dict(self) -> dict[str, Any]:
         """What fairseq saves with a checkpoint: the memories of the training streams, none at the end of an epoch."""
         state = self.trained.state() if self._gathered is None else self._gathered
         self._gathered = None
         return {type(self).__name__: {"trained": state}} if state else {}
 
-    def set_checkpoint_dict(self, state: Dict[str, Any]) -> None:
+    def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
         """Called with what ``get_checkpoint_dict`` returned, once the streams are where the checkpoint was saved."""
         shard, shards = self._shard
         self.trained.load({group: memory for group, memory in state["trained"].items() if group % shards == shard})
 
     # Other commands.
 
-    def build_dataset_for_inference(self, src_tokens: List[Tensor], src_lengths: List[int], **kwargs):
+    def build_dataset_for_inference(self, src_tokens: list[Tensor], src_lengths: list[int], **kwargs):
         """Prompts as ``fairseq-interactive`` reads them, which end in the end symbol; here it comes before them."""
         return Prompts([tokens[:-1] for tokens in src_tokens], self.dictionary)
 
@@ -270,17 +271,17 @@ class Prompts(FairseqDataset):
     have.
     """
 
-    def __init__(self, prompts: List[Tensor], dictionary: Dictionary):
+    def __init__(self, prompts: list[Tensor], dictionary: Dictionary):
         self.prompts, self.dictionary = prompts, dictionary
 
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         end = torch.tensor([self.dictionary.eos()])
         return {"id": index, "source": torch.cat([end, self.prompts[index].long()])}
 
-    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [sample["source"] for sample in samples]
         tokens = data_utils.collate_tokens(rows, self.dictionary.pad())
         inputs = {"src_tokens": tokens, "src_lengths": torch.tensor([len(row) for row in rows])}
@@ -292,12 +293,12 @@ class Prompts(FairseqDataset):
     num_tokens = size
 
 
-def counted(logs: Dict[str, Any], sample: Dict[str, Any]) -> Dict[str, Any]:
+def counted(logs: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
     """Logs with how many characters, bytes and words a batch's tokens are, on the average of its subset."""
     return {**logs, **{COUNT + unit: count for unit, count in sample["units"].items()}}
 
 
-def units_of(subset: Dict[str, Any]) -> Dict[str, float]:
+def units_of(subset: dict[str, Any]) -> dict[str, float]:
     """Characters (where the text is UTF-8), bytes, and words with line ends per token, from an entry of
     ``dataset.json``.
     """

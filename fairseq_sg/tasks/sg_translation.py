@@ -3,9 +3,10 @@
 It differs from ``translation`` in these points, the first five of which change a published number:
 
 - evaluation drops no sample: fairseq 0.12 leaves out a last batch that is not a multiple of 8;
-- the source starts with a begin symbol, as in the reference implementations of the thesis (``--no-source-bos`` leaves it out);
-- batches are drawn anew each epoch, so that a resumed run is bit-equal to an uninterrupted one, and uniformly, as in the
-  references, unless ``--length-window`` asks for batches of like lengths;
+- the source starts with a begin symbol, as in the reference implementations of the thesis (``--no-source-bos`` leaves
+it out);
+- batches are drawn anew each epoch, so that a resumed run is bit-equal to an uninterrupted one, and uniformly, as in
+  the references, unless ``--length-window`` asks for batches of like lengths;
 - sources are padded on the right unless asked otherwise;
 - the folder must have been made by ``data_prep``, whose dictionaries cover all subsets: no ``<unk>`` in a test;
 - where examples have types, accuracy is also logged by type (``breakdown``).
@@ -16,7 +17,6 @@ import logging
 import os
 from dataclasses import dataclass, field
 from functools import partial
-from typing import List, Optional
 
 import numpy as np
 import torch
@@ -44,8 +44,10 @@ class SGTranslationConfig(TranslationConfig):
     length_window: int = field(
         default=1,
         metadata={
-            "help": "sort training samples by length inside random windows of this many samples before they are cut into batches: "
-            "less padding, fewer lengths in a batch. 1: no sorting, as the references; 0: the whole epoch sorted, as fairseq does"
+            "help": "sort training samples by length inside random windows of this many samples before they are cut "
+            "into batches: "
+            "less padding, fewer lengths in a batch. 1: no sorting, as the references; 0: the whole epoch sorted, as "
+            "fairseq does"
         },
     )
     rebuild_batches: bool = field(
@@ -55,7 +57,8 @@ class SGTranslationConfig(TranslationConfig):
     accuracy_by: str = field(
         default="groups",
         metadata={
-            "help": "also log the accuracy of groups of types of examples ('groups'), of these and every type ('types'), or 'none'; "
+            "help": "also log the accuracy of groups of types of examples ('groups'), of these and every type "
+            "('types'), or 'none'; "
             "for data that have types, such as COGS"
         },
     )
@@ -98,7 +101,9 @@ class SGTranslationTask(SGTask, TranslationTask):
 
     @classmethod
     def setup_task(cls, cfg: SGTranslationConfig, **kwargs) -> "SGTranslationTask":
-        """Raises UsageError when the data folder was not made by ``data_prep``, or for an inherited option that does harm."""
+        """Raises UsageError when the data folder was not made by ``data_prep``, or for an inherited option that does
+        harm.
+        """
         for path in utils.split_paths(cfg.data or ""):
             if not os.path.isfile(os.path.join(path, "dataset.json")):
                 what = "has no dataset.json" if os.path.isdir(path) else "does not exist"
@@ -108,7 +113,8 @@ class SGTranslationTask(SGTask, TranslationTask):
                 )
             if not os.path.isfile(os.path.join(path, "dict.src.txt")):
                 raise UsageError(
-                    f"the data folder {path} has no pairs of sentences in binary form: it is text for --task sg_language_modeling, "
+                    f"the data folder {path} has no pairs of sentences in binary form: it is text for --task "
+                    f"sg_language_modeling, "
                     "or was prepared with --raw-only"
                 )
         if cfg.length_window < 0:
@@ -120,14 +126,18 @@ class SGTranslationTask(SGTask, TranslationTask):
                 json.loads(getattr(cfg, name) or "{}")
             except ValueError as error:
                 flag = "--" + name.replace("_", "-")
-                raise UsageError(f"{flag} is {getattr(cfg, name)!r}, and must be JSON such as '{{\"beam\": 4}}' ({error})") from error
+                raise UsageError(
+                    f"{flag} is {getattr(cfg, name)!r}, and must be JSON such as '{{\"beam\": 4}}' ({error})"
+                ) from error
         if cfg.truncate_source:
             raise UsageError(
-                "--truncate-source would cut sources that the task has sizes of already; leave it out, or raise --max-source-positions"
+                "--truncate-source would cut sources that the task has sizes of already; leave it out, or raise "
+                "--max-source-positions"
             )
         if cfg.num_batch_buckets > 0:
             raise UsageError(
-                "--num-batch-buckets is for TPUs and does not run with today's numpy; --length-window is what saves padding here"
+                "--num-batch-buckets is for TPUs and does not run with today's numpy; --length-window is what saves "
+                "padding here"
             )
         task = super().setup_task(cfg, **kwargs)
         task.breakdown = Breakdown(cfg.data, cfg.accuracy_by)
@@ -165,7 +175,8 @@ class SGTranslationTask(SGTask, TranslationTask):
             for index in range(len(data)) if _holds(data, dictionary.unk()) else ():
                 if dictionary.unk() in data[index]:
                     raise UsageError(
-                        f"sample {index} of subset {split!r} has an unknown word in its {side}: the dictionaries of {self.cfg.data} do "
+                        f"sample {index} of subset {split!r} has an unknown word in its {side}: the dictionaries of "
+                        f"{self.cfg.data} do "
                         "not belong to its data; prepare the folder again with `python -m data_prep`"
                     )
 
@@ -186,8 +197,8 @@ class SGTranslationTask(SGTask, TranslationTask):
         )
 
     def build_generator(self, models, args, *more, **kwargs):
-        """fairseq's generator. With ``--print-alignment`` this plugin's models return the attention weights that it asks for,
-        and the start symbol of sources, which is not printed with them, is not counted."""
+        """fairseq's generator. With ``--print-alignment`` this plugin's models return the attention weights that it
+        asks for, and the start symbol of sources, which is not printed with them, is not counted."""
         aligned = bool(getattr(args, "print_alignment", None))
         for model in models:
             if isinstance(model, SGTransformer):
@@ -198,7 +209,9 @@ class SGTranslationTask(SGTask, TranslationTask):
         return generator
 
     def check_training(self, trainer) -> None:
-        """See :meth:`SGTask.check_training`; also raises UsageError for validation batches without room for a sample."""
+        """See :meth:`SGTask.check_training`; also raises UsageError for validation batches without room for a
+        sample.
+        """
         super().check_training(trainer)
         cfg = trainer.cfg
         most = cfg.dataset.max_tokens_valid
@@ -206,7 +219,7 @@ class SGTranslationTask(SGTask, TranslationTask):
         for subset, dataset in self.datasets.items():
             self._check_max_tokens(subset, dataset, most, option)
 
-    def _check_max_tokens(self, subset: str, dataset: LanguagePairDataset, most: Optional[int], option: str) -> None:
+    def _check_max_tokens(self, subset: str, dataset: LanguagePairDataset, most: int | None, option: str) -> None:
         """Raises UsageError for a sample that no batch has room for: fairseq would leave it out of training."""
         if not most:
             return
@@ -216,12 +229,14 @@ class SGTranslationTask(SGTask, TranslationTask):
         if longest.max(initial=0) > most:
             sample = int(longest.argmax())
             raise UsageError(
-                f"{option} is {most}, and sample {sample} of {subset!r} has {longest[sample]} tokens: choose at least as many. "
+                f"{option} is {most}, and sample {sample} of {subset!r} has {longest[sample]} tokens: choose at least "
+                f"as many. "
                 "To leave long samples out, use --max-source-positions and --max-target-positions"
             )
 
     def get_batch_iterator(self, dataset, max_tokens=None, *args, **kwargs):
-        """fairseq's, but evaluation never drops a last batch that is not a multiple of ``--required-batch-size-multiple``.
+        """fairseq's, but evaluation never drops a last batch that is not a multiple of
+        ``--required-batch-size-multiple``.
 
         Raises UsageError where ``max_tokens`` is less than the tokens of a sample.
         """
@@ -236,7 +251,7 @@ class SGTranslationTask(SGTask, TranslationTask):
         return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
 
 
-def _without(symbol: int, extract, weights: Tensor, source: Tensor, *args) -> List:
+def _without(symbol: int, extract, weights: Tensor, source: Tensor, *args) -> list:
     """fairseq's extraction of an alignment from weights (target, source) as if a symbol were not in the source."""
     kept = source != symbol
     return extract(weights[:, kept], source[kept], *args)

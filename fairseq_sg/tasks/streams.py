@@ -18,7 +18,8 @@ lengths of streams differ by at most one, which padding makes up for.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ class Text(FairseqDataset):
         units: how many characters, bytes and so on a token is on the average.
     """
 
-    def __init__(self, entries: Sequence[Tensor], sizes: np.ndarray, dictionary, name: str, units: Dict[str, float]):
+    def __init__(self, entries: Sequence[Tensor], sizes: np.ndarray, dictionary, name: str, units: dict[str, float]):
         self.entries, self.dictionary, self.name, self.units = entries, dictionary, name, units
         self.ends = np.cumsum(sizes, dtype=np.int64)
 
@@ -54,7 +55,7 @@ class Text(FairseqDataset):
         tokens = torch.cat([self.entries[int(entry)] for entry in range(first, last + 1)])
         return tokens[start - before : end - before].long()
 
-    def streams(self, count: int, rows: int, segment: int, whole: bool) -> "Streams":
+    def streams(self, count: int, rows: int, segment: int, whole: bool) -> Streams:
         """See :class:`Streams`."""
         return Streams(self, count, rows, segment, whole)
 
@@ -78,21 +79,21 @@ class Streams(FairseqDataset):
     def __len__(self) -> int:
         return self.segments * self.count
 
-    def bounds_of(self, index: int) -> Tuple[int, int]:
+    def bounds_of(self, index: int) -> tuple[int, int]:
         """Where an item begins and ends in the text."""
         number, stream = divmod(index, self.count)
         start = int(self.bounds[stream]) + number * self.segment
         end = int(self.bounds[stream + 1])
         return min(start, end), min(start + self.segment, end)
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         start, end = self.bounds_of(index)
         tokens = self.text.read(max(start - 1, 0), end)
         if start == 0:
             tokens = torch.cat([tokens.new_tensor([self.text.dictionary.eos()]), tokens])
         return {"id": index, "source": tokens[:-1], "target": tokens[1:]}
 
-    def batches(self) -> List[List[int]]:
+    def batches(self) -> list[list[int]]:
         """The items of all batches, in order; a batch without a token, as the last ones of an evaluation may be, is
         left out.
         """
@@ -100,7 +101,7 @@ class Streams(FairseqDataset):
         batches = (list(range(start, start + self.rows)) for start in starts)
         return [batch for batch in batches if any(start < end for start, end in map(self.bounds_of, batch))]
 
-    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """The batch of a group: ``net_input`` and ``target`` (B, at most N), which part of the streams (``segment``),
         and ``units``.
         """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
-from typing import Dict, List
 
 import torch
 from fairseq import options, tasks
@@ -40,7 +39,8 @@ MODELS = {
     "encoder": f"--arch sg_encoder {SIZES['encoder']} --encoder-layers 3 --depth shared --encoder-attention geometric "
     "--encoder-update copy_gate --readout first",
     "lstm": "--arch sg_lstm --embed-dim 8 --hidden-dim 8",
-    "lm": f"--arch sg_transformer_lm {SIZES['decoder']} --decoder-layers 2 --decoder-attention relative --decoder-ffn sigma_moe "
+    "lm": f"--arch sg_transformer_lm {SIZES['decoder']} --decoder-layers 2 --decoder-attention relative --decoder-ffn "
+    f"sigma_moe "
     "--moe-experts 4 --moe-k 2 --tokens-per-sample 5 --memory-length 7",
 }
 CLASSIFIERS = ("encoder", "lstm")
@@ -50,8 +50,8 @@ def pairs_folder(folder: Path) -> Path:
     """Random sentences: 1 to 4 words in ``train`` and ``valid``, 5 and 6 in ``gen``; twice as many in targets."""
     draw = random.Random(0)
 
-    def pairs(lengths: range, count: int) -> List[Pair]:
-        made: Dict[str, Pair] = {}
+    def pairs(lengths: range, count: int) -> list[Pair]:
+        made: dict[str, Pair] = {}
         while len(made) < count:
             words = draw.choices("stuvwxyz", k=draw.choice(lengths))
             target = " ".join(draw.choices("ABC", k=2 * len(words)))
@@ -68,7 +68,7 @@ def pairs_folder(folder: Path) -> Path:
 
 def ctlpp_folder(folder: Path) -> Path:
     """All single functions and all pairs of TABLES."""
-    subsets: Dict[str, List[Pair]] = {"train": [], "valid": [], "gen": []}
+    subsets: dict[str, list[Pair]] = {"train": [], "valid": [], "gen": []}
     pairs = [("train", [name]) for name in TABLES]
     pairs += [
         (("train", "valid", "gen")[number % 3], list(names))

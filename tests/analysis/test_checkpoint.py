@@ -41,7 +41,10 @@ def test_another_data_folder(saved, folders, tmp_path):
             dict(overrides={"encoder_embed_dim": 32}),
             "the weights in .* do not fit the model .* --model-overrides make.*",
         ),
-        (dict(data="nowhere"), "the data folder nowhere is not here: name one by --data; the checkpoint was trained on .*"),
+        (
+            dict(data="nowhere"),
+            "the data folder nowhere is not here: name one by --data; the checkpoint was trained on .*",
+        ),
     ],
 )
 def test_what_cannot_be_loaded(arguments, message, saved):

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Tuple
+from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: The installed commands lie beside the interpreter that runs the tests.
@@ -22,7 +22,7 @@ MIXED = [
     *("--cross-attention", "compositional"),
 ]
 #: kind of model -> its arguments, and the epochs after which it gets some sentences right and some wrong
-KINDS: Dict[str, Tuple[List[str], int]] = {
+KINDS: dict[str, tuple[list[str], int]] = {
     "linear": ([*LINEAR, "--depth", "shared", "--orthogonality-weight", "1e-4"], 10),
     "relative": (RELATIVE, 6),
     "softmax": ([], 12),
@@ -43,7 +43,7 @@ class Result(NamedTuple):
     err: str
 
 
-def environment(**more: str) -> Dict[str, str]:
+def environment(**more: str) -> dict[str, str]:
     """This process's, with one thread a process and without what would change where modules are found."""
     left_out = ("PYTHONPATH", "PYTHONWARNINGS", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
@@ -85,7 +85,7 @@ def check(result: Result) -> str:
     return printed
 
 
-def training(data: Path, folder: Path, *more: object) -> List[str]:
+def training(data: Path, folder: Path, *more: object) -> list[str]:
     """Arguments of ``fairseq-train``; ``more`` comes last and so overrides what stands here."""
     fixed = (
         "--user-dir fairseq_sg --task sg_translation --arch sg_transformer --criterion cross_entropy_orthogonality "
@@ -96,14 +96,14 @@ def training(data: Path, folder: Path, *more: object) -> List[str]:
     return [str(argument) for argument in arguments]
 
 
-def evaluation(data: Path, checkpoint: Path, *more: object) -> List[str]:
+def evaluation(data: Path, checkpoint: Path, *more: object) -> list[str]:
     """Arguments that ``fairseq-validate``, ``fairseq-generate`` and ``fairseq-interactive`` share."""
     fixed = "--user-dir fairseq_sg --task sg_translation --cpu".split()
     arguments = [data, *fixed, "--path", checkpoint, *more]
     return [str(argument) for argument in arguments]
 
 
-def metrics(printed: str, subset: str) -> List[Dict[str, float]]:
+def metrics(printed: str, subset: str) -> list[dict[str, float]]:
     """What training or validation with ``--log-format json`` reported of a subset (``train`` too), a dict each time."""
     records = re.findall(rf"\| {subset} \| (\{{.*\}})$", printed, re.MULTILINE)
     return [{name.removeprefix(f"{subset}_"): float(value) for name, value in json.loads(r).items()} for r in records]
@@ -117,10 +117,10 @@ class Translation(NamedTuple):
     score: float
 
 
-def translations(printed: str) -> Dict[int, Translation]:
+def translations(printed: str) -> dict[int, Translation]:
     """The sentences by their number in the subset."""
     targets = {int(i): text for i, text in re.findall(r"^T-(\d+)\t(.*)$", printed, re.MULTILINE)}
-    best: Dict[int, Translation] = {}
+    best: dict[int, Translation] = {}
     for i, score, text in re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE):
         best.setdefault(int(i), Translation(targets.get(int(i)), text, float(score)))
     return best

@@ -1,5 +1,5 @@
-"""fairseq's commands in processes that are forked from one that has imported fairseq: a command starts in a second, not in
-five, and sees what a command sees (``sys.argv``, standard input, the working directory, its exit code)."""
+"""fairseq's commands in processes that are forked from one that has imported fairseq: a command starts in a second, not
+in five, and sees what a command sees (``sys.argv``, standard input, the working directory, its exit code)."""
 
 from __future__ import annotations
 

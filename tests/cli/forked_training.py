@@ -8,20 +8,19 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import List
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["fairseq_cli.train"])
 
 
-def start(arguments: List[str], log: Path, largest_file: int = resource.RLIM_INFINITY) -> multiprocessing.Process:
+def start(arguments: list[str], log: Path, largest_file: int = resource.RLIM_INFINITY) -> multiprocessing.Process:
     """Starts a training that writes what it prints to the end of ``log``, and no file of more than so many bytes."""
     process = CONTEXT.Process(target=_train, args=(arguments, str(log), largest_file), daemon=True)
     process.start()
     return process
 
 
-def _train(arguments: List[str], log: str, largest_file: int) -> None:
+def _train(arguments: list[str], log: str, largest_file: int) -> None:
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(out, 1)
     os.dup2(out, 2)

@@ -76,7 +76,8 @@ def test_a_checkpoint_that_was_cut_off(checkpoint, data, tmp_path):
     broken = tmp_path / "checkpoint_last.pt"
     broken.write_bytes(checkpoint.read_bytes()[:20_000])
     message = (
-        rf"the checkpoint {re.escape(str(broken))} is not a whole file of torch's \(.*\): .* name another one with --path .*"
+        rf"the checkpoint {re.escape(str(broken))} is not a whole file of torch's \(.*\): .* name another one "
+        r"with --path .*"
     )
     assert_refused(run("fairseq-validate", *evaluation(data, broken, "--batch-size", "64")), message)
 
@@ -141,7 +142,8 @@ def test_a_checkpoint_of_another_mechanism_with_the_same_parameters(checkpoint, 
     assert result.code == 0, result.err[-5000:]
     (line,) = [line for line in (result.out + result.err).splitlines() if "was trained with other options" in line]
     assert line.endswith(
-        "; training resumes with those of this command: --logit-scale sqrt_dim (here log_length), --orthogonality-weight 0.0 (here 0.5)"
+        "; training resumes with those of this command: --logit-scale sqrt_dim (here log_length), "
+        "--orthogonality-weight 0.0 (here 0.5)"
     )
 
 

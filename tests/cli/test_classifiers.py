@@ -10,7 +10,8 @@ from conftest import once
 from labelled_data import write_labelled
 
 TRANSFORMER = (
-    "--arch sg_encoder_ctl --encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention relative "
+    "--arch sg_encoder_ctl --encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention "
+    "relative "
     "--encoder-update copy_gate --copy-gate-bias 0 --readout first"
 )
 KINDS = {

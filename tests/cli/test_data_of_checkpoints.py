@@ -1,4 +1,6 @@
-"""A checkpoint knows the data it was trained on: other dictionaries, data and tasks are refused, changed options are named."""
+"""A checkpoint knows the data it was trained on: other dictionaries, data and tasks are refused, changed options are
+named.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ def test_a_fine_tuning_is_not_resumed_on_other_data(checkpoint, data, other_requ
 
 
 def test_a_training_is_not_resumed_with_another_task(checkpoint, data, tmp_path):
-    line = refusal(resumed(checkpoint, tmp_path / "run", data, "--task", "translation", "--arch", "transformer_iwslt_de_en"))
+    line = refusal(
+        resumed(checkpoint, tmp_path / "run", data, "--task", "translation", "--arch", "transformer_iwslt_de_en")
+    )
     assert "was trained with --task sg_translation, and this is --task translation" in line
 
 
@@ -222,9 +226,18 @@ def test_words_that_are_not_known_and_empty_lines(checkpoint, data):
 @pytest.mark.parametrize(
     "options,message",
     [
-        (["--best-checkpoint-metric", "acuracy"], "is 'acuracy', and a validation on 'gen' measures loss, nll_loss, accuracy"),
-        (["--best-checkpoint-metric", "accuracy"], "the worst checkpoint as the best: add --maximize-best-checkpoint-metric"),
-        (["--maximize-best-checkpoint-metric"], "the worst checkpoint as the best: leave --maximize-best-checkpoint-metric out"),
+        (
+            ["--best-checkpoint-metric", "acuracy"],
+            "is 'acuracy', and a validation on 'gen' measures loss, nll_loss, accuracy",
+        ),
+        (
+            ["--best-checkpoint-metric", "accuracy"],
+            "the worst checkpoint as the best: add --maximize-best-checkpoint-metric",
+        ),
+        (
+            ["--maximize-best-checkpoint-metric"],
+            "the worst checkpoint as the best: leave --maximize-best-checkpoint-metric out",
+        ),
         (["--eval-bleu", "--eval-bleu-args", "{beam: 2"], "--eval-bleu-args is '{beam: 2', and must be JSON such as"),
     ],
     ids=["unknown-metric", "smallest-accuracy", "largest-loss", "bleu-arguments"],

@@ -1,4 +1,6 @@
-"""Prepared folders in fairseq's own commands: classes as one-word targets, accuracy by type, text for language models."""
+"""Prepared folders in fairseq's own commands: classes as one-word targets, accuracy by type, text for language
+models.
+"""
 
 from __future__ import annotations
 

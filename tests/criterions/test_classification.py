@@ -29,7 +29,8 @@ class Breakdown:
         return {
             key: value
             for kind in (0, 1)
-            for key, value in {f"n_of_t{kind}": (types == kind).sum(), f"exact_of_t{kind}": ((types == kind) & right).sum()}.items()
+            for key, value in {f"n_of_t{kind}": (types == kind).sum(),
+                               f"exact_of_t{kind}": ((types == kind) & right).sum()}.items()
         }  # fmt: skip
 
 

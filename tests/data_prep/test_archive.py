@@ -148,7 +148,9 @@ def test_archive_that_is_larger_than_expected(tmp_path: Path) -> None:
 
 
 def test_declared_size_is_not_believed(tmp_path: Path) -> None:
-    """A file that says it is of 8 EiB is refused before it is read; one that says it is longer than the archive, too."""
+    """A file that says it is of 8 EiB is refused before it is read; one that says it is longer than the archive,
+    too.
+    """
     for size, message in ((1 << 63, "are expected at most"), (1 << 20, "not a whole archive")):
         path = tmp_path / "data.tar"
         path.write_bytes(header_bytes("a", size) + TEXT)

@@ -111,9 +111,11 @@ LANGUAGE = (
     "--criterion cross_entropy_orthogonality"
 )
 STEPS = {
-    "orthogonality": f"{TRANSLATION} --orthogonality-weight 1 --orthogonality-roles encoder,decoder,cross --attention-dropout 0.1",
+    "orthogonality": f"{TRANSLATION} --orthogonality-weight 1 --orthogonality-roles encoder,decoder,cross "
+    f"--attention-dropout 0.1",
     "label smoothing": f"{TRANSLATION} --label-smoothing 0.1 --encoder-attention relative --decoder-attention linear",
-    "mixtures": f"{TRANSLATION} --encoder-ffn sigma_moe --decoder-ffn switch --moe-experts 4 --encoder-update copy_gate",
+    "mixtures": f"{TRANSLATION} --encoder-ffn sigma_moe --decoder-ffn switch --moe-experts 4 --encoder-update "
+    f"copy_gate",
     "language model": f"{LANGUAGE} --decoder-attention relative",
     "linear language model": f"{LANGUAGE} --decoder-attention linear",
     "classifier": (

@@ -6,7 +6,7 @@ import dataclasses
 from argparse import Namespace
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import List, Optional
+from typing import Optional
 
 import pytest
 
@@ -33,7 +33,7 @@ class Own:
     """A model's own options."""
 
     width: int = option(8, "width of the model")
-    scale: Optional[float] = option(None)
+    scale: float | None = option(None)
     dropout: float = option(0.1)
 
 
@@ -77,7 +77,7 @@ def test_joined_class_has_every_option_once():
 
 def test_what_an_architecture_sets_has_no_default_but_says_it():
     fields = {f.name: f for f in dataclasses.fields(Joined)}
-    assert fields["width"].default is None and fields["width"].type == Optional[int]
+    assert fields["width"].default is None and fields["width"].type == Optional[int]  # noqa: UP045
     assert fields["width"].metadata["help"] == "width of the model (default: the architecture's, or 8)"
     assert as_dataclass(Joined, Namespace()).width == 8
 
@@ -155,7 +155,7 @@ def test_unknown_attributes_are_left_out():
 def test_lists_become_plain_lists():
     @dataclass
     class Sizes:
-        sizes: Optional[List[int]] = option(None)
+        sizes: list[int] | None = option(None)
 
     joined = join_options(Sizes, [], {})
     config = as_dataclass(joined, OmegaConf.create({"sizes": [1, 2]}))

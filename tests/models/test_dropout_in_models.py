@@ -1,4 +1,6 @@
-"""What makes dropout fast on a CPU changes nothing: whole models beside the same ones in plain operations, with the same masks."""
+"""What makes dropout fast on a CPU changes nothing: whole models beside the same ones in plain operations, with the
+same masks.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``--bf16`` and ``--fp16`` as they reach a model, parameters and all: every attention, feature map, position, feedforward
-layer, update and depth, beside itself in float32, in training and token by token.
+"""``--bf16`` and ``--fp16`` as they reach a model, parameters and all: every attention, feature map, position,
+feedforward layer, update and depth, beside itself in float32, in training and token by token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Every position with every self-attention it is defined for, in a whole model: padding, decoding, checkpoints, refusals."""
+"""Every position with every self-attention it is defined for, in a whole model: padding, decoding, checkpoints,
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def of(position: str) -> dict:
 
 
 def combination(position: str, kind: str) -> dict:
-    """The options of a model with ``kind`` as self-attention on each side where it can serve, and positions it goes with."""
+    """The options of a model with ``kind`` as self-attention on each side where it can serve, and positions it goes
+    with.
+    """
     chosen = of(position)
     other = "relative" if chosen.get("randomized_base") == "relative" else "softmax"
     roles = ATTENTION_REGISTRY[kind].roles
@@ -293,7 +297,8 @@ commands = pytest.mark.filterwarnings("ignore:\\s*'config' is validated against 
             {"randomized_base": "learned", "randomized_range": 300, "randomized_eval_length": 30},
         ),
         (
-            "--position randomized --randomized-base relative --encoder-attention relative --decoder-attention relative",
+            "--position randomized --randomized-base relative --encoder-attention relative --decoder-attention "
+            "relative",
             {"randomized_base": "relative", "randomized_range": 2048},
         ),
     ],
@@ -310,19 +315,29 @@ RELATIVE = "--encoder-attention relative --decoder-attention relative"
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        ("--position alibi --encoder-attention linear", r"--position alibi is not defined for linear attention \(--encoder-attention\); with it go: learned, none, randomized, rotary, sinusoidal$"),
-        ("--position t5 --decoder-attention linear", r"--position t5 is not defined for linear attention \(--decoder-attention\)"),
-        ("--position t5 --encoder-layers 2 --encoder-attention softmax,linear", r"--position t5 is not defined for linear attention \(--encoder-attention\)"),
-        (f"--position rotary {RELATIVE}", r"--position rotary has no effect: relative attention brings its own positions; leave the option out"),
+        ("--position alibi --encoder-attention linear", r"--position alibi is not defined for linear attention "
+            r"\(--encoder-attention\); with it go: learned, none, randomized, rotary, sinusoidal$"),
+        ("--position t5 --decoder-attention linear", r"--position t5 is not defined for linear attention "
+            r"\(--decoder-attention\)"),
+        ("--position t5 --encoder-layers 2 --encoder-attention softmax,linear", r"--position t5 is not defined for "
+            r"linear attention \(--encoder-attention\)"),
+        (f"--position rotary {RELATIVE}", r"--position rotary has no effect: relative attention brings its own "
+            r"positions; leave the option out"),
         (f"--position learned {RELATIVE}", r"--position learned has no effect: relative attention brings its own"),
-        (f"--position randomized {RELATIVE}", r"--position randomized has no effect: relative attention brings its own"),
-        ("--position randomized --randomized-base relative", r"--position randomized is not defined for softmax attention \(--encoder-attention\); with it go: alibi, .*t5"),
-        ("--position randomized --randomized-base relative --encoder-attention relative", r"--position randomized is not defined for softmax attention \(--decoder-attention\)"),
-        ("--position randomized --randomized-base alibi", r"--randomized-base is 'alibi': choose from sinusoidal, learned, relative"),
+        (f"--position randomized {RELATIVE}", r"--position randomized has no effect: relative attention brings its "
+            r"own"),
+        ("--position randomized --randomized-base relative", r"--position randomized is not defined for softmax "
+            r"attention \(--encoder-attention\); with it go: alibi, .*t5"),
+        ("--position randomized --randomized-base relative --encoder-attention relative", r"--position randomized is "
+            r"not defined for softmax attention \(--decoder-attention\)"),
+        ("--position randomized --randomized-base alibi", r"--randomized-base is 'alibi': choose from sinusoidal, "
+            r"learned, relative"),
         ("--learned-positions 5", r"--learned-positions 5 has no effect .* it is an option of: learned position$"),
         ("--position rotary --t5-buckets 16", r"--t5-buckets 16 has no effect .* it is an option of: t5 position$"),
-        ("--position sinusoidal --randomized-range 9", r"--randomized-range 9 has no effect .* an option of: randomized position$"),
-        ("--position rope", r"unknown position 'rope' \(--position\): choose from alibi, learned, none, randomized, rotary, sinusoidal, t5"),
+        ("--position sinusoidal --randomized-range 9", r"--randomized-range 9 has no effect .* an option of: "
+            r"randomized position$"),
+        ("--position rope", r"unknown position 'rope' \(--position\): choose from alibi, learned, none, randomized, "
+            r"rotary, sinusoidal, t5"),
     ],
 )  # fmt: skip
 def test_refusals(arguments, message):

@@ -83,7 +83,9 @@ depths = pytest.mark.parametrize("depth", DEPTHS)
     ids=["scan", "scan-universal", "scan-relative", "scan-relative-universal", "cogs", "pcfg"],
 )
 def test_parameter_counts_of_the_thesis(arch, vocabulary, options, published):
-    """Csordás 2023, Table C.2. The reference's tables have V_in + 2 and V_out + 1 rows, fairseq's V + 4 on either side."""
+    """Csordás 2023, Table C.2. The reference's tables have V_in + 2 and V_out + 1 rows, fairseq's V + 4 on either
+    side.
+    """
     sizes = ARCHITECTURES[f"sg_transformer_{arch}"]
     model = SGTransformer.build_model(SimpleNamespace(**(sizes | options)), task(*vocabulary))
     width = sizes["encoder_embed_dim"]
@@ -126,7 +128,9 @@ def test_padding_changes_nothing(kind, depth, left_pad):
 @kinds
 @depths
 def test_decoding_step_by_step_after_reordering_equals_full_passes(kind, depth):
-    """As beam search does it: encoder output and decoding state reordered between the steps, sentences repeated and dropped."""
+    """As beam search does it: encoder output and decoding state reordered between the steps, sentences repeated and
+    dropped.
+    """
     model = tiny(depth=depth, **KINDS[kind])
     _, _, src, _ = batch()
     encoder_out = model.encoder(src, None)
@@ -318,21 +322,28 @@ def test_hybrid_decodes_as_it_trains_and_learns():
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"qk_norm": "l2"}, r"--qk-norm l2 has no effect on the chosen mechanisms; it is an option of: linear attention"),
-        ({**KINDS["linear"], "attention_dropout": 0.3}, r"--attention-dropout 0.3 has no effect .* an option of: .*relative attention.*softmax attention"),
+        ({"qk_norm": "l2"}, r"--qk-norm l2 has no effect on the chosen mechanisms; it is an option of: linear "
+            r"attention"),
+        ({**KINDS["linear"], "attention_dropout": 0.3}, r"--attention-dropout 0.3 has no effect .* an option of: "
+            r".*relative attention.*softmax attention"),
         ({"encoder_attention": "lineer"}, r"unknown attention 'lineer' .*choose from .*linear, relative, softmax"),
-        ({"cross_attention": "relative"}, r"relative attention cannot serve as 'cross' attention: its roles are encoder, decoder"),
+        ({"cross_attention": "relative"}, r"relative attention cannot serve as 'cross' attention: its roles are "
+            r"encoder, decoder"),
         ({"encoder_attention_heads": 5}, r"the width 16 is not divisible by the number of attention heads 5"),
         ({"depth": "deep"}, r"unknown depth 'deep' \(--depth\): choose from separate, shared"),
         ({"encoder_layers": 0}, r"--encoder-layers is 0: choose 1 or more"),
-        ({"encoder_attention": "linear,relative", "encoder_layers": 3}, r"--encoder-attention names 2 layers, and --encoder-layers is 3: name one"),
-        ({"cross_attention": "linear,softmax,linear"}, r"--cross-attention names 3 layers, and --decoder-layers is 2: name one"),
-        ({"encoder_attention": "linear,relative", "depth": "shared"}, r"--encoder-attention names 2 layers, and --depth shared has one for all steps"),
+        ({"encoder_attention": "linear,relative", "encoder_layers": 3}, r"--encoder-attention names 2 layers, and "
+            r"--encoder-layers is 3: name one"),
+        ({"cross_attention": "linear,softmax,linear"}, r"--cross-attention names 3 layers, and --decoder-layers is 2: "
+            r"name one"),
+        ({"encoder_attention": "linear,relative", "depth": "shared"}, r"--encoder-attention names 2 layers, and "
+            r"--depth shared has one for all steps"),
         ({"encoder_attention": "linear,lineer"}, r"unknown attention 'lineer'"),
         ({"decoder_ffn": "dense,dense,dense"}, r"--decoder-ffn names 3 layers, and --decoder-layers is 2"),
         ({"encoder_ffn": "moe"}, r"unknown feedforward layer 'moe' .*choose from dense"),
         ({"position": "learnt"}, r"unknown position 'learnt' \(--position\): choose from .*none, .*sinusoidal"),
-        ({**KINDS["relative"], "position": "sinusoidal"}, r"--position sinusoidal has no effect: relative attention brings its own"),
+        ({**KINDS["relative"], "position": "sinusoidal"}, r"--position sinusoidal has no effect: relative attention "
+            r"brings its own"),
         ({"embedding_scaling": "up"}, r"--embedding-scaling is 'up': choose from auto, token_up, none, position_down"),
         ({"ffn_init": "zeros"}, r"--ffn-init is 'zeros': choose from reference, scaled, torch"),
     ],

@@ -329,7 +329,8 @@ def test_generation_continues_prompts_greedily():
     [
         ({"linear_init": "deep"}, "--linear-init is 'deep': choose from mechanism, depth"),
         ({"linear_init": "depth", "attention_init": "torch"}, "--attention-init torch has no effect with --linear"),
-        ({"log_length_of": "padded", "logit_scale": "log_length"}, "--log-length-of padded has no effect in a language"),
+        ({"log_length_of": "padded", "logit_scale": "log_length"}, "--log-length-of padded has no effect in a "
+            "language"),
         ({"linear_init": "depth", "ffn_init": "torch"}, "--ffn-init torch has no effect with --linear-init depth"),
         ({"decoder_head_dim": 0}, "--decoder-head-dim is 0: choose 1 or more"),
         ({"decoder_attention": "square"}, "unknown attention 'square'"),

@@ -1,16 +1,17 @@
 """What the tests of attentions share: cases, and an equation taken one query at a time.
 
-``attention_kinds`` has a file for each kind, with its ``CASES``, and either ``row``, the weights of one query from the equation,
-or ``reference``, everything from the equation. All tests in ``test_attention.py`` then hold the kind.
+``attention_kinds`` has a file for each kind, with its ``CASES``, and either ``row``, the weights of one query from the
+equation, or ``reference``, everything from the equation. All tests in ``test_attention.py`` then hold the kind.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import attention_kinds
 import torch
@@ -29,9 +30,9 @@ class Case:
 
     name: str
     role: str
-    options: Dict[str, Any] = field(default_factory=dict, hash=False)
-    position: Optional[str] = None
-    position_options: Dict[str, Any] = field(default_factory=dict, hash=False)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    position: str | None = None
+    position_options: dict[str, Any] = field(default_factory=dict, hash=False)
     #: How far outputs may be from the equation's in float64; sinusoids, for one, are float32.
     tolerance: float = 1e-9
     #: Whether padding is without effect, as it must be for all but one option.
@@ -55,7 +56,7 @@ class Case:
                 nn.init.normal_(parameter)
         return module.to(dtype)
 
-    def inputs(self, batch=3, queries=7, keys=None, dtype=torch.float64) -> Tuple[Tensor, Tensor]:
+    def inputs(self, batch=3, queries=7, keys=None, dtype=torch.float64) -> tuple[Tensor, Tensor]:
         """Queries (N, B, C) and keys (M, B, C'); the same tensor in self-attention."""
         torch.manual_seed(2)
         keys = (5 if keys is None else keys) if self.role == "cross" else queries
@@ -70,13 +71,13 @@ class Row(NamedTuple):
     q: Tensor  # (N, D), of this head
     k: Tensor  # (M, D)
     n: int
-    seen: List[int]
+    seen: list[int]
     head: int
     x: Tensor  # (N, C), the input of the layer
-    padding: Optional[Tensor]  # (M,), True at padding
+    padding: Tensor | None  # (M,), True at padding
 
 
-def visible(n: int, keys: int, causal: bool, padding: Optional[Tensor]) -> List[int]:
+def visible(n: int, keys: int, causal: bool, padding: Tensor | None) -> list[int]:
     return [m for m in range(keys) if (not causal or m <= n) and not (padding is not None and padding[m])]
 
 
@@ -105,7 +106,7 @@ KINDS = {
     name: importlib.import_module(f"attention_kinds.{name}")
     for _, name, _ in pkgutil.iter_modules(attention_kinds.__path__)
 }
-CASES: List[Case] = [case for kind in KINDS.values() for case in kind.CASES]
+CASES: list[Case] = [case for kind in KINDS.values() for case in kind.CASES]
 
 
 def reference(module: Attention, query: Tensor, key: Tensor, padding=None):

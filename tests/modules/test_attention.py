@@ -1,4 +1,5 @@
-"""Every attention, in every role it has, against its equation, and against itself under padding, decoding and reordering.
+"""Every attention, in every role it has, against its equation, and against itself under padding, decoding and
+reordering.
 
 A new kind adds a file to ``attention_kinds`` with its cases and its equation; all tests below then hold it.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 import torch
@@ -108,7 +109,9 @@ def test_fully_padded_sentence_is_finite(case, need_weights):
 @pytest.mark.parametrize("case", [c for c in CASES if c.role == "decoder"], ids=str)
 @pytest.mark.parametrize("length", [1, 2, 9, 70])
 def test_causal_exactly(case, length):
-    """What comes later changes nothing at all: the outputs before it are equal to the bit, its gradient there is zero."""
+    """What comes later changes nothing at all: the outputs before it are equal to the bit, its gradient there is
+    zero.
+    """
     module, (x, _) = case.build(), case.inputs(queries=length)
     at = length // 2
     changed = x.clone()
@@ -126,7 +129,7 @@ def test_step_by_step_equals_full_pass(case, length):
     module, (query, key) = case.build(), case.inputs(queries=length)
     padding = padding_of(key.size(0), "right") if case.role == "cross" else None
     full = module(query, key, key, key_padding_mask=padding, need_weights=False)[0]
-    state: Dict[str, Any] = {}
+    state: dict[str, Any] = {}
     steps = [
         module(
             query[n : n + 1], key if case.role == "cross" else None, key_padding_mask=padding, incremental_state=state
@@ -142,7 +145,7 @@ def test_copies_have_states_of_their_own(case):
     first, (x, _) = case.build(), case.inputs(queries=5)
     second = copy.deepcopy(first)
     full = second(first(x, need_weights=False)[0], need_weights=False)[0]
-    state: Dict[str, Any] = {}
+    state: dict[str, Any] = {}
     steps = [second(first(x[n : n + 1], incremental_state=state)[0], incremental_state=state)[0] for n in range(5)]
     torch.testing.assert_close(torch.cat(steps), full, rtol=1e-6, atol=1e-7)
 
@@ -152,7 +155,7 @@ def test_several_positions_a_step_and_left_padding(case):
     module, (x, _) = case.build(), case.inputs(queries=8)
     padding = padding_of(8, "left")
     full = module(x, key_padding_mask=padding, need_weights=False)[0]
-    state: Dict[str, Any] = {}
+    state: dict[str, Any] = {}
     parts = [
         module(x[a:b], key_padding_mask=padding[:, a:b], incremental_state=state)[0]
         for a, b in ((0, 3), (3, 4), (4, 8))
@@ -187,7 +190,7 @@ def test_linear_state_is_constant(case):
     module, sizes = case.build(), []
     for length in (1, 50):
         query, key = case.inputs(queries=length, keys=length)
-        state: Dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for n in range(length):
             module(query[n : n + 1], key if case.role == "cross" else None, incremental_state=state)
         (kept,) = state.values()
@@ -343,18 +346,30 @@ def test_fused_initialization(name):
 @pytest.mark.parametrize(
     "make,message",
     [
-        (lambda c: ATTENTION_REGISTRY["softmax"](24, 5, role="encoder"), "the width 24 is not divisible by the number of attention heads 5"),
-        (lambda c: ATTENTION_REGISTRY["relative"](24, 3, role="cross"), "relative attention cannot serve as 'cross' attention: its roles are encoder, decoder"),
-        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_init="x"), "--attention-init is 'x': choose from reference, glorot, fused, torch"),
-        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_dropout=1.5), "--attention-dropout is 1.5: choose a number from 0 to 1"),
-        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", linear_attention_eps=-1.0), "--linear-attention-eps is -1.0: choose 0 or more"),
-        (lambda c: ATTENTION_REGISTRY["galerkin"](24, 3, role="encoder", galerkin_norm_eps=0.0), "--galerkin-norm-eps is 0.0: choose a number above 0"),
-        (lambda c: ATTENTION_REGISTRY["fourier"](24, 24, role="encoder"), "fourier attention normalizes each head, and of one number nothing is left: choose fewer heads"),
-        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_scale="x"), "--attention-scale is 'x': choose from head_dim, model_dim"),
-        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", qk_norm="l3"), r"unknown query/key normalization 'l3' \(--qk-norm\): choose from l1, l2, none, rms"),
-        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", feature_map="x"), r"unknown feature map 'x' \(--feature-map\): choose from .*elu"),
-        (lambda c: build_attention("sofmax", c, "encoder"), "unknown attention 'sofmax' .*choose from .*linear, relative, softmax"),
-        (lambda c: build_attention("softmax", c, "middle"), "unknown attention role 'middle': choose from encoder, decoder, cross"),
+        (lambda c: ATTENTION_REGISTRY["softmax"](24, 5, role="encoder"), "the width 24 is not divisible by the number "
+            "of attention heads 5"),
+        (lambda c: ATTENTION_REGISTRY["relative"](24, 3, role="cross"), "relative attention cannot serve as 'cross' "
+            "attention: its roles are encoder, decoder"),
+        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_init="x"), "--attention-init is "
+            "'x': choose from reference, glorot, fused, torch"),
+        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_dropout=1.5), "--attention-dropout "
+            "is 1.5: choose a number from 0 to 1"),
+        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", linear_attention_eps=-1.0),
+         "--linear-attention-eps is -1.0: choose 0 or more"),
+        (lambda c: ATTENTION_REGISTRY["galerkin"](24, 3, role="encoder", galerkin_norm_eps=0.0), "--galerkin-norm-eps "
+            "is 0.0: choose a number above 0"),
+        (lambda c: ATTENTION_REGISTRY["fourier"](24, 24, role="encoder"), "fourier attention normalizes each head, "
+            "and of one number nothing is left: choose fewer heads"),
+        (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_scale="x"), "--attention-scale is "
+            "'x': choose from head_dim, model_dim"),
+        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", qk_norm="l3"), r"unknown query/key "
+            r"normalization 'l3' \(--qk-norm\): choose from l1, l2, none, rms"),
+        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", feature_map="x"), r"unknown feature map 'x' "
+            r"\(--feature-map\): choose from .*elu"),
+        (lambda c: build_attention("sofmax", c, "encoder"), "unknown attention 'sofmax' .*choose from .*linear, "
+            "relative, softmax"),
+        (lambda c: build_attention("softmax", c, "middle"), "unknown attention role 'middle': choose from encoder, "
+            "decoder, cross"),
     ],
 )  # fmt: skip
 def test_errors_name_the_option_and_the_choices(make, message):

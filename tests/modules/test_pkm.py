@@ -43,7 +43,9 @@ def activate(activation, u):
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 11, 16])
 def test_pruned_equation(activation, heads, k):
-    """The K largest of all n sums, K below, at and beyond the number of sub-keys; one softmax over those of all heads."""
+    """The K largest of all n sums, K below, at and beyond the number of sub-keys; one softmax over those of all
+    heads.
+    """
     module = memory(pkm_k=k, pkm_heads=heads, pkm_activation=activation)
     x = tokens()
     for token, y in zip(x, module(x)):

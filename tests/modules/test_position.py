@@ -149,7 +149,8 @@ def test_rotation_is_as_exact_in_half_precision_far_from_the_start(dtype):
 def test_an_odd_width_cannot_be_rotated(make):
     with pytest.raises(
         ValueError,
-        match="--position rotary rotates pairs of features, and a head's queries have 5: .*-attention-heads.*--feature-dim",
+        match="--position rotary rotates pairs of features, and a head's queries have 5: "
+        ".*-attention-heads.*--feature-dim",
     ):
         make()
 
@@ -217,7 +218,8 @@ def test_slopes_are_not_in_the_checkpoint():
 
 # T5.
 
-#: bucket -> the first distance in it, with 32 buckets up to distance 128; the bounds 8·16^(k/8) and 16·8^(k/16) worked out by hand.
+#: bucket -> the first distance in it, with 32 buckets up to distance 128; the bounds 8·16^(k/8) and 16·8^(k/16) worked
+#: out by hand.
 TWO_SIDED = dict(enumerate([*range(8), 8, 12, 16, 23, 32, 46, 64, 91]))
 CAUSAL = dict(enumerate([*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]))
 
@@ -284,10 +286,12 @@ def test_gradients_of_buckets_are_summed_in_single_precision():
 @pytest.mark.parametrize(
     "causal,options,message",
     [
-        (True, {"t5_buckets": 7}, "--t5-buckets is 7: choose a positive multiple of 2 in the decoder, of 4 in the encoder"),
+        (True, {"t5_buckets": 7}, "--t5-buckets is 7: choose a positive multiple of 2 in the decoder, of 4 in the "
+            "encoder"),
         (False, {"t5_buckets": 6}, "--t5-buckets is 6"),
         (True, {"t5_buckets": 0}, "--t5-buckets is 0"),
-        (True, {"t5_max_distance": 16}, "--t5-max-distance is 16, and with --t5-buckets 32 distances up to 15 have a bucket each: choose more than 16"),
+        (True, {"t5_max_distance": 16}, "--t5-max-distance is 16, and with --t5-buckets 32 distances up to 15 have a "
+            "bucket each: choose more than 16"),
         (False, {"t5_max_distance": 8}, "--t5-max-distance is 8, .*up to 7 .*choose more than 8"),
     ],
 )  # fmt: skip
@@ -562,7 +566,8 @@ def test_positions_of_each_attention(name, base, expected):
         if inside and not cls.brings_position and position not in expected:
             with pytest.raises(
                 ValueError,
-                match=rf"--position {position} is not defined for {name} attention \(--encoder-attention\); with it go: "
+                match=rf"--position {position} is not defined for {name} attention \(--encoder-attention\); with it "
+                rf"go: "
                 f"{', '.join(sorted(expected))}$",
             ):
                 build_attention(name, config, "encoder")

@@ -99,7 +99,9 @@ def test_gradients():
 
 
 def test_reference_start():
-    """The gain of a tanh on the last matrix of the content, PyTorch's own bound with ``tanh``, and none on the gate's."""
+    """The gain of a tanh on the last matrix of the content, PyTorch's own bound with ``tanh``, and none on the
+    gate's.
+    """
     torch.manual_seed(0)
     wide = build_update("copy_gate", config_of(200, 2), "dense", "encoder")
     bound = (6 / 400) ** 0.5

@@ -299,7 +299,9 @@ def test_gradients_from_a_non_contiguous_loss(causal, device):
 
 
 def test_memory_is_that_of_a_few_matrices(device):
-    """Nothing larger than the logits is made, and two such are kept for the backward pass, beside the order of one map, int32."""
+    """Nothing larger than the logits is made, and two such are kept for the backward pass, beside the order of one map,
+    int32.
+    """
     shape = (2, 3, 64, 64, 0)
     inputs = make(shape, device)
     with Operations() as operations:

@@ -26,9 +26,9 @@ def arguments(monkeypatch, *line: str):
 
 #: Csordás 2023, Tables D.3 to D.5 and E.1.2, and where they differ the released code: width, feedforward, heads, steps
 #: of the layer, batch, learning rate, weight decay, dropout, updates; then what no table has: norm of the gradient,
-#: dropout of attention (of Keys where the attention has such a dropout), gate dropout, start of the embeddings, whether batches
-#: are of like lengths. Other than in the tables are the 1024 and 2048 of gated models without geometric attention on
-#: CTL and ListOps, and of CTL++ the feedforward layers and the dropout of `relative`.
+#: dropout of attention (of Keys where the attention has such a dropout), gate dropout, start of the embeddings, whether
+#: batches are of like lengths. Other than in the tables are the 1024 and 2048 of gated models without geometric
+#: attention on CTL and ListOps, and of CTL++ the feedforward layers and the dropout of `relative`.
 TRANSFORMERS = {
     "ctl": {
         "ndr": (256, 512, 1, 14, 512, 1.5e-4, 0.01, 0.5, 30_000, 5, 0.1, 0.1, "none", True),

@@ -22,11 +22,11 @@ LOG = """\
 $ fairseq-train …
 2026-01-01 10:00:00 | INFO | fairseq_cli.train | some line
 2026-01-01 10:00:10 | INFO | train_inner | {"epoch": 1, "loss": "2.5", "num_updates": "100", "lr": "0.001"}
-2026-01-01 10:01:00 | INFO | valid | {"epoch": 1, "valid_accuracy": "12.5", "valid_nll_loss": "0.75", "valid_num_updates": "100"}
-2026-01-01 10:01:30 | INFO | gen | {"epoch": 1, "gen_accuracy": "1.25", "gen_nll_loss": "1.5", "gen_num_updates": "100"}
-2026-01-01 10:02:00 | INFO | valid | {"epoch": 1, "valid_accuracy": "50", "valid_nll_loss": "0.5", "valid_num_updates": "200"}
-2026-01-01 10:03:00 | INFO | train_inner | {"epoch": 1, "loss": "inf", "num_updates": "250"}
-not a log line | INFO | valid | {broken
+2026-01-01 10:01:00 | INFO | valid | {"epoch": 1, "valid_accuracy": "12.5", "valid_nll_loss": "0.75",
+"valid_num_updates": "100"} 2026-01-01 10:01:30 | INFO | gen | {"epoch": 1, "gen_accuracy": "1.25", "gen_nll_loss":
+"1.5", "gen_num_updates": "100"} 2026-01-01 10:02:00 | INFO | valid | {"epoch": 1, "valid_accuracy": "50",
+"valid_nll_loss": "0.5", "valid_num_updates": "200"} 2026-01-01 10:03:00 | INFO | train_inner | {"epoch": 1, "loss":
+"inf", "num_updates": "250"} not a log line | INFO | valid | {broken
 """
 
 
@@ -118,8 +118,10 @@ def test_table_and_plot_with_a_failure_and_several_seeds(tmp_path):
 
     failed = {"name": "relative", "seed": 1, "folder": "runs/relative-seed1", "failed": "training"}
     summary = {
-        "what": "test", "command": "c", "commits": ["abc"], "machines": [{"cpu": "x"}], "steps": 10, "batch_size": 4, "length_window": 1,
-        "seeds": [1, 2], "published": {m: dict(zip(("IID", "OOD", "source"), quickstart.PUBLISHED[m])) for m in quickstart.MODELS},
+        "what": "test", "command": "c", "commits": ["abc"], "machines": [{"cpu": "x"}], "steps": 10, "batch_size": 4,
+        "length_window": 1,
+        "seeds": [1, 2],
+        "published": {m: dict(zip(("IID", "OOD", "source"), quickstart.PUBLISHED[m])) for m in quickstart.MODELS},
         "runs": [record("linear", 1, 100.0, 40.0), record("linear", 2, 98.0, 20.0), failed],
     }  # fmt: skip
     rows = quickstart.table(summary)
@@ -171,7 +173,8 @@ def tiny(tmp_path_factory) -> Path:
 def test_trains_evaluates_skips_and_continues(tiny, tmp_path):
     arguments = [
         "--models", "linear-l2-orthogonality", "--batch-size", 16, "--validate-every", 2, "--device", "cpu",
-        "--data", tiny, "--out", tmp_path / "out", "--results", tmp_path / "results" / "table",
+        "--data", tiny,
+        "--out", tmp_path / "out", "--results", tmp_path / "results" / "table",
     ]  # fmt: skip
     first = command("--steps", 4, *arguments)
     assert first.returncode == 0, first.stderr + first.stdout
@@ -200,7 +203,8 @@ def test_trains_evaluates_skips_and_continues(tiny, tmp_path):
 
 def test_a_folder_in_use_is_refused_and_a_stopped_training_goes_on(tiny, tmp_path):
     arguments = [
-        "--models", "linear", "--batch-size", 16, "--validate-every", 2, "--device", "cpu", "--data", tiny, "--out", tmp_path / "out",
+        "--models", "linear", "--batch-size", 16, "--validate-every", 2, "--device", "cpu", "--data", tiny,
+        "--out", tmp_path / "out",
     ]  # fmt: skip
     line = [sys.executable, "scripts/quickstart.py", "--steps", "100000", *map(str, arguments)]
     pipe = subprocess.PIPE

@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
 
 import pytest
 
@@ -36,17 +35,17 @@ LENGTHS = {"test": [1, 2, 3, 4] * 6, "gen": [5, 6, 7, 9] * 5}
 WRONG = {"softmax": 0.5, "relative": 0.1, "linear": 0.45}
 
 
-def sentences(lengths: List[int], seed: int) -> List[str]:
+def sentences(lengths: list[int], seed: int) -> list[str]:
     draw = random.Random(seed)
     return [" ".join(draw.choices(WORDS, k=length + 3)) for length in lengths]
 
 
-def corrupted(lines: List[str], share: float, seed: int) -> List[str]:
+def corrupted(lines: list[str], share: float, seed: int) -> list[str]:
     draw = random.Random(seed)
     return [" ".join(draw.choice(WORDS) if draw.random() < share else w for w in line.split()) for line in lines]
 
 
-def write_output(path: Path, references: List[str], hypotheses: List[str]) -> None:
+def write_output(path: Path, references: list[str], hypotheses: list[str]) -> None:
     """As fairseq-generate prints it, in another order than that of the lines, with subwords of two letters."""
 
     def split(text: str) -> str:
@@ -61,7 +60,7 @@ def write_output(path: Path, references: List[str], hypotheses: List[str]) -> No
     path.write_text("\n".join([*lines, "Generate x with beam=4: BLEU = 0.00"]) + "\n", "utf-8")
 
 
-def write_data(folder: Path, lengths: Dict[str, List[int]] = LENGTHS, **request: object) -> Dict[str, List[str]]:
+def write_data(folder: Path, lengths: dict[str, list[int]] = LENGTHS, **request: object) -> dict[str, list[str]]:
     """A data folder; returns its references."""
     (folder / "raw").mkdir(parents=True)
     request = {"max_length": 4, "length_unit": "words", **request}
@@ -73,7 +72,7 @@ def write_data(folder: Path, lengths: Dict[str, List[int]] = LENGTHS, **request:
     return references
 
 
-def translate(folder: Path, references: Dict[str, List[str]], share: float, seed: int = 1) -> Dict[str, List[str]]:
+def translate(folder: Path, references: dict[str, list[str]], share: float, seed: int = 1) -> dict[str, list[str]]:
     """Writes the outputs of a system; returns them."""
     found = {subset: corrupted(lines, share, seed) for subset, lines in references.items()}
     for subset, lines in found.items():
@@ -237,7 +236,7 @@ def test_systems_are_tested_against_the_baseline_of_their_seed(made):
 # The command.
 
 
-def line_of(made, *more: object) -> List[str]:
+def line_of(made, *more: object) -> list[str]:
     folder, _, found = made
     systems = [f"{name}={folder.parent / name}" for name in found]
     options = ["--results", folder.parent / "out" / "by.length", "--bounds", "2,6", "--tokenize", "none", *more]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Dict, List, Tuple
 
-Pairs = List[Tuple[str, str]]
+Pairs = list[tuple[str, str]]
 
 SOURCE_WORDS = [f"s{i}" for i in range(9)]
 TARGET_WORDS = [f"T{i}" for i in range(7)]
@@ -24,7 +23,7 @@ def random_pairs(count: int, seed: int) -> Pairs:
     ]
 
 
-def write_folder(folder: Path, subsets: Dict[str, Pairs], manifest: bool = True) -> Path:
+def write_folder(folder: Path, subsets: dict[str, Pairs], manifest: bool = True) -> Path:
     from fairseq.data import Dictionary, indexed_dataset
 
     folder.mkdir(parents=True, exist_ok=True)

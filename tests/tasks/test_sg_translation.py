@@ -290,7 +290,9 @@ def test_missing_folder_also_as_one_of_several(folder, tmp_path):
 def test_a_folder_without_binary_pairs(tmp_path):
     """A text for language models, or one of --raw-only."""
     (tmp_path / "dataset.json").write_text("{}")
-    with pytest.raises(UsageError, match=f"the data folder {tmp_path} has no pairs of sentences in binary form: it is text"):
+    with pytest.raises(
+        UsageError, match=f"the data folder {tmp_path} has no pairs of sentences in binary form: it is text"
+    ):
         task(tmp_path)
 
 

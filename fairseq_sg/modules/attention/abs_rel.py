@@ -13,8 +13,6 @@ because p_j and p_{j−i} share W_P.
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +39,7 @@ class AbsRelAttention(RelativeAttention):
         self.gate = nn.Linear(embed_dim, num_heads)
 
     def logits_of(
-        self, q: Tensor, keys: int, offset: int, key_padding_mask: Optional[Tensor] = None, *, x: Tensor, first: int = 0
+        self, q: Tensor, keys: int, offset: int, key_padding_mask: Tensor | None = None, *, x: Tensor, first: int = 0
     ):
         queries, relative = super().logits_of(q, keys, offset)
         p = self._absolute(q, keys, key_padding_mask, first)
@@ -50,7 +48,7 @@ class AbsRelAttention(RelativeAttention):
         return queries, r * relative + (1 - r) * absolute
 
     def _operands(
-        self, q: Tensor, k: Tensor, offset: int, key_padding_mask: Optional[Tensor] = None, *, x: Tensor, first: int = 0
+        self, q: Tensor, k: Tensor, offset: int, key_padding_mask: Tensor | None = None, *, x: Tensor, first: int = 0
     ):
         """The absolute term is a product of queries and keys: it stands beside the content's, in further dimensions."""
         p = self._absolute(q, k.size(2), key_padding_mask, first)
@@ -62,7 +60,7 @@ class AbsRelAttention(RelativeAttention):
         """r, (B, H, N, 1)."""
         return self.gate(x).sigmoid().permute(1, 2, 0).unsqueeze(-1)
 
-    def _absolute(self, q: Tensor, keys: int, key_padding_mask: Optional[Tensor], first: int) -> Tensor:
+    def _absolute(self, q: Tensor, keys: int, key_padding_mask: Tensor | None, first: int) -> Tensor:
         """W_P p_j, (B or 1, H, M, D), for keys at ``first``, ``first`` + 1, …."""
         if key_padding_mask is None:
             positions = torch.arange(first, first + keys, device=q.device).unsqueeze(0)

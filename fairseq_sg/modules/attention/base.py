@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +37,9 @@ from fairseq_sg.registry import option_values
 
 ROLES = ("encoder", "decoder", "cross")
 INITS = ("reference", "glorot", "fused", "torch")
-State = Dict[str, Any]
+State = dict[str, Any]
 #: Keys and values per head, and losses on the values with what they gave.
-Projected = Tuple[Tensor, Tensor, List[Tuple[Any, Tensor]]]
+Projected = tuple[Tensor, Tensor, list[tuple[Any, Tensor]]]
 
 
 @dataclass
@@ -50,7 +50,8 @@ class AttentionOptions:
         default="reference",
         metadata={
             "help": "initialization of the attention's projections: 'reference' (as the papers' released code: "
-            "Glorot uniform, but PyTorch's default for relative attention; docs/attention.md has the others), 'glorot', "
+            "Glorot uniform, but PyTorch's default for relative attention; docs/attention.md has the others), "
+            "'glorot', "
             "'fused' (Glorot uniform with keys and values as one matrix, the output projection PyTorch's default) or "
             "'torch'"
         },
@@ -89,11 +90,12 @@ class Attention(nn.Module):
 
     registered_name: ClassVar[str]
     #: The roles the kind can serve.
-    roles: ClassVar[FrozenSet[str]] = frozenset(ROLES)
+    roles: ClassVar[frozenset[str]] = frozenset(ROLES)
     #: Whether the kind knows positions by itself, so that none are added to the embeddings.
     brings_position: ClassVar[bool] = False
-    #: What it is defined for of what a ``--position`` may give: ``rotation``, ``bias``, ``indices`` (``modules.position.base``).
-    takes: ClassVar[FrozenSet[str]] = frozenset()
+    #: What it is defined for of what a ``--position`` may give: ``rotation``, ``bias``, ``indices``
+    #: (``modules.position.base``).
+    takes: ClassVar[frozenset[str]] = frozenset()
     #: Whether ``attend``, ``extend`` and ``read`` need the layer's input beside the projections.
     sees_input: ClassVar[bool] = False
     #: Whether the causal ``attend`` may have more keys than queries: a memory, before the positions of the queries.
@@ -101,7 +103,7 @@ class Attention(nn.Module):
     #: Whether the outputs depend on where in the stream the keys are, and not on distances alone.
     counts_positions: ClassVar[bool] = False
     #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
-    options: ClassVar[Optional[type]] = None
+    options: ClassVar[type | None] = None
     #: What ``--attention-init reference`` stands for: another choice, or a name that its ``reset_parameters`` knows.
     reference_init: ClassVar[str] = "glorot"
 
@@ -111,10 +113,10 @@ class Attention(nn.Module):
         num_heads: int,
         *,
         role: str,
-        kv_dim: Optional[int] = None,
-        head_dim: Optional[int] = None,
-        qk_head_dim: Optional[int] = None,
-        value_heads: Optional[int] = None,
+        kv_dim: int | None = None,
+        head_dim: int | None = None,
+        qk_head_dim: int | None = None,
+        value_heads: int | None = None,
         output_projection: bool = True,
         attention_init: str = "reference",
         attention_bias: bool = False,
@@ -186,12 +188,12 @@ class Attention(nn.Module):
             nn.init.uniform_(v, -bound, bound)
 
     @classmethod
-    def settings(cls, config: Any) -> Dict[str, Any]:
+    def settings(cls, config: Any) -> dict[str, Any]:
         """The keyword arguments that a model's configuration gives the class: its options, unless it overrides this."""
         return option_values(cls.options or AttentionOptions, config)
 
     @classmethod
-    def parts(cls, config: Any) -> Set[type]:
+    def parts(cls, config: Any) -> set[type]:
         """The classes whose options are in use with this attention: itself, and mechanisms that its options choose."""
         return {cls}
 
@@ -202,10 +204,10 @@ class Attention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Optional[Tensor],
-        attn_mask: Optional[Tensor],
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
         need_weights: bool,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Outputs (B, H, N, E) and, where asked for, the attention matrix (B, H, N, M) they are the product of.
 
         Causal queries are as many as the keys or, of a kind that ``remembers``, the last N of them.
@@ -213,12 +215,12 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], state: Optional[State]
-    ) -> Tuple[Tensor, State]:
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, state: State | None
+    ) -> tuple[Tensor, State]:
         """Outputs of new positions that see the prefix in ``state`` and themselves, and the state with them in it."""
         raise NotImplementedError
 
-    def fold(self, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> State:
+    def fold(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
         """The source in the form that ``read`` needs."""
         return {"k": k, "v": v, "key_padding_mask": key_padding_mask}
 
@@ -231,37 +233,41 @@ class Attention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        key: Optional[Tensor] = None,
-        value: Optional[Tensor] = None,
-        key_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, State]] = None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, State] | None = None,
         need_weights: bool = True,
         static_kv: bool = False,
-        attn_mask: Optional[Tensor] = None,
+        attn_mask: Tensor | None = None,
         before_softmax: bool = False,
         need_head_weights: bool = False,
-        value_loss: Optional[ValueLoss] = None,
-        positions: Optional[Tensor] = None,
-        memory: Optional[Tensor] = None,
+        value_loss: ValueLoss | None = None,
+        positions: Tensor | None = None,
+        memory: Tensor | None = None,
         first: int = 0,
-        packing: Optional[Packing] = None,
-        key_packing: Optional[Packing] = None,
-        projected: Optional[Dict["Attention", Projected]] = None,
+        packing: Packing | None = None,
+        key_packing: Packing | None = None,
+        projected: dict[Attention, Projected] | None = None,
     ):
         """Attention of ``query`` over ``key`` and ``value``.
 
         Args:
-            query: (N, B, C). key, value: (M, B, C_kv); both default to ``query``. They are the same tensor, as in fairseq's layers.
+            query: (N, B, C). key, value: (M, B, C_kv); both default to ``query``. They are the same tensor, as in
+                fairseq's layers.
             key_padding_mask: (B, M) bool, True at padding. In decoding, of the new positions only.
-            incremental_state: where the decoding state is kept; its presence means that ``query`` holds only new positions.
-            need_weights: whether to return the attention weights, averaged over the heads, (B, N, M); in decoding they are None.
+            incremental_state: where the decoding state is kept; its presence means that ``query`` holds only new
+                positions.
+            need_weights: whether to return the attention weights, averaged over the heads, (B, N, M); in decoding they
+                are None.
             static_kv: accepted for compatibility; cross-attention always folds its source once.
             attn_mask: (N, M), bool (True is hidden) or float (added to the logits). A causal attention needs none.
             before_softmax: not supported (ValueError).
             need_head_weights: return the weights per head, (H, B, N, M).
-            value_loss: a loss on the projected Values; its value is returned as a third element. Not in decoding (ValueError).
-            positions: int64, the positions of the keys where they are not 0, 1, 2, … (in decoding, of the prefix with the new
-                ones at its end); only for kinds that take ``indices`` (ValueError).
+            value_loss: a loss on the projected Values; its value is returned as a third element. Not in decoding
+                (ValueError).
+            positions: int64, the positions of the keys where they are not 0, 1, 2, … (in decoding, of the prefix with
+                the new ones at its end); only for kinds that take ``indices`` (ValueError).
             memory: (M, B, C), the layer's input at the M positions before ``query``: keys and values are of them too.
                 For causal kinds that ``remember``, without ``key_padding_mask``, ``attn_mask``, ``positions`` and
                 decoding (ValueError).
@@ -283,7 +289,7 @@ class Attention(nn.Module):
             )
         if positions is not None and "indices" not in self.takes:
             raise ValueError(f"{self.registered_name} attention takes no position numbers")
-        extra: Dict[str, Any] = {"x": _unpacked(query, packing)} if self.sees_input else {}
+        extra: dict[str, Any] = {"x": _unpacked(query, packing)} if self.sees_input else {}
         if positions is not None:
             extra["positions"] = positions
         if self.counts_positions and first:
@@ -307,7 +313,7 @@ class Attention(nn.Module):
         else:
             k = self._heads(_unpacked(self.k_proj(key), key_packing))
             v = self._heads(_unpacked(self.v_proj(value), key_packing), self.value_heads)
-            losses: List[Tuple[Any, Tensor]] = []
+            losses: list[tuple[Any, Tensor]] = []
             if projected is not None:
                 projected[self] = k, v, losses
         if incremental_state is not None and self.role == "decoder":
@@ -327,7 +333,7 @@ class Attention(nn.Module):
             losses.append((value_loss, loss))
         return self._join(out, packing), weights, loss
 
-    def reorder_incremental_state(self, incremental_state: Dict[str, State], new_order: Tensor) -> None:
+    def reorder_incremental_state(self, incremental_state: dict[str, State], new_order: Tensor) -> None:
         """Selects and orders the sentences of the decoding state; every tensor in it is batch first."""
         state = incremental_state.get(self._state_key)
         if state is not None:
@@ -335,11 +341,11 @@ class Attention(nn.Module):
                 name: x.index_select(0, new_order) if isinstance(x, Tensor) else x for name, x in state.items()
             }
 
-    def _heads(self, x: Tensor, heads: Optional[int] = None) -> Tensor:
+    def _heads(self, x: Tensor, heads: int | None = None) -> Tensor:
         """(N, B, H·D) -> (B, H, N, D), a view; H is ``num_heads`` unless given."""
         return x.unflatten(-1, (self.num_heads if heads is None else heads, -1)).permute(1, 2, 0, 3)
 
-    def _join(self, out: Tensor, packing: Optional[Packing] = None) -> Tensor:
+    def _join(self, out: Tensor, packing: Packing | None = None) -> Tensor:
         """(B, H, N, E) -> (N, B, C), or packed, through the output projection."""
         joined = out.permute(2, 0, 1, 3).flatten(2)
         if packing is not None:
@@ -362,7 +368,7 @@ class Attention(nn.Module):
         """How many keys come before the first query of ``attend``."""
         return k.size(2) - q.size(2) if self.causal else 0
 
-    def _check_mask(self, attn_mask: Optional[Tensor]) -> None:
+    def _check_mask(self, attn_mask: Tensor | None) -> None:
         """For kinds without attn_mask: fairseq's decoder layers hand them the causal one; no other will do."""
         if attn_mask is None:
             return
@@ -373,10 +379,11 @@ class Attention(nn.Module):
                 "keys in the others; pass attn_mask=None, and key_padding_mask for padding"
             )
 
-    def _visible_keys(self, queries: int, keys: int, key_padding_mask: Optional[Tensor], offset: int = 0) -> Tensor:
+    def _visible_keys(self, queries: int, keys: int, key_padding_mask: Tensor | None, offset: int = 0) -> Tensor:
         """The number of keys each query sees, int64, broadcastable to (B, H, N, 1).
 
-        It is 1 for a query that sees none: there, sums over keys are 0 anyway, and quotients and logarithms stay finite.
+        It is 1 for a query that sees none: there, sums over keys are 0 anyway, and quotients and logarithms stay
+            finite.
         """
         device = self.q_proj.weight.device
         if key_padding_mask is None:
@@ -387,7 +394,7 @@ class Attention(nn.Module):
         seen = real.cumsum(1)[:, offset : offset + queries] if self.causal else real.sum(1, keepdim=True)
         return seen.clamp(min=1)[:, None, :, None]
 
-    def _visible_only(self, similarity: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
+    def _visible_only(self, similarity: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """similarity (B, H, N, M), with 0 where a query does not see a key; causal queries are the last of the keys."""
         if self.causal:
             similarity = similarity.tril(similarity.size(-1) - similarity.size(-2))
@@ -399,7 +406,7 @@ class Attention(nn.Module):
         return f"role={self.role}, heads={self.num_heads}, head_dim={self.head_dim}"
 
 
-def _unpacked(x: Tensor, packing: Optional[Packing]) -> Tensor:
+def _unpacked(x: Tensor, packing: Packing | None) -> Tensor:
     return x if packing is None else packing.unpack(x)
 
 
@@ -407,7 +414,7 @@ def _unpacked(x: Tensor, packing: Optional[Packing]) -> Tensor:
 class SoftmaxOptions(AttentionOptions):
     """Options of the attentions that turn logits into weights with a softmax."""
 
-    attention_dropout: Optional[float] = field(
+    attention_dropout: float | None = field(
         default=None,
         metadata={"help": "dropout on softmax attention's weights (default: --dropout)", "least": 0, "most": 1},
     )
@@ -415,20 +422,23 @@ class SoftmaxOptions(AttentionOptions):
         default="head_dim",
         metadata={
             "help": "softmax logits are divided by the root of 'head_dim' (as released code does) or 'model_dim' "
-            "(thesis, C.3), or multiplied by a 'learned' scalar, 1/√head_dim at first (as the Neural Data Router's code does)"
+            "(thesis, C.3), or multiplied by a 'learned' scalar, 1/√head_dim at first (as the Neural Data Router's "
+            "code does)"
         },
     )
     logit_scale: str = field(
         default="sqrt_dim",
         metadata={
-            "help": "'sqrt_dim': nothing but --attention-scale; 'log_length': softmax logits are also multiplied by the natural "
+            "help": "'sqrt_dim': nothing but --attention-scale; 'log_length': softmax logits are also multiplied by "
+            "the natural "
             "logarithm of the number of visible keys (Chiang & Cholak 2022)"
         },
     )
     log_length_of: str = field(
         default="valid",
         metadata={
-            "help": "what --logit-scale log_length counts: 'valid' keys of the sentence (in a decoder, of the visible prefix), or "
+            "help": "what --logit-scale log_length counts: 'valid' keys of the sentence (in a decoder, of the visible "
+            "prefix), or "
             "'padded', the length of the batch, as the released code does"
         },
     )
@@ -460,11 +470,11 @@ class SoftmaxAttentionBase(Drops, Attention):
         embed_dim: int,
         num_heads: int,
         *,
-        attention_dropout: Optional[float] = 0.0,
+        attention_dropout: float | None = 0.0,
         attention_scale: str = "head_dim",
         logit_scale: str = "sqrt_dim",
         log_length_of: str = "valid",
-        position: Optional[MakePosition] = None,
+        position: MakePosition | None = None,
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, **kwargs)
@@ -487,12 +497,12 @@ class SoftmaxAttentionBase(Drops, Attention):
         self.position = None if position is None else position(self.qk_head_dim, num_heads)
 
     def logits_of(
-        self, q: Tensor, keys: int, offset: int, key_padding_mask: Optional[Tensor] = None
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+        self, q: Tensor, keys: int, offset: int, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The queries to multiply with the keys, and the bias (…, N, M) to add to the scaled logits, or None.
 
-        ``offset`` is the position of the first query, counted from the first of the ``keys`` keys. Kinds that see the input or
-        take indices get ``x`` and ``positions`` as further arguments.
+        ``offset`` is the position of the first query, counted from the first of the ``keys`` keys. Kinds that see the
+        input or take indices get ``x`` and ``positions`` as further arguments.
         """
         return q, None
 
@@ -501,7 +511,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         q, k = self._rotated(q, k, offset, 0)
         return self._attend(q, k, v, key_padding_mask, attn_mask, need_weights, offset, **extra)
 
-    def _rotated(self, q: Tensor, k: Tensor, of_queries: int, of_keys: int) -> Tuple[Tensor, Tensor]:
+    def _rotated(self, q: Tensor, k: Tensor, of_queries: int, of_keys: int) -> tuple[Tensor, Tensor]:
         if self.position is None or self.position.gives != "rotation":
             return q, k
         return self.position.rotate(q, of_queries), self.position.rotate(k, of_keys)
@@ -537,7 +547,7 @@ class SoftmaxAttentionBase(Drops, Attention):
             mask = None if hidden is None else ~hidden
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=self.scale), None
 
-    def _factor(self, q: Tensor, keys: int, key_padding_mask: Optional[Tensor], offset: int) -> Optional[Tensor]:
+    def _factor(self, q: Tensor, keys: int, key_padding_mask: Tensor | None, offset: int) -> Tensor | None:
         """What the logits are multiplied with beside ``scale``, broadcastable to (B, H, N, 1), or None for 1."""
         dtype = accumulation_dtype(q)
         factors = []
@@ -548,7 +558,7 @@ class SoftmaxAttentionBase(Drops, Attention):
             factors.append(self.learned_scale.to(dtype) / self.scale)
         return math.prod(factors).type_as(q) if factors else None
 
-    def _weights(self, q: Tensor, k: Tensor, bias: Optional[Tensor], hidden: Optional[Tensor]) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, hidden: Tensor | None) -> Tensor:
         logits = (q @ k.transpose(-1, -2)) * self.scale
         if bias is not None:
             logits = logits + bias
@@ -557,7 +567,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         # A query that sees no key has no weights: zeros, rather than the 0/0 of a softmax over nothing.
         return logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
 
-    def _hidden(self, queries: int, keys: int, key_padding_mask, attn_mask, offset: int) -> Optional[Tensor]:
+    def _hidden(self, queries: int, keys: int, key_padding_mask, attn_mask, offset: int) -> Tensor | None:
         """Which keys each query must not see: bool, broadcastable to (B, H, N, M), or None where all are seen."""
         parts = []
         if key_padding_mask is not None:
@@ -580,7 +590,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         return out, cache
 
 
-def append_to_cache(state: Optional[State], k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> State:
+def append_to_cache(state: State | None, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
     """The cache with new keys and values. Its buffers double when full: appending costs O(1) a step, not O(length)."""
     start = 0 if state is None else state["length"]
     length = start + k.size(2)
@@ -597,7 +607,7 @@ def append_to_cache(state: Optional[State], k: Tensor, v: Tensor, key_padding_ma
     return cache
 
 
-def _append_mask(state: Optional[State], new: Optional[Tensor], start: int, k: Tensor) -> Optional[Tensor]:
+def _append_mask(state: State | None, new: Tensor | None, start: int, k: Tensor) -> Tensor | None:
     old = None if state is None else state["key_padding_mask"]
     if old is None and new is None:
         return None

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Optional
 
 from torch import Tensor, nn
 
@@ -39,7 +38,7 @@ class CompositionalOptions(SoftmaxOptions):
             "least": 1,
         },
     )
-    retrieval_dim: Optional[int] = field(
+    retrieval_dim: int | None = field(
         default=None,
         metadata={
             "help": "d_qk, the width of the queries and keys that choose among the retrievals; for --retrieval-score "
@@ -82,7 +81,7 @@ class CompositionalAttention(SoftmaxAttentionBase):
         num_heads: int,
         *,
         retrievals: int = 2,
-        retrieval_dim: Optional[int] = None,
+        retrieval_dim: int | None = None,
         retrieval_score: str = "dot",
         **kwargs,
     ):

@@ -14,7 +14,6 @@ by the number of keys in it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +81,7 @@ class GalerkinAttention(Attention):
     remembers = True
     reference_init = "small_identity"
     #: Which of q, k, v go through a layer norm.
-    normed: Tuple[str, ...] = ("k", "v")
+    normed: tuple[str, ...] = ("k", "v")
     scale = 1.0
 
     def __init__(
@@ -133,7 +132,7 @@ class GalerkinAttention(Attention):
         out = (total * self.scale / seen).to(dtype)
         return out, self._implied_weights(q, k, key_padding_mask, seen) if need_weights else None
 
-    def _implied_weights(self, q: Tensor, k: Tensor, key_padding_mask: Optional[Tensor], seen: Tensor) -> Tensor:
+    def _implied_weights(self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, seen: Tensor) -> Tensor:
         return self._visible_only(q @ k.transpose(-1, -2), key_padding_mask) * self.scale / seen
 
     def extend(self, q, k, v, key_padding_mask, state):
@@ -184,7 +183,7 @@ class FourierAttention(GalerkinAttention):
         self.scale = self.head_dim**-0.5 if fourier_scale == "head_dim" else 1.0
 
 
-def _real(k: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
+def _real(k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     """(B, M) int64: 1 at keys, 0 at padding."""
     if key_padding_mask is None:
         return torch.ones(k.size(0), k.size(2), dtype=torch.long, device=k.device)

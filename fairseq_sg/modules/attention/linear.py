@@ -13,7 +13,7 @@ import functools
 import logging
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Set
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,12 +80,12 @@ class LinearAttention(Attention):
         num_heads: int,
         *,
         feature_map: str = "elu",
-        feature_map_options: Optional[Dict[str, Any]] = None,
+        feature_map_options: dict[str, Any] | None = None,
         feature_dim: str = "head",
         qk_norm: str = "none",
         linear_attention_eps: float = 1e-6,
-        position: Optional[MakePosition] = None,
-        head_dim: Optional[int] = None,
+        position: MakePosition | None = None,
+        head_dim: int | None = None,
         **kwargs,
     ):
         width = _width(feature_dim, embed_dim // max(num_heads, 1) if head_dim is None else head_dim)
@@ -100,25 +100,23 @@ class LinearAttention(Attention):
         self.position = None if position is None else position(features, num_heads)
 
     @classmethod
-    def settings(cls, config: Any) -> Dict[str, Any]:
+    def settings(cls, config: Any) -> dict[str, Any]:
         feature_map = FEATURE_MAP_REGISTRY.find(config.feature_map)
         return super().settings(config) | {"feature_map_options": option_values(feature_map.options, config)}
 
     @classmethod
-    def parts(cls, config: Any) -> Set[type]:
+    def parts(cls, config: Any) -> set[type]:
         return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map)}
 
-    def _queries(self, q: Tensor, positions: Optional[Tensor]) -> Tensor:
+    def _queries(self, q: Tensor, positions: Tensor | None) -> Tensor:
         return self.q_norm(self.feature_map.queries(q, positions))
 
-    def _keys(self, k: Tensor, positions: Optional[Tensor]) -> Tensor:
+    def _keys(self, k: Tensor, positions: Tensor | None) -> Tensor:
         plain = isinstance(self.k_norm, NoNormalization)
         features = self.feature_map.keys if plain else self.feature_map.keys_to_normalize
         return self.k_norm(features(k, positions))
 
-    def _positions(
-        self, x: Tensor, padding_mask: Optional[Tensor], before: int = 0, real: Any = None
-    ) -> Optional[Tensor]:
+    def _positions(self, x: Tensor, padding_mask: Tensor | None, before: int = 0, real: Any = None) -> Tensor | None:
         """Positions of x (B, H, N, D) for maps that need them.
 
         There were ``before`` positions, of which ``real`` (B, 1, 1), or all, were not padding.
@@ -133,7 +131,7 @@ class LinearAttention(Attention):
         self.feature_map.check_positions(positions, below=before + x.size(2))
         return positions
 
-    def _left_to_operator(self) -> Dict[str, Any]:
+    def _left_to_operator(self) -> dict[str, Any]:
         """What the operator is told, to map and normalize Queries and Keys as it reads them."""
         weights = {
             f"{side}_weight": getattr(norm, "weight", None) for side, norm in (("q", self.q_norm), ("k", self.k_norm))
@@ -163,7 +161,7 @@ class LinearAttention(Attention):
         out = self._linear(q, k, v, key_padding_mask)
         return out, self._implied_weights(q, k, key_padding_mask).type_as(v) if need_weights else None
 
-    def _linear(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> Tensor:
+    def _linear(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         memory, visible = self._remembered(q, k), dict(causal=self.causal, key_padding_mask=key_padding_mask)
         if self.position is None:
             return attend_after(memory, q, k, v, eps=self.eps, **visible)
@@ -194,7 +192,7 @@ class LinearAttention(Attention):
             real = real + (~padding).sum(1)[:, None, None]
         return out, {"S": S, "z": z, "length": length + k.size(2), "real": real}
 
-    def _step(self, q, k, v, key_padding_mask, state: Optional[State], length: int):
+    def _step(self, q, k, v, key_padding_mask, state: State | None, length: int):
         """Outputs, S and z. With a rotation, S is of the rotated and z of the plain keys."""
         visible = dict(causal=True, key_padding_mask=key_padding_mask, return_state=True)
         before = None if state is None else (state["S"], state["z"])
@@ -227,8 +225,8 @@ def attend_after(
     k: Tensor,
     v: Tensor,
     *,
-    key_padding_mask: Optional[Tensor],
-    features: Optional[Dict[str, Any]] = None,
+    key_padding_mask: Tensor | None,
+    features: dict[str, Any] | None = None,
     **options: Any,
 ) -> Tensor:
     """``linear_attention`` whose first ``memory`` keys come before all queries: they are folded to a state, of time

@@ -1,20 +1,21 @@
-"""Relative attention of Transformer-XL (Dai et al. 2019), as the thesis uses it (Csordás 2023, section 3; appendix C.3).
+"""Relative attention of Transformer-XL (Dai et al. 2019), as the thesis uses it (Csordás 2023, section 3; appendix
+C.3).
 
     A_ij = 1/√d_head · [ (q_i + u)ᵀ k_j  +  (q_i + v)ᵀ W_P p_{j−i} ]       per head; weights = softmax over j
 
-p is a sinusoid over the signed distance j − i, as wide as the model; W_P projects it to the heads; u and v are learned, one
-vector a head, zero at the start. In the encoder both signs occur (the symmetric form), in the decoder only j ≤ i. The thesis
-writes p_{i−j}, its code uses j − i: for this attention the two are the same up to the signs of learned weights. Cross-attention
-has no positions in the references, so this kind does not serve there.
+p is a sinusoid over the signed distance j − i, as wide as the model; W_P projects it to the heads; u and v are learned,
+one vector a head, zero at the start. In the encoder both signs occur (the symmetric form), in the decoder only j ≤ i.
+The thesis writes p_{i−j}, its code uses j − i: for this attention the two are the same up to the signs of learned
+weights. Cross-attention has no positions in the references, so this kind does not serve there.
 
-The operator ``relative_attention`` has all of it, in several implementations, but for what takes the weights apart: dropout
-on them, returning them, and distances that are not 1 apart. There the operator ``relative_logits`` makes a bias.
+The operator ``relative_attention`` has all of it, in several implementations, but for what takes the weights apart:
+dropout on them, returning them, and distances that are not 1 apart. There the operator ``relative_logits`` makes a
+bias.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,8 @@ class RelativeOptions(SoftmaxOptions):
 
 @register_attention("relative")
 class RelativeAttention(SoftmaxAttentionBase):
-    """Time O(N·M·d), memory O(N·M); decoding keeps all keys and values. Positions come from here, none from the embeddings.
+    """Time O(N·M·d), memory O(N·M); decoding keeps all keys and values. Positions come from here, none from the
+    embeddings.
 
     The reference for SCAN to Mathematics never resets these projections, so they keep PyTorch's default initialization.
     That for CTL, arithmetic, ListOps and CTL++ does (``--attention-init fused``), and scales by a learned scalar
@@ -69,7 +71,7 @@ class RelativeAttention(SoftmaxAttentionBase):
         if self._init in ("glorot", "fused"):
             nn.init.xavier_uniform_(self.pos_proj.weight)
 
-    def logits_of(self, q: Tensor, keys: int, offset: int, key_padding_mask=None, positions: Optional[Tensor] = None):
+    def logits_of(self, q: Tensor, keys: int, offset: int, key_padding_mask=None, positions: Tensor | None = None):
         of_content, of_position = q + self.content_bias, q + self.position_bias
         if positions is not None:
             if self.key_dropout.p > 0:
@@ -82,7 +84,9 @@ class RelativeAttention(SoftmaxAttentionBase):
         return of_content, relative_logits(of_position, self._distances(q, keys, offset) * self.scale)
 
     def _distances(self, q: Tensor, keys: int, offset: int) -> Tensor:
-        """W_P p_r of all distances r from the last query to the first key, to the first query to the last: (H, N + M − 1, D)."""
+        """W_P p_r of all distances r from the last query to the first key, to the first query to the last: (H, N + M −
+        1, D).
+        """
         distances = torch.arange(-(offset + q.size(2) - 1), keys - offset, device=q.device)
         projected = self.pos_proj(sinusoid(distances, self.embed_dim).to(self.pos_proj.weight.dtype))
         return self.key_dropout(projected).unflatten(-1, (self.num_heads, -1)).transpose(0, 1).type_as(q)
@@ -109,7 +113,7 @@ class RelativeAttention(SoftmaxAttentionBase):
         )
         return out, None
 
-    def _left_to_operator(self, q: Tensor, positions: Optional[Tensor] = None, **extra) -> bool:
+    def _left_to_operator(self, q: Tensor, positions: Tensor | None = None, **extra) -> bool:
         """Whether the operator does it all.
 
         Where nobody asks for one of its implementations, nothing is left to it on a CPU: in training, softmax attention
@@ -128,15 +132,16 @@ class RelativeAttention(SoftmaxAttentionBase):
             raise UsageError(f"{asked_by}: the operator has {what}; choose {mend}, or leave the operator out")
         return False
 
-    def _operands(self, q: Tensor, k: Tensor, offset: int, key_padding_mask=None) -> Tuple[Tensor, Tensor, Tensor]:
+    def _operands(self, q: Tensor, k: Tensor, offset: int, key_padding_mask=None) -> tuple[Tensor, Tensor, Tensor]:
         """What the operator is to take as queries of the content and of the position, and as keys of the content."""
         return q + self.content_bias, q + self.position_bias, k
 
     def _between(self, q: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:
         """q_iᵀ W_P p_{b_j − a_i} for queries at the positions a (N,) and keys at b (M,): (B, H, N, M).
 
-        With r_i = W_Pᵀ q_i, the sum over the frequencies ω of r_sin sin(ω(b − a)) + r_cos cos(ω(b − a)) is, by the addition
-        theorems, the product of r_i rotated by ω a_i with the sinusoid of b_j: no N×M×d tensor, whatever the positions.
+        With r_i = W_Pᵀ q_i, the sum over the frequencies ω of r_sin sin(ω(b − a)) + r_cos cos(ω(b − a)) is, by the
+        addition theorems, the product of r_i rotated by ω a_i with the sinusoid of b_j: no N×M×d tensor, whatever the
+            positions.
         """
         r = q @ self.pos_proj.weight.unflatten(0, (self.num_heads, -1)).type_as(q)  # (B, H, N, d)
         if r.size(-1) % 2:

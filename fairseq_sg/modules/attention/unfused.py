@@ -11,8 +11,6 @@ kernels need. With D = m ⊙ P and G = ∂O the derivative is
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,9 +23,10 @@ from fairseq_sg.ops.checks import refuse_second_derivative
 SHORTEST = 16
 
 
-def is_faster(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout_p: float) -> bool:
-    """Whether torch has no fused kernel. In half precision its operator computes in float32, and stays; so it does under
-    autocast, which casts for it what is of several precisions, and in compiled code, which would be split in two here.
+def is_faster(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float) -> bool:
+    """Whether torch has no fused kernel. In half precision its operator computes in float32, and stays; so it does
+    under autocast, which casts for it what is of several precisions, and in compiled code, which would be split in two
+    here.
     """
     if torch.compiler.is_compiling():
         return False
@@ -40,8 +39,8 @@ def softmax_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Optional[Tensor],
-    hidden: Optional[Tensor],
+    bias: Tensor | None,
+    hidden: Tensor | None,
     dropout_p: float,
     scale: float,
 ) -> Tensor:
@@ -70,8 +69,8 @@ class _SoftmaxAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        bias: Optional[Tensor],
-        lowest: Optional[Tensor],
+        bias: Tensor | None,
+        lowest: Tensor | None,
         dropout_p: float,
         scale: float,
     ) -> Tensor:

@@ -6,7 +6,8 @@ step its own decoding state, and collects what the layers return.
 
 from __future__ import annotations
 
-from typing import Any, Callable, ClassVar, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,15 +18,15 @@ from fairseq_sg.registry import Registry
 DEPTH_REGISTRY = Registry("depth", "--depth")
 register_depth = DEPTH_REGISTRY.register
 
-IncrementalState = Dict[str, Dict[str, Any]]
+IncrementalState = dict[str, dict[str, Any]]
 
 
 class StackOutput(NamedTuple):
     """Output (N, B, C), hidden states after each step, attention weights that the output was made with, losses."""
 
     x: Tensor
-    hidden_states: List[Tensor]
-    weights: Optional[Tensor]
+    hidden_states: list[Tensor]
+    weights: Tensor | None
     losses: AuxLosses
 
 
@@ -41,7 +42,7 @@ class Stack(nn.Module):
 
     registered_name: ClassVar[str]
     #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
-    options: ClassVar[Optional[type]] = None
+    options: ClassVar[type | None] = None
     #: Whether one layer works at every step.
     shares_layers: ClassVar[bool] = False
 
@@ -51,14 +52,12 @@ class Stack(nn.Module):
             raise UsageError(f"a stack needs at least one layer, not {steps} (--encoder-layers, --decoder-layers)")
         self.steps = steps
 
-    def at(
-        self, step: int, incremental_state: Optional[IncrementalState]
-    ) -> Tuple[nn.Module, Optional[IncrementalState]]:
+    def at(self, step: int, incremental_state: IncrementalState | None) -> tuple[nn.Module, IncrementalState | None]:
         """The layer of a step and the incremental state to hand it."""
         raise NotImplementedError
 
     @staticmethod
-    def of_step(memory: Optional[Sequence[Tensor]], step: int) -> Dict[str, Tensor]:
+    def of_step(memory: Sequence[Tensor] | None, step: int) -> dict[str, Tensor]:
         """The argument ``memory`` of a step's layer, where there is one."""
         return {} if memory is None else {"memory": memory[step]}
 
@@ -69,7 +68,7 @@ class Stack(nn.Module):
         incremental_state=None,
         need_weights: bool = False,
         keep_hidden: bool = False,
-        memory: Optional[Sequence[Tensor]] = None,
+        memory: Sequence[Tensor] | None = None,
         **kwargs,
     ) -> StackOutput:
         """x (N, B, C); ``memory`` has an entry for each step's layer, further arguments go to every layer."""

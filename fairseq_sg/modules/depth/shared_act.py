@@ -142,8 +142,9 @@ class SharedACT(SharedLayer):
     ):
         """x (N, B, C), padding_mask (B, N) or None, memory of each step or None; further arguments go to every layer.
 
-        With a ``packing`` among these, x is packed, (R, 1, C), and so is the output; there are no attention weights then.
-        The output's attention weights are added up over the steps as the states are; ``hidden_states`` are the h^(t).
+        With a ``packing`` among these, x is packed, (R, 1, C), and so is the output; there are no attention weights
+        then. The output's attention weights are added up over the steps as the states are; ``hidden_states`` are the
+        h^(t).
         """
         packing = kwargs.get("packing")
         if padding_mask is None or packing is not None:

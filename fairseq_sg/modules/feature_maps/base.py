@@ -12,7 +12,7 @@ features have both signs, wherever γ_Q γ_K is not the same for all features.
 
 from __future__ import annotations
 
-from typing import ClassVar, Optional
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -41,26 +41,26 @@ class FeatureMap(nn.Module):
     """
 
     registered_name: ClassVar[str]
-    options: ClassVar[Optional[type]] = None
+    options: ClassVar[type | None] = None
     needs_positions: ClassVar[bool] = False
     quadratic: ClassVar[bool] = False
     least_width: ClassVar[int] = 1
-    in_operator: ClassVar[Optional[str]] = None
-    longest: Optional[int] = None
+    in_operator: ClassVar[str | None] = None
+    longest: int | None = None
 
     def __init__(self, head_dim: int):
         super().__init__()
         self.features = head_dim
 
-    def queries(self, q: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
         """q (B, H, N, D) -> φ(q) (B, H, N, F), in the dtype of q or a wider one."""
         return self(q)
 
-    def keys(self, k: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def keys(self, k: Tensor, positions: Tensor | None = None) -> Tensor:
         """k (B, H, M, D) -> φ(k) (B, H, M, F)."""
         return self(k)
 
-    def keys_to_normalize(self, k: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def keys_to_normalize(self, k: Tensor, positions: Tensor | None = None) -> Tensor:
         """φ(k) up to a positive factor a Key, as a normalization takes them, in which the factor cancels."""
         return self.keys(k, positions)
 

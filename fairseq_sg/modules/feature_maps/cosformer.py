@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_
 
 @dataclass
 class CosformerOptions:
-    cosformer_horizon: Optional[int] = field(
+    cosformer_horizon: int | None = field(
         default=None,
         metadata={
             "help": "M of the cosformer feature map, which must be given: weights fall with the distance as "
@@ -44,7 +43,7 @@ class CosformerFeatureMap(FeatureMap):
     options = CosformerOptions
     needs_positions = True
 
-    def __init__(self, head_dim: int, *, cosformer_horizon: Optional[int] = None):
+    def __init__(self, head_dim: int, *, cosformer_horizon: int | None = None):
         super().__init__(head_dim)
         if cosformer_horizon is None or cosformer_horizon < 1:
             raise UsageError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 from torch import Tensor, nn
 
@@ -29,10 +27,10 @@ class HedgehogFeatureMap(FeatureMap):
             nn.init.eye_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def queries(self, q: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
         return _softmax_of_both_signs(self.query_map(q))
 
-    def keys(self, k: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def keys(self, k: Tensor, positions: Tensor | None = None) -> Tensor:
         return _softmax_of_both_signs(self.key_map(k))
 
 

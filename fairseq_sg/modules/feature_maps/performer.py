@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from fairseq_sg.ops.precision import autocast_disabled
 
 @dataclass
 class PerformerOptions:
-    performer_features: Optional[int] = field(
+    performer_features: int | None = field(
         default=None,
         metadata={
             "help": "number of random features of the performer feature map, even (default: the width of a head's "
@@ -55,7 +54,7 @@ class PerformerFeatureMap(FeatureMap):
 
     options = PerformerOptions
 
-    def __init__(self, head_dim: int, *, performer_features: Optional[int] = None, performer_redraw: str = "forward"):
+    def __init__(self, head_dim: int, *, performer_features: int | None = None, performer_redraw: str = "forward"):
         super().__init__(head_dim)
         self.features = head_dim if performer_features is None else performer_features
         if self.features < 2 or self.features % 2:
@@ -68,11 +67,11 @@ class PerformerFeatureMap(FeatureMap):
         self.scale = head_dim**-0.25
         self.register_buffer("projection", orthogonal_gaussian(head_dim, self.features // 2))
 
-    def queries(self, q: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
         exponents = self._exponents(q)
         return (exponents - exponents.amax(-1, keepdim=True)).exp() / math.sqrt(self.features)
 
-    def keys_to_normalize(self, k: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def keys_to_normalize(self, k: Tensor, positions: Tensor | None = None) -> Tensor:
         return self.queries(k)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,7 +104,7 @@ class PerformerFeatureMap(FeatureMap):
         return f"features={self.features}"
 
 
-def _updates(redraw: str) -> Optional[int]:
+def _updates(redraw: str) -> int | None:
     """The policy as a number of updates: None for never, 0 for every pass."""
     known = {"never": None, "forward": 0}
     if redraw in known:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
 
 from torch import Tensor, nn
 
@@ -41,10 +40,10 @@ class RebasedFeatureMap(FeatureMap):
         self.features = self.outer.features
         self.scale = 1 / math.sqrt(head_dim)
 
-    def queries(self, q: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
         return self._squares(self.query_norm, q)
 
-    def keys(self, k: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def keys(self, k: Tensor, positions: Tensor | None = None) -> Tensor:
         return self._squares(self.key_norm, k)
 
     def _squares(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
 
 from torch import Tensor, nn
 
@@ -13,7 +12,7 @@ from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_ma
 
 @dataclass
 class T2ROptions:
-    t2r_features: Optional[int] = field(
+    t2r_features: int | None = field(
         default=None,
         metadata={
             "help": "number of features of the t2r feature map (default: the width of a head's Queries)",
@@ -38,7 +37,7 @@ class T2RFeatureMap(FeatureMap):
 
     options = T2ROptions
 
-    def __init__(self, head_dim: int, *, t2r_features: Optional[int] = None):
+    def __init__(self, head_dim: int, *, t2r_features: int | None = None):
         super().__init__(head_dim)
         self.features = head_dim if t2r_features is None else t2r_features
         ranges.check(T2ROptions, {"t2r_features": t2r_features})
@@ -50,8 +49,8 @@ class T2RFeatureMap(FeatureMap):
             linear.reset_parameters()
             nn.init.zeros_(linear.bias)
 
-    def queries(self, q: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
         return self.query_map(q).relu()
 
-    def keys(self, k: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def keys(self, k: Tensor, positions: Tensor | None = None) -> Tensor:
         return self.key_map(k).relu()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, Optional, Tuple, Union
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -14,7 +14,7 @@ from fairseq_sg.modules.losses import Statistic
 class FeedForwardOptions:
     """Options that every feedforward layer has; a kind adds its own in a dataclass of its own."""
 
-    activation_dropout: Optional[float] = field(
+    activation_dropout: float | None = field(
         default=None,
         metadata={
             "help": "dropout after the feedforward layer's activation (default: --dropout)",
@@ -29,7 +29,7 @@ class FeedForward(nn.Module):
 
     registered_name: ClassVar[str]
     #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
-    options: ClassVar[Optional[type]] = None
+    options: ClassVar[type | None] = None
     #: Whether the start depends on the number of layers: then the class takes ``layers``, how many layers' outputs add
     #: up in the residual stream. That is the number of layers (of steps, where one layer is shared) in a pre-norm
     #: model; in a post-norm one each output is normalized, and it is 1.
@@ -41,21 +41,23 @@ class FeedForward(nn.Module):
         self.ffn_dim = ffn_dim
 
     def forward(
-        self, x: Tensor, padding_mask: Optional[Tensor] = None, return_losses: bool = False
-    ) -> Union[Tensor, Tuple[Tensor, Dict[str, Union[Tensor, Statistic]]]]:
+        self, x: Tensor, padding_mask: Tensor | None = None, return_losses: bool = False
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor | Statistic]]:
         """x (…, d_model), padding_mask (…) bool -> y like x.
 
         With ``return_losses``, y and a dict from name to loss (a scalar) or statistic.
         """
         raise NotImplementedError
 
-    def activity(self, x: Tensor) -> Dict[str, Tensor]:
+    def activity(self, x: Tensor) -> dict[str, Tensor]:
         """What the layer does with x (…, d_model), for the analysis; nothing unless a kind says more.
 
-        ``active``: how many hidden units of a token are not 0, (…,) int64. ``experts``, ``weights``: the experts that a token
-        selects and the weights of their outputs, (…, K) int64 and floating.
+        ``active``: how many hidden units of a token are not 0, (…,) int64. ``experts``, ``weights``: the experts that a
+        token selects and the weights of their outputs, (…, K) int64 and floating.
         """
         return {}
 
     def rescale_output(self, gain: float) -> None:
-        """Multiplies the start of the last weight matrix, where a kind's initialization is of the kind that has a gain."""
+        """Multiplies the start of the last weight matrix, where a kind's initialization is of the kind that has a
+        gain.
+        """

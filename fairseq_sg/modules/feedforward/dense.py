@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Dict, Optional
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +57,7 @@ class DenseFeedForward(FeedForward):
         ffn_dim: int,
         *,
         layers: int = 1,
-        activation_dropout: Optional[float] = 0.0,
+        activation_dropout: float | None = 0.0,
         ffn_init: str = "reference",
         ffn_activation: str = "relu",
     ):
@@ -86,7 +85,7 @@ class DenseFeedForward(FeedForward):
         elif ffn_init != "torch":
             raise UsageError(f"--ffn-init is {ffn_init!r}: choose from reference, scaled, torch")
 
-    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None, return_losses: bool = False):
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None, return_losses: bool = False):
         y = self.fc2(self.hidden(x))
         return (y, {}) if return_losses else y
 
@@ -95,7 +94,7 @@ class DenseFeedForward(FeedForward):
         x = self.fc1(x)
         return self.dropout.of_relu(x) if self.activation is F.relu else self.dropout(self.activation(x))
 
-    def activity(self, x: Tensor) -> Dict[str, Tensor]:
+    def activity(self, x: Tensor) -> dict[str, Tensor]:
         return {"active": self.hidden(x).count_nonzero(-1)}
 
     def rescale_output(self, gain: float) -> None:

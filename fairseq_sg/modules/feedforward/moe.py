@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, NamedTuple, Optional, Tuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,7 @@ EXPERTS = 16
 class MoEOptions:
     """Options of every mixture of experts; None is the kind's own default."""
 
-    moe_experts: Optional[int] = field(
+    moe_experts: int | None = field(
         default=None,
         metadata={
             "help": "number of experts N_E; N_E times their size is the hidden width (--encoder-ffn-embed-dim), so "
@@ -62,21 +62,21 @@ class MoEOptions:
             "least": 1,
         },
     )
-    moe_expert_dim: Optional[int] = field(
+    moe_expert_dim: int | None = field(
         default=None,
         metadata={
             "help": "hidden units G of an expert (default: the hidden width divided by --moe-experts)",
             "least": 1,
         },
     )
-    moe_k: Optional[int] = field(
+    moe_k: int | None = field(
         default=None,
         metadata={
             "help": "experts of a token, K (default: 4 for sigma_moe and noisy_topk, 1 for switch and s_base)",
             "least": 1,
         },
     )
-    moe_init: Optional[str] = field(
+    moe_init: str | None = field(
         default=None,
         metadata={
             "help": "start of a mixture of experts: 'dense_equivalent' (as a dense layer of the whole hidden width), "
@@ -84,7 +84,7 @@ class MoEOptions:
             "switch, else dense_equivalent)"
         },
     )
-    moe_regularization: Optional[float] = field(
+    moe_regularization: float | None = field(
         default=None,
         metadata={
             "help": "weight γ of the experts' load balancing loss in training, which each layer returns multiplied by "
@@ -92,7 +92,7 @@ class MoEOptions:
             "least": 0,
         },
     )
-    moe_expert_dropout: Optional[float] = field(
+    moe_expert_dropout: float | None = field(
         default=None,
         metadata={
             "help": "probability δ with which a token cannot select an expert in training (default: 0.05 for "
@@ -144,12 +144,12 @@ class MixtureOfExperts(FeedForward):
         ffn_dim: int,
         *,
         layers: int = 1,
-        moe_experts: Optional[int] = None,
-        moe_expert_dim: Optional[int] = None,
-        moe_k: Optional[int] = None,
-        moe_init: Optional[str] = None,
-        moe_regularization: Optional[float] = None,
-        moe_expert_dropout: Optional[float] = None,
+        moe_experts: int | None = None,
+        moe_expert_dim: int | None = None,
+        moe_k: int | None = None,
+        moe_init: str | None = None,
+        moe_regularization: float | None = None,
+        moe_expert_dropout: float | None = None,
         moe_dropout: float = 0.0,
     ):
         super().__init__(dim, ffn_dim)
@@ -185,14 +185,16 @@ class MixtureOfExperts(FeedForward):
         with torch.no_grad():
             self.w2.mul_(gain)
 
-    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None, return_losses: bool = False):
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None, return_losses: bool = False):
         flat, real = x.reshape(-1, self.dim), None
         if padding_mask is not None:
             real = ~padding_mask.reshape(-1)
             # Whatever stands at padding must not reach the selection's gradient, not even multiplied by 0.
             flat = flat.masked_fill(~real.unsqueeze(1), 0.0)
         logits = self.logits(flat)
-        chosen = self.select(logits, real, x.shape[1]) if self.by_sequence and x.dim() == 3 else self.select(logits, real)
+        chosen = (
+            self.select(logits, real, x.shape[1]) if self.by_sequence and x.dim() == 3 else self.select(logits, real)
+        )
         experts = chosen.experts if real is None else chosen.experts.masked_fill(~real.unsqueeze(1), -1)
         routing = sort_selection(experts, self.experts, complete=real is None)
         # Dropout multiplies by 0 or more, so it may come before ReLU and weights, which then are part of the product.
@@ -209,7 +211,7 @@ class MixtureOfExperts(FeedForward):
             watched = usage(self.plain_logits(flat, logits), routing.counts, real)
         return y, losses | {name: Statistic(value) for name, value in watched.items()}
 
-    def activity(self, x: Tensor) -> Dict[str, Tensor]:
+    def activity(self, x: Tensor) -> dict[str, Tensor]:
         chosen = self.select(self.logits(x.reshape(-1, self.dim)), None)
         return {name: value.reshape(*x.shape[:-1], self.k) for name, value in chosen._asdict().items()}
 
@@ -221,15 +223,15 @@ class MixtureOfExperts(FeedForward):
         """W₃ x, given z, for the statistics."""
         return logits
 
-    def select(self, logits: Tensor, real: Optional[Tensor]) -> Selection:
+    def select(self, logits: Tensor, real: Tensor | None) -> Selection:
         """z (T, N_E) and which tokens are real, (T,) bool or None for all -> experts and weights of each token."""
         raise NotImplementedError
 
-    def balance(self, logits: Tensor, chosen: Selection, routing: SortedSelection, real: Optional[Tensor]) -> Tensor:
+    def balance(self, logits: Tensor, chosen: Selection, routing: SortedSelection, real: Tensor | None) -> Tensor:
         """The load balancing loss, a scalar, over the batch of all workers, without its weight."""
         raise NotImplementedError
 
-    def kept(self, logits: Tensor) -> Optional[Tensor]:
+    def kept(self, logits: Tensor) -> Tensor | None:
         """m of (7.21), drawn for each token and expert as in the released code: (T, N_E) bool, None where δ is 0."""
         if not self.training or self.expert_dropout == 0:
             return None
@@ -242,7 +244,7 @@ class MixtureOfExperts(FeedForward):
             return F.linear(x.to(dtype), weight.to(dtype))
 
 
-def sizes(ffn_dim: int, experts: Optional[int], expert_dim: Optional[int]) -> Tuple[int, int]:
+def sizes(ffn_dim: int, experts: int | None, expert_dim: int | None) -> tuple[int, int]:
     """N_E and G with N_E · G = d_ff. Raises UsageError where there are none."""
     ranges.check(MoEOptions, {"moe_experts": experts, "moe_expert_dim": expert_dim})
     if experts is not None and expert_dim is not None:
@@ -263,13 +265,13 @@ def sizes(ffn_dim: int, experts: Optional[int], expert_dim: Optional[int]) -> Tu
     return (rest, part) if expert_dim else (part, rest)
 
 
-def top_k(scores: Tensor, k: int, kept: Optional[Tensor]) -> Selection:
+def top_k(scores: Tensor, k: int, kept: Tensor | None) -> Selection:
     """The K largest scores, all above 0, and their experts; a score that is not kept is 0."""
     weights, experts = (scores if kept is None else scores * kept).topk(k)
     return Selection(experts, weights)
 
 
-def softmax_of_top_k(logits: Tensor, k: int, kept: Optional[Tensor]) -> Selection:
+def softmax_of_top_k(logits: Tensor, k: int, kept: Tensor | None) -> Selection:
     """The K largest logits' experts, weighted by the softmax of these K (norm topk, F.3), by 0 where not kept."""
     lowest = torch.finfo(logits.dtype).min
     chosen, experts = (logits if kept is None else logits.masked_fill(~kept, lowest)).topk(k)
@@ -277,19 +279,19 @@ def softmax_of_top_k(logits: Tensor, k: int, kept: Optional[Tensor]) -> Selectio
     return Selection(experts, weights if kept is None else weights * kept.gather(1, experts))
 
 
-def sum_of_real(values: Tensor, real: Optional[Tensor]) -> Tensor:
+def sum_of_real(values: Tensor, real: Tensor | None) -> Tensor:
     """values (T, C) -> (C,), summed over the real tokens."""
     return (values if real is None else values.masked_fill(~real.unsqueeze(1), 0.0)).sum(0)
 
 
-def batch_mean(values: Tensor, real: Optional[Tensor]) -> Tensor:
+def batch_mean(values: Tensor, real: Tensor | None) -> Tensor:
     """values (T, C) -> (C,), the mean over the real tokens of all workers; 0 where there are none."""
     tokens = values.new_full((1,), len(values)) if real is None else real.sum().to(values.dtype).reshape(1)
     sums = sum_over_workers(torch.cat([sum_of_real(values, real), tokens]))
     return sums[:-1] / sums[-1].clamp_min(1.0)
 
 
-def entropy_loss(logits: Tensor, real: Optional[Tensor]) -> Tensor:
+def entropy_loss(logits: Tensor, real: Tensor | None) -> Tensor:
     """Σ_e p[e] log p[e], p = mean of softmax(z) over the real tokens of all workers (7.19, 7.20); −log N_E at best."""
     p = batch_mean(logits.softmax(-1), real)
     # An expert whose p has underflowed adds 0, and its gradient is 0 as well.
@@ -297,7 +299,7 @@ def entropy_loss(logits: Tensor, real: Optional[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def usage(logits: Tensor, counts: Tensor, real: Optional[Tensor]) -> Dict[str, Tensor]:
+def usage(logits: Tensor, counts: Tensor, real: Tensor | None) -> dict[str, Tensor]:
     """The statistics of the module's docstring, each a scalar; counts (N_E,) are the tokens of each expert."""
     shares = counts.to(logits.dtype) / counts.sum().clamp_min(1)
     log_p = logits.log_softmax(-1)

@@ -4,8 +4,9 @@
     u[i√n + j] = u_a[i] + u_b[j]                                                                (7.8)
     y = Σ_heads Σ_{i in the K largest of u} α[i] v_i,  α = ReLU(u) or softmax(u)    (``--pkm-k K``)
 
-The softmax is over the kept u of all heads together, as in the released code. The K largest u are among the sums of the K largest u_a and u_b, so no more than K² sums are formed. All heads share the
-values. There is no projection of x, no batch norm, no dropout and no bias.
+The softmax is over the kept u of all heads together, as in the released code. The K largest u are among the sums of the
+K largest u_a and u_b, so no more than K² sums are formed. All heads share the values. There is no projection of x, no
+batch norm, no dropout and no bias.
 
 Without ``--pkm-k`` it is what the published numbers were made with: there K is beyond the number of sub-keys, and the
 released code then adds up the heads' u before the activation and keeps all n,
@@ -20,7 +21,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,7 @@ class PKMOptions:
     pkm_heads: int = field(
         default=4, metadata={"help": "heads of a product-key memory, each with sub-keys of its own", "least": 1}
     )
-    pkm_k: Optional[int] = field(
+    pkm_k: int | None = field(
         default=None,
         metadata={
             "help": "values that each head of a product-key memory keeps (default: all, of the heads' added scores)",
@@ -83,7 +83,7 @@ class ProductKeyMemory(FeedForward):
         *,
         layers: int = 1,
         pkm_heads: int = 4,
-        pkm_k: Optional[int] = None,
+        pkm_k: int | None = None,
         pkm_activation: str = "relu",
         pkm_init: str = "reference",
     ):
@@ -114,7 +114,7 @@ class ProductKeyMemory(FeedForward):
         with torch.no_grad():
             self.values.mul_(gain)
 
-    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None, return_losses: bool = False):
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None, return_losses: bool = False):
         halves = x.reshape(-1, 2, self.dim // 2)
         y = (self._all(halves) if self.k is None else self._pruned(halves)).reshape(x.shape)
         return (y, {}) if return_losses else y

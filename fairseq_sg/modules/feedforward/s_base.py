@@ -9,8 +9,8 @@ R is what Sinkhorn's iteration makes of exp z: b_t scales a token's row to sum 1
     b_t = −LSE_e(z_te + a_e),   a_e = log(T/N_E) − LSE_t(z_te + b_t),
 
 over the T real tokens of this worker's batch. ``--s-base-sinkhorn released`` is the thesis's code, which the published
-numbers are from. It differs in two points: it balances the T tokens of each sequence by itself, and it subtracts a and b
-where they are added here, in the iteration but not in R, which is not balanced then.
+numbers are from. It differs in two points: it balances the T tokens of each sequence by itself, and it subtracts a and
+b where they are added here, in the iteration but not in R, which is not balanced then.
 
 The load balancing loss is that of σ-MoE, as in the thesis.
 """
@@ -18,7 +18,6 @@ The load balancing loss is that of σ-MoE, as in the thesis.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -83,7 +82,7 @@ class SBase(MixtureOfExperts):
 
 
 @torch.no_grad()
-def sinkhorn(logits: Tensor, real: Optional[Tensor], iterations: int, sign: float = 1.0) -> Tensor:
+def sinkhorn(logits: Tensor, real: Tensor | None, iterations: int, sign: float = 1.0) -> Tensor:
     """z (…, T, N_E), real (…, T) bool or None -> log R (…, T, N_E), each matrix balanced by itself.
 
     Rows of padding have no meaning and no effect on others; a matrix of padding alone has no meaning.

@@ -12,7 +12,6 @@ Its ablations in table 7.4 are options: ``--moe-selection softmax_before_topk`` 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
 
 from torch import Tensor
 
@@ -28,12 +27,12 @@ from fairseq_sg.modules.feedforward.moe import (
 from fairseq_sg.modules.feedforward.registry import register_feedforward
 
 
-def sigmoid(logits: Tensor, k: int, kept: Optional[Tensor]) -> Selection:
+def sigmoid(logits: Tensor, k: int, kept: Tensor | None) -> Selection:
     """Weights σ(z): no expert competes with another."""
     return top_k(logits.sigmoid(), k, kept)
 
 
-def softmax_before_topk(logits: Tensor, k: int, kept: Optional[Tensor]) -> Selection:
+def softmax_before_topk(logits: Tensor, k: int, kept: Tensor | None) -> Selection:
     """Weights softmax(z), not normalized again."""
     return top_k(logits.softmax(-1), k, kept)
 

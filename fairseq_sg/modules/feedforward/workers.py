@@ -22,7 +22,8 @@ _left_out = False
 
 @contextlib.contextmanager
 def left_out_of_sums(left_out: bool = True) -> Iterator[None]:
-    """Within it this worker calls ``sum_over_workers`` and takes its backward pass as the others do, but adds nothing, and
+    """Within it this worker calls ``sum_over_workers`` and takes its backward pass as the others do, but adds nothing,
+    and
     passes nothing on: its batch is one that fairseq fills a gap with at the end of an epoch, and ignores."""
     global _left_out
     before, _left_out = _left_out, left_out

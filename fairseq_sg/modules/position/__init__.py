@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Callable, Optional
+from typing import Any
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.position.alibi import AlibiPosition
@@ -41,7 +42,7 @@ def build_embedded_position(name: str, dim: int, config: Any) -> EmbeddedPositio
     return cls(dim, **option_values(cls.options, config)) if cls.gives_with(config) == "embedding" else NoPosition(dim)
 
 
-def attention_position(attention: type, config: Any, role: str) -> Optional[MakePosition]:
+def attention_position(attention: type, config: Any, role: str) -> MakePosition | None:
     """What ``--position`` gives to one attention: what makes a module with ``rotate`` or ``bias``, or None.
 
     Args:
@@ -64,13 +65,14 @@ def attention_position(attention: type, config: Any, role: str) -> Optional[Make
         return None
     if gives not in attention.takes:
         raise UsageError(
-            f"--position {name} is not defined for {attention.registered_name} attention (--{role}-attention); with it go: "
+            f"--position {name} is not defined for {attention.registered_name} attention (--{role}-attention); with "
+            f"it go: "
             f"{', '.join(sorted(positions_for(attention, config))) or 'none, it brings its own'}"
         )
     return None if gives == "indices" else partial(cls, causal=role == "decoder", **option_values(cls.options, config))
 
 
-def build_indices(config: Any) -> Optional[Position]:
+def build_indices(config: Any) -> Position | None:
     """The module that gives position numbers to the attentions of one side, where ``--position`` is such."""
     if not gives_indices(config):
         return None

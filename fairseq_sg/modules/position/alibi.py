@@ -9,8 +9,6 @@ direction a head, exist). The bias is not divided by √d.
 
 from __future__ import annotations
 
-from typing import List
-
 import torch
 from torch import Tensor
 
@@ -36,7 +34,7 @@ class AlibiPosition(AttentionPosition):
         return -accurate[:, None, None] * (i - j).abs()
 
 
-def slopes(num_heads: int) -> List[float]:
+def slopes(num_heads: int) -> list[float]:
     """m_1 … m_H. For H no power of two the paper's code takes those of the power P below, then every second of 2P."""
     power = 2 ** (num_heads.bit_length() - 1)
     below = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]

@@ -5,8 +5,9 @@ A position says by ``gives`` where it enters the model:
 - ``embedding``  P_i is added to the token embeddings: the class is called with indices and returns ``(B, N, dim)``;
 - ``rotation``   Queries and Keys are rotated by their position: the class has ``rotate``;
 - ``bias``       a function of query and key position is added to the logits: the class has ``bias``;
-- ``indices``    other position numbers than 0, 1, 2, … for an attention that brings positions of its own: the class is made with
-                 its options, called with a length and returns the numbers, increasing; of a prefix, the same ones in evaluation;
+- ``indices``    other position numbers than 0, 1, 2, … for an attention that brings positions of its own: the class is
+                 made with its options, called with a length and returns the numbers, increasing; of a prefix, the same
+                 ones in evaluation;
 - ``nothing``    no positions.
 
 An attention says by ``takes`` which of rotation, bias and indices it is defined for.
@@ -14,7 +15,7 @@ An attention says by ``takes`` which of rotation, bias and indices it is defined
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class Position(nn.Module):
     """
 
     registered_name: ClassVar[str]
-    options: ClassVar[Optional[type]] = None
+    options: ClassVar[type | None] = None
     #: See the module's docstring.
     gives: ClassVar[str] = "nothing"
     #: Whether positions after a prefix are the same however much of the prefix is there.
@@ -47,7 +48,7 @@ class Position(nn.Module):
         return cls.gives
 
     @property
-    def longest(self) -> Optional[int]:
+    def longest(self) -> int | None:
         """The length of the longest sequence that has positions, in training and evaluation; None if there is none."""
         return None
 
@@ -61,7 +62,7 @@ class EmbeddedPosition(Position):
         super().__init__()
         self.dim = dim
 
-    def forward(self, positions: Tensor, length: int) -> Optional[Tensor]:
+    def forward(self, positions: Tensor, length: int) -> Tensor | None:
         """positions (B, N) int64, all below ``length`` -> P (B, N, dim) in the module's dtype."""
         raise NotImplementedError
 
@@ -104,7 +105,9 @@ def sinusoid(positions: Tensor, dim: int, dtype: torch.dtype = torch.float32) ->
 
 
 def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
-    """Positions counted from 0 at the first real token, (B, N) -> (B, N) int64; padding on either side shifts nothing."""
+    """Positions counted from 0 at the first real token, (B, N) -> (B, N) int64; padding on either side shifts
+    nothing.
+    """
     return real_positions(tokens.eq(padding_idx))
 
 

@@ -18,7 +18,7 @@ subset of the distances instead, so that all pairs at the same distance agree.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,8 @@ class RandomizedOptions:
     randomized_base: str = field(
         default="sinusoidal",
         metadata={
-            "help": "what --position randomized numbers anew: sinusoidal or learned positions on the embeddings, or those "
+            "help": "what --position randomized numbers anew: sinusoidal or learned positions on the embeddings, or "
+            "those "
             "of relative attention (relative)"
         },
     )
@@ -44,7 +45,8 @@ class RandomizedOptions:
     randomized_eval_length: int = field(
         default=512,
         metadata={
-            "help": "longest sequence that --position randomized meets in evaluation; longer ones are left out of training "
+            "help": "longest sequence that --position randomized meets in evaluation; longer ones are left out of "
+            "training "
             "too; may be changed at test time",
             "least": 1,
         },
@@ -77,7 +79,7 @@ class RandomizedPosition(Position):
 
     def __init__(
         self,
-        dim: Optional[int] = None,
+        dim: int | None = None,
         *,
         randomized_base: str = "sinusoidal",
         randomized_range: int = 2048,

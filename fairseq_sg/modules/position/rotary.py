@@ -32,7 +32,8 @@ class RotaryPosition(AttentionPosition):
         super().__init__(dim, num_heads, causal=causal)
         if dim % 2:
             raise UsageError(
-                f"--position rotary rotates pairs of features, and a head's queries have {dim}: choose another width or "
+                f"--position rotary rotates pairs of features, and a head's queries have {dim}: choose another width "
+                f"or "
                 "number of heads (--encoder-attention-heads, --decoder-attention-heads), or for linear attention "
                 "--feature-map or --feature-dim"
             )

@@ -14,7 +14,6 @@ makes the layers one. T5 does not scale its logits; ``--attention-scale`` holds 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import List
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +78,7 @@ class T5Position(AttentionPosition):
         return nn.functional.embedding(bucket, accurate).permute(2, 0, 1)
 
 
-def buckets(count: int, max_distance: int) -> List[int]:
+def buckets(count: int, max_distance: int) -> list[int]:
     """The buckets, of ``count``, of the distances 0 … ``max_distance`` to one side."""
     exact = count // 2
     steps = count - exact

@@ -5,7 +5,7 @@ h  the state at the layer's input,  a  the state after the attention sublayers, 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Dict, Optional, Tuple
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -48,11 +48,11 @@ class Update(nn.Module):
 
     registered_name: ClassVar[str]
     #: Dataclass of the update's own options.
-    options: ClassVar[Optional[type]] = None
+    options: ClassVar[type | None] = None
 
     def __init__(self, config: Any, ffn: str, side: str):
         super().__init__()
 
-    def forward(self, a: Tensor, h: Tensor, padding_mask: Optional[Tensor]) -> Tuple[Tensor, Dict[str, Tensor]]:
+    def forward(self, a: Tensor, h: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """a, h (N, B, C), padding_mask (N, B) or None -> h' (N, B, C), losses by name."""
         raise NotImplementedError

@@ -5,21 +5,21 @@
     g  = σ(FFN_gate(a))                                          one number for each feature of a column     (5.3)
     h' = g ⊙ u + (1 − g) ⊙ h                                                                                 (5.4)
 
-A column whose gate is closed keeps its state to the bit, and waits until there is something to compute. The last bias of
-FFN_gate starts at −3, so that gates start nearly closed.
+A column whose gate is closed keeps its state to the bit, and waits until there is something to compute. The last bias
+of FFN_gate starts at −3, so that gates start nearly closed.
 
 What the released code does and the text leaves out: in training the gate of a whole column is closed with probability
 ``--copy-gate-dropout`` in every application of the layer; where the attention is not geometric, the new content is
 tanh(FFN_data(a)) (``--copy-gate-content tanh``); in CTL++ (Csordás et al. 2022b) it is LN(FFN_data(a) + a)
-(``residual``), and both feedforward layers have GELU (``--ffn-activation gelu``) and no dropout. The last matrix of FFN_data
-starts Glorot uniform, with gain 5/3 for ``layer_norm`` and 1 for ``residual``, and with PyTorch's default for ``tanh``.
+(``residual``), and both feedforward layers have GELU (``--ffn-activation gelu``) and no dropout. The last matrix of
+FFN_data starts Glorot uniform, with gain 5/3 for ``layer_norm`` and 1 for ``residual``, and with PyTorch's default for
+``tanh``.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +41,11 @@ class CopyGateOptions(DenseOptions):
     copy_gate_content: str = field(
         default="layer_norm",
         metadata={
-            "help": "new content of a copy-gated layer: 'layer_norm' LN(FFN(a)), 'tanh' tanh(FFN(a)), or 'residual' LN(FFN(a) + a)"
+            "help": "new content of a copy-gated layer: 'layer_norm' LN(FFN(a)), 'tanh' tanh(FFN(a)), or 'residual' "
+            "LN(FFN(a) + a)"
         },
     )
-    copy_gate_ffn_dim: Optional[int] = field(
+    copy_gate_ffn_dim: int | None = field(
         default=None,
         metadata={
             "help": "hidden width of the copy gate's own feedforward layer (default: the model's width)",
@@ -108,7 +109,7 @@ class CopyGateUpdate(Drops, Update):
             return update.tanh()
         return self.norm(update + a if self.content == "residual" else update)
 
-    def gates(self, a: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def gates(self, a: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """g (N, B, C), after dropout."""
         g = self.gate(a, padding_mask=padding_mask).sigmoid()
         if self.dropout == 0 or not self.drops:

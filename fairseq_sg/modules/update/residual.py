@@ -1,4 +1,6 @@
-"""The transformer's own update (Vaswani et al. 2017): a feedforward sublayer in a residual connection, h' = LN(a + FFN(a))."""
+"""The transformer's own update (Vaswani et al. 2017): a feedforward sublayer in a residual connection, h' = LN(a +
+FFN(a)).
+"""
 
 from __future__ import annotations
 

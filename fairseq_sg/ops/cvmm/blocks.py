@@ -5,9 +5,9 @@ for, and a = s h, row by row
 
     y = a M,   ∂a = ∂y Mᵀ,   ∂M = Σ_r aᵀ ∂y,   ∂s = h · ∂a,   ∂x = s ∂a where h > 0 (everywhere without ReLU).
 
-A block has rows of one matrix. What is given a token (x with ``from_tokens``, ∂y with ``to_tokens``) is gathered for the
-block alone, and what is wanted a token (y with ``to_tokens``, ∂x with ``from_tokens``) is added to its tokens at once.
-So no array of all R = N·K rows is made that is neither given nor wanted; the backward pass gathers again.
+A block has rows of one matrix. What is given a token (x with ``from_tokens``, ∂y with ``to_tokens``) is gathered for
+the block alone, and what is wanted a token (y with ``to_tokens``, ∂x with ``from_tokens``) is added to its tokens at
+once. So no array of all R = N·K rows is made that is neither given nor wanted; the backward pass gathers again.
 """
 
 from __future__ import annotations

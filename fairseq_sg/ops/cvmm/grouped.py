@@ -16,7 +16,7 @@ Of the tokens' rows, K times as many as tokens, none is kept for the backward pa
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,7 @@ def cvmm_segments(x: Tensor, matrices: Tensor, routing: SortedSelection, from_to
     return _SortedProduct.apply(x, matrices, routing, from_tokens, to_tokens, _segment_rows, _segment_matrices)
 
 
-@lru_cache(maxsize=None)
+@cache
 def has_grouped_mm(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch multiplies groups of this dtype on this device, empty ones and rows beyond the last among them."""
     if grouped_mm is None:

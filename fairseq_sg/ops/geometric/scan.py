@@ -13,7 +13,8 @@ derivatives G with respect to A,
 
     ∂/∂ℓ_t = G_t A_t − P_t Σ_{s≥t} G_s A_s,
 
-a sum over the row taken from the farthest key inwards. Besides the weights only P is kept for it, and the order of one map. Where P = 0 because a
+a sum over the row taken from the farthest key inwards. Besides the weights only P is kept for it, and the order of one
+map. Where P = 0 because a
 key is hidden, both terms are 0: no mask is needed on the way back.
 
 On a CPU the maps are taken a few at a time, so that what lies between logits and weights stays in the cache.

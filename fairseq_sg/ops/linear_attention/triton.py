@@ -241,7 +241,8 @@ class _Plan(NamedTuple):
         }
 
 
-# Chunks of 64 spill up to 5 kB of registers in half precision (8.0), and up to 16 kB in single. See also `triton_support`.
+# Chunks of 64 spill up to 5 kB of registers in half precision (8.0), and up to 16 kB in single. See also
+# `triton_support`.
 _IN_HALF = _Plan(32, "tf32", "tf32x3")
 _IN_SINGLE = _Plan(32, "ieee", "ieee")
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Dict, List
+from collections.abc import Callable
 
 import torch
 from attention_cases import ROLES, Case, Row
@@ -16,7 +16,7 @@ NORMS = ("none", "l1", "l2", "rms")
 HORIZON = 128  # above every length in the tests of attentions
 
 #: map -> the options it needs, for its cases.
-OPTIONS: Dict[str, dict] = {
+OPTIONS: dict[str, dict] = {
     "relu": {},
     "squared": {},
     "exp": {},
@@ -51,7 +51,7 @@ def flat(terms) -> Tensor:
     return torch.stack(list(terms))
 
 
-def linear(layer, x: Tensor) -> List[Tensor]:
+def linear(layer, x: Tensor) -> list[Tensor]:
     return [weights @ x + bias for weights, bias in zip(layer.weight, layer.bias, strict=True)]
 
 
@@ -84,7 +84,7 @@ def performer(phi, x, position, side) -> Tensor:
     return flat((e - largest).exp() for e in exponents) / len(exponents) ** 0.5
 
 
-def squares(phi, x) -> List[Tensor]:
+def squares(phi, x) -> list[Tensor]:
     d = range(len(x))
     if phi.outer.full:
         return [x[i] * x[j] for i in d for j in d]
@@ -120,7 +120,7 @@ def dpfp(phi, x, position, side) -> Tensor:
 
 
 #: map -> φ(x) of one vector x (D,) at a position (counted over real tokens), for a Query or a Key ("q", "k").
-FEATURES: Dict[str, Callable[[object, Tensor, int, str], Tensor]] = {
+FEATURES: dict[str, Callable[[object, Tensor, int, str], Tensor]] = {
     "elu": elu,
     "relu": relu,
     "squared": squared,
