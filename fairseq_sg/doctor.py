@@ -13,9 +13,9 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Optional, Tuple
 
 from fairseq_sg import __version__, compat
 
@@ -62,7 +62,7 @@ def wrong(what: str, mend: str) -> Finding:
     return Finding("WRONG", what, mend)
 
 
-def version_of(distribution: str) -> Optional[str]:
+def version_of(distribution: str) -> str | None:
     """The installed version of a distribution, or None."""
     try:
         return importlib.metadata.version(distribution)
@@ -73,13 +73,13 @@ def version_of(distribution: str) -> Optional[str]:
 def older(version: str, least: str) -> bool:
     """Whether ``version`` is older than ``least``, by their first two numbers."""
 
-    def first_two(text: str) -> Tuple[int, ...]:
+    def first_two(text: str) -> tuple[int, ...]:
         return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
     return first_two(version) < first_two(least)
 
 
-def check_python(version: Tuple[int, ...] = sys.version_info[:3]) -> Finding:
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
     name = "Python " + ".".join(map(str, version))
     if tuple(version[:2]) in PYTHONS:
         return ok(name)
@@ -170,7 +170,11 @@ def check_user_dir() -> Finding:
 def handed_over(package: Path) -> Path | None:
     """The folder of the code where ``package`` is what scripts/setup.sh puts beside fairseq in its place; else None."""
     init = package / "__init__.py"
-    written = re.search(r'^__path__ = \["(.*)"\]$', init.read_text(encoding="utf-8"), re.MULTILINE) if init.is_file() else None
+    written = (
+        re.search(r'^__path__ = \["(.*)"\]$', init.read_text(encoding="utf-8"), re.MULTILINE)
+        if init.is_file()
+        else None
+    )
     return Path(written[1]).resolve() if written else None
 
 
@@ -185,7 +189,7 @@ def check_registration() -> Iterator[Finding]:
     from fairseq.scoring import SCORER_REGISTRY
     from fairseq.tasks import TASK_REGISTRY
 
-    from fairseq_sg.models.sg_transformer import MECHANISMS
+    from fairseq_sg.models.checks import MECHANISMS
     from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 
     theirs = {

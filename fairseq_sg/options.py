@@ -1,7 +1,7 @@
 """``python -m fairseq_sg.options [NAME]``: the options of this plugin, grouped by what has them, then fairseq's own.
 
-NAME is that of a mechanism (``linear``), an architecture, a criterion, a task, an optimizer, or an option (``--qk-norm``
-or ``qk_norm``): then only what belongs to it.
+NAME is that of a mechanism (``linear``), an architecture, a criterion, a task, an optimizer, or an option
+(``--qk-norm`` or ``qk_norm``): then only what belongs to it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _of_models() -> Iterator[Section]:
 
 
 def _of_mechanisms() -> Iterator[Section]:
-    from fairseq_sg.models.sg_transformer import MECHANISMS
+    from fairseq_sg.models.checks import MECHANISMS
 
     kinds = {(registry.kind, name): cls for registry in MECHANISMS for name, cls in registry.items()}
     owned = [(mechanism, cls.options) for mechanism, cls in kinds.items() if cls.options is not None]
@@ -109,7 +109,7 @@ def _shown(declared: Iterable[Field]) -> dict[str, Field]:
 
 def choices(option: str) -> list[str]:
     """The mechanisms that an option chooses from; none where it does not choose a mechanism."""
-    from fairseq_sg.models.sg_transformer import MECHANISMS
+    from fairseq_sg.models.checks import MECHANISMS
     from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 
     registries = [r for r in (*MECHANISMS, QK_NORM_REGISTRY) if ranges.flag(option) in r.option.split(", ")]

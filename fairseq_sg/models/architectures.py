@@ -1,13 +1,13 @@
 """Sizes by name: ``--arch``. Mechanisms are options, sizes are architectures.
 
-Encoder–decoders: Table C.1 of Csordás 2023; the universal CFQ model has sizes of its own. ``sg_transformer`` itself has the
-sizes of Vaswani et al.'s base model.
+Encoder–decoders: Table C.1 of Csordás 2023; the universal CFQ model has sizes of its own. ``sg_transformer`` itself has
+the sizes of Vaswani et al.'s base model.
 
-Classifiers: Tables D.3 to D.5 and appendix E.1.2, all with one shared layer. Where the released code that the numbers come
-from differs, the code's: the column that is read out (the text has the last one everywhere), feedforward layers of width 512
-and 256 for CTL++ (text: 1024 and 512), one LSTM layer for CTL, and bidirectional LSTMs of the width of the others, half of it
-a direction (text: 400 and 1024). ``sg_encoder_…`` are the sizes of the Neural Data Router, ``…_baseline`` those of the
-transformers without copy gate.
+Classifiers: Tables D.3 to D.5 and appendix E.1.2, all with one shared layer. Where the released code that the numbers
+come from differs, the code's: the column that is read out (the text has the last one everywhere), feedforward layers of
+width 512 and 256 for CTL++ (text: 1024 and 512), one LSTM layer for CTL, and bidirectional LSTMs of the width of the
+others, half of it a direction (text: 400 and 1024). ``sg_encoder_…`` are the sizes of the Neural Data Router,
+``…_baseline`` those of the transformers without copy gate.
 
 Language models: Table F.2, pre-norm, with the initialization by depth. The names are the thesis's, the widths of
 feedforward layers those of its dense models; docs/language_models.md has those of its mixtures of experts.
@@ -15,28 +15,28 @@ feedforward layers those of its dense models; docs/language_models.md has those 
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 
-def _side(side: str, dim: int, ffn: int, heads: int, layers: int) -> Dict[str, Any]:
+def _side(side: str, dim: int, ffn: int, heads: int, layers: int) -> dict[str, Any]:
     values = {"embed_dim": dim, "ffn_embed_dim": ffn, "attention_heads": heads, "layers": layers}
     return {f"{side}_{name}": value for name, value in values.items()}
 
 
-def _sizes(dim: int, ffn: int, heads: int, layers: int, **more: Any) -> Dict[str, Any]:
+def _sizes(dim: int, ffn: int, heads: int, layers: int, **more: Any) -> dict[str, Any]:
     return _side("encoder", dim, ffn, heads, layers) | _side("decoder", dim, ffn, heads, layers) | more
 
 
-def _classifier(dim: int, ffn: int, heads: int, layers: int, readout: str) -> Dict[str, Any]:
+def _classifier(dim: int, ffn: int, heads: int, layers: int, readout: str) -> dict[str, Any]:
     return _side("encoder", dim, ffn, heads, layers) | {"depth": "shared", "readout": readout}
 
 
-def _lstm(embed: int, hidden: int, layers: int) -> Dict[str, Any]:
+def _lstm(embed: int, hidden: int, layers: int) -> dict[str, Any]:
     return {"embed_dim": embed, "hidden_dim": hidden, "layers": layers}
 
 
 #: architecture of sg_transformer -> values of the model's configuration
-ARCHITECTURES: Dict[str, Dict[str, Any]] = {
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "sg_transformer_scan": _sizes(128, 256, heads=8, layers=3),
     "sg_transformer_cfq": _sizes(128, 256, heads=16, layers=2),
     "sg_transformer_cfq_universal": _sizes(256, 512, heads=4, layers=6, depth="shared"),
@@ -45,7 +45,7 @@ ARCHITECTURES: Dict[str, Dict[str, Any]] = {
     "sg_transformer_math": _sizes(512, 2048, heads=8, layers=6),
 }
 #: architecture of sg_encoder -> values of the model's configuration
-ENCODER_ARCHITECTURES: Dict[str, Dict[str, Any]] = {
+ENCODER_ARCHITECTURES: dict[str, dict[str, Any]] = {
     "sg_encoder_ctl": _classifier(256, 512, heads=1, layers=14, readout="last"),
     "sg_encoder_ctl_baseline": _classifier(128, 256, heads=4, layers=11, readout="last"),
     "sg_encoder_arithmetic": _classifier(256, 1024, heads=4, layers=15, readout="last"),
@@ -56,7 +56,7 @@ ENCODER_ARCHITECTURES: Dict[str, Dict[str, Any]] = {
     "sg_encoder_ctlpp_baseline": _classifier(128, 256, heads=4, layers=8, readout="first"),
 }
 #: architecture of sg_lstm -> values of the model's configuration
-LSTM_ARCHITECTURES: Dict[str, Dict[str, Any]] = {
+LSTM_ARCHITECTURES: dict[str, dict[str, Any]] = {
     "sg_lstm_ctl": _lstm(16, 200, layers=1),
     "sg_lstm_arithmetic": _lstm(200, 200, layers=2),
     "sg_lstm_listops": _lstm(512, 512, layers=4),
@@ -64,13 +64,13 @@ LSTM_ARCHITECTURES: Dict[str, Dict[str, Any]] = {
 }
 
 
-def _language_model(dim: int, ffn: int, heads: int, head_dim: int, layers: int, dropout: float = 0.1) -> Dict[str, Any]:
+def _language_model(dim: int, ffn: int, heads: int, head_dim: int, layers: int, dropout: float = 0.1) -> dict[str, Any]:
     shell = {"decoder_head_dim": head_dim, "dropout": dropout, "pre_norm": True, "linear_init": "depth"}
     return _side("decoder", dim, ffn, heads, layers) | shell
 
 
 #: architecture of sg_transformer_lm -> values of the model's configuration
-LM_ARCHITECTURES: Dict[str, Dict[str, Any]] = {
+LM_ARCHITECTURES: dict[str, dict[str, Any]] = {
     "sg_transformer_lm_wt_s": _language_model(412, 2053, heads=10, head_dim=41, layers=16),
     "sg_transformer_lm_wt_s_star": _language_model(412, 16480, heads=10, head_dim=41, layers=16),
     "sg_transformer_lm_wt_b": _language_model(1024, 4110, heads=16, head_dim=64, layers=18, dropout=0.2),
@@ -78,7 +78,7 @@ LM_ARCHITECTURES: Dict[str, Dict[str, Any]] = {
 }
 
 
-def preset(values: Dict[str, Any]):
+def preset(values: dict[str, Any]):
     """fairseq's form of an architecture: a function that fills in what the user has not set."""
 
     def fill(cfg) -> None:

@@ -1,13 +1,15 @@
-"""``sg_encoder``: an encoder that classifies its input (Csordás et al. 2022, "The Neural Data Router"; Csordás 2023, chapters 5 and 6).
+"""``sg_encoder``: an encoder that classifies its input (Csordás et al. 2022, "The Neural Data Router"; Csordás 2023,
+chapters 5 and 6).
 
     begin symbol, words, end symbol  ->  encoder  ->  one column h  ->  W h + b
 
-The encoder is that of ``sg_transformer``, with the same mechanisms as options. ``--readout`` says which column the class is
+The encoder is that of ``sg_transformer``, with the same mechanisms as options. ``--readout`` says which column the
+class is
 read from: that of the begin symbol (``first``) or of the end symbol (``last``), wherever padding puts them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Mapping, Optional
 
 import torch
 from fairseq.models import FairseqEncoderModel, register_model, register_model_architecture
@@ -15,8 +17,10 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, preset
+from fairseq_sg.models.checks import MECHANISMS, complete
 from fairseq_sg.models.config import Configuration
-from fairseq_sg.models.sg_transformer import MECHANISMS, EncoderConfig, SGTransformerEncoder, ShellConfig, complete
+from fairseq_sg.models.encoder import SGTransformerEncoder
+from fairseq_sg.models.options import EncoderConfig, ShellConfig
 from fairseq_sg.modules.losses import ValueLoss
 
 READOUTS = ("first", "last")
@@ -79,14 +83,15 @@ class SGEncoder(FairseqEncoderModel):
     def forward(
         self,
         src_tokens: Tensor,
-        src_lengths: Optional[Tensor] = None,
+        src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
-        value_losses: Optional[Mapping[str, ValueLoss]] = None,
+        value_losses: Mapping[str, ValueLoss] | None = None,
     ):
         """src_tokens (B, M), padded on either side -> logits (B, classes), and a dict.
 
-        The dict has ``aux_losses`` and, with ``return_all_hiddens``, the state after every step under ``inner_states``, each
-        (M, B, C). ``value_losses`` may have a loss for ``encoder``, which is evaluated on the Values of every self-attention.
+        The dict has ``aux_losses`` and, with ``return_all_hiddens``, the state after every step under ``inner_states``,
+        each (M, B, C). ``value_losses`` may have a loss for ``encoder``, which is evaluated on the Values of every
+        self-attention.
 
         Raises:
             UsageError: a loss on Values of attentions that an encoder has not.

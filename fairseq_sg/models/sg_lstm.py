@@ -1,12 +1,12 @@
-"""``sg_lstm``: the recurrent baselines of Csordás 2023, chapters 5 and 6: PyTorch's LSTM, and a linear classifier on its final state.
+"""``sg_lstm``: the recurrent baselines of Csordás 2023, chapters 5 and 6: PyTorch's LSTM, and a linear classifier on
+its final state.
 
-The reference gives them no begin symbol (``--no-source-bos`` of the task). It reads a bidirectional LSTM after the end symbol, as
-here, and an LSTM of one direction one step before it. The final state of a bidirectional LSTM is that of both directions of the
-last layer; with several layers the reference takes backward directions of two layers instead.
+The reference gives them no begin symbol (``--no-source-bos`` of the task). It reads a bidirectional LSTM after the end
+symbol, as here, and an LSTM of one direction one step before it. The final state of a bidirectional LSTM is that of
+both directions of the last layer; with several layers the reference takes backward directions of two layers instead.
 """
 
 from dataclasses import dataclass, field
-from typing import Optional
 
 import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
@@ -80,7 +80,7 @@ class SGLSTM(BaseFairseqModel):
         classes = classes_of(task)
         return cls(configuration.read(cfg), task.source_dictionary, classes)
 
-    def forward(self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None):
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None):
         """src_tokens (B, M), padded on either side -> logits (B, classes), and a dict of nothing."""
         padding_mask = src_tokens.eq(self.padding_idx)
         lengths = (~padding_mask).sum(1).clamp(min=1)

@@ -18,8 +18,9 @@ like have their sizes, norm and initialization.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Optional
+from typing import Any
 
 from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
 from fairseq.tasks.translation import TranslationTask
@@ -27,16 +28,10 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LM_ARCHITECTURES, preset
+from fairseq_sg.models.checks import MECHANISMS, complete
 from fairseq_sg.models.config import Configuration
-from fairseq_sg.models.sg_transformer import (
-    MECHANISMS,
-    CausalConfig,
-    Memory,
-    SGTransformerDecoder,
-    ShellConfig,
-    complete,
-    uniform_of_linear_,
-)
+from fairseq_sg.models.decoder import Memory, SGTransformerDecoder, uniform_of_linear_
+from fairseq_sg.models.options import CausalConfig, ShellConfig
 from fairseq_sg.modules.attention import Attention
 from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.feedforward.dense import CUT_OFF_STD
@@ -49,17 +44,17 @@ LINEAR_INITS = ("mechanism", "depth")
 class SGTransformerLMConfig(ShellConfig, CausalConfig):
     """Sizes and mechanisms of ``sg_transformer_lm``; the options of the mechanisms themselves are joined to these."""
 
-    decoder_head_dim: Optional[int] = field(
+    decoder_head_dim: int | None = field(
         default=None,
         metadata={
             "help": "width of an attention head (default: --decoder-embed-dim / --decoder-attention-heads)",
             "least": 1,
         },
     )
-    embedding_dropout: Optional[float] = field(
+    embedding_dropout: float | None = field(
         default=None, metadata={"help": "dropout on the embeddings (default: --dropout)", "least": 0, "most": 1}
     )
-    output_dropout: Optional[float] = field(
+    output_dropout: float | None = field(
         default=None, metadata={"help": "dropout before the output layer (default: --dropout)", "least": 0, "most": 1}
     )
     tied_output: bool = field(
@@ -150,11 +145,11 @@ class SGTransformerLM(FairseqLanguageModel):
     def forward(
         self,
         src_tokens: Tensor,
-        src_lengths: Optional[Tensor] = None,
+        src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
         features_only: bool = False,
-        value_losses: Optional[Mapping[str, ValueLoss]] = None,
-        memory: Optional[Memory] = None,
+        value_losses: Mapping[str, ValueLoss] | None = None,
+        memory: Memory | None = None,
         memory_length: int = 0,
     ):
         """Logits (B, N, V) of the next tokens, and the decoder's dict.

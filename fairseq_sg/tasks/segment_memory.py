@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.sg_transformer import Memory
+from fairseq_sg.models.decoder import Memory
 
 
 class SegmentMemories:
@@ -20,9 +20,9 @@ class SegmentMemories:
     """
 
     def __init__(self):
-        self._of: Dict[int, Tuple[Optional[Memory], Optional[Memory]]] = {}
+        self._of: dict[int, tuple[Memory | None, Memory | None]] = {}
 
-    def before(self, group: int, start: int, rows: int) -> Optional[Memory]:
+    def before(self, group: int, start: int, rows: int) -> Memory | None:
         """The memory for the segment that begins at ``start``; None at the start of the streams.
 
         Raises:
@@ -39,7 +39,7 @@ class SegmentMemories:
             "the epoch anew with --reset-dataloader"
         )
 
-    def after(self, group: int, used: Optional[Memory], left: Optional[Memory]) -> None:
+    def after(self, group: int, used: Memory | None, left: Memory | None) -> None:
         """Keeps what a segment was computed with and what it left, None after the last segment."""
         self._of[group] = used, left
 
@@ -47,7 +47,7 @@ class SegmentMemories:
         """Lets go of all memories; the next streams begin."""
         self._of.clear()
 
-    def state(self) -> Dict[int, Memory]:
+    def state(self) -> dict[int, Memory]:
         """What the next segments need, on the CPU; plain data."""
         left = {group: memory for group, (_, memory) in self._of.items() if memory is not None}
         # Contiguous: fairseq hands a checkpoint to other workers number by number, whatever the strides.
@@ -59,7 +59,7 @@ class SegmentMemories:
             for group, memory in left.items()
         }
 
-    def load(self, state: Dict[int, Memory]) -> None:
+    def load(self, state: dict[int, Memory]) -> None:
         self._of = {group: (None, memory) for group, memory in state.items()}
 
 
@@ -71,7 +71,7 @@ class Remembering:
     several workers, know nothing of it.
     """
 
-    def __init__(self, model: nn.Module, memories: SegmentMemories, segment: Dict[str, Any], length: int):
+    def __init__(self, model: nn.Module, memories: SegmentMemories, segment: dict[str, Any], length: int):
         self._model, self._memories, self._segment, self._length = model, memories, segment, length
 
     def __getattr__(self, name: str) -> Any:
@@ -86,6 +86,6 @@ class Remembering:
         return logits, extra
 
 
-def on_device(memory: Optional[Memory], device: torch.device) -> Optional[Memory]:
+def on_device(memory: Memory | None, device: torch.device) -> Memory | None:
     """A memory of a checkpoint is on the CPU."""
     return None if memory is None else {**memory, "hidden": [h.to(device) for h in memory["hidden"]]}

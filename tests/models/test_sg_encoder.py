@@ -14,9 +14,9 @@ from fairseq.data import Dictionary
 import fairseq_sg  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, LSTM_ARCHITECTURES
+from fairseq_sg.models.encoder import SGTransformerEncoder
 from fairseq_sg.models.sg_encoder import SGEncoder, first_column, last_column, resolve
 from fairseq_sg.models.sg_lstm import SGLSTM
-from fairseq_sg.models.sg_transformer import SGTransformerEncoder
 from fairseq_sg.modules.losses import OrthogonalityLoss
 
 PAD = 1
@@ -274,7 +274,9 @@ def test_parameters_of_the_router_are_those_of_its_equations(name, words, classe
 
 
 def test_parameter_count_of_the_lstm_of_ctlpp():
-    """Csordás 2023, Table E.1: 408k. The reference has a row of embeddings for each of the 40 words and one more, we four."""
+    """Csordás 2023, Table E.1: 408k. The reference has a row of embeddings for each of the 40 words and one more, we
+    four.
+    """
     bilstm = SGLSTM.build_model(SimpleNamespace(**LSTM_ARCHITECTURES["sg_lstm_ctlpp"], bidirectional=True), task(40, 8))
     assert round((parameters(bilstm) - 3 * 256) / 1000) == 408
 

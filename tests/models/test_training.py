@@ -21,7 +21,7 @@ from numpy.random import RandomState
 
 import fairseq_sg  # noqa: F401
 from data_prep.scan_grammar import generate
-from fairseq_sg.models.sg_transformer import MECHANISMS
+from fairseq_sg.models.checks import MECHANISMS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from attentions import MODELS, build

@@ -1,0 +1,183 @@
+"""The decoder of ``sg_transformer``: embedding, layers, an output layer, and a memory of earlier segments."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq.models import FairseqIncrementalDecoder
+from torch import Tensor, nn
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.models.checks import layer_names
+from fairseq_sg.models.encoder import counts_padding, longest_of, needs_sequences, side_embedding
+from fairseq_sg.modules import compilation
+from fairseq_sg.modules.depth import build_stack
+from fairseq_sg.modules.layers import DecoderLayer
+from fairseq_sg.modules.losses import ValueLoss
+from fairseq_sg.modules.packing import Packing
+from fairseq_sg.modules.position import build_indices
+
+#: What a decoder remembers of a stream: ``hidden``, the input (M, B, C) of every step's layer at the last M positions,
+#: without gradient, and ``position``, the number of positions so far.
+Memory = dict[str, Any]
+
+
+class SGTransformerDecoder(FairseqIncrementalDecoder):
+    """Embedding, a stack of decoder layers, and an output layer tied to the embedding.
+
+    Args:
+        config: a resolved configuration.
+        dictionary: the target's dictionary.
+        left_pad_target: whether targets are padded on the left. Padding on the right is hidden by causality already, so
+            self-attention then needs no mask.
+    """
+
+    def __init__(self, config, dictionary, left_pad_target: bool = False):
+        super().__init__(dictionary)
+        self.left_pad_target = left_pad_target
+        self.embedding = side_embedding(config, "decoder", dictionary)
+        self.indices = build_indices(config)
+        options = ("decoder_attention", "cross_attention", "decoder_ffn", "decoder_update")
+        # A language model has no cross-attention.
+        named = [
+            layer_names(config, option) if hasattr(config, option) else [None] * max(config.decoder_layers, 1)
+            for option in options
+        ]
+        names = list(zip(*named, strict=True))
+        self.stack = build_stack(config, "decoder", lambda step: DecoderLayer(config, *names[step]))
+        compilation.compile_in_training(self.stack, config.compile)
+        self.packs = config.compile == compilation.NONE and not needs_sequences(self.stack)
+        self.final_norm = nn.LayerNorm(config.decoder_embed_dim) if config.pre_norm else nn.Identity()
+        self.output_weight = None
+        if config.untied_output:
+            self.output_weight = nn.Parameter(torch.empty(len(dictionary), config.decoder_embed_dim))
+            nn.init.xavier_uniform_(self.output_weight)
+        self.output_bias = None if config.no_output_bias else nn.Parameter(torch.zeros(len(dictionary)))
+        if config.untied_output and self.output_bias is not None:
+            uniform_of_linear_(self.output_bias, config.decoder_embed_dim)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, list[Tensor]] | None = None,
+        incremental_state: dict[str, dict] | None = None,
+        features_only: bool = False,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        need_attn: bool = False,
+        value_losses: Mapping[str, ValueLoss] | None = None,
+        memory: Memory | None = None,
+        memory_length: int = 0,
+    ):
+        """prev_output_tokens (B, N) -> logits (B, N, V) (features (B, N, C) with ``features_only``) and a dict.
+
+        With ``incremental_state`` only the last token is computed, N = 1. The dict has ``attn`` (cross-attention of the
+        last layer, (B, N, M), with ``need_attn`` and outside decoding), ``inner_states``, ``aux_losses``.
+        ``value_losses`` may have a loss for ``decoder`` (self-attention) and ``cross``. With a ``memory_length`` above
+        0, each row goes on where it ended in the call that returned ``memory``, and the dict has the ``memory`` for the
+        next call (see ``Memory``).
+
+        Raises:
+            UsageError: a memory for a mechanism that is not defined on parts of a stream.
+            ValueError: a memory in step-by-step decoding.
+        """
+        value_losses = value_losses or {}
+        padding_mask = prev_output_tokens.eq(self.dictionary.pad())
+        decoding = incremental_state is not None
+        if memory_length:
+            self._check_streams(decoding)
+        start = 0 if memory is None else memory["position"]
+        x = self.embedding(prev_output_tokens, last=decoding, first=start).transpose(0, 1)
+        if decoding:
+            padding_mask = padding_mask[:, -1:]
+        past: dict[str, Any] = {}
+        if memory is not None:
+            past = {"memory": memory["hidden"], "first": start - memory["hidden"][0].size(0)}
+        # Outside training, and where more than logits is asked for, everything has its place in (B, N).
+        whole = (
+            decoding
+            or memory_length
+            or past
+            or return_all_hiddens
+            or need_attn
+            or counts_padding(value_losses.values())
+        )
+        packs = self.packs and self.training and not whole
+        packing = Packing.where_it_pays(padding_mask) if packs else None
+        source, source_mask, source_packing = None, None, None
+        if encoder_out is not None:
+            source, source_mask = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
+            source_packing = Packing.where_it_pays(source_mask) if packs else None
+        out = self.stack(
+            x if packing is None else packing.pack(x),
+            encoder_out=source if source_packing is None else source_packing.pack(source),
+            encoder_padding_mask=source_mask,
+            encoder_packing=source_packing,
+            # Outside training every application projects: there the analysis looks on.
+            encoder_projected={} if self.training and not decoding and self.stack.shares_layers else None,
+            packing=packing,
+            padding_mask=padding_mask,
+            self_padding_mask=padding_mask if self.left_pad_target else None,
+            incremental_state=incremental_state,
+            need_weights=need_attn,
+            keep_hidden=return_all_hiddens or memory_length > 0,
+            value_loss=value_losses.get("decoder"),
+            cross_value_loss=value_losses.get("cross"),
+            positions=None if self.indices is None else self.indices(prev_output_tokens.size(1), x.device),
+            **past,
+        )
+        outputs = self.final_norm(out.x)
+        if packing is None:
+            outputs = outputs.transpose(0, 1)
+        if not features_only:
+            outputs = self.output_layer(outputs)
+        if packing is not None:
+            outputs = packing.unpack(outputs, batch_first=True)
+        inner_states = out.hidden_states if return_all_hiddens else []
+        extra = {"attn": [out.weights], "inner_states": inner_states, "aux_losses": out.losses}
+        if memory_length:
+            inputs = (x, *out.hidden_states[:-1])
+            hidden = [remember(h, past.get("memory"), step, memory_length) for step, h in enumerate(inputs)]
+            extra["memory"] = {"hidden": hidden, "position": start + x.size(0)}
+        return outputs, extra
+
+    def _check_streams(self, decoding: bool) -> None:
+        if decoding:
+            raise ValueError("decoding step by step has a state of its own, and no memory of earlier segments")
+        for positions in (self.embedding.positions, self.indices):
+            if positions is not None and not positions.continues:
+                raise UsageError(
+                    f"--position {positions.registered_name} numbers whole sentences, not segments of a stream: leave "
+                    "--memory-length out, or choose another --position"
+                )
+        if self.left_pad_target:
+            raise UsageError("a memory is for rows that are padded on the right: leave --left-pad-target out")
+
+    def extract_features(self, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, **kwargs):
+        """``forward`` up to the output layer."""
+        return self(prev_output_tokens, encoder_out, incremental_state, features_only=True, **kwargs)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """features (…, C) -> logits (…, V)."""
+        weight = self.embedding.tokens.weight if self.output_weight is None else self.output_weight
+        return F.linear(features, weight, self.output_bias)
+
+    def max_positions(self) -> int:
+        """The longest sequence that has positions; most kinds of them have no end, only ``--max-target-positions``."""
+        return longest_of(self.embedding.positions, self.indices, self.stack)
+
+
+def uniform_of_linear_(parameter: Tensor, inputs: int) -> None:
+    """PyTorch's start of ``nn.Linear``, U(−1/√inputs, 1/√inputs), which the released code leaves to its output
+    layers.
+    """
+    bound = inputs**-0.5
+    nn.init.uniform_(parameter, -bound, bound)
+
+
+def remember(h: Tensor, memory: Sequence[Tensor] | None, step: int, length: int) -> Tensor:
+    """The last ``length`` positions of a step's ``memory`` (M, B, C) and of h (N, B, C) after it, without gradient."""
+    if memory is not None and h.size(0) < length:
+        h = torch.cat([memory[step].type_as(h), h])
+    return h[-length:].detach()

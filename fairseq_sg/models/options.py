@@ -1,0 +1,138 @@
+"""Options that models share: sizes and mechanisms of encoder and decoder. Mechanisms bring their own options."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class EncoderConfig:
+    """Sizes and mechanisms of an encoder."""
+
+    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder", "least": 1})
+    encoder_ffn_embed_dim: int = field(
+        default=2048, metadata={"help": "hidden width of the encoder's feedforward layers", "least": 1}
+    )
+    encoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the encoder", "least": 1})
+    encoder_layers: int = field(
+        default=6,
+        metadata={
+            "help": "layers of the encoder; with a shared layer, how often it is applied (shared_act: at most)",
+            "least": 1,
+        },
+    )
+    encoder_attention: str = field(
+        default="softmax",
+        metadata={
+            "help": "self-attention of the encoder, by name (docs/attention.md has the list); with --depth separate "
+            "also one name a "
+            "layer, comma separated"
+        },
+    )
+    encoder_ffn: str = field(
+        default="dense",
+        metadata={
+            "help": "feedforward layer of the encoder, by name (docs/feedforward.md has the list); one name, or one a "
+            "layer"
+        },
+    )
+    encoder_update: str = field(
+        default="residual",
+        metadata={
+            "help": "update of the encoder's layers: 'residual', or 'copy_gate' (Neural Data Router); one name, or "
+            "one a layer"
+        },
+    )
+
+
+@dataclass
+class CausalConfig:
+    """Sizes and mechanisms of a decoder without an encoder."""
+
+    decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder", "least": 1})
+    decoder_ffn_embed_dim: int = field(
+        default=2048, metadata={"help": "hidden width of the decoder's feedforward layers", "least": 1}
+    )
+    decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads of the decoder", "least": 1})
+    decoder_layers: int = field(
+        default=6,
+        metadata={
+            "help": "layers of the decoder; with a shared layer, how often it is applied (shared_act: at most)",
+            "least": 1,
+        },
+    )
+    decoder_attention: str = field(
+        default="softmax", metadata={"help": "self-attention of the decoder, by name or names like the encoder's"}
+    )
+    decoder_ffn: str = field(
+        default="dense", metadata={"help": "feedforward layer of the decoder, by name or names like the encoder's"}
+    )
+    decoder_update: str = field(
+        default="residual", metadata={"help": "update of the decoder's layers, like the encoder's"}
+    )
+    no_output_bias: bool = field(
+        default=False, metadata={"help": "no bias in the output layer (the reference has a free one)"}
+    )
+
+
+@dataclass
+class DecoderConfig(CausalConfig):
+    """Sizes and mechanisms of a decoder."""
+
+    cross_attention: str = field(
+        default="softmax", metadata={"help": "attention of the decoder to the encoder, by name or names"}
+    )
+    untied_output: bool = field(
+        default=False, metadata={"help": "an output matrix of its own, instead of the decoder's embedding table"}
+    )
+
+
+@dataclass
+class ShellConfig:
+    """What both sides share."""
+
+    depth: str = field(
+        default="separate",
+        metadata={
+            "help": "'separate' layers, one 'shared' layer (universal transformer), or 'shared_act', with halting"
+        },
+    )
+    position: str | None = field(
+        default=None,
+        metadata={
+            "help": "positions, by name (docs/attention.md has the list), on each side where not every self-attention "
+            "brings its own "
+            "(default: sinusoidal)"
+        },
+    )
+    embedding_scaling: str = field(
+        default="auto",
+        metadata={
+            "help": "scaling of token and position embeddings: token_up (TEU), none (NoS), position_down (PED); "
+            "'auto' is "
+            "position_down, and the reference's unscaled Glorot start on a side without absolute positions"
+        },
+    )
+    dropout: float = field(
+        default=0.1,
+        metadata={
+            "help": "dropout after each sublayer and wherever no dropout of its own is set",
+            "least": 0,
+            "most": 1,
+        },
+    )
+    embedding_dropout: float | None = field(
+        default=None,
+        metadata={
+            "help": "dropout on the embeddings (default: --dropout; 0 on a side without absolute positions)",
+            "least": 0,
+            "most": 1,
+        },
+    )
+    pre_norm: bool = field(default=False, metadata={"help": "layer norm before each sublayer instead of after it"})
+    compile: str = field(
+        default="none",
+        metadata={
+            "help": "torch.compile of the layers in training, for models so small that a GPU waits for Python: none, "
+            "default, "
+            "reduce-overhead (CUDA graphs), max-autotune; docs/speed.md says what for"
+        },
+    )
