@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.modules.attention import ROLES, Attention
+from fairseq_sg.modules.attention import ROLES, Attention, Context
 from fairseq_sg.modules.normalization import NoNormalization
 from fairseq_sg.modules.update import Update
 from fairseq_sg.ops.precision import accumulation_dtype
@@ -36,8 +36,8 @@ class AttentionCall:
     Attributes:
         module: its name in the model. kind: the attention's name.
         role: encoder, decoder or cross.
-        weights: (B, H, N, M), the matrix that ``need_weights`` returns, of every head.
-        values: (B, H, M, E), the projected Values, as a loss on the Values sees them.
+        weights: (B, H, N, M), the attention matrix of every head.
+        values: (B, H, M, E), the projected Values.
         norms: the 2-norms of Queries (B, H, N) and Keys (B, H, M), under ``query.STAGE`` and ``key.STAGE``:
             ``projected`` for every kind, ``mapped`` for kinds with a feature map, and ``normalized`` for what a
             normalization follows. With one, ``key.mapped`` is of what the normalization reads: φ(K) up to a positive
@@ -96,7 +96,7 @@ def record(model: nn.Module) -> Iterator[Recording]:
     try:
         for name, module in model.named_modules():
             if isinstance(module, Attention):
-                handles.append(module.register_forward_hook(_attention_hook(name, recording), with_kwargs=True))
+                handles.append(module.register_forward_hook(_attention_hook(name, recording)))
             elif isinstance(module, Update) and hasattr(module, "gates"):
                 handles.append(module.register_forward_hook(_update_hook(name, recording), with_kwargs=True))
         yield recording
@@ -106,22 +106,18 @@ def record(model: nn.Module) -> Iterator[Recording]:
 
 
 def _attention_hook(name: str, recording: Recording) -> Callable:
-    def hook(module: Attention, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-        if kwargs.get("incremental_state") is not None:
+    def hook(module: Attention, args: tuple[Tensor, Tensor | None, Context], output: Any) -> None:
+        query, source, context = args
+        if context.state is not None:
             raise ValueError("record full passes: decoding step by step forms no attention weights")
         with torch.no_grad(), _norms_of(module) as norms:
-            again = kwargs | {"need_head_weights": True, "value_loss": _values}
             # Not module(...): this hook would be called again.
-            _, weights, values = module.forward(*args, **again)
-        weights = weights.transpose(0, 1)
-        recording.attentions.append(AttentionCall(name, module.registered_name, module.role, weights, values, norms))
+            again = module.forward(query, source, replace(context, return_weights=True, return_values=True))
+        recording.attentions.append(
+            AttentionCall(name, module.registered_name, module.role, again.weights, again.values.values, norms)
+        )
 
     return hook
-
-
-def _values(values: Tensor, padding_mask: Any) -> Tensor:
-    """Takes the place of a loss on the Values."""
-    return values
 
 
 @contextmanager

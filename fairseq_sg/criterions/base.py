@@ -2,9 +2,9 @@
 
     L = L_task + λ Σ_{role, application} mean_{sentence, head} ‖V̄V̄ᵀ − I‖²_F          (Park & Kim 2024, section 4.2)
 
-The paper writes L_orth for one attention. What it leaves open is an option here, and this is what the defaults choose:
-the encoder's self-attention; each head by itself; mean over sentences and heads; sum over the applications of the
-(shared) layer; padding excluded. λ is only comparable between runs that agree in these.
+V̄ are the Values with unit rows. The paper writes the loss for one attention, and leaves open where it is applied. Here
+it is on the encoder's self-attention (``--orthogonality-roles``), on each head by itself, without padding, as the mean
+over sentences and heads and the sum over the applications of the (shared) layer.
 
 Logged: ``loss`` (all of it) and ``nll_loss`` in bits as fairseq does, ``orthogonality_encoder`` and the like (after the
 reduction, before λ), every other loss by its name (the sum over applications, before ``--aux-loss-weights``),
@@ -32,16 +32,11 @@ from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ROLES
-from fairseq_sg.modules.losses import AuxLosses, OrthogonalityLoss, Statistic
+from fairseq_sg.modules.losses import AuxLosses, Statistic
+from fairseq_sg.ops import orthogonality_loss
 from fairseq_sg.tasks.breakdown import log_breakdown, sums_of_logs
 
 logger = logging.getLogger(__name__)
-
-LAYER_REDUCTIONS = {
-    "sum": lambda values: torch.stack(values).sum(),
-    "mean": lambda values: torch.stack(values).mean(),
-    "last": lambda values: values[-1],
-}
 
 
 @dataclass
@@ -58,15 +53,6 @@ class SGCriterionConfig(FairseqDataclass):
         default="encoder",
         metadata={"help": "attentions whose Values the loss is on: encoder, decoder, cross, comma separated"},
     )
-    orthogonality_heads: str = field(
-        default="separate", metadata={"help": "'separate' heads, or heads 'concat' to the model's width"}
-    )
-    orthogonality_head_reduction: str = field(default="mean", metadata={"help": "over heads: mean or sum"})
-    orthogonality_batch_reduction: str = field(default="mean", metadata={"help": "over sentences: mean or sum"})
-    orthogonality_layer_reduction: str = field(
-        default="sum", metadata={"help": "over applications of layers: sum, mean or last"}
-    )
-    orthogonality_padding: str = field(default="exclude", metadata={"help": "positions of padding: exclude or include"})
     aux_loss_weights: str = field(
         default="{}",
         metadata={
@@ -102,13 +88,12 @@ class SGCriterion(FairseqCriterion):
         self.sentence_avg = cfg.sentence_avg
         self.label_smoothing = cfg.label_smoothing
         self.orthogonality_weight = cfg.orthogonality_weight
-        if cfg.orthogonality_layer_reduction not in LAYER_REDUCTIONS:
-            raise UsageError(
-                f"--orthogonality-layer-reduction is {cfg.orthogonality_layer_reduction!r}: choose from "
-                f"{', '.join(LAYER_REDUCTIONS)}"
-            )
-        self.reduce_layers = LAYER_REDUCTIONS[cfg.orthogonality_layer_reduction]
-        self.value_losses = self._value_losses(cfg)
+        roles = [role.strip() for role in cfg.orthogonality_roles.split(",")]
+        for role in roles:
+            if role not in ROLES:
+                raise UsageError(f"--orthogonality-roles has {role!r}: choose from {', '.join(ROLES)}")
+        #: The roles whose Values the orthogonality loss is on.
+        self.value_roles = tuple(roles) if cfg.orthogonality_weight else ()
         self.aux_loss_weights = _json_weights(cfg.aux_loss_weights)
 
     @classmethod
@@ -121,24 +106,6 @@ class SGCriterion(FairseqCriterion):
             averaged, cls.predicted, cls.percentages,
         )  # fmt: skip
         return cls(cfg, task)
-
-    @staticmethod
-    def _value_losses(cfg) -> dict[str, OrthogonalityLoss]:
-        roles = [role.strip() for role in cfg.orthogonality_roles.split(",")]
-        for role in roles:
-            if role not in ROLES:
-                raise UsageError(f"--orthogonality-roles has {role!r}: choose from {', '.join(ROLES)}")
-        losses = {
-            role: OrthogonalityLoss(
-                name=f"orthogonality_{role}",
-                heads=cfg.orthogonality_heads,
-                head_reduction=cfg.orthogonality_head_reduction,
-                batch_reduction=cfg.orthogonality_batch_reduction,
-                padding=cfg.orthogonality_padding,
-            )
-            for role in roles
-        }
-        return losses if cfg.orthogonality_weight else {}
 
     def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
         """The task's loss on a batch, label smoothing included."""
@@ -168,7 +135,8 @@ class SGCriterion(FairseqCriterion):
         if "type" in sample and not self.training:
             logs.update(self.task.breakdown.logs(sample["type"], right))
         losses, statistics = split(extra.get("aux_losses") or {})
-        for name, (weight, value) in self._auxiliary(losses, getattr(model, "training", True)).items():
+        parts = self._orthogonality(extra) | self._auxiliary(losses, getattr(model, "training", True))
+        for name, (weight, value) in parts.items():
             share = weight * sample_size * value
             loss = loss + share
             logs[f"aux_{name}"], logs[f"share_{name}"] = value.detach() * sample_size, share.detach()
@@ -178,39 +146,48 @@ class SGCriterion(FairseqCriterion):
         return loss, sample_size, logs
 
     def _outputs(self, model, inputs):
-        if not self.value_losses:
+        """The model's outputs, with Values where the orthogonality loss needs them."""
+        if not self.value_roles:
             return model(**inputs)
-        try:
-            return model(**inputs, value_losses=self.value_losses)
-        except TypeError as error:
-            if "value_losses" not in str(error):
-                raise
+        shown = getattr(model, "attention_roles", ())
+        missing = [role for role in self.value_roles if role not in shown]
+        if not shown:
             raise UsageError(
                 "--orthogonality-weight needs a model that shows its attentions' Values, such as --arch "
-                "sg_transformer; with another model "
-                "leave it out"
-            ) from error
+                "sg_transformer; with another model leave it out"
+            )
+        if missing:
+            raise UsageError(f"--orthogonality-roles has {', '.join(missing)}: the model has {', '.join(shown)} alone")
+        return model(**inputs, value_roles=self.value_roles)
 
-    def _auxiliary(self, emitted: AuxLosses, training: bool):
-        """name -> (weight, value over the applications). Raises UsageError for a weight of a loss that a model in
-        training does not emit; in evaluation many losses, such as those of mixtures of experts, are not computed.
+    def _orthogonality(self, extra: dict[str, Any]) -> dict[str, tuple[float, Tensor]]:
+        """name -> (λ, Σ over applications of mean_{sentence, head} ‖V̄V̄ᵀ − I‖²_F)."""
+        known: dict[int, Tensor] = {}  # the steps of a shared cross-attention have the same Values
+        result = {}
+        for role in self.value_roles:
+            applications = []
+            for values, padding_mask in extra["values"][role]:
+                if id(values) not in known:
+                    known[id(values)] = orthogonality_loss(values, padding_mask=padding_mask)
+                applications.append(known[id(values)])
+            result[f"orthogonality_{role}"] = self.orthogonality_weight, torch.stack(applications).sum()
+        return result
+
+    def _auxiliary(self, emitted: AuxLosses, training: bool) -> dict[str, tuple[float, Tensor]]:
+        """name -> (weight, sum over the applications) of the losses that the model emits.
+
+        Raises:
+            UsageError: a weight of a loss that a model in training does not emit. In evaluation some losses, such as
+                those of mixtures of experts, are not computed.
         """
-        orthogonality = {loss.name for loss in self.value_losses.values()}
-        others = set(emitted) - orthogonality
-        unknown = set(self.aux_loss_weights) - others
+        unknown = set(self.aux_loss_weights) - set(emitted)
         if unknown and training:
             raise UsageError(
                 f"--aux-loss-weights names {', '.join(sorted(unknown))}, which is none of the other losses that the "
-                f"model emits"
-                f" ({', '.join(sorted(others)) or 'it emits none'}); orthogonality has --orthogonality-weight"
+                f"model emits ({', '.join(sorted(emitted)) or 'it emits none'}); orthogonality has "
+                "--orthogonality-weight"
             )
-        result = {}
-        for name, values in emitted.items():
-            if name in orthogonality:
-                result[name] = (self.orthogonality_weight, self.reduce_layers(values))
-            else:
-                result[name] = (self.aux_loss_weights.get(name, 1.0), torch.stack(values).sum())
-        return result
+        return {name: (self.aux_loss_weights.get(name, 1.0), torch.stack(v).sum()) for name, v in emitted.items()}
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:

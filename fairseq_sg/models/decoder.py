@@ -1,6 +1,7 @@
 """The decoder of ``sg_transformer``: embedding, layers, an output layer, and a memory of earlier segments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.checks import layer_names
-from fairseq_sg.models.encoder import counts_padding, longest_of, needs_sequences, side_embedding
+from fairseq_sg.models.encoder import max_length, needs_sequences, side_embedding
 from fairseq_sg.modules import compilation
+from fairseq_sg.modules.attention import Context
+from fairseq_sg.modules.cpu.packing import PADDED, layout_for_training
 from fairseq_sg.modules.depth import build_stack
 from fairseq_sg.modules.layers import DecoderLayer
-from fairseq_sg.modules.losses import ValueLoss
-from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.position import build_indices
 
 #: What a decoder remembers of a stream: ``hidden``, the input (M, B, C) of every step's layer at the last M positions,
@@ -60,86 +61,86 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
     def forward(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: dict[str, list[Tensor]] | None = None,
+        encoder_out: dict[str, Any] | None = None,
         incremental_state: dict[str, dict] | None = None,
         features_only: bool = False,
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
         need_attn: bool = False,
-        value_losses: Mapping[str, ValueLoss] | None = None,
+        value_roles: Collection[str] = (),
         memory: Memory | None = None,
         memory_length: int = 0,
     ):
         """prev_output_tokens (B, N) -> logits (B, N, V) (features (B, N, C) with ``features_only``) and a dict.
 
         With ``incremental_state`` only the last token is computed, N = 1. The dict has ``attn`` (cross-attention of the
-        last layer, (B, N, M), with ``need_attn`` and outside decoding), ``inner_states``, ``aux_losses``.
-        ``value_losses`` may have a loss for ``decoder`` (self-attention) and ``cross``. With a ``memory_length`` above
-        0, each row goes on where it ended in the call that returned ``memory``, and the dict has the ``memory`` for the
-        next call (see ``Memory``).
+        last layer, (B, N, M), with ``need_attn`` and outside decoding), ``inner_states``, ``aux_losses`` and
+        ``values``. With a ``memory_length`` above 0, each row continues where it ended in the call that returned
+        ``memory``, and the dict has the ``memory`` for the next call (see ``Memory``).
+
+        Args:
+            value_roles: the roles, ``decoder`` and ``cross``, whose Values are returned.
 
         Raises:
             UsageError: a memory for a mechanism that is not defined on parts of a stream.
             ValueError: a memory in step-by-step decoding.
         """
-        value_losses = value_losses or {}
-        padding_mask = prev_output_tokens.eq(self.dictionary.pad())
         decoding = incremental_state is not None
         if memory_length:
             self._check_streams(decoding)
+        padding_mask = prev_output_tokens.eq(self.dictionary.pad())  # (B, N)
         start = 0 if memory is None else memory["position"]
-        x = self.embedding(prev_output_tokens, last=decoding, first=start).transpose(0, 1)
+        hidden = None if memory is None else memory["hidden"]
+        x = self.embedding(prev_output_tokens, last=decoding, first=start).transpose(0, 1)  # (N, B, C)
         if decoding:
             padding_mask = padding_mask[:, -1:]
-        past: dict[str, Any] = {}
-        if memory is not None:
-            past = {"memory": memory["hidden"], "first": start - memory["hidden"][0].size(0)}
-        # Outside training, and where more than logits is asked for, everything has its place in (B, N).
-        whole = (
-            decoding
-            or memory_length
-            or past
-            or return_all_hiddens
-            or need_attn
-            or counts_padding(value_losses.values())
+        # Packing is for training alone, and where nothing is returned but logits and Values.
+        streams = memory_length > 0 or memory is not None
+        packs = self.packs and self.training and not (decoding or streams or return_all_hiddens or need_attn)
+        layout = layout_for_training(padding_mask) if packs else PADDED
+        context = Context(
+            padding_mask=padding_mask,
+            key_padding_mask=padding_mask if self.left_pad_target else None,
+            positions=None if self.indices is None else self.indices(prev_output_tokens.size(1), x.device),
+            first=start if hidden is None else start - hidden[0].size(0),
+            state=incremental_state,
+            return_values="decoder" in value_roles,
+            layout=layout,
+            key_layout=layout,
         )
-        packs = self.packs and self.training and not whole
-        packing = Packing.where_it_pays(padding_mask) if packs else None
-        source, source_mask, source_packing = None, None, None
         if encoder_out is not None:
             source, source_mask = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
-            source_packing = Packing.where_it_pays(source_mask) if packs else None
-        out = self.stack(
-            x if packing is None else packing.pack(x),
-            encoder_out=source if source_packing is None else source_packing.pack(source),
-            encoder_padding_mask=source_mask,
-            encoder_packing=source_packing,
-            # Outside training every application projects: there the analysis looks on.
-            encoder_projected={} if self.training and not decoding and self.stack.shares_layers else None,
-            packing=packing,
-            padding_mask=padding_mask,
-            self_padding_mask=padding_mask if self.left_pad_target else None,
-            incremental_state=incremental_state,
-            need_weights=need_attn,
-            keep_hidden=return_all_hiddens or memory_length > 0,
-            value_loss=value_losses.get("decoder"),
-            cross_value_loss=value_losses.get("cross"),
-            positions=None if self.indices is None else self.indices(prev_output_tokens.size(1), x.device),
-            **past,
-        )
+            source_layout = layout_for_training(source_mask) if packs else PADDED
+            cross = Context(
+                padding_mask=source_mask,
+                key_padding_mask=source_mask,
+                return_weights=need_attn,
+                return_values="cross" in value_roles,
+                layout=layout,
+                key_layout=source_layout,
+                # In evaluation every application projects, so that hooks on the projections fire for each.
+                projected={} if self.training and not decoding and self.stack.shares_layers else None,
+            )
+            context = replace(context, source=source_layout.pack(source), cross=cross)
+        keep_hidden = return_all_hiddens or memory_length > 0
+        out = self.stack(layout.pack(x), context, memory=hidden, keep_hidden=keep_hidden)
         outputs = self.final_norm(out.x)
-        if packing is None:
-            outputs = outputs.transpose(0, 1)
+        if not layout.leaves_padding_out:
+            outputs = outputs.transpose(0, 1)  # (B, N, C)
         if not features_only:
-            outputs = self.output_layer(outputs)
-        if packing is not None:
-            outputs = packing.unpack(outputs, batch_first=True)
-        inner_states = out.hidden_states if return_all_hiddens else []
-        extra = {"attn": [out.weights], "inner_states": inner_states, "aux_losses": out.losses}
+            outputs = self.output_layer(outputs)  # (B, N, V)
+        if layout.leaves_padding_out:
+            outputs = layout.unpack_batch_first(outputs)
+        extra = {
+            "attn": [out.weights],
+            "inner_states": out.hidden_states if return_all_hiddens else [],
+            "aux_losses": out.losses,
+            "values": out.values,
+        }
         if memory_length:
             inputs = (x, *out.hidden_states[:-1])
-            hidden = [remember(h, past.get("memory"), step, memory_length) for step, h in enumerate(inputs)]
-            extra["memory"] = {"hidden": hidden, "position": start + x.size(0)}
+            kept = [remember(h, hidden, step, memory_length) for step, h in enumerate(inputs)]
+            extra["memory"] = {"hidden": kept, "position": start + x.size(0)}
         return outputs, extra
 
     def _check_streams(self, decoding: bool) -> None:
@@ -165,7 +166,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
 
     def max_positions(self) -> int:
         """The longest sequence that has positions; most kinds of them have no end, only ``--max-target-positions``."""
-        return longest_of(self.embedding.positions, self.indices, self.stack)
+        return max_length(self.embedding.positions, self.indices, self.stack)
 
 
 def uniform_of_linear_(parameter: Tensor, inputs: int) -> None:

@@ -1,19 +1,18 @@
 """The encoder of ``sg_transformer``: embedding and a stack of layers."""
 
-from collections.abc import Iterable
+from typing import Any
 
 from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 
 from fairseq_sg.models.checks import layer_names
 from fairseq_sg.modules import compilation
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
+from fairseq_sg.modules.cpu.packing import PADDED, layout_for_training
 from fairseq_sg.modules.depth import build_stack
 from fairseq_sg.modules.embedding import TokenEmbedding
 from fairseq_sg.modules.feature_maps import FeatureMap
 from fairseq_sg.modules.layers import EncoderLayer
-from fairseq_sg.modules.losses import ValueLoss
-from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.position import Position, build_embedded_position, build_indices
 
 
@@ -39,21 +38,15 @@ def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
 
 
 def needs_sequences(stack: nn.Module) -> bool:
-    """Whether a layer must see which tokens are of one sentence, which packing gives up."""
+    """Whether a layer needs to know which tokens belong to one sentence; packing loses that."""
     return any(getattr(module, "by_sequence", False) for module in stack.modules())
 
 
-def longest_of(*modules: nn.Module | None) -> int:
-    """The length of the longest sequence that all positions and feature maps in some modules are defined for, 10⁹ where
-    there is none."""
+def max_length(*modules: nn.Module | None) -> int:
+    """Length of the longest sequence for which all positions and feature maps in some modules are defined, or 10⁹."""
     parts = (part for module in modules if module is not None for part in module.modules())
     limits = (part.longest for part in parts if isinstance(part, (Position, FeatureMap)))
     return min((limit for limit in limits if limit is not None), default=int(1e9))
-
-
-def counts_padding(value_losses: Iterable[ValueLoss | None]) -> bool:
-    """Whether some loss does not say that Values at padding have no influence on it."""
-    return any(loss is not None and not getattr(loss, "ignores_padding", False) for loss in value_losses)
 
 
 class SGTransformerEncoder(FairseqEncoder):
@@ -76,55 +69,49 @@ class SGTransformerEncoder(FairseqEncoder):
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
-        value_loss: ValueLoss | None = None,
-        keep_padding: bool = False,
-    ) -> dict[str, list[Tensor]]:
-        """src_tokens (B, M), padded on either side -> fairseq's dict of the encoder's output, with ``aux_losses``
-        added.
+        return_values: bool = False,
+    ) -> dict[str, Any]:
+        """src_tokens (B, M), padded on either side -> fairseq's dict of the encoder's output.
 
-        ``value_loss`` is evaluated on the Values of every self-attention. In training, the output at padding may be
-        zeros, unless ``keep_padding``.
+        The dict also has ``aux_losses`` and, with ``return_values``, the Values of every application of
+        self-attention under ``values``. In training, the output at padding may be zeros.
         """
-        padding_mask = src_tokens.eq(self.dictionary.pad())
-        embedded = self.embedding(src_tokens, token_embeddings)
-        x = embedded.transpose(0, 1)
-        whole = return_all_hiddens or keep_padding or counts_padding([value_loss])
-        packing = Packing.where_it_pays(padding_mask) if self.packs and self.training and not whole else None
-        if packing is not None:
-            x = packing.pack(x)
-        out = self.stack(
-            x,
+        padding_mask = src_tokens.eq(self.dictionary.pad())  # (B, M)
+        embedded = self.embedding(src_tokens, token_embeddings)  # (B, M, C)
+        packs = self.packs and self.training and not return_all_hiddens
+        layout = layout_for_training(padding_mask) if packs else PADDED
+        context = Context(
             padding_mask=padding_mask,
-            packing=packing,
-            value_loss=value_loss,
-            keep_hidden=return_all_hiddens,
+            key_padding_mask=padding_mask,
             positions=None if self.indices is None else self.indices(src_tokens.size(1), src_tokens.device),
+            return_values=return_values,
+            layout=layout,
+            key_layout=layout,
         )
-        x = self.final_norm(out.x)
+        out = self.stack(layout.pack(embedded.transpose(0, 1)), context, keep_hidden=return_all_hiddens)
         return {
-            "encoder_out": [x if packing is None else packing.unpack(x)],
+            "encoder_out": [layout.unpack(self.final_norm(out.x))],  # (M, B, C)
             "encoder_padding_mask": [padding_mask],
             "encoder_embedding": [embedded],
             "encoder_states": out.hidden_states,
             "src_tokens": [src_tokens],
             "src_lengths": [] if src_lengths is None else [src_lengths],
             "aux_losses": out.losses,
+            "values": out.values,
         }
 
-    #: Which dimension of the tensors under each key counts the sentences.
+    #: The batch dimension of the tensors under a key, where it is not the first.
     _batch_dim = {"encoder_out": 1, "encoder_states": 1}
 
     def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor) -> dict[str, list[Tensor]]:
-        """Selects and orders the sentences in everything the encoder returned; losses are no sentences' and stay as
-        they are.
-        """
+        """Selects and orders the sentences; auxiliary losses and Values, which decoding does not use, stay."""
         return {
             key: value
-            if key == "aux_losses"
+            if key in ("aux_losses", "values")
             else [x.index_select(self._batch_dim.get(key, 0), new_order) for x in value]
             for key, value in encoder_out.items()
         }
 
     def max_positions(self) -> int:
         """The longest sequence that has positions; most kinds of them have no end, only ``--max-source-positions``."""
-        return longest_of(self.embedding.positions, self.indices, self.stack)
+        return max_length(self.embedding.positions, self.indices, self.stack)

@@ -8,7 +8,7 @@ class is
 read from: that of the begin symbol (``first``) or of the end symbol (``last``), wherever padding puts them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +21,6 @@ from fairseq_sg.models.checks import MECHANISMS, complete
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.encoder import SGTransformerEncoder
 from fairseq_sg.models.options import EncoderConfig, ShellConfig
-from fairseq_sg.modules.losses import ValueLoss
 
 READOUTS = ("first", "last")
 
@@ -68,6 +67,9 @@ def last_column(padding_mask: Tensor) -> Tensor:
 class SGEncoder(FairseqEncoderModel):
     """An encoder, a readout, a linear classifier."""
 
+    #: The roles whose Values ``forward`` can return.
+    attention_roles = ("encoder",)
+
     def __init__(self, encoder: SGTransformerEncoder, classes: int, readout: str):
         super().__init__(encoder)
         self.column = first_column if readout == "first" else last_column
@@ -85,32 +87,23 @@ class SGEncoder(FairseqEncoderModel):
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
-        value_losses: Mapping[str, ValueLoss] | None = None,
+        value_roles: Collection[str] = (),
     ):
         """src_tokens (B, M), padded on either side -> logits (B, classes), and a dict.
 
-        The dict has ``aux_losses`` and, with ``return_all_hiddens``, the state after every step under ``inner_states``,
-        each (M, B, C). ``value_losses`` may have a loss for ``encoder``, which is evaluated on the Values of every
-        self-attention.
-
-        Raises:
-            UsageError: a loss on Values of attentions that an encoder has not.
+        The dict has ``aux_losses``, ``values`` (with ``value_roles`` ``("encoder",)``) and, with
+        ``return_all_hiddens``, the state after every step under ``inner_states``, each (M, B, C).
         """
-        value_losses = value_losses or {}
-        others = sorted(set(value_losses) - {"encoder"})
-        if others:
-            raise UsageError(
-                f"--orthogonality-roles has {', '.join(others)}: a model without decoder has encoder alone"
-            )
         out = self.encoder(
             src_tokens,
             src_lengths,
             return_all_hiddens=return_all_hiddens,
-            value_loss=value_losses.get("encoder"),
+            return_values="encoder" in value_roles,
         )
         columns = self.column(out["encoder_padding_mask"][0])
         state = out["encoder_out"][0][columns, torch.arange(len(columns), device=columns.device)]
-        return self.classifier(state), {"inner_states": out["encoder_states"], "aux_losses": out["aux_losses"]}
+        extra = {"inner_states": out["encoder_states"], "aux_losses": out["aux_losses"], "values": out["values"]}
+        return self.classifier(state), extra
 
 
 configuration.follow(SGEncoder, "sg_encoder")

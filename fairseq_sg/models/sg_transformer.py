@@ -7,7 +7,7 @@ feedforward, residuals and embeddings. What its released code does and the text 
 ``docs/attention.md`` says which is which.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fairseq.models import FairseqEncoderDecoderModel, register_model, register_model_architecture
@@ -19,10 +19,10 @@ from fairseq_sg.models.architectures import ARCHITECTURES, preset
 from fairseq_sg.models.checks import MECHANISMS, complete
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.decoder import SGTransformerDecoder
-from fairseq_sg.models.encoder import SGTransformerEncoder, counts_padding, longest_of
+from fairseq_sg.models.encoder import SGTransformerEncoder, max_length
 from fairseq_sg.models.options import DecoderConfig, EncoderConfig, ShellConfig
 from fairseq_sg.modules.attention import Attention
-from fairseq_sg.modules.losses import ValueLoss, merge
+from fairseq_sg.modules.losses import merge
 
 
 @dataclass
@@ -46,6 +46,8 @@ class SGTransformer(FairseqEncoderDecoderModel):
     #: Where fairseq's generator takes alignments from: a pass over the whole hypothesis, which then returns its
     #: weights.
     full_context_alignment = False
+    #: The roles whose Values ``forward`` can return.
+    attention_roles = ("encoder", "decoder", "cross")
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGTransformer":
@@ -71,20 +73,19 @@ class SGTransformer(FairseqEncoderDecoderModel):
         return_all_hiddens: bool = False,
         features_only: bool = False,
         need_attn: bool = False,
-        value_losses: Mapping[str, ValueLoss] | None = None,
+        value_roles: Collection[str] = (),
     ):
-        """Logits (B, N, V) and the decoder's dict, with the encoder's and decoder's losses joined under ``aux_losses``.
+        """Logits (B, N, V) and the decoder's dict, with losses and Values of encoder and decoder joined.
 
         Args:
             src_tokens: (B, M). prev_output_tokens: (B, N), the target shifted right.
-            value_losses: a loss on the Values of the attentions in each role (``encoder``, ``decoder``, ``cross``).
+            value_roles: the roles whose Values the dict has under ``values``, some of ``attention_roles``.
         """
         encoder_out = self.encoder(
             src_tokens,
             src_lengths,
             return_all_hiddens=return_all_hiddens,
-            value_loss=(value_losses or {}).get("encoder"),
-            keep_padding=counts_padding((value_losses or {}).values()),
+            return_values="encoder" in value_roles,
         )
         logits, extra = self.decoder(
             prev_output_tokens,
@@ -93,15 +94,16 @@ class SGTransformer(FairseqEncoderDecoderModel):
             features_only=features_only,
             return_all_hiddens=return_all_hiddens,
             need_attn=need_attn or self.full_context_alignment,
-            value_losses=value_losses,
+            value_roles=value_roles,
         )
-        extra["aux_losses"] = merge([encoder_out["aux_losses"], extra["aux_losses"]])
+        for name in ("aux_losses", "values"):
+            extra[name] = merge([encoder_out[name], extra[name]])
         return logits, extra
 
     def max_positions(self) -> tuple[int, int]:
         """Of source and target; cross-attention, too, may have an end for the positions of the source."""
         cross = (m for m in self.decoder.modules() if isinstance(m, Attention) and m.role == "cross")
-        return min(self.encoder.max_positions(), longest_of(*cross)), self.decoder.max_positions()
+        return min(self.encoder.max_positions(), max_length(*cross)), self.decoder.max_positions()
 
 
 configuration.follow(SGTransformer, "sg_transformer")

@@ -18,7 +18,7 @@ like have their sizes, norm and initialization.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,6 @@ from fairseq_sg.models.options import CausalConfig, ShellConfig
 from fairseq_sg.modules.attention import Attention
 from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.feedforward.dense import CUT_OFF_STD
-from fairseq_sg.modules.losses import ValueLoss
 
 LINEAR_INITS = ("mechanism", "depth")
 
@@ -132,6 +131,8 @@ class SGTransformerLM(FairseqLanguageModel):
 
     #: What tells ``sg_language_modeling`` that ``forward`` has the arguments of a memory.
     remembers = True
+    #: The roles whose Values ``forward`` can return.
+    attention_roles = ("decoder",)
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGTransformerLM":
@@ -148,7 +149,7 @@ class SGTransformerLM(FairseqLanguageModel):
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
         features_only: bool = False,
-        value_losses: Mapping[str, ValueLoss] | None = None,
+        value_roles: Collection[str] = (),
         memory: Memory | None = None,
         memory_length: int = 0,
     ):
@@ -157,21 +158,18 @@ class SGTransformerLM(FairseqLanguageModel):
         Args:
             src_tokens: (B, N), each row the tokens of a stream that come after those of the call before, padded on the
                 right.
-            value_losses: may have a loss for ``decoder``, on the Values of this segment.
+            value_roles: ``("decoder",)`` for the Values of this segment under ``values``.
             memory: ``extra["memory"]`` of that call; None at the start of the streams.
             memory_length: how many positions the next call is to remember; 0 for none, and no ``memory`` in the dict.
 
         Raises:
-            UsageError: a loss on Values of attentions that a language model has not; a memory for a mechanism without.
+            UsageError: a memory for a mechanism without.
         """
-        others = sorted(set(value_losses or {}) - {"decoder"})
-        if others:
-            raise UsageError(f"--orthogonality-roles has {', '.join(others)}: a language model has decoder alone")
         logits, extra = self.decoder(
             src_tokens,
             return_all_hiddens=return_all_hiddens,
             features_only=features_only,
-            value_losses=value_losses,
+            value_roles=value_roles,
             memory=memory,
             memory_length=memory_length,
         )

@@ -23,8 +23,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.losses import Statistic
 from fairseq_sg.ops.dispatch import is_forced, requested, requested_of
 from fairseq_sg.ops.triton_support import why_not_here
@@ -45,17 +47,15 @@ def check_mode(mode: str) -> None:
 
 
 class Compilable(nn.Module):
-    """A module that may be compiled; its first argument is a tensor, and it returns ``(x, weights or None,
-    losses)``.
-    """
+    """A layer that may be compiled; it is called with a hidden state and a `Context`."""
 
     #: None: not compiled.
     _compilation: Compilation | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any):
-        if self._compilation is None or not self._compilation.serves(self, **kwargs):
-            return super().__call__(*args, **kwargs)
-        return self._compilation.run(self, *args, **kwargs)
+    def __call__(self, x: Tensor, context: Context = Context()):
+        if self._compilation is None or not self._compilation.serves(self, context):
+            return super().__call__(x, context)
+        return self._compilation.run(self, x, context)
 
 
 def compile_in_training(modules: nn.Module, mode: str) -> None:
@@ -85,16 +85,16 @@ class Compilation:
         """Compiled code is neither copied nor stored."""
         return {"mode": self.mode, "_function": None}
 
-    def serves(self, module: nn.Module, incremental_state: Any = None, **kwargs: Any) -> bool:
-        """Whether a call with these arguments is to run compiled."""
-        if not module.training or incremental_state is not None or not torch.is_grad_enabled() or is_forced():
+    def serves(self, module: nn.Module, context: Context) -> bool:
+        """Whether a call runs compiled."""
+        if not module.training or context.state is not None or not torch.is_grad_enabled() or is_forced():
             return False
         if torch.compiler.is_compiling():
             return False
         return not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
-    def run(self, module: nn.Module, x: Tensor, *args: Any, **kwargs: Any):
-        """The module's results.
+    def run(self, module: nn.Module, x: Tensor, context: Context):
+        """The output of the module's compiled ``forward``.
 
         Raises:
             UsageError: CUDA graphs on a CPU.
@@ -110,13 +110,14 @@ class Compilation:
             mode = {"mode": self.mode} if BACKEND == "inductor" else {}
             self._function = torch.compile(type(module).forward, backend=BACKEND, dynamic=True, **mode)
         # Embeddings have another layout than layers' outputs, and would need code of their own.
-        x, weights, losses = self._function(module, x.contiguous(), *args, **kwargs)
+        out = self._function(module, x.contiguous(), context)
         if self.mode in CUDA_GRAPHS and x.device.type == "cuda":
-            # The next step overwrites a graph's results, some of which live longer (a memory of segments).
-            x, weights = x.clone(), None if weights is None else weights.clone()
-            losses = {name: _cloned(loss) for name, loss in losses.items()}
-        return x, weights, losses
+            # The next step overwrites a graph's results, some of which live longer (a memory of segments, Values).
+            out = tree_map(_clone, out)
+        return out
 
 
-def _cloned(loss: Tensor | Statistic) -> Tensor | Statistic:
-    return Statistic(loss.value.clone()) if isinstance(loss, Statistic) else loss.clone()
+def _clone(leaf: Any) -> Any:
+    if isinstance(leaf, Statistic):
+        return Statistic(leaf.value.clone())
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf

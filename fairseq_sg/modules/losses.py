@@ -1,23 +1,21 @@
-"""Losses that are computed inside the model, on quantities the output does not show.
+"""Losses and statistics of layers that compute them on what the output does not show: experts, halting.
 
-They travel in arguments and return values, never in module attributes: the criterion hands the model a *value loss* per
-role (encoder, decoder, cross), each attention of that role returns its value, the encoder and decoder collect one
-scalar per layer application, and the criterion finds them in the model's output under ``extra["aux_losses"]``: a dict
-from name to a list.
+They travel in return values, never in module attributes: a layer returns them by name, the stack, the encoder and the
+decoder collect one for each application of a layer, and the criterion finds them in the model's output under
+``extra["aux_losses"]``, a dict from name to a list. A `Statistic` travels with them; it is only logged.
 
-What is only to be watched travels with them as a `Statistic`: the criterion logs it and trains on nothing of it.
+The orthogonality loss is not among them: it is the criterion's, on the Values in ``extra["values"]``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeVar
 
 from torch import Tensor
 
-from fairseq_sg.errors import UsageError
-from fairseq_sg.ops import orthogonality_loss
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,107 +29,16 @@ class Statistic:
 AuxLosses = dict[str, list[Tensor | Statistic]]
 
 
-class ValueLoss(Protocol):
-    """A loss on the Values of one attention: values (B, H, M, E), padding_mask (B, M) or None -> scalar.
-
-    A loss on which Values at padding have no influence says so by an attribute ``ignores_padding`` that is true.
-    Without it the model computes them as all others, even where it could leave them out.
-    """
-
-    name: str
-
-    def __call__(self, values: Tensor, padding_mask: Tensor | None) -> Tensor: ...
+def collect(lists: dict[str, list[T]], new: Mapping[str, T]) -> None:
+    """Appends each value that a layer returned to the list of its name."""
+    for name, value in new.items():
+        lists.setdefault(name, []).append(value)
 
 
-@dataclass(frozen=True)
-class OrthogonalityLoss:
-    """‖V̄V̄ᵀ − I‖²_F of one attention's Values (Park & Kim 2024, section 4.2), V̄ the Values with unit rows.
-
-    The paper leaves open what follows; the first choice of each is our default.
-
-    Attributes:
-        name: the key under which the loss is collected and logged.
-        heads: ``separate`` (each head's Values by themselves, E = d_head) or ``concat`` (all heads side by side, E =
-            d_model).
-        head_reduction: ``mean`` or ``sum`` over the heads.
-        batch_reduction: ``mean`` or ``sum`` over the sentences.
-        padding: ``exclude`` or ``include`` the positions of padding.
-        eps: ε of V_n / (‖V_n‖ + ε).
-    """
-
-    name: str = "orthogonality"
-    heads: str = "separate"
-    head_reduction: str = "mean"
-    batch_reduction: str = "mean"
-    padding: str = "exclude"
-    eps: float = 1e-6
-
-    def __post_init__(self):
-        choices = {
-            "heads": ("separate", "concat"),
-            "head_reduction": ("mean", "sum"),
-            "batch_reduction": ("mean", "sum"),
-            "padding": ("exclude", "include"),
-        }
-        for option, allowed in choices.items():
-            if getattr(self, option) not in allowed:
-                flag = "--orthogonality-" + option.replace("_", "-")
-                raise UsageError(f"{flag} is {getattr(self, option)!r}: choose from {', '.join(allowed)}")
-        if (self.heads, self.head_reduction) == ("concat", "sum"):
-            raise UsageError(
-                "--orthogonality-head-reduction sum has no effect with --orthogonality-heads concat, which makes one "
-                "head of "
-                "all: leave one of the two out"
-            )
-
-    @property
-    def ignores_padding(self) -> bool:
-        return self.padding == "exclude"
-
-    def __call__(self, values: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """values (B, H, M, E), padding_mask (B, M) bool, True at padding -> scalar (float32 for half-precision
-        Values).
-        """
-        if self.heads == "concat":
-            values = values.transpose(1, 2).flatten(2).unsqueeze(1)
-        if self.padding == "include":
-            padding_mask = None
-        batch, heads = values.shape[:2]
-        loss = orthogonality_loss(values, padding_mask=padding_mask, eps=self.eps, reduction="mean")
-        if self.head_reduction == "sum":
-            loss = loss * heads
-        if self.batch_reduction == "sum":
-            loss = loss * batch
-        return loss
-
-
-@dataclass(frozen=True)
-class OverRealPositions:
-    """A value loss with a padding mask of its own: causal self-attention is not told of padding that causality
-    hides.
-    """
-
-    loss: ValueLoss
-    padding_mask: Tensor | None
-
-    @property
-    def name(self) -> str:
-        return self.loss.name
-
-    def __call__(self, values: Tensor, padding_mask: Tensor | None) -> Tensor:
-        return self.loss(values, self.padding_mask)
-
-
-def collect(losses: AuxLosses, emitted: Mapping[str, Tensor | Statistic]) -> None:
-    """Appends each loss, or statistic, that a layer returned to the list of its name."""
-    for name, value in emitted.items():
-        losses.setdefault(name, []).append(value)
-
-
-def merge(parts: Iterable[AuxLosses | None]) -> AuxLosses:
-    """One dict from the dicts of several parts of a model; parts without losses may be None."""
-    merged: AuxLosses = {}
+def merge(parts: Iterable[Mapping[str, list[T]]]) -> dict[str, list[T]]:
+    """One dict of lists from those of several parts of a model."""
+    merged: dict[str, list[T]] = {}
     for part in parts:
-        for name, values in (part or {}).items():
+        for name, values in part.items():
             merged.setdefault(name, []).extend(values)
     return merged

@@ -7,6 +7,7 @@ from typing import Any
 from fairseq_sg.modules.attention.abs_rel import AbsRelAttention
 from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
 from fairseq_sg.modules.attention.compositional import CompositionalAttention
+from fairseq_sg.modules.attention.context import AttentionOutput, Context, Values
 from fairseq_sg.modules.attention.galerkin import FourierAttention, GalerkinAttention
 from fairseq_sg.modules.attention.geometric import GeometricAttention
 from fairseq_sg.modules.attention.linear import LinearAttention
@@ -34,14 +35,16 @@ def build_attention(name: str, config: Any, role: str) -> Attention:
         raise ValueError(f"unknown attention role {role!r}: choose from {', '.join(ROLES)}")
     side = "encoder" if role == "encoder" else "decoder"
     width, heads = getattr(config, f"{side}_embed_dim"), getattr(config, f"{side}_attention_heads")
-    settings = cls.settings(config)
+    arguments = cls.keyword_arguments(config)
     position = attention_position(cls, config, role)
     if position is not None:
-        settings["position"] = position
+        arguments["position"] = position
     head_dim = getattr(config, "decoder_head_dim", None)
     if role == "decoder" and head_dim is not None:
-        settings["head_dim"] = head_dim
-    return cls(width, heads, role=role, kv_dim=config.encoder_embed_dim if role == "cross" else None, **settings)
+        arguments["head_dim"] = head_dim
+    if role == "cross":
+        arguments["kv_dim"] = config.encoder_embed_dim
+    return cls(width, heads, role=role, **arguments)
 
 
 __all__ = [
@@ -49,13 +52,16 @@ __all__ = [
     "AbsRelAttention",
     "Attention",
     "AttentionOptions",
+    "AttentionOutput",
     "CompositionalAttention",
+    "Context",
     "FourierAttention",
     "GalerkinAttention",
     "GeometricAttention",
     "LinearAttention",
     "RelativeAttention",
     "SoftmaxAttention",
+    "Values",
     "build_attention",
     "register_attention",
 ]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.attention.relative import RelativeAttention
 from fairseq_sg.modules.position import PRECISE, real_positions, sinusoid
@@ -31,41 +32,31 @@ class AbsRelAttention(RelativeAttention):
 
     takes = frozenset()
     sees_input = True
-    counts_positions = True
     reference_init = "fused"
 
     def __init__(self, embed_dim: int, num_heads: int, **kwargs):
         super().__init__(embed_dim, num_heads, **kwargs)
         self.gate = nn.Linear(embed_dim, num_heads)
 
-    def logits_of(
-        self, q: Tensor, keys: int, offset: int, key_padding_mask: Tensor | None = None, *, x: Tensor, first: int = 0
-    ):
-        queries, relative = super().logits_of(q, keys, offset)
-        p = self._absolute(q, keys, key_padding_mask, first)
-        absolute = ((q + self.position_bias) * self.scale) @ p.transpose(-1, -2)
-        r = self._relative_share(x)
-        return queries, r * relative + (1 - r) * absolute
-
-    def _operands(
-        self, q: Tensor, k: Tensor, offset: int, key_padding_mask: Tensor | None = None, *, x: Tensor, first: int = 0
-    ):
+    def terms(self, q, k, offset, context, *, x):
         """The absolute term is a product of queries and keys: it stands beside the content's, in further dimensions."""
-        p = self._absolute(q, k.size(2), key_padding_mask, first)
-        r, of_position = self._relative_share(x).type_as(q), q + self.position_bias
-        of_content = torch.cat([q + self.content_bias, (1 - r) * of_position], dim=-1)
-        return of_content, r * of_position, torch.cat([k, p.expand_as(k)], dim=-1)
+        content, position, k = super().terms(q, k, offset, context)
+        r = self._relative_share(x).type_as(q)  # (B, H, N, 1)
+        p = self._absolute(k, context)  # (B or 1, H, M, D)
+        content = torch.cat([content, (1 - r) * position], dim=-1)  # (B, H, N, 2D)
+        return content, r * position, torch.cat([k, p.expand_as(k)], dim=-1)
 
     def _relative_share(self, x: Tensor) -> Tensor:
         """r, (B, H, N, 1)."""
         return self.gate(x).sigmoid().permute(1, 2, 0).unsqueeze(-1)
 
-    def _absolute(self, q: Tensor, keys: int, key_padding_mask: Tensor | None, first: int) -> Tensor:
-        """W_P p_j, (B or 1, H, M, D), for keys at ``first``, ``first`` + 1, …."""
-        if key_padding_mask is None:
-            positions = torch.arange(first, first + keys, device=q.device).unsqueeze(0)
+    def _absolute(self, k: Tensor, context: Context) -> Tensor:
+        """W_P p_j, (B or 1, H, M, D), of keys at ``context.first``, ``context.first`` + 1, …."""
+        first, keys = context.first, k.size(2)
+        if context.key_padding_mask is None:
+            positions = torch.arange(first, first + keys, device=k.device).unsqueeze(0)  # (1, M)
         else:
-            positions = first + real_positions(key_padding_mask)
+            positions = first + real_positions(context.key_padding_mask)  # (B, M)
         dtype = torch.float64 if first + keys > PRECISE else torch.float32
         projected = self.pos_proj(sinusoid(positions, self.embed_dim, dtype).to(self.pos_proj.weight.dtype))
-        return self.key_dropout(projected).unflatten(-1, (self.num_heads, -1)).transpose(1, 2).type_as(q)
+        return self.key_dropout(projected).unflatten(-1, (self.num_heads, -1)).transpose(1, 2).type_as(k)

@@ -1,45 +1,31 @@
-"""What all attentions share: projections to heads, the interface of fairseq's MultiheadAttention, decoding states.
+"""The base class of attentions: project to heads, attend, join the heads; and decoding states.
 
 A kind of attention subclasses :class:`Attention` and writes
 
 - ``attend``: outputs for all queries at once, from q, k, v per head;
 - ``extend``: a decoding step of self-attention, from the new q, k, v and the state of the prefix;
-- ``fold`` and ``read``: cross-attention in decoding, the source folded once and read at each step;
+- ``fold`` and ``read``: cross-attention in decoding; the source is folded once and read at each step.
 
-and nothing else. A kind that needs more than q, k, v says so: ``sees_input`` hands ``attend``, ``extend`` and
-``read`` the layer's input as ``x`` (N, B, C), and a kind that takes ``indices`` gets ``positions`` where positions
-are not 0, 1, 2, … A causal kind that ``remembers`` attends to a memory of positions before the queries: in its
-``attend`` the N queries are the last of M ≥ N keys, and one that ``counts_positions`` gets the position ``first`` of
-the first key. Shapes inside: q ``(B, H, N, D)``, k ``(B, H, M, D)``, v ``(B, H, M, E)``; masks are bool, True at
-padding.
+Shapes inside, batch first: q ``(B, H, N, D)``, k ``(B, H, M, D)``, v ``(B, H, M, E)``. Masks are bool, True at padding.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention.unfused import is_faster, softmax_attention
-from fairseq_sg.modules.dropout import Dropout, Drops, dropout
-from fairseq_sg.modules.losses import ValueLoss
-from fairseq_sg.modules.packing import Packing
-from fairseq_sg.modules.position import MakePosition
-from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.modules.attention.context import AttentionOutput, Context, State, Values
+from fairseq_sg.modules.cpu.packing import PADDED, Layout
+from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.registry import option_values
 
 ROLES = ("encoder", "decoder", "cross")
 INITS = ("reference", "glorot", "fused", "torch")
-State = dict[str, Any]
-#: Keys and values per head, and losses on the values with what they gave.
-Projected = tuple[Tensor, Tensor, list[tuple[Any, Tensor]]]
 
 
 @dataclass
@@ -71,7 +57,7 @@ class AttentionOptions:
 
 
 class Attention(nn.Module):
-    """Base class of multi-head attentions; a drop-in for ``fairseq.modules.MultiheadAttention``.
+    """Base class of multi-head attentions.
 
     Args:
         embed_dim: width of the queries and of the output.
@@ -96,12 +82,10 @@ class Attention(nn.Module):
     #: What it is defined for of what a ``--position`` may give: ``rotation``, ``bias``, ``indices``
     #: (``modules.position.base``).
     takes: ClassVar[frozenset[str]] = frozenset()
-    #: Whether ``attend``, ``extend`` and ``read`` need the layer's input beside the projections.
+    #: Whether ``attend``, ``extend`` and ``read`` get the layer's input (N, B, C) as ``x``.
     sees_input: ClassVar[bool] = False
     #: Whether the causal ``attend`` may have more keys than queries: a memory, before the positions of the queries.
     remembers: ClassVar[bool] = False
-    #: Whether the outputs depend on where in the stream the keys are, and not on distances alone.
-    counts_positions: ClassVar[bool] = False
     #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
     options: ClassVar[type | None] = None
     #: What ``--attention-init reference`` stands for: another choice, or a name that its ``reset_parameters`` knows.
@@ -188,430 +172,128 @@ class Attention(nn.Module):
             nn.init.uniform_(v, -bound, bound)
 
     @classmethod
-    def settings(cls, config: Any) -> dict[str, Any]:
+    def keyword_arguments(cls, config: Any) -> dict[str, Any]:
         """The keyword arguments that a model's configuration gives the class: its options, unless it overrides this."""
         return option_values(cls.options or AttentionOptions, config)
 
     @classmethod
-    def parts(cls, config: Any) -> set[type]:
+    def option_classes(cls, config: Any) -> set[type]:
         """The classes whose options are in use with this attention: itself, and mechanisms that its options choose."""
         return {cls}
 
-    # The mechanism, written by each kind.
+    # The mechanism; each kind writes it.
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        need_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Outputs (B, H, N, E) and, where asked for, the attention matrix (B, H, N, M) they are the product of.
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+        """Outputs (B, H, N, E) and, with ``context.return_weights``, the matrix (B, H, N, M) they are the product of.
 
-        Causal queries are as many as the keys or, of a kind that ``remembers``, the last N of them.
+        Causal queries are the last N of the M keys; only kinds that ``remember`` get more keys than queries.
         """
         raise NotImplementedError
 
-    def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, state: State | None
-    ) -> tuple[Tensor, State]:
-        """Outputs of new positions that see the prefix in ``state`` and themselves, and the state with them in it."""
+    def extend(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, context: Context) -> tuple[Tensor, State]:
+        """Outputs of new positions, which see the prefix in ``state`` and themselves, and the state after them."""
         raise NotImplementedError
 
     def fold(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
         """The source in the form that ``read`` needs."""
         return {"k": k, "v": v, "key_padding_mask": key_padding_mask}
 
-    def read(self, q: Tensor, state: State, **extra) -> Tensor:
+    def read(self, q: Tensor, state: State, **x: Tensor) -> Tensor:
         """Outputs (B, H, N, E) of queries over a folded source."""
-        return self.attend(q, state["k"], state["v"], state["key_padding_mask"], None, need_weights=False, **extra)[0]
+        return self.attend(q, state["k"], state["v"], Context(key_padding_mask=state["key_padding_mask"]), **x)[0]
 
-    # The interface of fairseq's MultiheadAttention.
+    # The path from hidden states to hidden states; all kinds share it.
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        incremental_state: dict[str, State] | None = None,
-        need_weights: bool = True,
-        static_kv: bool = False,
-        attn_mask: Tensor | None = None,
-        before_softmax: bool = False,
-        need_head_weights: bool = False,
-        value_loss: ValueLoss | None = None,
-        positions: Tensor | None = None,
-        memory: Tensor | None = None,
-        first: int = 0,
-        packing: Packing | None = None,
-        key_packing: Packing | None = None,
-        projected: dict[Attention, Projected] | None = None,
-    ):
-        """Attention of ``query`` over ``key`` and ``value``.
+    def forward(self, query: Tensor, source: Tensor | None = None, context: Context = Context()) -> AttentionOutput:
+        """Attention of ``query`` over ``source``.
 
         Args:
-            query: (N, B, C). key, value: (M, B, C_kv); both default to ``query``. They are the same tensor, as in
-                fairseq's layers.
-            key_padding_mask: (B, M) bool, True at padding. In decoding, of the new positions only.
-            incremental_state: where the decoding state is kept; its presence means that ``query`` holds only new
-                positions.
-            need_weights: whether to return the attention weights, averaged over the heads, (B, N, M); in decoding they
-                are None.
-            static_kv: accepted for compatibility; cross-attention always folds its source once.
-            attn_mask: (N, M), bool (True is hidden) or float (added to the logits). A causal attention needs none.
-            before_softmax: not supported (ValueError).
-            need_head_weights: return the weights per head, (H, B, N, M).
-            value_loss: a loss on the projected Values; its value is returned as a third element. Not in decoding
-                (ValueError).
-            positions: int64, the positions of the keys where they are not 0, 1, 2, … (in decoding, of the prefix with
-                the new ones at its end); only for kinds that take ``indices`` (ValueError).
-            memory: (M, B, C), the layer's input at the M positions before ``query``: keys and values are of them too.
-                For causal kinds that ``remember``, without ``key_padding_mask``, ``attn_mask``, ``positions`` and
-                decoding (ValueError).
-            first: the position of the first key (of ``memory``, or without one of ``query``) in its stream.
-            packing: where the positions of ``query`` are, if it is packed, (R, 1, C); the output then is too.
-            key_packing: the same of ``key`` and ``value``. Neither with memory or decoding.
-            projected: by attention, the keys and values per head that it has made of the same ``key`` and ``value`` in
-                this pass, and the losses on them; it reads its own, or writes them. So a shared layer projects the
-                source once for all steps.
+            query: (N, B, C), in ``context.layout``.
+            source: (M, B, C_kv), in ``context.key_layout``; ``query`` unless given.
+            context: see :class:`Context`. With ``context.state``, the decoding state is updated in place.
 
-        Returns:
-            output (N, B, C) and weights or None; with ``value_loss``, also its scalar.
+        Raises:
+            ValueError: the context has something that the kind is not defined for.
         """
-        if before_softmax:
-            raise ValueError(f"{self.registered_name} attention: before_softmax is not supported")
-        if value_loss is not None and incremental_state is not None:
-            raise ValueError(
-                f"{self.registered_name} attention: a loss on the Values is for training, not for decoding step by step"
-            )
-        if positions is not None and "indices" not in self.takes:
-            raise ValueError(f"{self.registered_name} attention takes no position numbers")
-        extra: dict[str, Any] = {"x": _unpacked(query, packing)} if self.sees_input else {}
-        if positions is not None:
-            extra["positions"] = positions
-        if self.counts_positions and first:
-            extra["first"] = first
-        if memory is not None:
-            self._check_memory(key_padding_mask, attn_mask, positions, incremental_state)
-            key = value = torch.cat([memory.type_as(query), query])
-        key = query if key is None else key
-        value = key if value is None else value
-        q = self._heads(_unpacked(self.q_proj(query), packing))
-        if incremental_state is not None and self.role == "cross":
-            state = incremental_state.get(self._state_key)
-            if state is None:
-                k, v = self._heads(self.k_proj(key)), self._heads(self.v_proj(value), self.value_heads)
-                state = self.fold(k, v, key_padding_mask)
-                incremental_state[self._state_key] = state
-            return self._join(self.read(q, state, **extra)), None
-        known = None if projected is None else projected.get(self)
-        if known is not None:
-            k, v, losses = known
+        self._check(context)
+        if context.memory is not None:
+            source = torch.cat([context.memory.type_as(query), query])  # (M' + N, B, C)
+        source = query if source is None else source
+        seen = {"x": context.layout.unpack(query)} if self.sees_input else {}
+        q = self._split_heads(self.q_proj(query), self.num_heads, context.layout)  # (B, H, N, D)
+        if context.state is not None and self.role != "encoder":
+            out = self._decode(q, source, context, seen)  # (B, H, N, E)
+            return AttentionOutput(self._join_heads(out, context.layout), None, None)
+        k, v = self._keys_and_values(source, context)  # (B, H, M, D), (B, H, M, E)
+        out, weights = self.attend(q, k, v, context, **seen)  # (B, H, N, E)
+        values = None
+        if context.return_values:
+            new = v if context.memory is None else v[:, :, context.memory.size(0) :]
+            values = Values(new, context.padding_mask)
+        return AttentionOutput(self._join_heads(out, context.layout), weights, values)
+
+    def _decode(self, q: Tensor, source: Tensor, context: Context, seen: dict[str, Tensor]) -> Tensor:
+        """Outputs (B, H, N, E) of the new positions; updates the attention's own state."""
+        state = context.state.get(self._state_key)
+        if self.role == "decoder":
+            out, state = self.extend(q, *self._keys_and_values(source, context), state, context, **seen)
         else:
-            k = self._heads(_unpacked(self.k_proj(key), key_packing))
-            v = self._heads(_unpacked(self.v_proj(value), key_packing), self.value_heads)
-            losses: list[tuple[Any, Tensor]] = []
-            if projected is not None:
-                projected[self] = k, v, losses
-        if incremental_state is not None and self.role == "decoder":
-            out, state = self.extend(q, k, v, key_padding_mask, incremental_state.get(self._state_key), **extra)
-            incremental_state[self._state_key] = state
-            return self._join(out), None
-        need_weights = need_weights or need_head_weights
-        out, weights = self.attend(q, k, v, key_padding_mask, attn_mask, need_weights, **extra)
-        if weights is not None:
-            weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
-        if value_loss is None:
-            return self._join(out, packing), weights
-        loss = next((value for of, value in losses if of is value_loss), None)
-        if loss is None:
-            new = v if memory is None else v[:, :, memory.size(0) :]
-            loss = value_loss(new, key_padding_mask)
-            losses.append((value_loss, loss))
-        return self._join(out, packing), weights, loss
+            if state is None:
+                state = self.fold(*self._keys_and_values(source, context), context.key_padding_mask)
+            out = self.read(q, state, **seen)
+        context.state[self._state_key] = state
+        return out
 
     def reorder_incremental_state(self, incremental_state: dict[str, State], new_order: Tensor) -> None:
-        """Selects and orders the sentences of the decoding state; every tensor in it is batch first."""
+        """Selects and orders the sentences of the decoding state; fairseq calls it in beam search."""
         state = incremental_state.get(self._state_key)
         if state is not None:
             incremental_state[self._state_key] = {
                 name: x.index_select(0, new_order) if isinstance(x, Tensor) else x for name, x in state.items()
             }
 
-    def _heads(self, x: Tensor, heads: int | None = None) -> Tensor:
-        """(N, B, H·D) -> (B, H, N, D), a view; H is ``num_heads`` unless given."""
-        return x.unflatten(-1, (self.num_heads if heads is None else heads, -1)).permute(1, 2, 0, 3)
+    def _keys_and_values(self, source: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """k (B, H, M, D) and v (B, H, M, E) of the source, projected once for all steps of a shared layer."""
+        if context.projected is not None and self in context.projected:
+            return context.projected[self]
+        k = self._split_heads(self.k_proj(source), self.num_heads, context.key_layout)
+        v = self._split_heads(self.v_proj(source), self.value_heads, context.key_layout)
+        if context.projected is not None:
+            context.projected[self] = k, v
+        return k, v
 
-    def _join(self, out: Tensor, packing: Packing | None = None) -> Tensor:
-        """(B, H, N, E) -> (N, B, C), or packed, through the output projection."""
-        joined = out.permute(2, 0, 1, 3).flatten(2)
-        if packing is not None:
-            joined = packing.pack(joined)
-        return self.out_proj(self.output_dropout(joined))
+    def _split_heads(self, x: Tensor, heads: int, layout: Layout = PADDED) -> Tensor:
+        """(N, B, H·D), in its layout -> (B, H, N, D), a view."""
+        return layout.unpack(x).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
 
-    def _check_memory(self, *absent: Any) -> None:
+    def _join_heads(self, out: Tensor, layout: Layout) -> Tensor:
+        """(B, H, N, E) -> (N, B, C), in its layout, through the output projection."""
+        joined = out.permute(2, 0, 1, 3).flatten(2)  # (N, B, H·E)
+        return self.out_proj(self.output_dropout(layout.pack(joined)))
+
+    def _check(self, context: Context) -> None:
+        if context.positions is not None and "indices" not in self.takes:
+            raise ValueError(f"{self.registered_name} attention takes no position numbers")
+        if context.return_values and context.state is not None:
+            raise ValueError(
+                f"{self.registered_name} attention: a loss on the Values is for training, not for decoding step by step"
+            )
+        if context.memory is None:
+            return
         if not self.causal or not self.remembers:
             raise UsageError(
                 f"{self.registered_name} attention as {self.role} has no memory of earlier segments: leave "
                 "--memory-length out, or choose another --decoder-attention"
             )
-        if any(x is not None for x in absent):
+        if any(x is not None for x in (context.key_padding_mask, context.positions, context.state)):
             raise ValueError(
-                "attention to a memory has no key_padding_mask, attn_mask, positions or incremental_state: only its "
-                "rows' ends may be padded"
+                "attention to a memory has no key_padding_mask, positions or decoding state: only its rows' ends may "
+                "be padded"
             )
 
-    def _remembered(self, q: Tensor, k: Tensor) -> int:
-        """How many keys come before the first query of ``attend``."""
+    def _offset(self, q: Tensor, k: Tensor) -> int:
+        """Position of the first query among the keys in ``attend``."""
         return k.size(2) - q.size(2) if self.causal else 0
-
-    def _check_mask(self, attn_mask: Tensor | None) -> None:
-        """For kinds without attn_mask: fairseq's decoder layers hand them the causal one; no other will do."""
-        if attn_mask is None:
-            return
-        hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask < 0
-        if not self.causal or not torch.equal(hidden, torch.ones_like(hidden).triu(1)):
-            raise ValueError(
-                f"{self.registered_name} attention has no attn_mask: it is causal in the decoder role and sees all "
-                "keys in the others; pass attn_mask=None, and key_padding_mask for padding"
-            )
-
-    def _visible_keys(self, queries: int, keys: int, key_padding_mask: Tensor | None, offset: int = 0) -> Tensor:
-        """The number of keys each query sees, int64, broadcastable to (B, H, N, 1).
-
-        It is 1 for a query that sees none: there, sums over keys are 0 anyway, and quotients and logarithms stay
-            finite.
-        """
-        device = self.q_proj.weight.device
-        if key_padding_mask is None:
-            if not self.causal:
-                return torch.full((1, 1, 1, 1), keys, device=device)
-            return torch.arange(offset + 1, offset + queries + 1, device=device)[None, None, :, None]
-        real = (~key_padding_mask).long()
-        seen = real.cumsum(1)[:, offset : offset + queries] if self.causal else real.sum(1, keepdim=True)
-        return seen.clamp(min=1)[:, None, :, None]
-
-    def _visible_only(self, similarity: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """similarity (B, H, N, M), with 0 where a query does not see a key; causal queries are the last of the keys."""
-        if self.causal:
-            similarity = similarity.tril(similarity.size(-1) - similarity.size(-2))
-        if key_padding_mask is None:
-            return similarity
-        return similarity.masked_fill(key_padding_mask[:, None, None, :], 0.0)
 
     def extra_repr(self) -> str:
         return f"role={self.role}, heads={self.num_heads}, head_dim={self.head_dim}"
-
-
-def _unpacked(x: Tensor, packing: Packing | None) -> Tensor:
-    return x if packing is None else packing.unpack(x)
-
-
-@dataclass
-class SoftmaxOptions(AttentionOptions):
-    """Options of the attentions that turn logits into weights with a softmax."""
-
-    attention_dropout: float | None = field(
-        default=None,
-        metadata={"help": "dropout on softmax attention's weights (default: --dropout)", "least": 0, "most": 1},
-    )
-    attention_scale: str = field(
-        default="head_dim",
-        metadata={
-            "help": "softmax logits are divided by the root of 'head_dim' (as released code does) or 'model_dim' "
-            "(thesis, C.3), or multiplied by a 'learned' scalar, 1/√head_dim at first (as the Neural Data Router's "
-            "code does)"
-        },
-    )
-    logit_scale: str = field(
-        default="sqrt_dim",
-        metadata={
-            "help": "'sqrt_dim': nothing but --attention-scale; 'log_length': softmax logits are also multiplied by "
-            "the natural "
-            "logarithm of the number of visible keys (Chiang & Cholak 2022)"
-        },
-    )
-    log_length_of: str = field(
-        default="valid",
-        metadata={
-            "help": "what --logit-scale log_length counts: 'valid' keys of the sentence (in a decoder, of the visible "
-            "prefix), or "
-            "'padded', the length of the batch, as the released code does"
-        },
-    )
-
-
-class SoftmaxAttentionBase(Drops, Attention):
-    """What the softmax kinds share: weights from logits q·k·scale + bias, dropout on them, a cache of keys and values.
-
-        A = softmax( s · (QKᵀ/√d + bias) + position bias ),   s = 1, or ln(number of visible keys) with ``log_length``
-
-    where a learned scalar may stand in the place of 1/√d. A kind changes the queries or adds a bias to the logits by
-    overriding ``logits_of``. Of positions it takes a rotation of queries and keys, and a bias.
-
-    Args (besides those of :class:`Attention`):
-        attention_dropout: dropout on the weights after the softmax, in training. attention_scale: ``head_dim`` or
-        ``model_dim``: logits are multiplied by 1/√ of it; or ``learned``: by a scalar, one
-            for the module, that starts at 1/√head_dim.
-        logit_scale: ``sqrt_dim`` or ``log_length`` (Chiang & Cholak 2022, section 5.3).
-        log_length_of: ``valid`` or ``padded``; only with ``log_length``.
-        position: makes a module with ``rotate`` or ``bias``, for a width and a number of heads (``modules.position``).
-    """
-
-    options = SoftmaxOptions
-    takes = frozenset({"rotation", "bias"})
-    remembers = True
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        attention_dropout: float | None = 0.0,
-        attention_scale: str = "head_dim",
-        logit_scale: str = "sqrt_dim",
-        log_length_of: str = "valid",
-        position: MakePosition | None = None,
-        **kwargs,
-    ):
-        super().__init__(embed_dim, num_heads, **kwargs)
-        widths = {"head_dim": self.qk_head_dim, "model_dim": self.embed_dim, "learned": self.qk_head_dim}
-        for option, value, choices in (
-            ("--attention-scale", attention_scale, tuple(widths)),
-            ("--logit-scale", logit_scale, ("sqrt_dim", "log_length")),
-            ("--log-length-of", log_length_of, ("valid", "padded")),
-        ):
-            if value not in choices:
-                raise UsageError(f"{option} is {value!r}: choose from {', '.join(choices)}")
-        if log_length_of != "valid" and logit_scale != "log_length":
-            raise UsageError(f"--log-length-of {log_length_of} has no effect without --logit-scale log_length")
-        self.scale = widths[attention_scale] ** -0.5
-        self.learned_scale = nn.Parameter(torch.full((1,), self.scale)) if attention_scale == "learned" else None
-        self.log_length = logit_scale == "log_length"
-        self.count_padding = log_length_of == "padded"
-        self.attention_dropout = attention_dropout or 0.0
-        ranges.check(SoftmaxOptions, {"attention_dropout": attention_dropout})
-        self.position = None if position is None else position(self.qk_head_dim, num_heads)
-
-    def logits_of(
-        self, q: Tensor, keys: int, offset: int, key_padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The queries to multiply with the keys, and the bias (…, N, M) to add to the scaled logits, or None.
-
-        ``offset`` is the position of the first query, counted from the first of the ``keys`` keys. Kinds that see the
-        input or take indices get ``x`` and ``positions`` as further arguments.
-        """
-        return q, None
-
-    def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, **extra):
-        offset = self._remembered(q, k)
-        q, k = self._rotated(q, k, offset, 0)
-        return self._attend(q, k, v, key_padding_mask, attn_mask, need_weights, offset, **extra)
-
-    def _rotated(self, q: Tensor, k: Tensor, of_queries: int, of_keys: int) -> tuple[Tensor, Tensor]:
-        if self.position is None or self.position.gives != "rotation":
-            return q, k
-        return self.position.rotate(q, of_queries), self.position.rotate(k, of_keys)
-
-    def _attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int, **extra):
-        queries, keys = q.size(2), k.size(2)
-        q, bias = self.logits_of(q, keys, offset, key_padding_mask=key_padding_mask, **extra)
-        factor = self._factor(q, keys, key_padding_mask, offset)
-        if factor is not None:
-            q, bias = q * factor, None if bias is None else bias * factor
-        if self.position is not None and self.position.gives == "bias":
-            # With a batch dimension: fused kernels take masks of two or four dimensions alone.
-            added = self.position.bias(queries, keys, offset).unsqueeze(0).type_as(q)
-            bias = added if bias is None else bias + added
-        dropout_p = self.attention_dropout if self.drops else 0.0
-        unfused = not need_weights and is_faster(q, k, v, bias, dropout_p)
-        plain = bias is None and key_padding_mask is None and attn_mask is None and offset == 0
-        if self.causal and plain and not need_weights and not unfused:
-            # The bare triangle: the operator knows it without a tensor.
-            out = scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, scale=self.scale)
-            return out, None
-        hidden = self._hidden(queries, keys, key_padding_mask, attn_mask, offset)
-        if attn_mask is not None and attn_mask.dtype != torch.bool:
-            bias = attn_mask if bias is None else bias + attn_mask
-        if need_weights:
-            weights = self._weights(q, k, bias, hidden)
-            return dropout(weights, dropout_p, self.drops) @ v, weights
-        if unfused:
-            return softmax_attention(q, k, v, bias, hidden, dropout_p, self.scale), None
-        if bias is not None:
-            mask = bias if hidden is None else bias.masked_fill(hidden, -math.inf)
-        else:
-            mask = None if hidden is None else ~hidden
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=self.scale), None
-
-    def _factor(self, q: Tensor, keys: int, key_padding_mask: Tensor | None, offset: int) -> Tensor | None:
-        """What the logits are multiplied with beside ``scale``, broadcastable to (B, H, N, 1), or None for 1."""
-        dtype = accumulation_dtype(q)
-        factors = []
-        if self.log_length:
-            counted = None if self.count_padding else key_padding_mask
-            factors.append(self._visible_keys(q.size(2), keys, counted, offset).to(dtype).log())
-        if self.learned_scale is not None:
-            factors.append(self.learned_scale.to(dtype) / self.scale)
-        return math.prod(factors).type_as(q) if factors else None
-
-    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, hidden: Tensor | None) -> Tensor:
-        logits = (q @ k.transpose(-1, -2)) * self.scale
-        if bias is not None:
-            logits = logits + bias
-        if hidden is None:
-            return logits.softmax(-1)
-        # A query that sees no key has no weights: zeros, rather than the 0/0 of a softmax over nothing.
-        return logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
-
-    def _hidden(self, queries: int, keys: int, key_padding_mask, attn_mask, offset: int) -> Tensor | None:
-        """Which keys each query must not see: bool, broadcastable to (B, H, N, M), or None where all are seen."""
-        parts = []
-        if key_padding_mask is not None:
-            parts.append(key_padding_mask[:, None, None, :])
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            parts.append(attn_mask)
-        if self.causal and queries > 1:
-            device = self.q_proj.weight.device
-            # Query n sits at position offset + n; what lies after it is hidden.
-            parts.append(torch.ones(queries, keys, dtype=torch.bool, device=device).triu(offset + 1))
-        return functools.reduce(torch.logical_or, parts) if parts else None
-
-    def extend(self, q, k, v, key_padding_mask, state, **extra):
-        start = 0 if state is None else state["length"]
-        q, k = self._rotated(q, k, start, start)
-        cache = append_to_cache(state, k, v, key_padding_mask)
-        length = cache["length"]
-        k, v = cache["k"][:, :, :length], cache["v"][:, :, :length]
-        out, _ = self._attend(q, k, v, cache["key_padding_mask"], None, False, start, **extra)
-        return out, cache
-
-
-def append_to_cache(state: State | None, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
-    """The cache with new keys and values. Its buffers double when full: appending costs O(1) a step, not O(length)."""
-    start = 0 if state is None else state["length"]
-    length = start + k.size(2)
-    cache = {"length": length, "key_padding_mask": _append_mask(state, key_padding_mask, start, k)}
-    for name, new in (("k", k), ("v", v)):
-        buffer = None if state is None else state[name]
-        if buffer is None or buffer.size(2) < length:
-            grown = new.new_empty(*new.shape[:2], max(16, 2 * length), new.size(3))
-            if buffer is not None:
-                grown[:, :, :start] = buffer[:, :, :start]
-            buffer = grown
-        buffer[:, :, start:length] = new
-        cache[name] = buffer
-    return cache
-
-
-def _append_mask(state: State | None, new: Tensor | None, start: int, k: Tensor) -> Tensor | None:
-    old = None if state is None else state["key_padding_mask"]
-    if old is None and new is None:
-        return None
-    batch, added = k.size(0), k.size(2)
-    old = torch.zeros(batch, start, dtype=torch.bool, device=k.device) if old is None else old
-    new = torch.zeros(batch, added, dtype=torch.bool, device=k.device) if new is None else new
-    return torch.cat([old, new], dim=1)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention.base import SoftmaxAttentionBase, SoftmaxOptions
 from fairseq_sg.modules.attention.registry import register_attention
+from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase, SoftmaxOptions
 
 SCORES = ("dot", "concat")
 
@@ -102,16 +102,16 @@ class CompositionalAttention(SoftmaxAttentionBase):
             bound = (self.head_dim + width) ** -0.5
             nn.init.uniform_(self.retrieval_k.weight, -bound, bound)
 
-    def _attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int, *, x: Tensor):
+    def _softmax(self, q, k, v, offset, context, *, x):
         side_by_side = v.transpose(1, 2).flatten(2)  # (B, M, R·E)
-        v = side_by_side.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
-        found, weights = super()._attend(q, k, v, key_padding_mask, attn_mask, need_weights, offset)
+        v = side_by_side.unsqueeze(1).expand(-1, self.num_heads, -1, -1)  # (B, S, M, R·E)
+        found, weights = super()._softmax(q, k, v, offset, context)  # (B, S, N, R·E)
         return self._retrieve(found.unflatten(-1, (self.value_heads, -1)), x), weights
 
     def _retrieve(self, found: Tensor, x: Tensor) -> Tensor:
         """Σ_r w_{s,r} O_{s,r} of O (B, S, N, R, E): (B, S, N, E)."""
         scores = self.retrieval_k(found)  # k̄ (B, S, N, R, d_qk), or the scores themselves
         if self.retrieval_q is not None:
-            query = self._heads(self.retrieval_q(x)).unsqueeze(-1) / math.sqrt(scores.size(-1))
+            query = self._split_heads(self.retrieval_q(x), self.num_heads).unsqueeze(-1) / math.sqrt(scores.size(-1))
             scores = scores @ query
         return (scores.softmax(-2) * found).sum(-2)

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions
-from fairseq_sg.modules.attention.linear import attend_after
+from fairseq_sg.modules.attention.linear import linear_attention_after
+from fairseq_sg.modules.attention.masks import count_visible, zero_hidden
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import to_accumulation_dtype
@@ -114,41 +115,29 @@ class GalerkinAttention(Attention):
                 with torch.no_grad():
                     projection.weight.diagonal().add_(1e-2)
 
-    def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights):
-        self._check_mask(attn_mask)
-        memory = self._remembered(q, k)
-        dtype, seen = v.dtype, self._visible_keys(q.size(2), k.size(2), key_padding_mask, memory)
+    def attend(self, q, k, v, context):
+        padding, offset, dtype = context.key_padding_mask, self._offset(q, k), v.dtype
+        n = count_visible(q.size(2), k.size(2), padding, self.causal, offset, q.device)  # (B or 1, 1, N or 1, 1)
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
-        # The sums leave the operator in float32: of many keys they are beyond float16, their mean is not.
-        total = attend_after(
-            memory,
-            q,
-            k,
-            *to_accumulation_dtype(v),
-            causal=self.causal,
-            key_padding_mask=key_padding_mask,
-            normalize=False,
+        # Sums in float32: over many keys they exceed float16, their mean does not.
+        (v,) = to_accumulation_dtype(v)
+        total = linear_attention_after(
+            q, k, v, offset=offset, causal=self.causal, key_padding_mask=padding, normalize=False
         )
-        out = (total * self.scale / seen).to(dtype)
-        return out, self._implied_weights(q, k, key_padding_mask, seen) if need_weights else None
+        out = (total * self.scale / n).to(dtype)  # (B, H, N, E)
+        return out, self._weights(q, k, n, padding) if context.return_weights else None
 
-    def _implied_weights(self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, seen: Tensor) -> Tensor:
-        return self._visible_only(q @ k.transpose(-1, -2), key_padding_mask) * self.scale / seen
+    def _weights(self, q: Tensor, k: Tensor, n: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        return zero_hidden(q @ k.transpose(-1, -2), key_padding_mask, self.causal) * self.scale / n
 
-    def extend(self, q, k, v, key_padding_mask, state):
-        dtype = v.dtype
+    def extend(self, q, k, v, state, context):
+        dtype, padding = v.dtype, context.key_padding_mask
         before, seen = (None, 0) if state is None else ((state["S"], state["z"]), state["seen"])
-        seen = seen + _real(k, key_padding_mask).cumsum(1)
+        seen = seen + _real(k, padding).cumsum(1)  # (B, N)
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
+        (v,) = to_accumulation_dtype(v)
         total, (S, z) = linear_attention(
-            q,
-            k,
-            *to_accumulation_dtype(v),
-            causal=True,
-            key_padding_mask=key_padding_mask,
-            state=before,
-            return_state=True,
-            normalize=False,
+            q, k, v, causal=True, key_padding_mask=padding, state=before, return_state=True, normalize=False
         )
         out = (total * self.scale / seen.clamp(min=1)[:, None, :, None]).to(dtype)
         # A copy: a view would keep the counts of the whole prefix.
@@ -156,7 +145,8 @@ class GalerkinAttention(Attention):
 
     def fold(self, k, v, key_padding_mask):
         S, z = linear_attention_state(self.k_norm(k), self.v_norm(v), key_padding_mask=key_padding_mask)
-        return {"S": S * self.scale / self._visible_keys(1, k.size(2), key_padding_mask), "z": z}
+        n = count_visible(1, k.size(2), key_padding_mask, False, 0, k.device)  # (B or 1, 1, 1, 1)
+        return {"S": S * self.scale / n, "z": z}
 
     def read(self, q, state):
         return linear_attention_read(self.q_norm(q), (state["S"], state["z"]), normalize=False).type_as(q)

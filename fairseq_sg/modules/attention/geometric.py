@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.modules.attention.base import Attention, AttentionOptions, append_to_cache
+from fairseq_sg.modules.attention.base import Attention, AttentionOptions
+from fairseq_sg.modules.attention.cache import append_to_cache, cached
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.ops import geometric_attention
@@ -106,23 +107,19 @@ class GeometricAttention(Attention):
             for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
                 nn.init.uniform_(projection.weight, -bound, bound)
 
-    def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, x):
-        weights = self._weights(q, k, key_padding_mask, attn_mask, self._remembered(q, k), x).type_as(v)
-        return weights @ v, weights if need_weights else None
+    def attend(self, q, k, v, context, *, x):
+        weights = self._weights(q, k, context.key_padding_mask, self._offset(q, k), x).type_as(v)
+        return weights @ v, weights if context.return_weights else None
 
-    def extend(self, q, k, v, key_padding_mask, state, x):
+    def extend(self, q, k, v, state, context, *, x):
         start = 0 if state is None else state["length"]
-        cache = append_to_cache(state, k, v, key_padding_mask)
-        k, v = (cache[name][:, :, : cache["length"]] for name in ("k", "v"))
-        weights = self._weights(q, k, cache["key_padding_mask"], None, start, x).type_as(v)
-        return weights @ v, cache
+        cache = append_to_cache(state, k, v, context.key_padding_mask)
+        k, v, key_padding_mask = cached(cache)
+        return self._weights(q, k, key_padding_mask, start, x).type_as(v) @ v, cache
 
-    def _weights(self, q, k, key_padding_mask, attn_mask, offset: int, x: Tensor) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, offset: int, x: Tensor) -> Tensor:
         """A (B, H, N, M), in float32 or better."""
         logits = self._logits(q, k, x)
-        if attn_mask is not None:
-            of_bool = attn_mask.dtype == torch.bool
-            logits = logits.masked_fill(attn_mask, -math.inf) if of_bool else logits + attn_mask
         weights = geometric_attention(logits, key_padding_mask=key_padding_mask, causal=self.causal, offset=offset)
         return nn.functional.normalize(weights, p=1.0, dim=-1, eps=1e-12) if self.normalize else weights
 
@@ -134,7 +131,9 @@ class GeometricAttention(Attention):
         content = ((q * self.alpha.type_as(q)) @ self.key_dropout(k).transpose(-1, -2)).to(accurate)
         if self.directional is None:
             return content + self.gamma
-        shift = self.beta * self._heads(self.directional(x)).to(accurate) + self.gamma  # (B, H, N, 1 or 2)
+        shift = (
+            self.beta * self._split_heads(self.directional(x), self.num_heads).to(accurate) + self.gamma
+        )  # (B, H, N, 1 or 2)
         if self.causal:
             return content + shift
         backward, forward = shift.split(1, dim=-1)

@@ -2,9 +2,9 @@
 
     Q̂ = Norm(φ(Q)),  K̂ = Norm(φ(K)),   O_n = Q̂_n Σ_i K̂_iᵀ V_i / (Q̂_n · Σ_i K̂_i + ε)
 
-over all i in the encoder and in cross-attention, over i ≤ n in the decoder. No 1/√d scale: the maps that need one have
-their own. There are no attention probabilities and so no dropout on them (``--attention-output-dropout`` drops
-features of the output).
+over all i in the encoder and in cross-attention, over i ≤ n in the decoder. ``ops/linear_attention/naive.py`` is the
+quotient, in the order in which it is written here. No 1/√d scale: the maps that need one have their own. There are no
+attention probabilities and so no dropout on them (``--attention-output-dropout`` drops features of the output).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from torch import Tensor
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention.base import Attention, AttentionOptions, State
+from fairseq_sg.modules.attention.base import Attention, AttentionOptions
+from fairseq_sg.modules.attention.context import State
+from fairseq_sg.modules.attention.masks import zero_hidden
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
 from fairseq_sg.modules.feature_maps.base import accurate
@@ -100,26 +102,59 @@ class LinearAttention(Attention):
         self.position = None if position is None else position(features, num_heads)
 
     @classmethod
-    def settings(cls, config: Any) -> dict[str, Any]:
+    def keyword_arguments(cls, config: Any) -> dict[str, Any]:
         feature_map = FEATURE_MAP_REGISTRY.find(config.feature_map)
-        return super().settings(config) | {"feature_map_options": option_values(feature_map.options, config)}
+        return super().keyword_arguments(config) | {"feature_map_options": option_values(feature_map.options, config)}
 
     @classmethod
-    def parts(cls, config: Any) -> set[type]:
+    def option_classes(cls, config: Any) -> set[type]:
         return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map)}
 
+    def attend(self, q, k, v, context):
+        self.feature_map.begin()
+        padding, offset = context.key_padding_mask, self._offset(q, k)
+        key_positions = self._positions(k, padding)
+        if self.role == "cross":
+            query_positions = self._positions(q, None)
+        else:
+            query_positions = None if key_positions is None else key_positions[..., offset:]
+        q, k = self._queries(q, query_positions), self._keys(k, key_positions)  # Q̂ (B, H, N, F), K̂ (B, H, M, F)
+        out = self._weighted_mean(q, k, v, offset, padding)  # (B, H, N, E)
+        return out, self._weights(q, k, offset, padding).type_as(v) if context.return_weights else None
+
     def _queries(self, q: Tensor, positions: Tensor | None) -> Tensor:
+        """Q̂ = Norm(φ(Q)), (B, H, N, F)."""
         return self.q_norm(self.feature_map.queries(q, positions))
 
     def _keys(self, k: Tensor, positions: Tensor | None) -> Tensor:
+        """K̂ = Norm(φ(K)), (B, H, M, F)."""
         plain = isinstance(self.k_norm, NoNormalization)
         features = self.feature_map.keys if plain else self.feature_map.keys_to_normalize
         return self.k_norm(features(k, positions))
 
-    def _positions(self, x: Tensor, padding_mask: Tensor | None, before: int = 0, real: Any = None) -> Tensor | None:
-        """Positions of x (B, H, N, D) for maps that need them.
+    def _weighted_mean(self, q: Tensor, k: Tensor, v: Tensor, offset: int, key_padding_mask: Tensor | None) -> Tensor:
+        """O_n = Q̂_n Σ_i K̂_iᵀ V_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, E); a rotation is in the numerator alone."""
+        visible = dict(offset=offset, causal=self.causal, key_padding_mask=key_padding_mask)
+        if self.position is None:
+            return linear_attention_after(q, k, v, eps=self.eps, **visible)
+        rotated = self.position.rotate(q, offset), self.position.rotate(k, 0)
+        numerator = linear_attention_after(*rotated, accurate(v), normalize=False, **visible)
+        denominator = linear_attention_after(q, k, _ones(k), normalize=False, **visible)  # (B, H, N, 1)
+        return (numerator / (denominator + self.eps)).type_as(v)
 
-        There were ``before`` positions, of which ``real`` (B, 1, 1), or all, were not padding.
+    def _weights(self, q: Tensor, k: Tensor, offset: int, key_padding_mask: Tensor | None) -> Tensor:
+        """The matrix A with O = A V: A_ni = Q̂_n·K̂_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, M)."""
+        similarity = zero_hidden(_dot(q, k), key_padding_mask, self.causal)
+        denominator = similarity.sum(-1, keepdim=True) + self.eps
+        if self.position is not None:
+            rotated = self.position.rotate(q, offset), self.position.rotate(k, 0)
+            similarity = zero_hidden(_dot(*rotated), key_padding_mask, self.causal)
+        return similarity / denominator
+
+    def _positions(self, x: Tensor, padding_mask: Tensor | None, before: int = 0, real: Any = None) -> Tensor | None:
+        """Positions of x (B, H, N, D), broadcastable to (B, H, N), for the maps that need them.
+
+        ``before`` positions precede x; ``real`` (B, 1, 1) of them, or all, are not padding.
         """
         if not self.feature_map.needs_positions:
             return None
@@ -131,56 +166,9 @@ class LinearAttention(Attention):
         self.feature_map.check_positions(positions, below=before + x.size(2))
         return positions
 
-    def _left_to_operator(self) -> dict[str, Any]:
-        """What the operator is told, to map and normalize Queries and Keys as it reads them."""
-        weights = {
-            f"{side}_weight": getattr(norm, "weight", None) for side, norm in (("q", self.q_norm), ("k", self.k_norm))
-        }
-        return {
-            "feature_map": self.feature_map.in_operator,
-            "qk_norm": self.q_norm.in_operator or None,
-            "norm_eps": self.q_norm.eps,
-            **weights,
-        }
-
-    def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights):
-        self._check_mask(attn_mask)
-        # Outside training the analysis looks at Q̂ and K̂ where the modules make them.
-        can_leave = None not in (self.feature_map.in_operator, getattr(self.q_norm, "in_operator", None))
-        if self.training and not need_weights and self.position is None and can_leave:
-            visible = dict(causal=self.causal, key_padding_mask=key_padding_mask)
-            left = self._left_to_operator()
-            return attend_after(self._remembered(q, k), q, k, v, eps=self.eps, features=left, **visible), None
-        self.feature_map.begin()
-        at_keys = self._positions(k, key_padding_mask)
-        if self.role == "cross":
-            at_queries = self._positions(q, None)
-        else:
-            at_queries = None if at_keys is None else at_keys[..., self._remembered(q, k) :]
-        q, k = self._queries(q, at_queries), self._keys(k, at_keys)
-        out = self._linear(q, k, v, key_padding_mask)
-        return out, self._implied_weights(q, k, key_padding_mask).type_as(v) if need_weights else None
-
-    def _linear(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        memory, visible = self._remembered(q, k), dict(causal=self.causal, key_padding_mask=key_padding_mask)
-        if self.position is None:
-            return attend_after(memory, q, k, v, eps=self.eps, **visible)
-        rotated = self.position.rotate(q, memory), self.position.rotate(k, 0)
-        numerator = attend_after(memory, *rotated, accurate(v), normalize=False, **visible)
-        denominator = attend_after(memory, q, k, _ones(k), normalize=False, **visible)
-        return (numerator / (denominator + self.eps)).type_as(v)
-
-    def _implied_weights(self, q: Tensor, k: Tensor, key_padding_mask) -> Tensor:
-        """The matrix A with O = A V: A_ni = Q̂_n·K̂_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, M)."""
-        similarity = self._visible_only(_dot(q, k), key_padding_mask)
-        denominator = similarity.sum(-1, keepdim=True) + self.eps
-        if self.position is not None:
-            rotated = self.position.rotate(q, self._remembered(q, k)), self.position.rotate(k, 0)
-            similarity = self._visible_only(_dot(*rotated), key_padding_mask)
-        return similarity / denominator
-
-    def extend(self, q, k, v, key_padding_mask, state):
-        # How many positions, and how many real tokens of each sentence, (B, 1, 1), there were.
+    def extend(self, q, k, v, state, context):
+        key_padding_mask = context.key_padding_mask
+        # The numbers of earlier positions, and of earlier real tokens of each sentence, (B, 1, 1).
         length, real = (0, 0) if state is None else (state["length"], state["real"])
         positions = self._positions(k, key_padding_mask, length, real)
         q, k = self._queries(q, positions), self._keys(k, positions)
@@ -193,7 +181,7 @@ class LinearAttention(Attention):
         return out, {"S": S, "z": z, "length": length + k.size(2), "real": real}
 
     def _step(self, q, k, v, key_padding_mask, state: State | None, length: int):
-        """Outputs, S and z. With a rotation, S is of the rotated and z of the plain keys."""
+        """Outputs (B, H, N, E), S (B, H, F, E) and z (B, H, F); with a rotation, S has rotated keys, z plain ones."""
         visible = dict(causal=True, key_padding_mask=key_padding_mask, return_state=True)
         before = None if state is None else (state["S"], state["z"])
         if self.position is None:
@@ -219,29 +207,17 @@ class LinearAttention(Attention):
         return linear_attention_read(features, (state["S"], state["z"]), eps=self.eps).type_as(q)
 
 
-def attend_after(
-    memory: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    key_padding_mask: Tensor | None,
-    features: dict[str, Any] | None = None,
-    **options: Any,
+def linear_attention_after(
+    q: Tensor, k: Tensor, v: Tensor, *, offset: int, key_padding_mask: Tensor | None, **options: Any
 ) -> Tensor:
-    """``linear_attention`` whose first ``memory`` keys come before all queries: they are folded to a state, of time
-    O(M·F·E). ``features`` is what the operator is to make of q and k, None where they are features.
-    """
-    features = features or {}
-    options |= features
-    if not memory:
+    """``linear_attention`` with the first ``offset`` keys before all queries, folded to a state in O(M·F·E)."""
+    if not offset:
         return linear_attention(q, k, v, key_padding_mask=key_padding_mask, **options)
     before, rest = None, None
     if key_padding_mask is not None:
-        before, rest = key_padding_mask[:, :memory], key_padding_mask[:, memory:]
-    of_keys = {name: value for name, value in features.items() if name != "q_weight"}
-    state = linear_attention_state(k[:, :, :memory], v[:, :, :memory], key_padding_mask=before, **of_keys)
-    return linear_attention(q, k[:, :, memory:], v[:, :, memory:], key_padding_mask=rest, state=state, **options)
+        before, rest = key_padding_mask[:, :offset], key_padding_mask[:, offset:]
+    state = linear_attention_state(k[:, :, :offset], v[:, :, :offset], key_padding_mask=before)
+    return linear_attention(q, k[:, :, offset:], v[:, :, offset:], key_padding_mask=rest, state=state, **options)
 
 
 def _dot(q: Tensor, k: Tensor) -> Tensor:

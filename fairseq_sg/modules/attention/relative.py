@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention.base import SoftmaxAttentionBase, SoftmaxOptions
+from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.registry import register_attention
+from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase, SoftmaxOptions
 from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.position import angles, sinusoid
 from fairseq_sg.ops import relative_attention, relative_logits
-from fairseq_sg.ops.dispatch import AUTO, requested, requested_of
+from fairseq_sg.ops.dispatch import requested
 from fairseq_sg.ops.precision import accumulation_dtype
 
 
@@ -71,73 +72,68 @@ class RelativeAttention(SoftmaxAttentionBase):
         if self._init in ("glorot", "fused"):
             nn.init.xavier_uniform_(self.pos_proj.weight)
 
-    def logits_of(self, q: Tensor, keys: int, offset: int, key_padding_mask=None, positions: Tensor | None = None):
-        of_content, of_position = q + self.content_bias, q + self.position_bias
-        if positions is not None:
+    def terms(self, q: Tensor, k: Tensor, offset: int, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the content, queries of the position, and keys: q_i + u, q_i + v, k_j."""
+        return q + self.content_bias, q + self.position_bias, self.key_dropout(k)
+
+    def logits_of(self, q, k, offset, context, **x):
+        keys = k.size(2)
+        content, position, k = self.terms(q, k, offset, context, **x)
+        if context.positions is not None:
             if self.key_dropout.p > 0:
                 raise UsageError(
                     "--relative-key-dropout is on the projected distances, and with positions of your own none are "
                     "projected: choose --attention-dropout, or another --position"
                 )
-            return of_content, self._between(of_position * self.scale, positions[offset:], positions)
-        # Scaled is what is smaller: of distances there are not as many as queries in a batch.
-        return of_content, relative_logits(of_position, self._distances(q, keys, offset) * self.scale)
+            return content, k, self._between(position * self.scale, context.positions[offset:], context.positions)
+        # Scale the distance keys, the smaller tensor.
+        return content, k, relative_logits(position, self._distances(q, keys, offset) * self.scale)
 
     def _distances(self, q: Tensor, keys: int, offset: int) -> Tensor:
-        """W_P p_r of all distances r from the last query to the first key, to the first query to the last: (H, N + M −
-        1, D).
+        """W_P p_r of all distances r, from the last query to the first key, to the first query to the last key.
+
+        (H, N + M − 1, D).
         """
         distances = torch.arange(-(offset + q.size(2) - 1), keys - offset, device=q.device)
         projected = self.pos_proj(sinusoid(distances, self.embed_dim).to(self.pos_proj.weight.dtype))
         return self.key_dropout(projected).unflatten(-1, (self.num_heads, -1)).transpose(0, 1).type_as(q)
 
-    def _attend(self, q, k, v, key_padding_mask, attn_mask, need_weights, offset: int, **extra):
-        k = self.key_dropout(k)
-        if attn_mask is not None or need_weights or not self._left_to_operator(q, **extra):
-            return super()._attend(q, k, v, key_padding_mask, attn_mask, need_weights, offset, **extra)
-        keys = k.size(2)
-        factor = self._factor(q, keys, key_padding_mask, offset)
-        of_content, of_position, k = self._operands(q, k, offset, key_padding_mask, **extra)
-        if factor is not None:
-            of_content, of_position = of_content * factor, of_position * factor
-        out = relative_attention(
-            of_content,
-            of_position,
-            k,
-            v,
-            self._distances(q, keys, offset),
-            # A single query is the last of what it sees.
-            causal=self.causal and q.size(2) > 1,
-            key_padding_mask=key_padding_mask,
-            scale=self.scale,
-        )
+    def _softmax(self, q, k, v, offset, context, **x):
+        if not self._operator_serves(q, context):
+            return super()._softmax(q, k, v, offset, context, **x)
+        keys, padding = k.size(2), context.key_padding_mask
+        content, position, k = self.terms(q, k, offset, context, **x)
+        s = self._factor(q, keys, padding, offset)
+        if s is not None:
+            content, position = content * s, position * s
+        # A single query is the last of the keys that it sees.
+        causal = self.causal and q.size(2) > 1
+        p = self._distances(q, keys, offset)
+        out = relative_attention(content, position, k, v, p, causal=causal, key_padding_mask=padding, scale=self.scale)
         return out, None
 
-    def _left_to_operator(self, q: Tensor, positions: Tensor | None = None, **extra) -> bool:
-        """Whether the operator does it all.
-
-        Where nobody asks for one of its implementations, nothing is left to it on a CPU: in training, softmax attention
-        in closed form takes half to two thirds of the time there.
+    def _operator_serves(self, q: Tensor, context: Context) -> bool:
+        """Whether ``relative_attention`` computes the same; on a CPU, logits and a softmax take less time in training.
 
         Raises:
-            UsageError: an implementation of the operator is asked for by its name, and it does not serve.
+            UsageError: an implementation of the operator is requested, and dropout or positions exclude it.
         """
         dropout = self.drops and self.attention_dropout > 0
-        if not dropout and positions is None:
-            return q.device.type != "cpu" or requested("relative_attention")[0] != AUTO
-        asked_by = requested_of("relative_attention")
-        if asked_by is not None:
-            mend = "--attention-dropout 0" if dropout else "another --position"
-            what = "no dropout on the weights" if dropout else "no positions of your own"
-            raise UsageError(f"{asked_by}: the operator has {what}; choose {mend}, or leave the operator out")
-        return False
-
-    def _operands(self, q: Tensor, k: Tensor, offset: int, key_padding_mask=None) -> tuple[Tensor, Tensor, Tensor]:
-        """What the operator is to take as queries of the content and of the position, and as keys of the content."""
-        return q + self.content_bias, q + self.position_bias, k
+        named = requested("relative_attention")[0]
+        named = None if named == "auto" else named
+        if context.return_weights:
+            return False
+        if dropout or context.positions is not None:
+            if named is not None:
+                raise UsageError(
+                    f"FAIRSEQ_SG_IMPLEMENTATION={named}: the operator has no dropout on the weights and no positions "
+                    f"of your own; choose {'--attention-dropout 0' if dropout else 'another --position'}, or unset it"
+                )
+            return False
+        return q.device.type != "cpu" or named is not None
 
     def _between(self, q: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:
-        """q_iᵀ W_P p_{b_j − a_i} for queries at the positions a (N,) and keys at b (M,): (B, H, N, M).
+        """q_iᵀ W_P p_{b_j − a_i} for queries at positions a (N,) and keys at b (M,): (B, H, N, M).
 
         With r_i = W_Pᵀ q_i, the sum over the frequencies ω of r_sin sin(ω(b − a)) + r_cos cos(ω(b − a)) is, by the
         addition theorems, the product of r_i rotated by ω a_i with the sinusoid of b_j: no N×M×d tensor, whatever the

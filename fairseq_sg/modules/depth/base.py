@@ -1,7 +1,7 @@
-"""What all stacks share.
+"""The base class of stacks of layers.
 
-A stack is called with the hidden state and whatever its layers take; it threads the state through the steps, gives each
-step its own decoding state, and collects what the layers return.
+A stack passes the hidden state through its steps, gives each step its decoding state and its memory, and collects
+Values and losses of the layers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention.context import Context, Values
 from fairseq_sg.modules.losses import AuxLosses, collect
 from fairseq_sg.registry import Registry
 
@@ -22,11 +23,20 @@ IncrementalState = dict[str, dict[str, Any]]
 
 
 class StackOutput(NamedTuple):
-    """Output (N, B, C), hidden states after each step, attention weights that the output was made with, losses."""
+    """Output of a stack.
+
+    Attributes:
+        x: (N, B, C), in the layout of the input.
+        hidden_states: the states after each step, if they are kept.
+        weights: (B, N, M), the attention weights that the output was made with, or None.
+        values: by role, the Values of each step's attention, if the context asks for them.
+        losses: by name, what each step's layer returned.
+    """
 
     x: Tensor
     hidden_states: list[Tensor]
     weights: Tensor | None
+    values: dict[str, list[Values]]
     losses: AuxLosses
 
 
@@ -34,8 +44,8 @@ class Stack(nn.Module):
     """Base class: a subclass says which layer works at each step and where that step keeps its decoding state.
 
     Args:
-        build_layer: makes the layer of a step (numbered from 0), which takes ``(x, incremental_state=…, need_weights=…,
-            **kwargs)`` and returns ``(x, attention weights or None, dict from name to scalar loss)``.
+        build_layer: makes the layer of a step (numbered from 0), which takes ``(x, context)`` and returns a
+            ``LayerOutput``.
         steps: how many layers are applied.
         dim: C, the width of the hidden state.
     """
@@ -52,34 +62,35 @@ class Stack(nn.Module):
             raise UsageError(f"a stack needs at least one layer, not {steps} (--encoder-layers, --decoder-layers)")
         self.steps = steps
 
-    def at(self, step: int, incremental_state: IncrementalState | None) -> tuple[nn.Module, IncrementalState | None]:
-        """The layer of a step and the incremental state to hand it."""
+    def layer_for_step(self, step: int) -> nn.Module:
+        """The layer that works at a step."""
         raise NotImplementedError
 
-    @staticmethod
-    def of_step(memory: Sequence[Tensor] | None, step: int) -> dict[str, Tensor]:
-        """The argument ``memory`` of a step's layer, where there is one."""
-        return {} if memory is None else {"memory": memory[step]}
+    def state_for_step(self, step: int, state: IncrementalState | None) -> IncrementalState | None:
+        """The decoding states of a step's layer, within those of the stack."""
+        return state
 
     def forward(
         self,
         x: Tensor,
+        context: Context = Context(),
         *,
-        incremental_state=None,
-        need_weights: bool = False,
-        keep_hidden: bool = False,
         memory: Sequence[Tensor] | None = None,
-        **kwargs,
+        keep_hidden: bool = False,
     ) -> StackOutput:
-        """x (N, B, C); ``memory`` has an entry for each step's layer, further arguments go to every layer."""
-        hidden_states, losses, weights = [], {}, None
+        """x (N, B, C), in ``context.layout``; ``memory`` has an entry for each step."""
+        hidden_states, values, losses, weights = [], {}, {}, None
         for step in range(self.steps):
-            layer, state = self.at(step, incremental_state)
-            last = step == self.steps - 1
-            x, weights, emitted = layer(
-                x, incremental_state=state, need_weights=need_weights and last, **self.of_step(memory, step), **kwargs
+            x, weights, step_values, step_losses = self.layer_for_step(step)(
+                x,
+                context.for_step(
+                    state=self.state_for_step(step, context.state),
+                    memory=None if memory is None else memory[step],
+                    return_weights=step == self.steps - 1,
+                ),
             )
-            collect(losses, emitted)
+            collect(values, step_values)
+            collect(losses, step_losses)
             if keep_hidden:
                 hidden_states.append(x)
-        return StackOutput(x, hidden_states, weights, losses)
+        return StackOutput(x, hidden_states, weights, values, losses)

@@ -15,5 +15,5 @@ class SeparateLayers(Stack):
         super().__init__(build_layer, steps, dim)
         self.layers = nn.ModuleList(build_layer(step) for step in range(steps))
 
-    def at(self, step, incremental_state):
-        return self.layers[step], incremental_state
+    def layer_for_step(self, step):
+        return self.layers[step]

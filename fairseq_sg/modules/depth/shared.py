@@ -21,13 +21,14 @@ class SharedLayer(Stack):
         super().__init__(build_layer, steps, dim)
         self.layer = build_layer(0)
 
-    def at(self, step, incremental_state):
-        if incremental_state is None:
-            return self.layer, None
-        return self.layer, incremental_state.setdefault(self._key(step), {})
+    def layer_for_step(self, step):
+        return self.layer
+
+    def state_for_step(self, step, state):
+        return None if state is None else state.setdefault(self._key(step), {})
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Hands each step's states to the modules that own them; fairseq itself reaches only the whole dict's."""
+        """Reorders the states of every step; fairseq itself reaches only those at the top of the dict."""
         for step in range(self.steps):
             state = incremental_state.get(self._key(step))
             if not state:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.depth.base import StackOutput, register_depth
 from fairseq_sg.modules.depth.shared import SharedLayer
 from fairseq_sg.modules.losses import collect
@@ -129,56 +130,37 @@ class SharedACT(SharedLayer):
         self.ponder_padding = act_ponder_padding
         self.halting_unit = nn.Linear(dim, 1)
 
-    def forward(
-        self,
-        x,
-        *,
-        incremental_state=None,
-        need_weights=False,
-        keep_hidden=False,
-        memory=None,
-        padding_mask=None,
-        **kwargs,
-    ):
-        """x (N, B, C), padding_mask (B, N) or None, memory of each step or None; further arguments go to every layer.
-
-        With a ``packing`` among these, x is packed, (R, 1, C), and so is the output; there are no attention weights
-        then. The output's attention weights are added up over the steps as the states are; ``hidden_states`` are the
-        h^(t).
-        """
-        packing = kwargs.get("packing")
-        if padding_mask is None or packing is not None:
-            real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        else:
-            real = ~padding_mask.transpose(0, 1)
+    def forward(self, x, context=Context(), *, memory=None, keep_hidden=False):
+        """The same; attention weights are summed over the steps as the states are; ``hidden_states`` are the h^(t)."""
+        padding = context.hidden_padding  # (N, B)
+        real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else ~padding
         halting = Halting(real, self.threshold, accumulation_dtype(x))
-        hidden_states, losses, output, weights = [], {}, 0.0, None
+        hidden_states, values, losses, output, weights = [], {}, {}, 0.0, None
         for step in range(self.steps):
-            layer, state = self.at(step, incremental_state)
             before = x
-            x, attended, emitted = layer(
+            x, attended, step_values, step_losses = self.layer_for_step(step)(
                 x,
-                incremental_state=state,
-                need_weights=need_weights,
-                padding_mask=padding_mask,
-                **self.of_step(memory, step),
-                **kwargs,
+                context.for_step(
+                    state=self.state_for_step(step, context.state), memory=None if memory is None else memory[step]
+                ),
             )
-            p = self.halting_probability(before if self.halting_state == "input" else x)
+            p = self.halting_probability(before if self.halting_state == "input" else x)  # (N, B)
             weight = halting.weigh(p, force=self.variant == "graves" and step == self.steps - 1)
             output = self._add(output, weight.unsqueeze(-1), x)
             if attended is not None:
                 weights = self._add(0.0 if weights is None else weights, weight.t().unsqueeze(-1), attended)
-            collect(losses, emitted)
+            collect(values, step_values)
+            collect(losses, step_losses)
             if keep_hidden:
                 hidden_states.append(x)
-            # Later steps would change none of what is returned. In decoding, later positions attend to their states.
-            if incremental_state is None and not keep_hidden and not losses and not halting.running.any():
+            # Later steps change nothing that is returned. In decoding, later positions attend to their states.
+            returned = context.state is not None or keep_hidden or values or losses
+            if not returned and not halting.running.any():
                 break
-        positions = real.numel() if packing is None else packing.positions
+        positions = real.numel() if context.padding_mask is None else context.padding_mask.numel()
         collect(losses, {"ponder": self._ponder(halting.remainder, real, positions)})
         weights = None if weights is None else weights.to(attended.dtype)
-        return StackOutput(output.to(x.dtype), hidden_states, weights, losses)
+        return StackOutput(output.to(x.dtype), hidden_states, weights, values, losses)
 
     def halting_probability(self, h: Tensor) -> Tensor:
         """h (N, B, C) -> p̂ (N, B), float32 or float64 also under autocast: its sum is compared with 1 − ε."""

@@ -2,9 +2,9 @@
 
     P = softmax(s QKᵀ + bias),   O = (m ⊙ P) V          m the mask of dropout
 
-torch's operator has a fused kernel there for neither dropout nor a bias that is trained, and works in a dozen passes
-over the (B, H, N, M) logits, and as many in the derivative. These are the equations in as few passes as separate
-kernels need. With D = m ⊙ P and G = ∂O the derivative is
+torch's operator has no fused kernel there for dropout or for a bias that is trained. It makes a dozen passes over the
+(B, H, N, M) logits, and as many in the derivative. The closed form makes as few passes as separate kernels need. With
+D = m ⊙ P and G = ∂O the derivative is
 
     ∂V = Dᵀ G,   ∂L = D ⊙ GVᵀ − P Σ_row(D ⊙ GVᵀ),   ∂Q = s ∂L K,   ∂K = s ∂Lᵀ Q,   ∂bias = ∂L.
 """
@@ -23,10 +23,11 @@ from fairseq_sg.ops.checks import refuse_second_derivative
 SHORTEST = 16
 
 
-def is_faster(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float) -> bool:
-    """Whether torch has no fused kernel. In half precision its operator computes in float32, and stays; so it does
-    under autocast, which casts for it what is of several precisions, and in compiled code, which would be split in two
-    here.
+def closed_form_is_faster(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float) -> bool:
+    """Whether torch has no fused kernel: on a CPU, in float32 or float64, with dropout or a bias that is trained.
+
+    Half precision and autocast stay with torch's operator, which computes in float32 there. Compiled code does too:
+    the closed form would split it in two.
     """
     if torch.compiler.is_compiling():
         return False
@@ -35,20 +36,15 @@ def is_faster(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: f
     return trained and precise and q.device.type == "cpu"
 
 
-def softmax_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    hidden: Tensor | None,
-    dropout_p: float,
-    scale: float,
+def closed_form_softmax(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor | None, dropout_p: float, scale: float
 ) -> Tensor:
-    """q (B, H, N, D), k (B, H, M, D), v (B, H, M, E), float32 or float64 -> (B, H, N, E).
+    """softmax(scale · q kᵀ + bias) v of q (B, H, N, D), k (B, H, M, D), v (B, H, M, E), float32 or float64.
 
-    ``bias`` is added to the scaled logits; ``hidden`` is bool, True where a query must not see a key. Both broadcast to
-    (B, H, N, M). The output of a query that sees no key is 0, and gives no gradient. Second derivatives are refused
-    (RuntimeError).
+    ``bias`` and ``hidden`` (bool, True at keys that a query must not see) broadcast to (B, H, N, M). The output of a
+    query that sees no key is 0, and gives no gradient.
+
+    Second derivatives are refused (RuntimeError).
     """
     lowest = None
     if hidden is not None:

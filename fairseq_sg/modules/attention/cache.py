@@ -1,0 +1,44 @@
+"""The decoding state of attentions that keep all keys and values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fairseq_sg.modules.attention.context import State
+
+
+def append_to_cache(state: State | None, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
+    """The cache with new keys (B, H, N, D), values (B, H, N, E) and their padding (B, N).
+
+    Buffers double when they are full, so that appending costs O(1) a step.
+    """
+    start = 0 if state is None else state["length"]
+    length = start + k.size(2)
+    cache = {"length": length, "key_padding_mask": _append_mask(state, key_padding_mask, start, k)}
+    for name, new in (("k", k), ("v", v)):
+        buffer = None if state is None else state[name]
+        if buffer is None or buffer.size(2) < length:
+            grown = new.new_empty(*new.shape[:2], max(16, 2 * length), new.size(3))
+            if buffer is not None:
+                grown[:, :, :start] = buffer[:, :, :start]
+            buffer = grown
+        buffer[:, :, start:length] = new
+        cache[name] = buffer
+    return cache
+
+
+def cached(cache: State) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys (B, H, M, D), values (B, H, M, E) and padding mask (B, M) of all positions so far."""
+    length = cache["length"]
+    return cache["k"][:, :, :length], cache["v"][:, :, :length], cache["key_padding_mask"]
+
+
+def _append_mask(state: State | None, new: Tensor | None, start: int, k: Tensor) -> Tensor | None:
+    old = None if state is None else state["key_padding_mask"]
+    if old is None and new is None:
+        return None
+    batch, added = k.size(0), k.size(2)
+    old = torch.zeros(batch, start, dtype=torch.bool, device=k.device) if old is None else old
+    new = torch.zeros(batch, added, dtype=torch.bool, device=k.device) if new is None else new
+    return torch.cat([old, new], dim=1)  # (B, M)

@@ -1,0 +1,97 @@
+"""The data that one pass hands to its attentions, beside hidden states, and the data that they return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from fairseq_sg.modules.cpu.packing import PADDED, Layout
+
+if TYPE_CHECKING:
+    from fairseq_sg.modules.attention.base import Attention
+
+#: The decoding state of one attention; every tensor in it is batch first.
+State = dict[str, Any]
+
+
+class Values(NamedTuple):
+    """The projected Values of one application of an attention.
+
+    Attributes:
+        values: (B, H, M, E). Where padding was left out of the computation, its Values are 0.
+        padding_mask: (B, M) bool, True at padding; None without padding.
+    """
+
+    values: Tensor
+    padding_mask: Tensor | None
+
+
+class AttentionOutput(NamedTuple):
+    """Result of ``Attention.forward``.
+
+    Attributes:
+        output: (N, B, C).
+        weights: (B, H, N, M), the matrix of which the heads' outputs are products; None unless ``return_weights``.
+        values: the Values; None unless ``return_values``.
+    """
+
+    output: Tensor
+    weights: Tensor | None
+    values: Values | None
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that an attention needs beside its input. The encoder or decoder makes it once a pass.
+
+    Layers hand it on unopened; a stack puts in the state and the memory of each step (``for_step``).
+
+    Attributes:
+        padding_mask: (B, M) bool, True where a key is padding. In decoding, of the new positions only.
+        key_padding_mask: (B, M) bool, True at keys that queries must not see. None where causality hides all padding.
+        positions: (M,) int64, positions of the keys where they are not 0, 1, 2, …; only for kinds that take
+            ``indices``. In decoding, of the whole prefix.
+        memory: (M', B, C), the layer's input at the positions before the queries; keys and values come from both.
+            Only for causal kinds that ``remember``, without ``key_padding_mask``, ``positions`` and ``state``.
+        first: position of the first key (of ``memory``, if there is one) in its stream.
+        state: decoding states by attention. With it, the queries are the new positions only.
+        return_weights, return_values: whether the output has weights and Values; neither in decoding.
+        layout, key_layout: the form of the hidden states of queries and keys (``modules.cpu.packing``).
+        projected: keys and values per head by attention, for a layer that is applied several times to one source.
+        source, cross: in a decoder, the encoder's output (M, B, C) and the context of cross-attention to it.
+    """
+
+    padding_mask: Tensor | None = None
+    key_padding_mask: Tensor | None = None
+    positions: Tensor | None = None
+    memory: Tensor | None = None
+    first: int = 0
+    state: dict[str, State] | None = None
+    return_weights: bool = False
+    return_values: bool = False
+    layout: Layout = PADDED
+    key_layout: Layout = PADDED
+    projected: dict[Attention, tuple[Tensor, Tensor]] | None = None
+    source: Tensor | None = None
+    cross: Context | None = None
+
+    @property
+    def hidden_padding(self) -> Tensor | None:
+        """(N, B) bool, the padding in the hidden state of self-attention's layer; None where it holds none."""
+        if self.padding_mask is None or self.layout.leaves_padding_out:
+            return None
+        return self.padding_mask.transpose(0, 1)
+
+    def for_step(
+        self, *, state: dict[str, State] | None, memory: Tensor | None = None, return_weights: bool = True
+    ) -> Context:
+        """The context of one step of a stack; without weights unless they are wanted in the pass and in this step."""
+        return replace(
+            self,
+            state=state,
+            memory=memory,
+            return_weights=self.return_weights and return_weights,
+            cross=None if self.cross is None else self.cross.for_step(state=state, return_weights=return_weights),
+        )

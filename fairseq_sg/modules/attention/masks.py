@@ -1,0 +1,46 @@
+"""The keys that a query sees: masks, counts, and similarities without the others.
+
+Causal queries are the last N of the M keys: query n stands at position ``offset`` + n among the keys, and sees the keys
+up to its own position.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def hidden_keys(
+    queries: int, keys: int, key_padding_mask: Tensor | None, causal: bool, offset: int, device: torch.device
+) -> Tensor | None:
+    """The keys that each query must not see: bool, broadcastable to (B, 1, N, M), or None where all are seen."""
+    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]  # (B, 1, 1, M)
+    if causal and queries > 1:
+        future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(offset + 1)  # (N, M)
+        hidden = future if hidden is None else hidden | future
+    return hidden
+
+
+def count_visible(
+    queries: int, keys: int, key_padding_mask: Tensor | None, causal: bool, offset: int, device: torch.device
+) -> Tensor:
+    """The number of keys that each query sees, int64, broadcastable to (B, 1, N, 1).
+
+    It is 1 for a query that sees none: sums over keys are 0 there, and quotients and logarithms stay finite.
+    """
+    if key_padding_mask is None:
+        if not causal:
+            return torch.full((1, 1, 1, 1), keys, device=device)
+        return torch.arange(offset + 1, offset + queries + 1, device=device)[None, None, :, None]
+    real = (~key_padding_mask).long()  # (B, M)
+    seen = real.cumsum(1)[:, offset : offset + queries] if causal else real.sum(1, keepdim=True)
+    return seen.clamp(min=1)[:, None, :, None]
+
+
+def zero_hidden(similarity: Tensor, key_padding_mask: Tensor | None, causal: bool) -> Tensor:
+    """similarity (B, H, N, M), with 0 where a query does not see a key."""
+    if causal:
+        similarity = similarity.tril(similarity.size(-1) - similarity.size(-2))
+    if key_padding_mask is None:
+        return similarity
+    return similarity.masked_fill(key_padding_mask[:, None, None, :], 0.0)
