@@ -27,7 +27,7 @@ from fairseq_sg.models.sg_transformer import (
     SGTransformer,  # noqa: E402
     resolve,  # noqa: E402
 )
-from fairseq_sg.modules.attention import build_attention  # noqa: E402
+from fairseq_sg.modules.attention import Context, build_attention  # noqa: E402
 
 SENTENCES, SOURCE, TARGET = 64, 9, 26  # of a batch of SCAN, padding left out
 POSITIONS = (64, 256, 1024, 4096)
@@ -109,7 +109,7 @@ def decoding_rows(rounds: int, device: str) -> list[tuple[str, ...]]:
                 # Chunks fill the state quickly; the step that is timed is one token.
                 while reached < position - 1:
                     size = min(256, position - 1 - reached)
-                    attention(torch.randn(size, batch, dim, device=device), incremental_state=state)
+                    attention(torch.randn(size, batch, dim, device=device), None, Context(state=state))
                     reached += size
                 kept = {key: dict(value) for key, value in state.items()}
                 tensors = [v for s in kept.values() for v in s.values() if isinstance(v, torch.Tensor)]
@@ -118,7 +118,7 @@ def decoding_rows(rounds: int, device: str) -> list[tuple[str, ...]]:
 
                 def step(attention=attention, kept=kept, x=x) -> None:
                     with torch.no_grad():
-                        attention(x, incremental_state={key: dict(value) for key, value in kept.items()})
+                        attention(x, None, Context(state={key: dict(value) for key, value in kept.items()}))
 
                 steps[f"{name} {position}"] = step
     times = medians(steps, rounds, device)

@@ -23,7 +23,7 @@ from measure import as_in_training, interleaved, quartiles
 from report import publish, table, where
 from torch import Tensor
 
-from fairseq_sg.modules.losses import OrthogonalityLoss
+from fairseq_sg.ops import orthogonality_loss
 
 LENGTHS = (10, 32, 128, 512, 2048)
 #: Positions of a batch, on each side, whatever the length.
@@ -40,27 +40,27 @@ def measure_share(length: int, rounds: int, device: str) -> dict[str, list[float
     torch.manual_seed(0)
     source = torch.randint(4, 17, (batch, length), device=device)
     target = torch.randint(4, 10, (batch, length), device=device)
-    losses = {role: OrthogonalityLoss(name=f"orthogonality_{role}") for role in ROLES}
 
-    def step(value_losses: dict[str, OrthogonalityLoss]) -> int:
+    def step(roles: Sequence[str]) -> int:
         model.zero_grad()
-        logits, extra = model(source, None, target, value_losses=value_losses)
+        logits, extra = model(source, None, target, value_roles=roles)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
-        emitted = [x for name, found in extra["aux_losses"].items() if name.startswith("orthogonality") for x in found]
-        (loss + torch.stack(emitted).sum() if emitted else loss).backward()
-        return len({id(x) for x in emitted})
+        found = [values for role in roles for values, _ in extra["values"][role]]
+        # As the criterion has it: equal Values of a shared layer's steps have one loss.
+        losses = {id(values): orthogonality_loss(values) for values in found}
+        (loss + torch.stack([losses[id(values)] for values in found]).sum() if found else loss).backward()
+        return len(losses)
 
-    computed = {"alone": step(losses), "encoder": step({"encoder": losses["encoder"]})}
+    computed = {"alone": step(ROLES), "encoder": step(["encoder"])}
     # As attentions have them: heads are split off the width.
     projected = torch.randn(batch, length, 8, 16, device=device, requires_grad=True)
 
     def alone(times: int) -> list[Tensor]:
         return [
-            torch.autograd.grad(losses["encoder"](projected.transpose(1, 2), None), [projected])[0]
-            for _ in range(times)
+            torch.autograd.grad(orthogonality_loss(projected.transpose(1, 2)), [projected])[0] for _ in range(times)
         ]
 
-    kinds = {"with": lambda: step(losses), "without": lambda: step({})}
+    kinds = {"with": lambda: step(ROLES), "without": lambda: step([])}
     kinds |= {name: functools.partial(alone, times) for name, times in computed.items()}
     return interleaved(kinds, rounds, device)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fairseq_sg  # noqa: F401
+from fairseq_sg.criterions import base
 from fairseq_sg.criterions.cross_entropy_orthogonality import (
     CrossEntropyOrthogonality,
     CrossEntropyOrthogonalityConfig,
@@ -25,6 +25,7 @@ from fairseq_sg.criterions.cross_entropy_orthogonality import (
 )
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.modules.losses import Statistic
+from fairseq_sg.ops import orthogonality_loss
 
 PAD, EOS = 1, 2
 SENTENCES = ([[4, 5, 6, 7, 2], [8, 9, 2], [5, 2]], [[4, 5, 2], [6, 7, 8, 9, 2], [2]])
@@ -86,24 +87,14 @@ def values_of(net, batch):
     }
 
 
-def orthogonality(values, padding, heads="separate", head_reduction="mean", batch_reduction="mean", include=False):
+def orthogonality(values, padding):
     """‖V̄V̄ᵀ − I‖²_F, the N×N matrix formed for each sentence and head (Park & Kim 2024, section 4.2)."""
-    per_sentence = []
+    losses = []
     for value, pads in zip(values, padding):
-        value = value if include else value[:, ~pads]
-        parts = [value.transpose(0, 1).flatten(1)] if heads == "concat" else list(value)
-        losses = []
-        for v in parts:
+        for v in value[:, ~pads]:
             unit = v / (v.norm(dim=-1, keepdim=True) + 1e-6)
             losses.append(((unit @ unit.T - torch.eye(len(v), dtype=v.dtype)) ** 2).sum())
-        total = torch.stack(losses)
-        per_sentence.append(total.sum() if head_reduction == "sum" else total.mean())
-    total = torch.stack(per_sentence)
-    return total.sum() if batch_reduction == "sum" else total.mean()
-
-
-def reduce_layers(values, how):
-    return {"sum": sum(values), "mean": sum(values) / len(values), "last": values[-1]}[how].item()
+    return torch.stack(losses).mean()
 
 
 def task_loss(net, batch):
@@ -113,49 +104,18 @@ def task_loss(net, batch):
 
 # Total loss = task + λ · orthogonality.
 
-LOSS_OPTIONS = [
-    {},
-    {"heads": "concat"},
-    {"head_reduction": "sum"},
-    {"batch_reduction": "sum"},
-    {"include": True},
-    {"heads": "concat", "batch_reduction": "sum", "include": True},
-]
-CASES = [
-    (roles, reduction, depth, options)
-    for (roles, reduction, depth), options in itertools.product(
-        [
-            ("encoder", "sum", "separate"),
-            ("decoder,cross", "mean", "shared"),
-            ("encoder, decoder, cross", "last", "shared"),
-        ],
-        LOSS_OPTIONS,
-    )
-]
 
-
-@pytest.mark.parametrize(
-    "roles,reduction,depth,options",
-    CASES,
-    ids=[
-        "-".join([r.replace(", ", "+").replace(",", "+"), red, depth, *map(str, o.values())])
-        for r, red, depth, o in CASES
-    ],
-)
-def test_total_is_task_plus_weighted_orthogonality(roles, reduction, depth, options):
-    net, batch, weight = model(depth=depth), sample(), 0.03
-    flags = {f"orthogonality_{name}": value for name, value in options.items() if name != "include"}
-    flags["orthogonality_padding"] = "include" if options.get("include") else "exclude"
-    built = criterion(
-        orthogonality_weight=weight, orthogonality_roles=roles, orthogonality_layer_reduction=reduction, **flags
-    )
-    loss, sample_size, logs = built(net, batch)
+@pytest.mark.parametrize("roles", ["encoder", "decoder,cross", "encoder, decoder, cross"])
+@pytest.mark.parametrize("depth", ["separate", "shared"])
+@pytest.mark.parametrize("training", [False, True])
+def test_total_is_task_plus_weighted_orthogonality(roles, depth, training):
+    net, batch, weight = model(depth=depth, dropout=0.0), sample(), 0.03
     caught = values_of(net, batch)
+    net.train(training)
+    loss, sample_size, logs = criterion(orthogonality_weight=weight, orthogonality_roles=roles)(net, batch)
     names = [role.strip() for role in roles.split(",")]
-    parts = {
-        role: reduce_layers([orthogonality(v, p, **options) for v, p in caught[role]], reduction) for role in names
-    }
     assert all(len(caught[role]) == 2 for role in names)
+    parts = {role: sum(orthogonality(*v).item() for v in caught[role]) for role in names}
     for role, value in parts.items():
         assert logs[f"aux_orthogonality_{role}"].item() / sample_size == pytest.approx(value, rel=1e-4)
     assert {name for name in logs if name.startswith("aux_")} == {f"aux_orthogonality_{role}" for role in names}
@@ -164,14 +124,29 @@ def test_total_is_task_plus_weighted_orthogonality(roles, reduction, depth, opti
     assert logs["nll_loss"].item() == pytest.approx(task_loss(net, batch), rel=1e-6)
 
 
+def test_equal_values_are_computed_once(monkeypatch):
+    """In training, the steps of a shared decoder layer have the same cross-attention Values."""
+    computed = []
+
+    def counted(values, padding_mask):
+        computed.append(values)
+        return orthogonality_loss(values, padding_mask=padding_mask)
+
+    monkeypatch.setattr(base, "orthogonality_loss", counted)
+    net = model(depth="shared", dropout=0.0).train()
+    built = criterion(orthogonality_weight=1.0, orthogonality_roles="cross")
+    once = built(net, sample())[2]["aux_orthogonality_cross"].item()
+    assert len(computed) == 1
+    again = built(net.eval(), sample())[2]["aux_orthogonality_cross"].item()
+    assert len(computed) == 3 and once == pytest.approx(again, rel=1e-6)
+
+
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
 def test_weight_zero_neither_computes_nor_logs(attention, monkeypatch):
-    from fairseq_sg.modules.losses import OrthogonalityLoss
-
-    def refuse(self, values, padding_mask):
+    def refuse(values, padding_mask):
         raise AssertionError("computed")
 
-    monkeypatch.setattr(OrthogonalityLoss, "__call__", refuse)
+    monkeypatch.setattr(base, "orthogonality_loss", refuse)
     net, batch = model(attention), sample()
     loss, _, logs = criterion(orthogonality_weight=0.0, orthogonality_roles="encoder,decoder,cross")(net, batch)
     counts = {"ntokens", "nsentences", "sample_size", "n_exact", "n_tokens_right"}
@@ -387,7 +362,7 @@ def emitting(**losses):
     logits = torch.randn(2, 3, 10, requires_grad=True)
     batch = {"net_input": {}, "target": torch.randint(4, 10, (2, 3)), "ntokens": 6}
     emitted = {name: [torch.tensor(float(v)) for v in values] for name, values in losses.items()}
-    return (lambda value_losses=None: (logits, {"aux_losses": emitted})), batch
+    return (lambda: (logits, {"aux_losses": emitted})), batch
 
 
 def test_other_losses_are_summed_over_layers_and_weighted_by_name():
@@ -400,32 +375,18 @@ def test_other_losses_are_summed_over_layers_and_weighted_by_name():
     )
 
 
-@pytest.mark.parametrize("reduction,value", [("sum", 6.0), ("mean", 2.0), ("last", 4.0)])
-def test_layer_reduction_is_for_orthogonality_alone(reduction, value):
-    net, batch = emitting(orthogonality_encoder=[0, 2, 4], balance=[1, 2])
-    built = criterion(orthogonality_weight=0.5, orthogonality_layer_reduction=reduction)
-    loss, size, logs = built(net, batch)
-    plain = criterion()(lambda: (net()[0], {}), batch)[0].item()
-    assert logs["aux_orthogonality_encoder"].item() == pytest.approx(size * value)
-    assert loss.item() == pytest.approx(plain + size * (0.5 * value + 3), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     "weights,emitted,message",
     [
         ('{"ballance": 1}', {"balance": [1]}, r"--aux-loss-weights names ballance, which is none of .* \(balance\)"),
         ('{"balance": 1}', {}, r"--aux-loss-weights names balance, which is none of .* \(it emits none\)"),
-        (
-            '{"orthogonality_encoder": 1}',
-            {"orthogonality_encoder": [1]},
-            r"names orthogonality_encoder.* has --orthogonality-weight",
-        ),
+        ('{"orthogonality_encoder": 1}', {}, r"names orthogonality_encoder.* has --orthogonality-weight"),
     ],
 )
 def test_weight_of_a_loss_that_is_not_there(weights, emitted, message):
     net, batch = emitting(**emitted)
     with pytest.raises(ValueError, match=message):
-        criterion(orthogonality_weight=1.0, aux_loss_weights=weights)(net, batch)
+        criterion(aux_loss_weights=weights)(net, batch)
 
 
 def test_weight_of_a_loss_of_training_alone():
@@ -451,18 +412,6 @@ def test_weight_of_a_loss_of_training_alone():
             "--orthogonality-roles has 'decoders': choose from encoder, decoder, cross",
         ),
         ({"orthogonality_roles": ""}, "--orthogonality-roles has ''"),
-        (
-            {"orthogonality_layer_reduction": "max"},
-            "--orthogonality-layer-reduction is 'max': choose from sum, mean, last",
-        ),
-        ({"orthogonality_heads": "both"}, "--orthogonality-heads is 'both': choose from separate, concat"),
-        (
-            {"orthogonality_heads": "concat", "orthogonality_head_reduction": "sum"},
-            "--orthogonality-head-reduction sum has no effect with --orthogonality-heads concat",
-        ),
-        ({"orthogonality_head_reduction": "max"}, "--orthogonality-head-reduction is 'max': choose from mean, sum"),
-        ({"orthogonality_batch_reduction": "max"}, "--orthogonality-batch-reduction is 'max': choose from mean, sum"),
-        ({"orthogonality_padding": "ignore"}, "--orthogonality-padding is 'ignore': choose from exclude, include"),
     ],
 )
 def test_wrong_options_are_refused_at_the_start_also_with_weight_zero(options, message):
@@ -580,11 +529,13 @@ def test_shares_add_up_to_the_loss(options, sentence_avg, training):
     """Also over accumulated batches, over several updates, and over logs of two workers that are summed."""
     net, built = model(dropout=0.2).train(training), criterion(sentence_avg=sentence_avg, **options)
 
-    def emit(value_losses=None, **inputs):
-        logits, extra = net(**inputs, value_losses=value_losses)
+    def emit(**inputs):
+        logits, extra = net(**inputs)
         others = {"balance": [net.decoder.output_bias.sum() + 2.0], "ponder": [torch.tensor(3.0)]}
         emitted = others if "aux_loss_weights" in options else {}
-        return logits, {"aux_losses": (extra.get("aux_losses") or {}) | emitted}
+        return logits, {"aux_losses": extra["aux_losses"] | emitted, "values": extra["values"]}
+
+    emit.attention_roles = net.attention_roles
 
     logs = [built(emit, sample(which))[2] for which in (0, 1, 2, None)]
     workers = [{key: left[key] + right[key] for key in left} for left, right in (logs[:2], logs[2:])]

@@ -24,12 +24,13 @@ def stock(src_tokens):
     return None, {}
 
 
-def test_a_model_without_value_losses_is_refused_by_name_of_the_option():
+def test_a_model_that_shows_no_values_is_refused_by_name_of_the_option():
     with pytest.raises(UsageError, match="--orthogonality-weight needs a model that shows its attentions' Values"):
         criterion(0.1)._outputs(stock, {"src_tokens": None})
     assert criterion(0.0)._outputs(stock, {"src_tokens": None}) == (None, {})
 
 
-def test_other_type_errors_are_left_alone():
-    with pytest.raises(TypeError, match="missing 1 required positional argument"):
-        criterion(0.0)._outputs(stock, {})
+def test_roles_that_the_model_does_not_have_are_refused():
+    stock.attention_roles = ("decoder",)
+    with pytest.raises(UsageError, match="--orthogonality-roles has encoder: the model has decoder alone"):
+        criterion(0.1)._outputs(stock, {"src_tokens": None})

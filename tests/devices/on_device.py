@@ -29,7 +29,7 @@ from test_half_precision import MODELS, model_of  # noqa: E402
 from test_packed_training import PAD, pair  # noqa: E402
 
 from data_prep.__main__ import main as data_prep  # noqa: E402
-from fairseq_sg.modules.losses import OrthogonalityLoss  # noqa: E402
+from fairseq_sg.ops import orthogonality_loss  # noqa: E402
 from fairseq_sg.ops.cvmm.grouped import has_grouped_mm  # noqa: E402
 
 simulated.register(Path(os.environ["SIMULATED_DEVICE"]))
@@ -44,11 +44,12 @@ WAITING = {"depth shared_act", "feature map performer"}
 def trained(model, source: torch.Tensor, target: torch.Tensor) -> dict:
     """Loss, the losses that the model emits, and every gradient."""
     torch.manual_seed(3)
-    losses = {role: OrthogonalityLoss(name=role) for role in ("encoder", "decoder", "cross")}
-    out, extra = model(source, None, target, value_losses=losses)
+    out, extra = model(source, None, target, value_roles=("encoder", "decoder", "cross"))
+    orthogonality = [orthogonality_loss(v, padding_mask=p) for found in extra["values"].values() for v, p in found]
     real = target.ne(PAD).to(out.dtype)
     loss = (out.log_softmax(-1)[:, :, 4] * real).sum() / real.sum()
     emitted = [x.sum() for values in extra["aux_losses"].values() for x in values if torch.is_tensor(x)]
+    emitted += orthogonality
     (loss + sum(emitted)).backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": loss, "emitted": sum(emitted), **gradients}

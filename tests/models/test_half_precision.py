@@ -17,9 +17,9 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
-from fairseq_sg.modules.losses import OrthogonalityLoss
 from fairseq_sg.modules.position import POSITION_REGISTRY
 from fairseq_sg.modules.update import UPDATE_REGISTRY
+from fairseq_sg.ops import orthogonality_loss
 
 LINEAR = attention_options("linear")
 MODELS = {
@@ -50,9 +50,10 @@ def trained(model):
     """The mean log-probability of a symbol, the losses' sum, and which parameters have a gradient; all are finite."""
     source, target = pair()
     torch.manual_seed(3)
-    losses = {role: OrthogonalityLoss(name=role) for role in ("encoder", "decoder", "cross")}
-    out, extra = model(source, None, target, value_losses=losses)
+    out, extra = model(source, None, target, value_roles=("encoder", "decoder", "cross"))
+    orthogonality = [orthogonality_loss(v, padding_mask=p) for found in extra["values"].values() for v, p in found]
     emitted = [x.sum() for values in extra["aux_losses"].values() for x in values if torch.is_tensor(x)]
+    emitted += orthogonality
     assert out.dtype == next(model.parameters()).dtype and emitted
     loss = out.float().log_softmax(-1)[target.ne(PAD)][:, 4].mean()
     (loss + sum(emitted)).backward()

@@ -17,7 +17,6 @@ from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, LSTM_ARCHITEC
 from fairseq_sg.models.encoder import SGTransformerEncoder
 from fairseq_sg.models.sg_encoder import SGEncoder, first_column, last_column, resolve
 from fairseq_sg.models.sg_lstm import SGLSTM
-from fairseq_sg.modules.losses import OrthogonalityLoss
 
 PAD = 1
 CLASSES = 5
@@ -145,14 +144,11 @@ def test_encoder_is_that_of_sg_transformer_and_takes_more_steps():
     torch.testing.assert_close(extra["inner_states"][2], model(tokens, return_all_hiddens=True)[1]["inner_states"][-1])
 
 
-def test_value_losses_of_every_application():
+def test_values_of_every_application():
     model = build("relative", depth="shared")
-    losses = model(pad(SENTENCES, False), value_losses={"encoder": OrthogonalityLoss(name="o")})[1]["aux_losses"]
-    assert [len(values) for values in losses.values()] == [3] and list(losses) == ["o"]
-    with pytest.raises(
-        UsageError, match="--orthogonality-roles has cross, decoder: a model without decoder has encoder"
-    ):
-        model(pad(SENTENCES, False), value_losses={"cross": OrthogonalityLoss(), "decoder": OrthogonalityLoss()})
+    values = model(pad(SENTENCES, False), value_roles=("encoder",))[1]["values"]
+    assert [len(found) for found in values.values()] == [3] and list(values) == ["encoder"]
+    assert model(pad(SENTENCES, False))[1]["values"] == {} and model.attention_roles == ("encoder",)
 
 
 # Options.

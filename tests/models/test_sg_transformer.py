@@ -16,7 +16,6 @@ import fairseq_sg  # noqa: F401
 from fairseq_sg.models.architectures import ARCHITECTURES
 from fairseq_sg.models.sg_transformer import Config, SGTransformer, resolve
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
-from fairseq_sg.modules.losses import OrthogonalityLoss
 
 SPECIALS = 4  # fairseq's <s>, <pad>, </s>, <unk>
 
@@ -152,13 +151,13 @@ def test_decoding_step_by_step_after_reordering_equals_full_passes(kind, depth):
 
 def test_reordering_keeps_every_key_of_the_encoders_output():
     model = tiny()
-    out = model.encoder(batch()[2], torch.tensor([5, 3]), return_all_hiddens=True, value_loss=OrthogonalityLoss())
+    out = model.encoder(batch()[2], torch.tensor([5, 3]), return_all_hiddens=True, return_values=True)
     got = model.encoder.reorder_encoder_out(out, torch.tensor([1, 1, 0]))
     assert set(got) == set(out)
     assert torch.equal(got["encoder_out"][0][:, 2], out["encoder_out"][0][:, 0])
     assert torch.equal(got["encoder_states"][1][:, 0], out["encoder_states"][1][:, 1])
     assert got["src_lengths"][0].tolist() == [3, 3, 5]
-    assert got["aux_losses"] is out["aux_losses"] and len(out["aux_losses"]["orthogonality"]) == 2
+    assert got["values"] is out["values"] and len(out["values"]["encoder"]) == 2
 
 
 @kinds
@@ -188,22 +187,24 @@ def test_every_parameter_learns(kind):
     assert not idle
 
 
-def test_value_losses_by_role_and_application():
+def test_values_by_role_and_application():
     model = tiny(depth="shared", encoder_layers=3)
     _, _, src, tgt = batch()
-    roles = {role: OrthogonalityLoss(name=f"orthogonality_{role}") for role in ("encoder", "decoder", "cross")}
-    losses = model(src, None, tgt, value_losses=roles)[1]["aux_losses"]
-    assert {name: len(values) for name, values in losses.items()} == {
-        "orthogonality_encoder": 3,
-        "orthogonality_decoder": 2,
-        "orthogonality_cross": 2,
-    }
+    roles = model.attention_roles
+    values = model(src, None, tgt, value_roles=roles)[1]["values"]
+    assert {role: len(found) for role, found in values.items()} == {"encoder": 3, "decoder": 2, "cross": 2}
     longer = torch.cat([tgt, torch.ones(2, 3, dtype=torch.long)], dim=1)
     wider = torch.cat([src, torch.ones(2, 4, dtype=torch.long)], dim=1)
-    padded = model(wider, None, longer, value_losses=roles)[1]["aux_losses"]
-    for name in losses:  # padding counts in none of them
-        torch.testing.assert_close(torch.stack(padded[name]), torch.stack(losses[name]), rtol=1e-4, atol=1e-4)
-    assert model(src, None, tgt)[1]["aux_losses"] == {}
+    padded = model(wider, None, longer, value_roles=roles)[1]["values"]
+    for role in roles:
+        for (short, mask), (long, long_mask) in zip(values[role], padded[role], strict=True):
+            assert long_mask[:, mask.size(1) :].all() and torch.equal(long_mask[:, : mask.size(1)], mask)
+            torch.testing.assert_close(
+                long.transpose(1, 2)[~long_mask], short.transpose(1, 2)[~mask], rtol=1e-4, atol=1e-4
+            )
+    extra = model(src, None, tgt, value_roles=("decoder",))[1]
+    assert list(extra["values"]) == ["decoder"] and extra["aux_losses"] == {}
+    assert model(src, None, tgt)[1]["values"] == {}
 
 
 def test_cross_attention_weights_on_request():

@@ -17,10 +17,10 @@ import fairseq_sg  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LM_ARCHITECTURES
 from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
-from fairseq_sg.modules.losses import OrthogonalityLoss, Statistic
+from fairseq_sg.modules.losses import Statistic
 
 PAD, EOS = 1, 2
 STEPS = 3
@@ -229,13 +229,13 @@ def test_keys_of_memory_have_gradients_of_their_own():
 def test_weights_are_those_of_the_whole(kind):
     attention = build(kind).decoder.stack.layers[0].self_attn
     x = torch.randn(9, 2, 16, dtype=torch.float64)
-    out, weights = attention(x[6:], memory=x[:6])
-    whole_out, whole = attention(x)
+    out, weights, _ = attention(x[6:], None, Context(memory=x[:6], return_weights=True))
+    whole_out, whole, _ = attention(x, None, Context(return_weights=True))
     torch.testing.assert_close(out, whole_out[6:], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(weights, whole[:, 6:], rtol=1e-5, atol=1e-6)
-    for wrong in (dict(key_padding_mask=torch.zeros(2, 9, dtype=torch.bool)), dict(incremental_state={})):
+    torch.testing.assert_close(weights, whole[:, :, 6:], rtol=1e-5, atol=1e-6)
+    for wrong in (dict(key_padding_mask=torch.zeros(2, 9, dtype=torch.bool)), dict(state={})):
         with pytest.raises(ValueError, match="attention to a memory has no"):
-            attention(x[6:], memory=x[:6], **wrong)
+            attention(x[6:], None, Context(memory=x[:6], **wrong))
 
 
 @pytest.mark.parametrize("kind", ["relative", "linear-elu", "softmax", "geometric", "galerkin"])
@@ -268,24 +268,15 @@ def test_memory_length_zero_keeps_nothing():
     assert "memory" not in build()(stream())[1]
 
 
-def test_hidden_states_and_value_losses_are_of_the_segment():
+def test_hidden_states_and_values_are_of_the_segment():
     model = build("relative")
     tokens = stream(10)
     memory = model(tokens[:, :6], memory_length=6)[1]["memory"]
-    calls = []
-
-    class Loss(OrthogonalityLoss):
-        def __call__(self, values, padding_mask):
-            calls.append((values.size(2), padding_mask.size(1)))
-            return super().__call__(values, padding_mask)
-
-    _, extra = model(
-        tokens[:, 6:], memory=memory, memory_length=6, value_losses={"decoder": Loss(name="o")}, return_all_hiddens=True
-    )
-    assert calls == [(4, 4)] * STEPS and [h.size(0) for h in extra["inner_states"]] == [4] * STEPS
-    assert len(extra["aux_losses"]["o"]) == STEPS
-    with pytest.raises(UsageError, match="--orthogonality-roles has encoder: a language model has decoder alone"):
-        model(tokens, value_losses={"encoder": OrthogonalityLoss()})
+    options = dict(memory=memory, memory_length=6, value_roles=("decoder",), return_all_hiddens=True)
+    extra = model(tokens[:, 6:], **options)[1]
+    shapes = [(values.size(2), padding_mask.size(1)) for values, padding_mask in extra["values"]["decoder"]]
+    assert shapes == [(4, 4)] * STEPS and [h.size(0) for h in extra["inner_states"]] == [4] * STEPS
+    assert model.attention_roles == ("decoder",)
 
 
 # Decoding.

@@ -12,7 +12,7 @@ from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY, build_attention
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
 from fairseq_sg.modules.position import sinusoid
 
 roles = pytest.mark.parametrize("role", ["encoder", "decoder"])
@@ -33,7 +33,7 @@ def test_an_open_gate_is_relative_attention(role, side):
     shared = {name: x for name, x in module.state_dict().items() if not name.startswith("gate")}
     relative.load_state_dict(shared)
     x, padding = Case("abs_rel", role).inputs()[0], None if side == "none" else padding_of(7, side)
-    got, expected = (m(x, key_padding_mask=padding, need_head_weights=True) for m in (module, relative))
+    got, expected = (m(x, None, Context(key_padding_mask=padding, return_weights=True)) for m in (module, relative))
     torch.testing.assert_close(got, expected)
 
 
@@ -46,7 +46,7 @@ def test_a_closed_gate_is_absolute_attention(role):
     if role == "decoder":
         logits = logits.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -math.inf)
     weights = (logits / math.sqrt(WIDTH // HEADS)).softmax(-1)
-    torch.testing.assert_close(module(x, need_head_weights=True)[1].transpose(0, 1), weights)
+    torch.testing.assert_close(module(x, None, Context(return_weights=True))[1], weights)
 
 
 def test_each_head_and_position_has_its_own_gate():
@@ -65,7 +65,7 @@ def test_the_start_of_the_sentence_matters_unlike_in_relative_attention():
     assert not torch.allclose(module(moved)[0][1:], module(x)[0], atol=1e-2)
     hidden = torch.zeros(3, 8, dtype=torch.bool)
     hidden[:, 0] = True
-    torch.testing.assert_close(module(moved, key_padding_mask=hidden)[0][1:], module(x)[0])
+    torch.testing.assert_close(module(moved, None, Context(key_padding_mask=hidden))[0][1:], module(x)[0])
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ def test_learned_scale(name, options, need_weights):
     module, fixed, (x, _) = case.build(attention_scale="learned"), case.build(), case.inputs()
     assert module.learned_scale.item() == pytest.approx((WIDTH // HEADS) ** -0.5)
     torch.testing.assert_close(
-        module(x, need_weights=need_weights)[0], fixed(x, need_weights=need_weights)[0], rtol=1e-5, atol=1e-6
+        *(m(x, None, Context(return_weights=need_weights))[0] for m in (module, fixed)), rtol=1e-5, atol=1e-6
     )
     nn.init.constant_(module.learned_scale, 0.9)
     fixed.scale = 0.9
-    out = module(x, need_weights=need_weights)[0]
-    torch.testing.assert_close(out, fixed(x, need_weights=need_weights)[0], rtol=1e-6, atol=1e-7)
+    out = module(x, None, Context(return_weights=need_weights))[0]
+    torch.testing.assert_close(out, fixed(x, None, Context(return_weights=need_weights))[0], rtol=1e-6, atol=1e-7)
     out.square().sum().backward()
     assert module.learned_scale.grad.abs() > 1e-6
 
@@ -130,15 +130,15 @@ def test_attention_dropout_is_on_the_weights_in_training_only(role):
     case = Case("abs_rel", role)
     module, (x, _) = case.build(attention_dropout=1.0), case.inputs()
     torch.testing.assert_close(module(x)[0], case.build()(x)[0])
-    assert (module.train()(x)[0] == 0).all() and (module(x, need_weights=False)[0] == 0).all()
+    assert (module.train()(x)[0] == 0).all() and (module(x)[0] == 0).all()
 
 
 @roles
 def test_autocast(role):
     case = Case("abs_rel", role)
     module, (x, _) = case.build(dtype=torch.float32), case.inputs(dtype=torch.float32)
-    expected = module(x, need_weights=False)[0]
+    expected = module(x)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = module(x, need_weights=False)[0]
+        out = module(x)[0]
     assert out.dtype == torch.bfloat16
     assert (out.float() - expected).norm() / expected.norm() < 4e-2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from attention_cases import CASES, HEADS, KINDS, WIDTH, Case, padding_of, reference
 from torch import nn
 
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY, AttentionOptions, build_attention
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, AttentionOptions, Context, build_attention
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 self_cases = pytest.mark.parametrize("case", [c for c in CASES if c.role != "cross"], ids=str)
@@ -35,11 +36,11 @@ def test_equals_its_equation(case, side):
     module, (query, key) = case.build(), case.inputs()
     padding = None if side == "none" else padding_of(key.size(0), side)
     expected, weights = reference(module, query, key, padding)
-    out, got = module(query, key, key, key_padding_mask=padding, need_head_weights=True)
-    lean, none = module(query, key, key, key_padding_mask=padding, need_weights=False)
+    out, got, _ = module(query, key, Context(key_padding_mask=padding, return_weights=True))
+    lean, none, _ = module(query, key, Context(key_padding_mask=padding))
     assert none is None
     torch.testing.assert_close(out, expected, rtol=0, atol=case.tolerance)
-    torch.testing.assert_close(got.transpose(0, 1), weights, rtol=0, atol=case.tolerance)
+    torch.testing.assert_close(got, weights, rtol=0, atol=case.tolerance)
     torch.testing.assert_close(lean, out, rtol=1e-9, atol=1e-10)
 
 
@@ -53,13 +54,13 @@ def test_gradients_with_and_without_weights_agree(case):
 
     def attend(*x):
         memory = x[1] if case.role == "cross" else x[0]
-        return module(x[0], memory, memory, key_padding_mask=padding, need_weights=False)[0]
+        return module(x[0], memory, Context(key_padding_mask=padding))[0]
 
     tensors = [query] + ([source] if source is not None else [])
     assert torch.autograd.gradcheck(attend, tensors, fast_mode=True)
     memory = source if source is not None else query
-    lean = module(query, memory, memory, key_padding_mask=padding, need_weights=False)[0]
-    shown = module(query, memory, memory, key_padding_mask=padding, need_weights=True)[0]
+    lean = module(query, memory, Context(key_padding_mask=padding))[0]
+    shown = module(query, memory, Context(key_padding_mask=padding, return_weights=True))[0]
     wanted = [*tensors, *module.parameters()]
     g = torch.randn_like(lean)
     for name, a, b in zip(
@@ -76,7 +77,7 @@ def test_gradients_with_and_without_weights_agree(case):
 def test_padding_changes_nothing(case, side):
     """A sentence alone gives what it gives in a batch with padding, whatever the padding holds."""
     module, (query, key) = case.build(), case.inputs(batch=1, queries=6)
-    alone = module(query, key, key, need_weights=False)[0]
+    alone = module(query, key)[0]
     pad = 3
     garbage = torch.full((pad, 1, key.size(2)), 1e9, dtype=key.dtype)
     padded = torch.cat([garbage, key] if side == "left" else [key, garbage])
@@ -85,9 +86,9 @@ def test_padding_changes_nothing(case, side):
     if side == "right":
         mask[0, -pad:] = True
     if case.role == "cross":
-        got = module(query, padded, padded, key_padding_mask=mask, need_weights=False)[0]
+        got = module(query, padded, Context(key_padding_mask=mask))[0]
     else:
-        got = module(padded, padded, padded, key_padding_mask=mask, need_weights=False)[0]
+        got = module(padded, padded, Context(key_padding_mask=mask))[0]
         got = got[pad:] if side == "left" else got[:-pad]
     torch.testing.assert_close(got, alone, rtol=1e-6, atol=1e-7)
 
@@ -100,7 +101,7 @@ def test_fully_padded_sentence_is_finite(case, need_weights):
     memory = key if case.role == "cross" else query
     mask = torch.zeros(3, memory.size(0), dtype=torch.bool)
     mask[1] = True
-    out = module(query, memory, memory, key_padding_mask=mask, need_weights=need_weights)[0]
+    out = module(query, memory, Context(key_padding_mask=mask, return_weights=need_weights))[0]
     out.sum().backward()
     assert out.isfinite().all() and query.grad.isfinite().all()
     assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
@@ -116,10 +117,10 @@ def test_causal_exactly(case, length):
     at = length // 2
     changed = x.clone()
     changed[at:] += 10.0
-    before = module(x, x, x, need_weights=False)[0][:at]
-    assert torch.equal(module(changed, changed, changed, need_weights=False)[0][:at], before)
+    before = module(x, x)[0][:at]
+    assert torch.equal(module(changed, changed)[0][:at], before)
     x = x.clone().requires_grad_()
-    module(x, x, x, need_weights=False)[0][:at].sum().backward()
+    module(x, x)[0][:at].sum().backward()
     assert at == 0 or (x.grad[at:] == 0).all()
 
 
@@ -128,12 +129,12 @@ def test_causal_exactly(case, length):
 def test_step_by_step_equals_full_pass(case, length):
     module, (query, key) = case.build(), case.inputs(queries=length)
     padding = padding_of(key.size(0), "right") if case.role == "cross" else None
-    full = module(query, key, key, key_padding_mask=padding, need_weights=False)[0]
+    full = module(query, key, Context(key_padding_mask=padding))[0]
     state: dict[str, Any] = {}
     steps = [
-        module(
-            query[n : n + 1], key if case.role == "cross" else None, key_padding_mask=padding, incremental_state=state
-        )[0]
+        module(query[n : n + 1], key if case.role == "cross" else None, Context(key_padding_mask=padding, state=state))[
+            0
+        ]
         for n in range(length)
     ]
     torch.testing.assert_close(torch.cat(steps), full, rtol=1e-6, atol=1e-7)
@@ -144,9 +145,11 @@ def test_copies_have_states_of_their_own(case):
     """As in a stack of layers that are copies of one."""
     first, (x, _) = case.build(), case.inputs(queries=5)
     second = copy.deepcopy(first)
-    full = second(first(x, need_weights=False)[0], need_weights=False)[0]
+    full = second(first(x)[0])[0]
     state: dict[str, Any] = {}
-    steps = [second(first(x[n : n + 1], incremental_state=state)[0], incremental_state=state)[0] for n in range(5)]
+    steps = [
+        second(first(x[n : n + 1], None, Context(state=state))[0], None, Context(state=state))[0] for n in range(5)
+    ]
     torch.testing.assert_close(torch.cat(steps), full, rtol=1e-6, atol=1e-7)
 
 
@@ -154,10 +157,10 @@ def test_copies_have_states_of_their_own(case):
 def test_several_positions_a_step_and_left_padding(case):
     module, (x, _) = case.build(), case.inputs(queries=8)
     padding = padding_of(8, "left")
-    full = module(x, key_padding_mask=padding, need_weights=False)[0]
+    full = module(x, None, Context(key_padding_mask=padding))[0]
     state: dict[str, Any] = {}
     parts = [
-        module(x[a:b], key_padding_mask=padding[:, a:b], incremental_state=state)[0]
+        module(x[a:b], None, Context(key_padding_mask=padding[:, a:b], state=state))[0]
         for a, b in ((0, 3), (3, 4), (4, 8))
     ]
     torch.testing.assert_close(torch.cat(parts), full, rtol=1e-6, atol=1e-7)
@@ -179,8 +182,8 @@ def test_decoding_after_reordering(case):
             mask = None if mask is None else mask[order]
         history = torch.cat([history, query[n : n + 1]])
         memory = source if case.role == "cross" else None
-        step = module(query[n : n + 1], memory, key_padding_mask=mask, incremental_state=state)[0]
-        full = module(history, memory, key_padding_mask=mask, need_weights=False)[0][-1:]
+        step = module(query[n : n + 1], memory, Context(key_padding_mask=mask, state=state))[0]
+        full = module(history, memory, Context(key_padding_mask=mask))[0][-1:]
         torch.testing.assert_close(step, full, rtol=1e-6, atol=1e-7, msg=lambda m: f"step {n}: {m}")
 
 
@@ -192,7 +195,7 @@ def test_linear_state_is_constant(case):
         query, key = case.inputs(queries=length, keys=length)
         state: dict[str, Any] = {}
         for n in range(length):
-            module(query[n : n + 1], key if case.role == "cross" else None, incremental_state=state)
+            module(query[n : n + 1], key if case.role == "cross" else None, Context(state=state))
         (kept,) = state.values()
         sizes.append(sum(x.numel() for x in kept.values() if isinstance(x, torch.Tensor)))
     assert sizes[0] == sizes[1]
@@ -203,8 +206,8 @@ def test_linear_state_is_constant(case):
 def test_half_precision(case, dtype, bound):
     exact, (query, key) = case.build(), case.inputs(queries=40)
     low = case.build(dtype=dtype)
-    expected = exact(query, key, key, need_weights=False)[0]
-    got = low(query.to(dtype), key.to(dtype), key.to(dtype), need_weights=False)[0]
+    expected = exact(query, key)[0]
+    got = low(query.to(dtype), key.to(dtype))[0]
     assert got.dtype == dtype
     assert (got.double() - expected).norm() / expected.norm() < bound
 
@@ -213,7 +216,7 @@ def test_half_precision(case, dtype, bound):
 def test_non_contiguous_input(case):
     module = case.build()
     x = torch.randn(3, 7, WIDTH, 2, dtype=torch.float64).transpose(0, 1)[..., 0]
-    torch.testing.assert_close(module(x, need_weights=False)[0], module(x.contiguous(), need_weights=False)[0])
+    torch.testing.assert_close(module(x)[0], module(x.contiguous())[0])
 
 
 @cases
@@ -222,31 +225,40 @@ def test_state_dict_round_trip(case):
     nn.init.normal_(other.q_proj.weight)
     other.load_state_dict(module.state_dict())
     query, key = case.inputs()
-    assert torch.equal(module(query, key, key)[0], other(query, key, key)[0])
+    assert torch.equal(module(query, key)[0], other(query, key)[0])
 
 
 @cases
-def test_value_loss_sees_values_and_padding(case):
+def test_values_come_out_with_their_padding(case):
     module, (query, key) = case.build(), case.inputs()
     mask = padding_of(key.size(0), "right")
-    seen = []
-
-    def loss(values, padding_mask):
-        seen.append((values, padding_mask))
-        return values.sum()
-
-    out, _, value = module(query, key, key, key_padding_mask=mask, value_loss=loss)
-    values, padding = seen[0]
+    context = Context(padding_mask=mask, key_padding_mask=mask)
+    assert module(query, key, context).values is None
+    out, _, (values, padding) = module(query, key, replace(context, return_values=True))
     expected = module.v_proj(key).unflatten(-1, (module.value_heads, -1)).permute(1, 2, 0, 3)
-    assert padding is mask and torch.equal(values, expected) and torch.equal(value, expected.sum())
-    assert torch.equal(out, module(query, key, key, key_padding_mask=mask, need_weights=True)[0])
+    assert padding is mask and torch.equal(values, expected)
+    assert torch.equal(out, module(query, key, context).output)
 
 
 @decoding_cases
-def test_value_loss_while_decoding_is_refused(case):
+def test_values_while_decoding_are_refused(case):
     module, (query, key) = case.build(), case.inputs()
     with pytest.raises(ValueError, match="a loss on the Values is for training"):
-        module(query[:1], key, incremental_state={}, value_loss=lambda values, mask: values.sum())
+        module(query[:1], key, Context(state={}, return_values=True))
+
+
+@cases
+def test_training_computes_what_evaluation_computes(case):
+    """Without dropout, training and evaluation are the same path: equal to the bit, and every hook fires in both."""
+    module, (query, key) = case.build(), case.inputs()
+    fired = []
+    for name, part in module.named_modules():
+        part.register_forward_hook(lambda *_, name=name: fired.append(name))
+    results = []
+    for training in (True, False):
+        fired.clear()
+        results.append((module.train(training)(query, key).output, sorted(fired)))
+    assert torch.equal(results[0][0], results[1][0]) and results[0][1] == results[1][1]
 
 
 @pytest.mark.parametrize("name", ["softmax", "relative"])
@@ -254,10 +266,10 @@ def test_attention_dropout_is_on_the_weights_in_training_only(name):
     case = Case(name, "encoder")
     module, (query, _) = case.build(attention_dropout=0.5), case.inputs()
     without = case.build()
-    assert torch.equal(module(query, need_weights=False)[0], without(query, need_weights=False)[0])
+    assert torch.equal(module(query)[0], without(query)[0])
     module.train()
     torch.manual_seed(3)
-    draws = torch.stack([module(query, need_weights=False)[0] for _ in range(2000)])
+    draws = torch.stack([module(query)[0] for _ in range(2000)])
     assert not torch.equal(draws[0], draws[1])
     torch.testing.assert_close(draws.mean(0), without(query)[0], rtol=0, atol=0.1)
 
@@ -265,30 +277,8 @@ def test_attention_dropout_is_on_the_weights_in_training_only(name):
 @pytest.mark.parametrize("name", sorted(ATTENTION_REGISTRY))
 def test_output_dropout(name):
     module = Case(name, "encoder").build(attention_output_dropout=1.0).train()
-    out = module(torch.randn(4, 2, WIDTH, dtype=torch.float64), need_weights=False)[0]
+    out = module(torch.randn(4, 2, WIDTH, dtype=torch.float64))[0]
     assert (out == 0).all()
-
-
-def test_bool_and_float_attn_mask():
-    module, (x, _) = Case("softmax", "encoder").build(), Case("softmax", "encoder").inputs()
-    hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
-    causal = Case("softmax", "decoder").build()
-    expected = causal(x, need_weights=False)[0]
-    added = torch.zeros(7, 7, dtype=torch.float64).masked_fill(hidden, -math.inf)
-    for need_weights in (False, True):
-        torch.testing.assert_close(module(x, attn_mask=hidden, need_weights=need_weights)[0], expected)
-        torch.testing.assert_close(module(x, attn_mask=added, need_weights=need_weights)[0], expected)
-
-
-def test_linear_takes_the_causal_mask_of_fairseq_and_no_other():
-    x = torch.randn(5, 2, WIDTH, dtype=torch.float64)
-    module = Case("linear", "decoder").build()
-    mask = torch.zeros(5, 5, dtype=torch.float64).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf)
-    assert torch.equal(module(x, attn_mask=mask)[0], module(x)[0])
-    with pytest.raises(ValueError, match="linear attention has no attn_mask"):
-        module(x, attn_mask=torch.zeros(5, 5))
-    with pytest.raises(ValueError, match="linear attention has no attn_mask"):
-        Case("linear", "encoder").build()(x, attn_mask=mask)
 
 
 def test_softmax_equals_torchs_multihead_attention():
@@ -297,9 +287,9 @@ def test_softmax_equals_torchs_multihead_attention():
     theirs.in_proj_weight.data = torch.cat([module.q_proj.weight, module.k_proj.weight, module.v_proj.weight]).detach()
     theirs.out_proj.weight.data = module.out_proj.weight.detach()
     out, weights = theirs(x, x, x)
-    got = module(x)
-    torch.testing.assert_close(got[0], out)
-    torch.testing.assert_close(got[1], weights)
+    got = module(x, None, Context(return_weights=True))
+    torch.testing.assert_close(got.output, out)
+    torch.testing.assert_close(got.weights.mean(1), weights)
 
 
 def test_relative_attention_does_not_know_where_the_sentence_starts():
@@ -308,7 +298,9 @@ def test_relative_attention_does_not_know_where_the_sentence_starts():
     x = torch.randn(4, 1, WIDTH, dtype=torch.float64)
     mask = torch.tensor([[True, True, True, False, False, False, False]])
     shifted = torch.cat([torch.randn(3, 1, WIDTH, dtype=torch.float64), x])
-    torch.testing.assert_close(module(shifted, key_padding_mask=mask)[0][3:], module(x)[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        module(shifted, None, Context(key_padding_mask=mask))[0][3:], module(x)[0], rtol=1e-5, atol=1e-6
+    )
 
 
 # Initialization and errors.

@@ -9,7 +9,7 @@ from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY, build_attention
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
 
 E = WIDTH // HEADS
 
@@ -33,13 +33,13 @@ def test_one_retrieval_is_softmax_attention_with_shared_values(role, position):
     softmax = as_softmax(module, case)
     if position is not None:
         softmax.position.load_state_dict(module.position.state_dict())
-    expected, weights = softmax(query, key, need_head_weights=True)
-    out, got = module(query, key, need_head_weights=True)
+    expected, weights, _ = softmax(query, key, Context(return_weights=True))
+    out, got, _ = module(query, key, Context(return_weights=True))
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(got, weights)
     if role == "decoder":
         state = {}
-        steps = [module(query[n : n + 1], incremental_state=state)[0] for n in range(len(query))]
+        steps = [module(query[n : n + 1], None, Context(state=state))[0] for n in range(len(query))]
         torch.testing.assert_close(torch.cat(steps), expected, rtol=1e-6, atol=1e-7)
 
 
@@ -80,7 +80,7 @@ def test_concat_is_the_linear_layer_on_query_and_retrieved():
     x, found = Case("compositional", "encoder").inputs()[0], torch.randn(3, HEADS, 7, 3, E, dtype=torch.float64)
     layer, project = (nn.Linear(*sizes, dtype=torch.float64) for sizes in ((16 + E, 1), (WIDTH, HEADS * 16)))
     layer.weight.data[:, 16:] = module.retrieval_k.weight.detach()
-    query = module._heads(project(x)).unsqueeze(-2).expand(-1, -1, -1, 3, -1)
+    query = module._split_heads(project(x), HEADS).unsqueeze(-2).expand(-1, -1, -1, 3, -1)
     expected = (layer(torch.cat([query, found], -1)).softmax(-2) * found).sum(-2)
     torch.testing.assert_close(module._retrieve(found, x), expected)
 
@@ -119,15 +119,12 @@ def test_parameters():
     assert 32 * 4 == ATTENTION_REGISTRY["compositional"](64, 4, role="encoder").retrieval_q.out_features
 
 
-def test_value_loss_sees_the_values_of_every_retrieval():
-    module, (x, _) = (
-        Case("compositional", "encoder", {"retrievals": 4}).build(),
-        Case("compositional", "encoder").inputs(),
-    )
-    seen = []
-    module(x, value_loss=lambda values, mask: seen.append(values) or values.sum())
-    assert seen[0].shape == (3, 4, 7, E)
-    torch.testing.assert_close(seen[0][:, 2], (x @ module.v_proj.weight[2 * E : 3 * E].T).transpose(0, 1))
+def test_values_are_those_of_every_retrieval():
+    case = Case("compositional", "encoder", {"retrievals": 4})
+    module, (x, _) = case.build(), case.inputs()
+    values, _ = module(x, None, Context(return_values=True)).values
+    assert values.shape == (3, 4, 7, E)
+    torch.testing.assert_close(values[:, 2], (x @ module.v_proj.weight[2 * E : 3 * E].T).transpose(0, 1))
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -139,7 +136,7 @@ def test_attention_dropout_is_on_the_searches_in_training_only(role):
     module.train()
     torch.manual_seed(3)
     for need_weights in (False, True):
-        draws = torch.stack([module(query, key, need_weights=need_weights)[0] for _ in range(1500)])
+        draws = torch.stack([module(query, key, Context(return_weights=need_weights))[0] for _ in range(1500)])
         assert not torch.equal(draws[0], draws[1])
         torch.testing.assert_close(draws.mean(0), expected, rtol=0, atol=0.15)
 
@@ -148,12 +145,12 @@ def test_attention_dropout_is_on_the_searches_in_training_only(role):
 def test_autocast_in_full_and_in_steps(role):
     case = Case("compositional", role)
     module, (query, key) = case.build(dtype=torch.float32), case.inputs(dtype=torch.float32)
-    expected = module(query, key, need_weights=False)[0]
+    expected = module(query, key)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outs = [module(query, key, need_weights=False)[0]]
+        outs = [module(query, key)[0]]
         if role != "encoder":
             state, memory = {}, key if role == "cross" else None
-            steps = [module(query[n : n + 1], memory, incremental_state=state)[0] for n in range(len(query))]
+            steps = [module(query[n : n + 1], memory, Context(state=state))[0] for n in range(len(query))]
             outs.append(torch.cat(steps))
     for out in outs:
         assert out.dtype == torch.bfloat16

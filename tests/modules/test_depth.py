@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from fairseq_sg.modules.attention import Context, Values
 from fairseq_sg.modules.depth import DEPTH_REGISTRY, build_stack
+from fairseq_sg.modules.layers import LayerOutput
 
 KINDS = ("separate", "shared", "shared_act")
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -32,13 +34,15 @@ class Recorder(nn.Module):
         self.key = f"recorder{number}"
         self.calls = []
 
-    def forward(self, x, incremental_state=None, need_weights=False, padding_mask=None, shift=0.0):
-        self.calls.append({"need_weights": need_weights, "shift": shift})
-        if incremental_state is not None:
-            cache = incremental_state.get(self.key, x.new_zeros(x.size(1), 0))
-            incremental_state[self.key] = torch.cat([cache, x[0, :, :1]], dim=1)
-        x = self.scale * x + shift
-        return x, x.mean(-1) if need_weights else None, {"size": x.abs().sum(), f"of_{self.key}": x.sum()}
+    def forward(self, x, context):
+        self.calls.append(context)
+        if context.state is not None:
+            cache = context.state.get(self.key, x.new_zeros(x.size(1), 0))
+            context.state[self.key] = torch.cat([cache, x[0, :, :1]], dim=1)
+        x = self.scale * x + context.first
+        weights = x.mean(-1) if context.return_weights else None
+        values = {"decoder": Values(x, None)} if context.return_values else {}
+        return LayerOutput(x, weights, values, {"size": x.abs().sum(), f"of_{self.key}": x.sum()})
 
     def reorder_incremental_state(self, incremental_state, new_order):
         if self.key in incremental_state:
@@ -92,14 +96,14 @@ def test_steps_in_order(kind, steps):
     x = torch.randn(4, 2, 3)
     expected, states = x, []
     for step in range(steps):
-        expected = (2.0 + step if kind == "separate" else 2.0) * expected + 0.5
+        expected = (2.0 + step if kind == "separate" else 2.0) * expected + 5
         states.append(expected)
-    out = module(x, shift=0.5, keep_hidden=True)
+    out = module(x, Context(first=5), keep_hidden=True)
     torch.testing.assert_close(out.x, expected)
     assert len(out.hidden_states) == steps
     for got, state in zip(out.hidden_states, states):
         torch.testing.assert_close(got, state)
-    assert module(x, shift=0.5).hidden_states == []
+    assert module(x, Context(first=5)).hidden_states == []
 
 
 @plain_kinds
@@ -112,12 +116,29 @@ def test_losses_are_collected_in_the_order_of_the_steps(kind):
     assert len(out.losses["of_recorder0"]) == (1 if kind == "separate" else 3)
 
 
+@kinds
+def test_values_are_collected_in_the_order_of_the_steps(kind):
+    module, _ = stack(kind, 3)
+    out = module(torch.ones(4, 2, 3), Context(return_values=True), keep_hidden=True)
+    assert [v.values.sum().item() for v in out.values["decoder"]] == [x.sum().item() for x in out.hidden_states]
+    assert module(torch.ones(4, 2, 3)).values == {}
+
+
+@kinds
+def test_each_step_gets_its_memory(kind):
+    module, built = stack(kind, 3)
+    memory = [torch.full((2, 2, 3), float(step)) for step in range(3)]
+    module(torch.ones(4, 2, 3), memory=memory, keep_hidden=True)
+    calls = [call.memory for layer in built for call in layer.calls]
+    assert len(calls) == 3 and all(got is given for got, given in zip(calls, memory))
+
+
 @plain_kinds
 def test_weights_are_asked_of_the_last_step_alone(kind):
     module, built = stack(kind, 3)
-    out = module(torch.ones(4, 2, 3), need_weights=True)
+    out = module(torch.ones(4, 2, 3), Context(return_weights=True))
     torch.testing.assert_close(out.weights, out.x.mean(-1))
-    asked = [call["need_weights"] for layer in built for call in layer.calls]
+    asked = [call.return_weights for layer in built for call in layer.calls]
     assert asked == [False, False, True]
     assert module(torch.ones(4, 2, 3)).weights is None
 
@@ -131,8 +152,8 @@ def test_each_step_has_a_decoding_state_of_its_own(kind):
     state = {}
     for token in (1.0, 10.0):
         x = torch.stack([torch.full((3,), token), torch.full((3,), -token)])[None]
-        module(x, incremental_state=state)
-    caches = [module.at(step, state) for step in range(3)]
+        module(x, Context(state=state))
+    caches = [(module.layer_for_step(step), module.state_for_step(step, state)) for step in range(3)]
     for step, (layer, own) in enumerate(caches):
         scale = 2.0**step
         assert own[layer.key].tolist() == [[scale, 10 * scale], [-scale, -10 * scale]]
@@ -142,8 +163,8 @@ def test_each_step_has_a_decoding_state_of_its_own(kind):
 @kinds
 def test_no_decoding_state_outside_decoding(kind):
     module, built = stack(kind, 2)
-    assert [module.at(step, None)[1] for step in range(2)] == [None, None]
-    assert [module.at(step, None)[0] for step in range(2)] == [built[0], built[-1]]
+    assert [module.state_for_step(step, None) for step in range(2)] == [None, None]
+    assert [module.layer_for_step(step) for step in range(2)] == [built[0], built[-1]]
 
 
 @kinds
@@ -151,14 +172,14 @@ def test_reordering_reaches_the_states_of_all_steps(kind):
     """As fairseq does it: every module that can reorder is handed the whole decoding state."""
     module, _ = stack(kind, 3)
     state = {}
-    module(torch.arange(12.0).view(1, 4, 3), incremental_state=state)
-    before = [own[layer.key].clone() for layer, own in (module.at(step, state) for step in range(3))]
+    module(torch.arange(12.0).view(1, 4, 3), Context(state=state))
+    before = [module.state_for_step(step, state)[module.layer_for_step(step).key].clone() for step in range(3)]
     order = torch.tensor([2, 0, 0])
     for part in module.modules():
         if hasattr(part, "reorder_incremental_state"):
             part.reorder_incremental_state(state, order)
     for step, old in enumerate(before):
-        layer, own = module.at(step, state)
+        layer, own = module.layer_for_step(step), module.state_for_step(step, state)
         assert torch.equal(own[layer.key], old[order]), f"step {step}"
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY, build_attention
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, FeatureMap, build_feature_map
 from fairseq_sg.modules.feature_maps.outer import OuterProduct
 from fairseq_sg.modules.feature_maps.performer import orthogonal_gaussian
@@ -293,16 +293,16 @@ def test_cosformer_ends_at_its_horizon(role):
         with pytest.raises(ValueError, match=message):
             attention(short, x)
         with pytest.raises(ValueError, match=message):
-            attention(short[:1], x, incremental_state={})
+            attention(short[:1], x, Context(state={}))
     attention(short, short)
     padding = torch.tensor([[True] + 5 * [False], 5 * [False] + [True]])
-    attention(short if role == "cross" else x, x, key_padding_mask=padding)  # six, but no position above 4
+    attention(short if role == "cross" else x, x, Context(key_padding_mask=padding))  # six, but no position above 4
     if role != "encoder":
         state = {}
         for n in range(5):
-            attention(x[n : n + 1], short if role == "cross" else None, incremental_state=state)
+            attention(x[n : n + 1], short if role == "cross" else None, Context(state=state))
         with pytest.raises(ValueError, match=message):
-            attention(x[5:], short if role == "cross" else None, incremental_state=state)
+            attention(x[5:], short if role == "cross" else None, Context(state=state))
 
 
 # Performer.
@@ -365,7 +365,7 @@ def test_performer_does_not_draw_in_evaluation_or_decoding(redraw):
     before = attention.feature_map.projection
     assert torch.equal(attention(x)[0], attention(x)[0])
     attention.train()
-    attention(x[:1], incremental_state={})
+    attention(x[:1], None, Context(state={}))
     assert attention.feature_map.projection is before
 
 
@@ -478,7 +478,7 @@ def test_options_reach_the_map_from_a_configuration(name):
     config = config_of(24, 3, feature_map=name, **chosen)
     attention = build_attention("linear", config, "decoder")
     assert attention.feature_map.features == build_feature_map(name, 8, **chosen).features
-    assert FEATURE_MAP_REGISTRY[name] in ATTENTION_REGISTRY["linear"].parts(SimpleNamespace(feature_map=name))
+    assert FEATURE_MAP_REGISTRY[name] in ATTENTION_REGISTRY["linear"].option_classes(SimpleNamespace(feature_map=name))
 
 
 @every_map
@@ -489,22 +489,22 @@ def test_linear_attention_under_autocast_and_in_cross_decoding(name):
     ).eval()
     query, source, state = torch.randn(4, 3, 12), torch.randn(6, 3, 12), {}
     with torch.autocast("cpu", torch.bfloat16):
-        full, weights = attention(query, source)
-        steps = torch.cat([attention(query[n : n + 1], source, incremental_state=state)[0] for n in range(4)])
+        full, weights, _ = attention(query, source, Context(return_weights=True))
+        steps = torch.cat([attention(query[n : n + 1], source, Context(state=state))[0] for n in range(4)])
     assert full.dtype == steps.dtype == weights.dtype == torch.bfloat16
     torch.testing.assert_close(steps, full, rtol=0.02, atol=0.02)
     torch.testing.assert_close(full.float(), attention(query, source)[0], rtol=0.05, atol=0.05)
     half = attention.bfloat16()
-    step = half(query[:1].bfloat16(), source.bfloat16(), incremental_state={})[0]
+    step = half(query[:1].bfloat16(), source.bfloat16(), Context(state={}))[0]
     assert step.dtype == torch.bfloat16
 
 
 def test_weights_are_accurate_under_autocast():
     attention = ATTENTION_REGISTRY["linear"](12, 2, role="decoder")
     q, k, v = (torch.randn(2, 2, 5, 6) for _ in "qkv")
-    _, expected = attention.attend(q, k, v, None, None, True)
+    _, expected = attention.attend(q, k, v, Context(return_weights=True))
     with torch.autocast("cpu", torch.bfloat16):
-        _, weights = attention.attend(q, k, v, None, None, True)
+        _, weights = attention.attend(q, k, v, Context(return_weights=True))
     assert torch.equal(weights, expected)
 
 
@@ -531,10 +531,10 @@ def test_training_computes_what_evaluation_does(name, norm, role):
     found = []
     for training in (True, False):
         attention.train(training).zero_grad()
-        out, _ = attention(x, key, key, key_padding_mask=mask)
+        out, _, _ = attention(x, key, Context(key_padding_mask=mask))
         outs = [out]
         if role == "decoder":
-            outs.append(attention(x, memory=memory)[0])
+            outs.append(attention(x, None, Context(memory=memory))[0])
         sum(o.sin().sum() for o in outs).backward()
         found.append([*outs, *(p.grad.clone() for p in attention.parameters() if p.grad is not None)])
     for trained, evaluated in zip(*found, strict=True):
@@ -561,7 +561,7 @@ def test_normalized_keys_neither_overflow_nor_vanish(name, norm):
     q, v = torch.randn(1, 1, 3, width), torch.ones(1, 1, 5, width)
     for length in (1.0, 30.0, 300.0):
         k = length * torch.randn(1, 1, 5, width)
-        torch.testing.assert_close(attention.attend(q, k, v, None, None, False)[0], v[:, :, :3], rtol=0, atol=0.02)
+        torch.testing.assert_close(attention.attend(q, k, v, Context())[0], v[:, :, :3], rtol=0, atol=0.02)
     k = torch.randn(1, 1, 5, width, dtype=torch.float64)
     attention.double().k_norm.eps = 0.0
     torch.testing.assert_close(attention._keys(k, None), attention.k_norm(attention.feature_map.keys(k)))

@@ -10,7 +10,7 @@ from attention_cases import HEADS, WIDTH, Case, padding_of, reference
 from torch import nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 
 D = WIDTH // HEADS
 kinds = pytest.mark.parametrize("name", ["galerkin", "fourier"])
@@ -72,10 +72,10 @@ def test_galerkin_is_the_papers_formula_in_its_order():
 def test_gains_of_the_norms(name, role, side):
     module, (query, key) = build(name, role), Case(name, role).inputs()
     padding = padding_of(key.size(0), side)
-    out, weights = module(query, key, key_padding_mask=padding, need_head_weights=True)
+    out, weights, _ = module(query, key, Context(key_padding_mask=padding, return_weights=True))
     expected = reference(module, query, key, padding)
     torch.testing.assert_close(out, expected[0])
-    torch.testing.assert_close(weights.transpose(0, 1), expected[1])
+    torch.testing.assert_close(weights, expected[1])
 
 
 @kinds
@@ -91,9 +91,9 @@ def test_the_causal_form_is_the_encoders_over_each_prefix(name):
 @kinds
 def test_weights_give_the_output(name):
     module, (x, _) = build(name, "encoder"), Case(name, "encoder").inputs()
-    out, weights = module(x, need_head_weights=True)
-    values = module.v_norm(module._heads(module.v_proj(x)))
-    torch.testing.assert_close((weights.transpose(0, 1) @ values).permute(2, 0, 1, 3).flatten(2), out)
+    out, weights, _ = module(x, None, Context(return_weights=True))
+    values = module.v_norm(module._split_heads(module.v_proj(x), HEADS))
+    torch.testing.assert_close((weights @ values).permute(2, 0, 1, 3).flatten(2), out)
 
 
 @kinds
@@ -104,7 +104,7 @@ def test_the_state_is_constant(name, role):
         module, (query, key) = build(name, role), Case(name, role).inputs(queries=length, keys=length)
         state = {}
         for n in range(length):
-            module(query[n : n + 1], key if role == "cross" else None, incremental_state=state)
+            module(query[n : n + 1], key if role == "cross" else None, Context(state=state))
         (kept,) = state.values()
         sizes.append({name: x.shape for name, x in kept.items()})
     assert sizes[0] == sizes[1]
@@ -116,8 +116,10 @@ def test_steps_with_padding_before_and_between_them(name):
     module, x = build(name, "decoder"), Case(name, "decoder").inputs(queries=6)[0]
     padding = torch.zeros(3, 6, dtype=torch.bool)
     padding[0, :3] = padding[1, 2] = True
-    full, state = module(x, key_padding_mask=padding)[0], {}
-    steps = [module(x[n : n + 1], key_padding_mask=padding[:, n : n + 1], incremental_state=state)[0] for n in range(6)]
+    full, state = module(x, None, Context(key_padding_mask=padding))[0], {}
+    steps = [
+        module(x[n : n + 1], None, Context(key_padding_mask=padding[:, n : n + 1], state=state))[0] for n in range(6)
+    ]
     torch.testing.assert_close(torch.cat(steps), full)
     assert (full[:3, 0] == 0).all()
 
@@ -138,7 +140,7 @@ def test_sums_beyond_float16(name, role):
     if name == "fourier":
         nn.init.constant_(module.v_proj.weight, 100.0 / module.v_proj.in_features)
         key = torch.ones_like(key)
-    out = module(query, key, need_weights=False)[0].float()
+    out = module(query, key)[0].float()
     torch.testing.assert_close(out, torch.full_like(out, 0.5 * 5 * D * 100 * module.scale), rtol=1e-2, atol=0)
 
 
@@ -146,13 +148,13 @@ def test_sums_beyond_float16(name, role):
 @pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
 def test_autocast_in_full_and_in_steps(name, role):
     module, (query, key) = build(name, role, torch.float32), Case(name, role).inputs(dtype=torch.float32)
-    expected = module(query, key, need_weights=False)[0]
+    expected = module(query, key)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = module(query, key, need_weights=False)[0]
+        out = module(query, key)[0]
         outs = [out]
         if role != "encoder":
             state, memory = {}, key if role == "cross" else None
-            steps = [module(query[n : n + 1], memory, incremental_state=state)[0] for n in range(len(query))]
+            steps = [module(query[n : n + 1], memory, Context(state=state))[0] for n in range(len(query))]
             outs.append(torch.cat(steps))
     for out in outs:
         assert out.dtype == torch.bfloat16
@@ -160,11 +162,10 @@ def test_autocast_in_full_and_in_steps(name, role):
 
 
 @kinds
-def test_value_loss_sees_the_values_before_their_norm(name):
+def test_values_are_those_before_their_norm(name):
     module, (x, _) = build(name, "encoder"), Case(name, "encoder").inputs()
-    seen = []
-    module(x, value_loss=lambda values, mask: seen.append(values) or values.sum())
-    assert torch.equal(seen[0], module._heads(module.v_proj(x)))
+    values, _ = module(x, None, Context(return_values=True)).values
+    assert torch.equal(values, module._split_heads(module.v_proj(x), HEADS))
 
 
 # Projections.
@@ -191,17 +192,6 @@ def test_the_output_projection_is_an_option(name):
     missing, unexpected = with_one.load_state_dict(without.state_dict(), strict=False)
     assert missing == ["out_proj.weight"] and not unexpected
     torch.testing.assert_close(with_one(x)[0], without(x)[0] @ with_one.out_proj.weight.T)
-
-
-@kinds
-def test_takes_the_causal_mask_of_fairseq_and_no_other(name):
-    x = Case(name, "decoder").inputs(queries=5)[0]
-    module, mask = build(name, "decoder"), torch.ones(5, 5, dtype=torch.bool).triu(1)
-    assert torch.equal(module(x, attn_mask=mask)[0], module(x)[0])
-    with pytest.raises(ValueError, match=f"{name} attention has no attn_mask"):
-        module(x, attn_mask=~mask)
-    with pytest.raises(ValueError, match=f"{name} attention has no attn_mask"):
-        build(name, "encoder")(x, attn_mask=mask)
 
 
 def test_an_unknown_scale_is_refused():

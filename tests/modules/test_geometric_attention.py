@@ -12,7 +12,8 @@ from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention import build_attention
+from fairseq_sg.modules.attention import Context, build_attention
+from fairseq_sg.modules.cpu.packing import PADDED
 from fairseq_sg.modules.dropout import dropout
 
 ROLES = ("encoder", "decoder")
@@ -27,9 +28,9 @@ def test_equals_its_equation_with_other_scalars(role, options):
     with torch.no_grad():
         module.alpha.fill_(-0.7), module.beta.fill_(1.9), module.gamma.fill_(-0.4)
     expected, weights = reference(module, x, x, padding_of(7, "left"))
-    out, got = module(x, key_padding_mask=padding_of(7, "left"), need_head_weights=True)
+    out, got, _ = module(x, None, Context(key_padding_mask=padding_of(7, "left"), return_weights=True))
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-9)
-    torch.testing.assert_close(got.transpose(0, 1), weights, rtol=0, atol=1e-9)
+    torch.testing.assert_close(got, weights, rtol=0, atol=1e-9)
 
 
 def test_parameters_at_the_start():
@@ -82,7 +83,7 @@ def test_each_direction_has_its_channel():
     torch.testing.assert_close(looking(60.0)(x)[0], torch.cat([x[1:], nothing]))
     torch.testing.assert_close(looking(-60.0)(x)[0], torch.cat([nothing, x[:-1]]))
     mask = torch.tensor([[False, False, True, True, False]] * 2)
-    torch.testing.assert_close(looking(60.0)(x, key_padding_mask=mask)[0][:2], x[[1, 4]])
+    torch.testing.assert_close(looking(60.0)(x, None, Context(key_padding_mask=mask))[0][:2], x[[1, 4]])
 
 
 def test_normalized_rows_sum_to_one_or_have_nothing_to_sum():
@@ -90,13 +91,13 @@ def test_normalized_rows_sum_to_one_or_have_nothing_to_sum():
     mask = torch.tensor([[False] * 6, [True] * 6])
     for role in ROLES:
         module = Case("geometric", role, {"geometric_normalize": True}).build()
-        weights = module(x, key_padding_mask=mask)[1]
+        weights = module(x, None, Context(key_padding_mask=mask, return_weights=True)).weights
         expected = torch.ones(6, dtype=torch.float64)
         expected[0] = float(role == "encoder")
-        torch.testing.assert_close(weights[0].sum(-1), expected)
+        torch.testing.assert_close(weights[0].sum(-1), expected.expand(HEADS, -1))
         assert (weights[1] == 0).all()
         plain = Case("geometric", role).build()
-        assert (plain(x)[1].sum(-1) < 1).all()
+        assert (plain(x, None, Context(return_weights=True)).weights.sum(-1) < 1).all()
 
 
 @roles
@@ -107,19 +108,19 @@ def test_normalized_in_half_precision_where_hardly_anything_matches(role, dtype)
     with torch.no_grad():
         module.gamma.fill_(-20.0)
     x = torch.randn(6, 2, WIDTH).to(dtype).requires_grad_()
-    out, weights = module(x, need_head_weights=True)
+    out, weights, _ = module(x, None, Context(return_weights=True))
     out.float().square().sum().backward()
     assert out.dtype == weights.dtype == dtype
-    torch.testing.assert_close(weights[:, :, 1:].float().sum(-1), torch.ones(HEADS, 2, 5), rtol=0, atol=0.03)
+    torch.testing.assert_close(weights[:, :, 1:].float().sum(-1), torch.ones(2, HEADS, 5), rtol=0, atol=0.03)
     assert x.grad.isfinite().all() and all(p.grad.isfinite().all() for p in module.parameters())
 
 
 def test_first_position_of_a_decoder_sees_nothing():
     module, (x, _) = Case("geometric", "decoder").build(), Case("geometric", "decoder").inputs()
-    out, weights = module(x)
-    assert (out[0] == 0).all() and (weights[:, 0] == 0).all() and (out[1:] != 0).all()
+    out, weights, _ = module(x, None, Context(return_weights=True))
+    assert (out[0] == 0).all() and (weights[:, :, 0] == 0).all() and (out[1:] != 0).all()
     state = {}
-    assert (module(x[:1], incremental_state=state)[0] == 0).all()
+    assert (module(x[:1], None, Context(state=state))[0] == 0).all()
     biased = Case("geometric", "decoder", {"attention_bias": True}).build()
     assert torch.equal(biased(x)[0][0], biased.out_proj.bias.expand(3, -1))
 
@@ -136,7 +137,7 @@ def test_the_same_neighbours_give_the_same_output_anywhere(role):
     mask = torch.tensor([[True] * 4 + [False] * 5 + [True] * 2])
     longer = torch.randn(11, 1, WIDTH, dtype=torch.float64)
     longer[4:9] = x
-    torch.testing.assert_close(module(longer, key_padding_mask=mask)[0][4:9], module(x)[0])
+    torch.testing.assert_close(module(longer, None, Context(key_padding_mask=mask))[0][4:9], module(x)[0])
 
 
 @roles
@@ -148,9 +149,10 @@ def test_dropout_is_on_the_keys_in_training_only(role):
     torch.manual_seed(3)
     out = module(x)[0]
     torch.manual_seed(3)
-    kept = dropout(module._heads(module.k_proj(x)), 0.5, training=True)
-    plain.k_proj = nn.Identity()
-    expected = plain(x, kept.permute(2, 0, 1, 3).flatten(2), x)[0]
+    kept = dropout(module._split_heads(module.k_proj(x), HEADS), 0.5, training=True)
+    v = plain._split_heads(plain.v_proj(x), HEADS)
+    q = plain._split_heads(plain.q_proj(x), HEADS)
+    expected = plain._join_heads(plain.attend(q, kept, v, Context(), x=x)[0], PADDED)
     torch.testing.assert_close(out, expected)
     assert not torch.allclose(out, case.build()(x)[0])
 
@@ -160,27 +162,7 @@ def test_dropping_all_keys_leaves_the_direction():
     module, plain, (x, _) = case.build(geometric_key_dropout=1.0).train(), case.build(), case.inputs()
     nn.init.zeros_(plain.k_proj.weight)
     torch.testing.assert_close(module(x)[0], plain(x)[0])
-    assert (module(x)[1] != 0).any()
-
-
-def test_masks_of_the_caller():
-    """A bool mask hides, a float one is added to the logits; a decoder takes fairseq's own for what it is."""
-    case = Case("geometric", "encoder")
-    module, (x, _) = case.build(), case.inputs()
-    hidden = torch.rand(7, 7) < 0.4
-    hidden[:, 3] = False
-    shown = module(x, attn_mask=hidden, need_head_weights=True)
-    added = torch.zeros(7, 7, dtype=torch.float64).masked_fill(hidden, -math.inf)
-    torch.testing.assert_close(module(x, attn_mask=added)[0], shown[0])
-    assert (shown[1][:, :, hidden] == 0).all() and not torch.allclose(shown[0], module(x)[0])
-    shifted = module(x, attn_mask=torch.full((7, 7), 0.8, dtype=torch.float64))[0]
-    with torch.no_grad():
-        module.gamma.add_(0.8)
-    torch.testing.assert_close(shifted, module(x)[0])
-
-    decoder = Case("geometric", "decoder").build()
-    causal = torch.zeros(7, 7, dtype=torch.float64).masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -math.inf)
-    assert torch.equal(decoder(x, attn_mask=causal)[0], decoder(x)[0])
+    assert (module(x, None, Context(return_weights=True)).weights != 0).any()
 
 
 @roles
@@ -192,7 +174,7 @@ def test_under_autocast(role):
         out = module(x)[0]
         state: dict = {}
         steps = (
-            torch.cat([module(x[n : n + 1], incremental_state=state)[0] for n in range(6)])
+            torch.cat([module(x[n : n + 1], None, Context(state=state))[0] for n in range(6)])
             if role == "decoder"
             else out
         )
@@ -207,7 +189,9 @@ def test_errors():
     ):
         build_attention("geometric", config_of(32, 4), "cross")
     with pytest.raises(ValueError, match="geometric attention takes no position numbers"):
-        Case("geometric", "encoder").build()(torch.zeros(2, 1, WIDTH, dtype=torch.float64), positions=torch.arange(2))
+        Case("geometric", "encoder").build()(
+            torch.zeros(2, 1, WIDTH, dtype=torch.float64), None, Context(positions=torch.arange(2))
+        )
 
 
 def test_options_of_other_attentions_are_refused():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from configs import config_of
 from torch import nn
 
+from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
-from fairseq_sg.modules.losses import OrthogonalityLoss
 from fairseq_sg.modules.update import Residual
 
 DIM, FFN = 8, 12
@@ -49,6 +51,21 @@ def sublayer(x, function, norm, pre_norm):
     return x + function(layer_norm(x, norm)) if pre_norm else layer_norm(x + function(x), norm)
 
 
+def seen_by_encoder(padding=None, **options) -> Context:
+    return Context(padding_mask=padding, key_padding_mask=padding, **options)
+
+
+def seen_by_decoder(source, source_padding=None, padding=None, return_weights=False, roles=(), **options) -> Context:
+    cross = Context(
+        padding_mask=source_padding,
+        key_padding_mask=source_padding,
+        return_weights=return_weights,
+        return_values="cross" in roles,
+        **options,
+    )
+    return Context(padding_mask=padding, return_values="decoder" in roles, source=source, cross=cross)
+
+
 def inputs(n=5, m=6):
     torch.manual_seed(1)
     x, memory = torch.randn(n, 2, DIM, dtype=torch.float64), torch.randn(m, 2, DIM, dtype=torch.float64)
@@ -63,13 +80,13 @@ def inputs(n=5, m=6):
 def test_encoder_layer(attention, pre_norm):
     layer = encoder_layer(attention, pre_norm=pre_norm)
     x, _, padding, _ = inputs()
-    got, weights, losses = layer(x, padding_mask=padding)
+    got, weights, values, losses = layer(x, seen_by_encoder(padding))
     expected = sublayer(
-        x, lambda x: layer.self_attn(x, x, x, key_padding_mask=padding)[0], layer.self_attn_residual.norm, pre_norm
+        x, lambda x: layer.self_attn(x, x, seen_by_encoder(padding))[0], layer.self_attn_residual.norm, pre_norm
     )
     expected = sublayer(expected, layer.update.ffn, layer.update.residual.norm, pre_norm)
     torch.testing.assert_close(got, expected)
-    assert weights is None and losses == {}
+    assert weights is None and values == losses == {}
 
 
 @norm_places
@@ -78,26 +95,27 @@ def test_decoder_layer(attention, pre_norm):
     cross = "linear" if attention == "linear" else "softmax"
     layer = decoder_layer(attention, cross, pre_norm=pre_norm)
     x, memory, padding, memory_padding = inputs()
-    got, weights, losses = layer(x, memory, memory_padding, padding_mask=padding, self_padding_mask=padding)
+    context = replace(seen_by_decoder(memory, memory_padding, padding), key_padding_mask=padding)
+    got, weights, values, losses = layer(x, context)
     expected = sublayer(
-        x, lambda x: layer.self_attn(x, x, x, key_padding_mask=padding)[0], layer.self_attn_residual.norm, pre_norm
+        x, lambda x: layer.self_attn(x, x, seen_by_encoder(padding))[0], layer.self_attn_residual.norm, pre_norm
     )
     expected = sublayer(
         expected,
-        lambda x: layer.cross_attn(x, memory, memory, key_padding_mask=memory_padding)[0],
+        lambda x: layer.cross_attn(x, memory, seen_by_encoder(memory_padding))[0],
         layer.cross_attn_residual.norm,
         pre_norm,
     )
     expected = sublayer(expected, layer.update.ffn, layer.update.residual.norm, pre_norm)
     torch.testing.assert_close(got, expected)
-    assert weights is None and losses == {}
+    assert weights is None and values == losses == {}
 
 
 @norm_places
 def test_decoder_layer_without_cross_attention(pre_norm):
     layer = decoder_layer(cross=None, pre_norm=pre_norm)
     x, *_ = inputs()
-    expected = sublayer(x, lambda x: layer.self_attn(x, x, x)[0], layer.self_attn_residual.norm, pre_norm)
+    expected = sublayer(x, lambda x: layer.self_attn(x)[0], layer.self_attn_residual.norm, pre_norm)
     expected = sublayer(expected, layer.update.ffn, layer.update.residual.norm, pre_norm)
     torch.testing.assert_close(layer(x)[0], expected)
     assert not any("cross" in name for name, _ in layer.named_parameters())
@@ -107,82 +125,71 @@ def test_decoder_layer_without_cross_attention(pre_norm):
 def test_decoder_layer_is_causal_and_sees_all_of_the_source(attention):
     layer = decoder_layer(attention, "linear" if attention == "linear" else "softmax")
     x, memory, _, memory_padding = inputs()
-    got = layer(x, memory, memory_padding)[0]
+    got = layer(x, seen_by_decoder(memory, memory_padding))[0]
     changed = x.clone()
     changed[3:] += 10
-    after = layer(changed, memory, memory_padding)[0]
+    after = layer(changed, seen_by_decoder(memory, memory_padding))[0]
     assert torch.equal(after[:3], got[:3]) and (after[3:] != got[3:]).all(-1).all()
     other = memory.clone()
     other[4:, 0] += 10  # padding of the first sentence
-    assert torch.equal(layer(x, other, memory_padding)[0][:, 0], got[:, 0])
-    assert (layer(x, other, memory_padding)[0][:, 1] == got[:, 1]).all()
+    assert torch.equal(layer(x, seen_by_decoder(other, memory_padding))[0][:, 0], got[:, 0])
+    assert (layer(x, seen_by_decoder(other, memory_padding))[0][:, 1] == got[:, 1]).all()
     other[3] += 10
-    assert (layer(x, other, memory_padding)[0] != got).any(-1).all()
+    assert (layer(x, seen_by_decoder(other, memory_padding))[0] != got).any(-1).all()
 
 
 def test_weights_on_request():
     x, memory, padding, memory_padding = inputs()
-    weights = encoder_layer()(x, padding_mask=padding, need_weights=True)[1]
+    weights = encoder_layer()(x, seen_by_encoder(padding, return_weights=True)).weights
     assert weights.shape == (2, 5, 5) and (weights[1, :, 3:] == 0).all()
-    weights = decoder_layer()(x, memory, memory_padding, need_weights=True)[1]
+    weights = decoder_layer()(x, seen_by_decoder(memory, memory_padding, return_weights=True)).weights
     assert weights.shape == (2, 5, 6) and (weights[0, :, 4:] == 0).all()  # those of the cross-attention
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5, dtype=torch.float64))
 
 
 @norm_places
-def test_value_losses_are_on_the_projected_values_of_their_attention(pre_norm):
-    """On real positions only, and on what the attention sees: with pre-norm, the normalized input."""
+def test_values_are_those_of_their_attention(pre_norm):
+    """With their padding, and of what the attention sees: with pre-norm, the normalized input."""
     x, memory, padding, memory_padding = inputs()
-    losses = {role: OrthogonalityLoss(name=f"orthogonality_{role}") for role in ("encoder", "decoder", "cross")}
 
-    def on(attention, seen, mask, role):
-        values = attention.v_proj(seen).unflatten(-1, (2, -1)).permute(1, 2, 0, 3)
-        return losses[role](values, mask)
+    def assert_values(got, attention, seen, mask):
+        expected = attention.v_proj(seen).unflatten(-1, (2, -1)).permute(1, 2, 0, 3)
+        torch.testing.assert_close(got.values, expected)
+        assert got.padding_mask is mask
 
     encoder = encoder_layer(pre_norm=pre_norm)
-    out, _, got = encoder(x, padding_mask=padding, value_loss=losses["encoder"])
+    out, _, got, _ = encoder(x, seen_by_encoder(padding, return_values=True))
     seen = layer_norm(x, encoder.self_attn_residual.norm) if pre_norm else x
-    assert set(got) == {"orthogonality_encoder"}
-    torch.testing.assert_close(got["orthogonality_encoder"], on(encoder.self_attn, seen, padding, "encoder"))
-    assert torch.equal(out, encoder(x, padding_mask=padding)[0])
+    assert set(got) == {"encoder"}
+    assert_values(got["encoder"], encoder.self_attn, seen, padding)
+    assert torch.equal(out, encoder(x, seen_by_encoder(padding)).x)
 
     decoder = decoder_layer(pre_norm=pre_norm)
-    arguments = (x, memory, memory_padding, padding)
-    _, _, got = decoder(*arguments, value_loss=losses["decoder"], cross_value_loss=losses["cross"])
+    arguments = (memory, memory_padding, padding)
+    got = decoder(x, seen_by_decoder(*arguments, roles=("decoder", "cross"))).values
     seen = layer_norm(x, decoder.self_attn_residual.norm) if pre_norm else x
-    assert set(got) == {"orthogonality_decoder", "orthogonality_cross"}
-    torch.testing.assert_close(got["orthogonality_decoder"], on(decoder.self_attn, seen, padding, "decoder"))
-    torch.testing.assert_close(got["orthogonality_cross"], on(decoder.cross_attn, memory, memory_padding, "cross"))
-    assert set(decoder(*arguments, cross_value_loss=losses["cross"])[2]) == {"orthogonality_cross"}
+    assert set(got) == {"decoder", "cross"}
+    assert_values(got["decoder"], decoder.self_attn, seen, padding)
+    assert_values(got["cross"], decoder.cross_attn, memory, memory_padding)
+    assert set(decoder(x, seen_by_decoder(*arguments, roles=("cross",))).values) == {"cross"}
 
 
-def test_a_source_that_is_projected_once_has_its_loss_once():
-    """The same numbers and derivatives as of steps that project it again; losses are not mixed up."""
+def test_a_source_that_is_projected_once_has_the_same_values():
+    """The same numbers and derivatives as of steps that project it again, from one and the same tensor."""
     x, memory, padding, memory_padding = inputs()
     decoder = decoder_layer()
-    computed = []
-
-    def named(name, factor):
-        def loss(values, mask):
-            computed.append(name)
-            return factor * OrthogonalityLoss()(values, mask)
-
-        loss.name = name
-        return loss
-
-    one, two = named("one", 1.0), named("two", 2.0)
 
     def steps(projected):
-        emitted, y = [], x
-        for loss in (one, one, two):
-            y, _, losses = decoder(
-                y, memory, memory_padding, padding, cross_value_loss=loss, encoder_projected=projected
-            )
-            emitted.append(losses[loss.name])
-        return torch.stack(emitted), torch.autograd.grad(sum(emitted), list(decoder.cross_attn.v_proj.parameters()))
+        found, y = [], x
+        for _ in range(3):
+            context = seen_by_decoder(memory, memory_padding, padding, roles=("cross",), projected=projected)
+            y, _, values, _ = decoder(y, context)
+            found.append(values["cross"].values)
+        total = sum((v.square().sum() for v in found), y.sum())
+        return found, torch.autograd.grad(total, list(decoder.cross_attn.v_proj.parameters()))
 
     again, once = steps(None), steps({})
-    assert computed == ["one", "one", "two", "one", "two"]
+    assert once[0][0] is once[0][1] is once[0][2] and again[0][0] is not again[0][1]
     torch.testing.assert_close(once, again)
 
 
@@ -196,13 +203,12 @@ def test_losses_and_mask_of_the_feedforward_layer():
             self.mask = padding_mask
             return 0 * x, {"balance": x.new_tensor(3.0)}
 
-    for layer, arguments in ((encoder_layer(), (x, padding)), (decoder_layer(), (x, memory, memory_padding, padding))):
+    for layer, context in (
+        (encoder_layer(), seen_by_encoder(padding)),
+        (decoder_layer(), seen_by_decoder(memory, memory_padding, padding)),
+    ):
         layer.update.ffn = Noisy()
-        losses = layer(*arguments)[2]
-        assert losses == {"balance": 3.0} and torch.equal(layer.update.ffn.mask, padding.T)
-        name = "encoder" if isinstance(layer, EncoderLayer) else "decoder"
-        losses = layer(*arguments, value_loss=OrthogonalityLoss(name=name))[2]
-        assert set(losses) == {name, "balance"}
+        assert layer(x, context).losses == {"balance": 3.0} and torch.equal(layer.update.ffn.mask, padding.T)
 
 
 # Dropout: in every documented place, in training alone.
@@ -236,7 +242,7 @@ PLACES = {
 
 
 def attended(layer, x):
-    return layer_norm(x + layer.self_attn(x, x, x)[0], layer.self_attn_residual.norm)
+    return layer_norm(x + layer.self_attn(x)[0], layer.self_attn_residual.norm)
 
 
 def without_attention(layer, x):
@@ -260,7 +266,7 @@ def test_dropout_reaches_all_three_sublayers_of_the_decoder():
     expected = x
     for residual in (layer.self_attn_residual, layer.cross_attn_residual, layer.update.residual):
         expected = layer_norm(expected, residual.norm)
-    torch.testing.assert_close(layer(x, memory)[0], expected)
+    torch.testing.assert_close(layer(x, seen_by_decoder(memory))[0], expected)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "relative"])
@@ -273,7 +279,7 @@ def test_attention_dropout_is_on_the_weights_after_the_softmax(attention):
         layer.self_attn.out_proj.weight.copy_(torch.eye(DIM))
         layer.self_attn.v_proj.bias = nn.Parameter(torch.ones(DIM, dtype=torch.float64))
     x = torch.randn(4, 4000, DIM, dtype=torch.float64)
-    out = layer.self_attn(x, x, x, need_weights=False)[0]
+    out = layer.self_attn(x)[0]
     assert out.mean().item() == pytest.approx(1.0, abs=0.02)
     if attention == "softmax":  # logits 0: each weight is ¼, so kept ones count ½ each
         assert set((2 * out).round().unique().tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}

@@ -1,8 +1,7 @@
-"""The orthogonality loss and its options against the paper's formula as loops; collecting and merging losses."""
+"""The orthogonality loss against the paper's formula as loops; collecting and merging losses."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -10,19 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_sg.modules.losses import OrthogonalityLoss, OverRealPositions, Statistic, collect, merge
-
-CHOICES = {
-    "heads": ("separate", "concat"),
-    "head_reduction": ("mean", "sum"),
-    "batch_reduction": ("mean", "sum"),
-    "padding": ("exclude", "include"),
-}
-COMBINATIONS = [
-    dict(zip(CHOICES, values))
-    for values in itertools.product(*CHOICES.values())
-    if values[:2] != ("concat", "sum")  # refused: one head is its own sum
-]
+from fairseq_sg.modules.losses import Statistic, collect, merge
+from fairseq_sg.ops import orthogonality_loss
 
 
 def frobenius(rows: list, eps: float) -> float:
@@ -35,20 +23,14 @@ def frobenius(rows: list, eps: float) -> float:
     return total
 
 
-def expected(
-    values, mask, eps, heads="separate", head_reduction="mean", batch_reduction="mean", padding="exclude"
-) -> float:
-    batch, n_heads, length, _ = values.shape
-    sentences = []
+def expected(values, mask, eps) -> float:
+    """Mean over sentences and heads, without padding."""
+    batch, heads, length, _ = values.shape
+    total = 0.0
     for b in range(batch):
-        seen = [n for n in range(length) if padding == "include" or mask is None or not mask[b, n]]
-        if heads == "concat":
-            parts = [[[v for h in range(n_heads) for v in values[b, h, n].tolist()] for n in seen]]
-        else:
-            parts = [[values[b, h, n].tolist() for n in seen] for h in range(n_heads)]
-        losses = [frobenius(part, eps) for part in parts]
-        sentences.append(sum(losses) / (len(losses) if head_reduction == "mean" else 1))
-    return sum(sentences) / (len(sentences) if batch_reduction == "mean" else 1)
+        seen = [n for n in range(length) if mask is None or not mask[b, n]]
+        total += sum(frobenius([values[b, h, n].tolist() for n in seen], eps) for h in range(heads)) / heads
+    return total / batch
 
 
 def case(length=5, width=4):
@@ -58,43 +40,26 @@ def case(length=5, width=4):
     return torch.randn(2, 3, length, width, dtype=torch.float64), mask
 
 
-@pytest.mark.parametrize("options", COMBINATIONS, ids=lambda options: "-".join(options.values()))
 @pytest.mark.parametrize("shape", [(5, 4), (4, 6)], ids=["long", "wide"])
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
-def test_options_against_the_formula(options, shape, eps):
+def test_against_the_formula(shape, eps):
     values, mask = case(*shape)
-    loss = OrthogonalityLoss(eps=eps, **options)
     for padding_mask in (mask, None):
-        got = loss(values, padding_mask)
+        got = orthogonality_loss(values, padding_mask=padding_mask, eps=eps)
         assert got.shape == ()
-        assert got.item() == pytest.approx(expected(values, padding_mask, eps, **options), rel=1e-9)
-
-
-@pytest.mark.parametrize("option", CHOICES)
-def test_each_option_changes_the_loss(option):
-    values, mask = case()
-    default, other = (OrthogonalityLoss(**{option: choice})(values, mask).item() for choice in CHOICES[option])
-    assert default == OrthogonalityLoss()(values, mask).item()
-    assert abs(default - other) > 0.1
+        assert got.item() == pytest.approx(expected(values, padding_mask, eps), rel=1e-9)
 
 
 def test_orthonormal_values_have_no_loss_and_equal_values_the_most():
     values = torch.eye(4, dtype=torch.float64).expand(2, 3, 4, 4)
-    assert OrthogonalityLoss(eps=0.0)(values, None).item() == 0.0
-    assert OrthogonalityLoss(eps=0.0)(values.clone().fill_(1.0), None).item() == pytest.approx(4 * 4 - 4)
+    assert orthogonality_loss(values, eps=0.0).item() == 0.0
+    assert orthogonality_loss(values.clone().fill_(1.0), eps=0.0).item() == pytest.approx(4 * 4 - 4)
 
 
 def test_half_precision_values_give_a_float32_loss():
     values = 300 * torch.ones(1, 2, 700, 4, dtype=torch.float16)
-    got = OrthogonalityLoss()(values, None)
+    got = orthogonality_loss(values)
     assert got.dtype == torch.float32 and got.item() == pytest.approx(700 * 699, rel=1e-3)  # beyond float16's 65504
-
-
-@pytest.mark.parametrize("option", CHOICES)
-def test_wrong_option(option):
-    flag = "--orthogonality-" + option.replace("_", "-")
-    with pytest.raises(ValueError, match=f"{flag} is 'neither': choose from {', '.join(CHOICES[option])}"):
-        OrthogonalityLoss(**{option: "neither"})
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
@@ -104,27 +69,16 @@ def test_order_of_positions_and_heads_and_scale_of_values_do_not_matter(data, sh
         shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 999))), dtype=torch.float64
     )
     heads, positions = (data.draw(st.permutations(range(n))) for n in shape[1:3])
-    loss = OrthogonalityLoss(eps=0.0)
-    got = loss(7.5 * values[:, heads][:, :, positions], None)
-    torch.testing.assert_close(got, loss(values, None), rtol=1e-9, atol=1e-9)
+    got = orthogonality_loss(7.5 * values[:, heads][:, :, positions], eps=0.0)
+    torch.testing.assert_close(got, orthogonality_loss(values, eps=0.0), rtol=1e-9, atol=1e-9)
 
 
 def test_gradient_ignores_padding():
     values, mask = case()
     values[1, :, 3:] = math.nan
     values.requires_grad_()
-    OrthogonalityLoss()(values, mask).backward()
+    orthogonality_loss(values, padding_mask=mask).backward()
     assert (values.grad[1, :, 3:] == 0).all() and values.grad.isfinite().all() and (values.grad[0] != 0).any()
-
-
-def test_over_real_positions_has_its_own_mask_and_the_loss_s_name():
-    values, mask = case()
-    inner = OrthogonalityLoss(name="orthogonality_decoder")
-    loss = OverRealPositions(inner, mask)
-    assert loss.name == "orthogonality_decoder"
-    assert loss(values, None) == loss(values, ~mask) == inner(values, mask)
-    assert inner(values, mask) != inner(values, None)
-    assert OverRealPositions(inner, None)(values, mask) == inner(values, None)
 
 
 def scalars(*values):
@@ -140,11 +94,11 @@ def test_collect_appends_in_order():
 
 def test_merge_joins_lists_and_leaves_its_parts_alone():
     first, second = {"a": scalars(1), "b": scalars(2)}, {"a": scalars(3, 4), "c": scalars(5)}
-    merged = merge([first, None, second, {}])
+    merged = merge([first, {}, second])
     assert merged == {"a": scalars(1, 3, 4), "b": scalars(2), "c": scalars(5)}
     merged["a"].append(None)
     assert first["a"] == scalars(1) and second["a"] == scalars(3, 4)
-    assert merge([]) == merge([None]) == {}
+    assert merge([]) == merge([{}]) == {}
 
 
 def test_statistics_are_collected_and_merged_as_losses_are():

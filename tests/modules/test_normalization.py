@@ -191,4 +191,4 @@ def test_every_role_normalizes(role):
     plain = build_attention("linear", config, role)
     plain.load_state_dict(normalized.state_dict())
     x = 3 * torch.randn(6, 2, 8)
-    assert not torch.allclose(normalized(x, x, x)[0], plain(x, x, x)[0], rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(normalized(x, x)[0], plain(x, x)[0], rtol=1e-3, atol=1e-3)

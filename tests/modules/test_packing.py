@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_sg.modules.packing import WORTHWHILE, Packing
+from fairseq_sg.modules.cpu.packing import PADDED, WORTHWHILE, Packing, layout_for_training
 
 MASKS = {
     "right": [[0, 0, 0], [0, 1, 1]],
@@ -27,8 +27,7 @@ def test_real_positions_in_their_order_and_zeros_at_padding(mask):
     assert packed.shape == (int(real.sum()), 1, 4)
     assert torch.equal(packed[:, 0], x[real])
     assert torch.equal(packing.unpack(packed), torch.where(real.unsqueeze(-1), x, 0))
-    assert torch.equal(packing.unpack(packed, batch_first=True), torch.where(real.unsqueeze(-1), x, 0).transpose(0, 1))
-    assert packing.positions == mask.numel()
+    assert torch.equal(packing.unpack_batch_first(packed), torch.where(real.unsqueeze(-1), x, 0).transpose(0, 1))
 
 
 @masks
@@ -38,8 +37,8 @@ def test_derivatives(mask):
     packed = packing.pack(x).detach().requires_grad_()
     assert torch.autograd.gradcheck(packing.pack, x)
     assert torch.autograd.gradgradcheck(packing.pack, x)
-    for batch_first in (False, True):
-        assert torch.autograd.gradcheck(lambda y: packing.unpack(y, batch_first=batch_first), packed)
+    for unpack in (packing.unpack, packing.unpack_batch_first):
+        assert torch.autograd.gradcheck(unpack, packed)
 
 
 @masks
@@ -47,7 +46,8 @@ def test_derivatives(mask):
 def test_a_packed_nan_stays_in_its_place(mask, batch_first):
     """Padding reads a row of a real position and must not keep anything of it."""
     packing = Packing(mask)
-    unpacked = packing.unpack(torch.full((packing.index.numel(), 1, 2), torch.nan), batch_first=batch_first)
+    unpack = packing.unpack_batch_first if batch_first else packing.unpack
+    unpacked = unpack(torch.full((packing.index.numel(), 1, 2), torch.nan))
     real = ~mask if batch_first else ~mask.t()
     assert torch.equal(unpacked.isnan().all(-1), real)
 
@@ -57,8 +57,8 @@ def test_a_batch_without_the_padding_stays_whole():
     for padded, packs in ((0, False), (1, False), (round(WORTHWHILE * length) + 1, True), (length, False)):
         mask = torch.zeros(1, length, dtype=torch.bool)
         mask[0, :padded] = True
-        assert (Packing.where_it_pays(mask) is not None) == packs, padded
+        assert layout_for_training(mask).leaves_padding_out == packs, padded
 
 
 def test_other_devices_stay_whole():
-    assert Packing.where_it_pays(torch.ones(2, 3, dtype=torch.bool, device="meta")) is None
+    assert layout_for_training(torch.ones(2, 3, dtype=torch.bool, device="meta")) is PADDED

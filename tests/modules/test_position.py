@@ -18,7 +18,7 @@ from configs import config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY, build_attention
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
 from fairseq_sg.modules.embedding import TokenEmbedding
 from fairseq_sg.modules.position import (
     POSITION_REGISTRY,
@@ -483,10 +483,10 @@ def test_relative_attention_at_given_positions(case, side):
         return logits(row, position=lambda m: int(NUMBERS[m])).softmax(0)
 
     expected, weights = by_rows(row, module, x, x, padding)
-    out, got = module(x, key_padding_mask=padding, positions=NUMBERS, need_head_weights=True)
-    torch.testing.assert_close(got.transpose(0, 1), weights, rtol=0, atol=1e-9)
+    out, got, _ = module(x, None, Context(key_padding_mask=padding, positions=NUMBERS, return_weights=True))
+    torch.testing.assert_close(got, weights, rtol=0, atol=1e-9)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-9)
-    lean = module(x, key_padding_mask=padding, positions=NUMBERS, need_weights=False)[0]
+    lean = module(x, None, Context(key_padding_mask=padding, positions=NUMBERS))[0]
     torch.testing.assert_close(lean, out, rtol=1e-9, atol=1e-10)
 
 
@@ -496,21 +496,25 @@ def test_given_positions_of_an_odd_width(role):
     module = ATTENTION_REGISTRY["relative"](9, 3, role=role).eval()
     torch.nn.init.normal_(module.position_bias)
     x = torch.randn(7, 2, 9)
-    torch.testing.assert_close(module(x, positions=torch.arange(7))[0], module(x)[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(module(x, positions=torch.arange(7) + 500)[0], module(x)[0], rtol=1e-3, atol=1e-3)
-    assert not torch.allclose(module(x, positions=2 * torch.arange(7))[0], module(x)[0], atol=1e-3)
+    torch.testing.assert_close(
+        module(x, None, Context(positions=torch.arange(7)))[0], module(x)[0], rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(
+        module(x, None, Context(positions=torch.arange(7) + 500))[0], module(x)[0], rtol=1e-3, atol=1e-3
+    )
+    assert not torch.allclose(module(x, None, Context(positions=2 * torch.arange(7)))[0], module(x)[0], atol=1e-3)
 
 
 def test_decoding_at_given_positions():
     case = Case("relative", "decoder")
     module, (x, _) = case.build(), case.inputs()
     padding = padding_of(7, "left")
-    full = module(x, key_padding_mask=padding, positions=NUMBERS, need_weights=False)[0]
+    full = module(x, None, Context(key_padding_mask=padding, positions=NUMBERS))[0]
     for bounds in ([*range(8)], [0, 3, 4, 7], [0, 1, 7]):
         state, parts = {}, []
         for a, b in zip(bounds, bounds[1:]):
             mask = padding[:, a:b]
-            parts.append(module(x[a:b], key_padding_mask=mask, incremental_state=state, positions=NUMBERS[:b])[0])
+            parts.append(module(x[a:b], None, Context(key_padding_mask=mask, state=state, positions=NUMBERS[:b]))[0])
         torch.testing.assert_close(torch.cat(parts), full, rtol=1e-9, atol=1e-10)
 
 
@@ -518,8 +522,8 @@ def test_decoding_at_given_positions():
 def test_given_positions_in_half_precision(dtype):
     case = Case("relative", "encoder")
     exact, low, (x, _) = case.build(), case.build(dtype=dtype), case.inputs()
-    expected = exact(x, positions=NUMBERS, need_weights=False)[0]
-    got = low(x.to(dtype), positions=NUMBERS, need_weights=False)[0]
+    expected = exact(x, None, Context(positions=NUMBERS))[0]
+    got = low(x.to(dtype), None, Context(positions=NUMBERS))[0]
     assert got.dtype == dtype
     assert (got.double() - expected).norm() / expected.norm() < {torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
 
@@ -528,8 +532,8 @@ def test_gradients_at_given_positions():
     module = Case("relative", "decoder").build()
     x = torch.randn(5, 1, 24, dtype=torch.float64, requires_grad=True)
     numbers = NUMBERS[:5]
-    assert torch.autograd.gradcheck(lambda x: module(x, positions=numbers, need_weights=False)[0], [x], fast_mode=True)
-    module(x, positions=numbers)[0].square().sum().backward()
+    assert torch.autograd.gradcheck(lambda x: module(x, None, Context(positions=numbers))[0], [x], fast_mode=True)
+    module(x, None, Context(positions=numbers))[0].square().sum().backward()
     assert module.pos_proj.weight.grad.abs().sum() > 0 and module.position_bias.grad.abs().sum() > 0
 
 
@@ -537,7 +541,7 @@ def test_kinds_that_take_no_numbers_refuse_them():
     for name in ("softmax", "linear"):
         module = Case(name, "encoder").build()
         with pytest.raises(ValueError, match=f"{name} attention takes no position numbers"):
-            module(torch.randn(2, 1, 24, dtype=torch.float64), positions=torch.arange(2))
+            module(torch.randn(2, 1, 24, dtype=torch.float64), None, Context(positions=torch.arange(2)))
 
 
 # Which position goes with which attention.

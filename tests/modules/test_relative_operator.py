@@ -9,8 +9,9 @@ from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention import build_attention, relative
+from fairseq_sg.modules.attention import Context, build_attention, relative
 from fairseq_sg.modules.attention.relative import RelativeAttention
+from fairseq_sg.modules.cpu.packing import PADDED
 from fairseq_sg.modules.dropout import dropout
 from fairseq_sg.ops import force_implementation, relative_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
@@ -38,7 +39,7 @@ def calls(monkeypatch):
 def results(module: nn.Module, x: torch.Tensor, **options):
     """Output and gradients, all over everything that has one."""
     x = x.clone().requires_grad_()
-    out = module(x, x, x, need_weights=False, **options)[0]
+    out = module(x, x, Context(**options))[0]
     torch.manual_seed(3)
     leaves = [x, *(p for p in module.parameters())]
     return [out, *torch.autograd.grad((out * torch.randn_like(out)).sum(), leaves)]
@@ -69,12 +70,12 @@ def test_equals_what_is_computed_without_it(case, implementation, side, calls):
 @implementations
 def test_step_by_step(case, implementation, calls):
     module, x = case.build(), case.inputs(queries=6)[0]
-    expected = module(x, x, x, need_weights=False)[0]
+    expected = module(x, x)[0]
     state: dict = {}
     with force_implementation(f"relative_attention={implementation}"):
         # Two new positions at once, then one after the other.
         parts = [x[:2], *x[2:].split(1)]
-        steps = [module(part, incremental_state=state, need_weights=False)[0] for part in parts]
+        steps = [module(part, None, Context(state=state))[0] for part in parts]
     assert len(calls) == 5
     torch.testing.assert_close(torch.cat(steps), expected, rtol=1e-9, atol=1e-11)
 
@@ -83,9 +84,9 @@ def test_step_by_step(case, implementation, calls):
 def test_after_a_memory(case, calls):
     module, x = case.build().train(), case.inputs(queries=9)[0]
     options = {"memory": x[:4], "first": 3}
-    expected = module(x[4:], need_weights=False, **options)[0]
+    expected = module(x[4:], None, Context(**options))[0]
     with force_implementation("relative_attention=naive"):
-        actual = module(x[4:], need_weights=False, **options)[0]
+        actual = module(x[4:], None, Context(**options))[0]
     assert len(calls) == 1
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
@@ -93,9 +94,9 @@ def test_after_a_memory(case, calls):
 @cases
 def test_weights_are_computed_without_it(case, calls):
     module, x = case.build(), case.inputs()[0]
-    expected = module(x, x, x, need_weights=True)
+    expected = module(x, x, Context(return_weights=True))
     with force_implementation("relative_attention=naive"):
-        actual = module(x, x, x, need_weights=True)
+        actual = module(x, x, Context(return_weights=True))
     assert not calls
     assert_equal(actual, expected)
 
@@ -106,9 +107,9 @@ def test_who_is_called_when_nobody_asks(kind, training, calls):
     """On a CPU nobody; elsewhere the operator, which is to choose."""
     case = next(c for c in CASES if c.name == kind)
     module, x = case.build().train(training), case.inputs()[0]
-    module(x, x, x, need_weights=False)
+    module(x, x)
     assert not calls
-    shape = module.to("meta")(*[x.to("meta")] * 3, need_weights=False)[0].shape
+    shape = module.to("meta")(x.to("meta"))[0].shape
     assert len(calls) == 1 and "implementation" not in calls[0] and shape == x.shape
 
 
@@ -118,9 +119,9 @@ def test_autocast(kind, dtype, calls):
     case = next(c for c in CASES if c.name == kind)
     module, x = case.build(torch.float32).train(), case.inputs(dtype=torch.float32)[0]
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        expected = module(x, x, x, need_weights=False)[0]
+        expected = module(x, x)[0]
         with force_implementation("relative_attention=naive"):
-            actual = module(x, x, x, need_weights=False)[0]
+            actual = module(x, x)[0]
     assert len(calls) == 1
     assert actual.dtype == expected.dtype == dtype
     near = 1e-5 if dtype == torch.float32 else 5e-2
@@ -131,17 +132,6 @@ def test_autocast(kind, dtype, calls):
     torch.testing.assert_close(*gradients, rtol=near, atol=near * gradients[1].abs().max().item())
 
 
-def test_dropout_on_weights_is_refused_where_it_is_asked_for_by_name(calls, monkeypatch):
-    module, x = relatives[0].build(attention_dropout=0.5).train(), relatives[0].inputs()[0]
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "relative_attention=chunked")
-    with pytest.raises(
-        UsageError, match=rf"{ENVIRONMENT_VARIABLE} \(relative_attention=chunked\).*--attention-dropout 0"
-    ):
-        module(x, x, x, need_weights=False)
-    module.eval()(x, x, x, need_weights=False)
-    assert len(calls) == 1
-
-
 def test_dropout_on_weights_with_one_name_for_all_operators(calls, monkeypatch):
     """The bias has an implementation of that name, or says that it has none."""
     module, x = relatives[0].build(attention_dropout=0.5).train(), relatives[0].inputs()[0]
@@ -149,20 +139,20 @@ def test_dropout_on_weights_with_one_name_for_all_operators(calls, monkeypatch):
     for name in ("auto", "naive"):
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, name)
         torch.manual_seed(4)
-        found.append(module(x, x, x, need_weights=False)[0])
+        found.append(module(x, x)[0])
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
     with pytest.raises(ValueError, match="relative_logits has no implementation 'flex'"):
-        module(x, x, x, need_weights=False)
+        module(x, x)
     assert not calls
 
 
-def test_positions_of_ones_own_are_refused_where_it_is_asked_for_by_name(calls):
+def test_positions_of_ones_own_do_without_it(calls):
     module, x = relatives[0].build(), relatives[0].inputs(queries=5)[0]
     positions = torch.tensor([0, 2, 3, 7, 9])
-    module(x, x, x, need_weights=False, positions=positions)
-    with force_implementation("relative_attention=naive"), pytest.raises(UsageError, match="choose another --position"):
-        module(x, x, x, need_weights=False, positions=positions)
+    expected = module(x, x, Context(positions=positions)).output
+    with force_implementation("relative_attention=naive"):
+        assert torch.equal(module(x, x, Context(positions=positions)).output, expected)
     assert not calls
 
 
@@ -171,7 +161,7 @@ def test_no_random_number_is_drawn():
     x = torch.randn(4, 2, WIDTH)
     before = torch.get_rng_state()
     with force_implementation("relative_attention=chunked"):
-        module(x, x, x, need_weights=False)
+        module(x, x)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -203,9 +193,11 @@ def test_dropout_on_keys_is_on_keys_and_distances_in_training_only(name, role):
     with force_implementation("relative_attention=naive"):
         torch.testing.assert_close(module(x)[0], out, rtol=1e-9, atol=1e-11)
     torch.manual_seed(3)
-    kept = dropout(module._heads(module.k_proj(x)), 0.5, training=True)
-    plain.k_proj, plain.pos_proj = nn.Identity(), Dropped(plain.pos_proj)
-    torch.testing.assert_close(out, plain(x, kept.permute(2, 0, 1, 3).flatten(2), x)[0])
+    kept = dropout(module._split_heads(module.k_proj(x), HEADS), 0.5, training=True)
+    plain.pos_proj = Dropped(plain.pos_proj)
+    q, v = (plain._split_heads(project(x), HEADS) for project in (plain.q_proj, plain.v_proj))
+    seen = {"x": x} if name == "abs_rel" else {}
+    torch.testing.assert_close(out, plain._join_heads(plain.attend(q, kept, v, Context(), **seen)[0], PADDED))
     assert not torch.allclose(out, before)
 
 
@@ -213,4 +205,4 @@ def test_dropout_on_keys_is_refused_where_distances_are_not_projected():
     positions = {"position": "randomized", "randomized_base": "relative", "relative_key_dropout": 0.5}
     module = build_attention("relative", config_of(WIDTH, HEADS, **positions), "encoder")
     with pytest.raises(UsageError, match="--relative-key-dropout is on the projected distances"):
-        module(torch.zeros(3, 1, WIDTH), positions=torch.tensor([1, 5, 9]))
+        module(torch.zeros(3, 1, WIDTH), None, Context(positions=torch.tensor([1, 5, 9])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,10 @@ import torch
 from configs import config_of
 from torch import nn
 
+from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.depth import SharedACT
 from fairseq_sg.modules.depth.shared_act import Halting
-from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
-from fairseq_sg.modules.losses import OrthogonalityLoss
+from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer, LayerOutput
 
 DIM = 8
 VARIANTS, STATES = ("graves", "dehghani"), ("input", "output")
@@ -30,16 +31,16 @@ class Mixing(nn.Module):
         self.linear = nn.Linear(DIM, DIM)
         self.losses, self.calls = losses, 0
 
-    def forward(self, x, incremental_state=None, need_weights=False, padding_mask=None):
+    def forward(self, x, context):
         self.calls += 1
         h = x.tanh()
         logits = torch.einsum("nbc,mbc->bnm", h, h)
-        if padding_mask is not None:
-            logits = logits.masked_fill(padding_mask.unsqueeze(1), -1e4)
+        if context.padding_mask is not None:
+            logits = logits.masked_fill(context.padding_mask.unsqueeze(1), -1e4)
         weights = logits.softmax(-1)
         mean = torch.einsum("bnm,mbc->nbc", weights, h)
         losses = {"size": x.abs().mean()} if self.losses else {}
-        return torch.tanh(self.linear(x) + mean), weights if need_weights else None, losses
+        return LayerOutput(torch.tanh(self.linear(x) + mean), weights if context.return_weights else None, {}, losses)
 
 
 def stack(steps=6, bias=-1.0, scale=3.0, layer=None, dtype=torch.float64, **options) -> SharedACT:
@@ -51,6 +52,10 @@ def stack(steps=6, bias=-1.0, scale=3.0, layer=None, dtype=torch.float64, **opti
         module.halting_unit.weight.mul_(scale)
         module.halting_unit.bias.fill_(bias)
     return module.to(dtype).eval()
+
+
+def seen(padding=None, **options) -> Context:
+    return Context(padding_mask=padding, key_padding_mask=padding, **options)
 
 
 def inputs(n=5, batch=3, dtype=torch.float64):
@@ -91,7 +96,7 @@ def test_every_column_is_that_of_the_equations(variant, state, threshold, steps)
     options = dict(variant=variant, halting_state=state, threshold=threshold, scale=6.0)
     module = stack(steps, **options)
     x, padding = inputs()
-    out = module(x, padding_mask=padding, keep_hidden=True)
+    out = module(x, seen(padding), keep_hidden=True)
     assert len(out.hidden_states) == steps and out.weights is None
     read = [x, *out.hidden_states[:-1]] if state == "input" else out.hidden_states
     unit = module.halting_unit
@@ -108,7 +113,7 @@ def test_every_column_is_that_of_the_equations(variant, state, threshold, steps)
     assert steps < 6 or len(halts) > 1
     (ponder,) = out.losses["ponder"]
     assert ponder.item() == pytest.approx(sum(remainders) / len(remainders), rel=1e-12)
-    (ponder,) = stack(steps, **options, ponder_padding="include")(x, padding_mask=padding).losses["ponder"]
+    (ponder,) = stack(steps, **options, ponder_padding="include")(x, seen(padding)).losses["ponder"]
     assert ponder.item() == pytest.approx(sum(remainders) / padding.numel(), rel=1e-12)
 
 
@@ -155,8 +160,8 @@ def test_attention_weights_are_those_that_made_the_output(variant):
     """Weights of the steps, combined as the states: those of the first step for columns that halt there."""
     module = stack(3, variant=variant)
     x, padding = inputs()
-    out = module(x, padding_mask=padding, need_weights=True, keep_hidden=True)
-    each = [module.layer(h, padding_mask=padding, need_weights=True)[1] for h in [x, *out.hidden_states[:-1]]]
+    out = module(x, seen(padding, return_weights=True), keep_hidden=True)
+    each = [module.layer(h, seen(padding, return_weights=True))[1] for h in [x, *out.hidden_states[:-1]]]
     p = [module.halting_probability(h) for h in [x, *out.hidden_states[:-1]]]
     for n, b in itertools.product(range(5), range(3)):
         if padding[b, n]:
@@ -170,7 +175,7 @@ def test_attention_weights_are_those_that_made_the_output(variant):
 def test_attention_weights_of_real_layers(variant):
     layer = EncoderLayer(config_of(DIM, 2), "softmax", "dense").double()
     x, padding = inputs()
-    out = stack(4, layer=layer, variant=variant, bias=0.0)(x, padding_mask=padding, need_weights=True)
+    out = stack(4, layer=layer, variant=variant, bias=0.0)(x, seen(padding, return_weights=True))
     sums = out.weights.sum(-1)
     assert (sums[padding] == 0).all() and (sums[~padding] <= 1 + 1e-12).all()
     if variant == "graves":
@@ -186,9 +191,9 @@ def test_padding_changes_nothing(variant, state):
     module = stack(variant=variant, halting_state=state)
     x, padding = inputs()
     garbage = x.masked_fill(padding.t().unsqueeze(-1), 1e9)
-    together, sums = module(garbage, padding_mask=padding), 0.0
+    together, sums = module(garbage, seen(padding)), 0.0
     for b, real in enumerate(~padding):
-        alone = module(x[real, b : b + 1], padding_mask=padding[b : b + 1, real])
+        alone = module(x[real, b : b + 1], seen(padding[b : b + 1, real]))
         sums += alone.losses["ponder"][0].item() * int(real.sum())
         torch.testing.assert_close(together.x[real, b], alone.x[:, 0])
         assert (together.x[~real, b] == 0).all()
@@ -197,7 +202,7 @@ def test_padding_changes_nothing(variant, state):
 
 def test_no_mask_is_a_mask_without_padding():
     x, _ = inputs()
-    without, mask = stack()(x), stack()(x, padding_mask=torch.zeros(3, 5, dtype=torch.bool))
+    without, mask = stack()(x), stack()(x, seen(torch.zeros(3, 5, dtype=torch.bool)))
     assert torch.equal(without.x, mask.x)
     # The mean over real columns adds up in another order than the mean over all.
     torch.testing.assert_close(without.losses["ponder"][0], mask.losses["ponder"][0], rtol=1e-12, atol=0)
@@ -208,7 +213,7 @@ def test_no_mask_is_a_mask_without_padding():
 def test_nothing_but_padding(padding_in_mean):
     module = stack(ponder_padding=padding_in_mean)
     x, _ = inputs()
-    out = module(x.requires_grad_(), padding_mask=torch.ones(3, 5, dtype=torch.bool))
+    out = module(x.requires_grad_(), seen(torch.ones(3, 5, dtype=torch.bool)))
     assert (out.x == 0).all() and out.losses["ponder"][0].item() == 0 and module.layer.calls == 1
     (out.x.sum() + out.losses["ponder"][0]).backward()
     assert all(p.grad.isfinite().all() for p in (x, *module.parameters()))
@@ -222,17 +227,17 @@ def test_ends_early_where_nothing_else_is_asked_of_later_steps():
     counted = {}
     for name, losses, options in (
         ("plain", False, {}),
-        ("weights", False, {"need_weights": True}),
-        ("hidden", False, {"keep_hidden": True}),
+        ("weights", False, {"return_weights": True}),
+        ("hidden", False, {}),
         ("losses", True, {}),
-        ("decoding", False, {"incremental_state": {}}),
+        ("decoding", False, {"state": {}}),
     ):
         module = stack(4, bias=9.0, scale=0.1, layer=Mixing(losses).double())
-        out = module(x, padding_mask=padding, **options)
+        out = module(x, seen(padding, **options), keep_hidden=name == "hidden")
         counted[name] = module.layer.calls
         assert len(out.hidden_states) == (4 if name == "hidden" else 0)
         assert len(out.losses.get("size", [])) == (4 if name == "losses" else 0)
-        first = module.layer(x, padding_mask=padding)[0].masked_fill(padding.t().unsqueeze(-1), 0.0)
+        first = module.layer(x, seen(padding))[0].masked_fill(padding.t().unsqueeze(-1), 0.0)
         torch.testing.assert_close(out.x, first, msg=lambda m, name=name: f"{name}: {m}")
         assert out.losses["ponder"][0].item() == 1.0
     assert counted == {"plain": 1, "weights": 1, "hidden": 4, "losses": 4, "decoding": 4}
@@ -248,11 +253,11 @@ def test_goes_on_while_a_column_runs(bias, calls):
 # Real layers.
 
 
-def test_losses_of_every_application_and_ponder():
+def test_values_of_every_application_and_ponder():
     layer = EncoderLayer(config_of(DIM, 2), "linear", "dense").double()
     x, padding = inputs()
-    losses = stack(4, layer=layer, bias=9.0)(x, padding_mask=padding, value_loss=OrthogonalityLoss()).losses
-    assert {name: len(values) for name, values in losses.items()} == {"orthogonality": 4, "ponder": 1}
+    out = stack(4, layer=layer, bias=9.0)(x, seen(padding, return_values=True))
+    assert len(out.values["encoder"]) == 4 and len(out.losses["ponder"]) == 1
 
 
 @variants
@@ -264,8 +269,9 @@ def test_decoding_equals_the_full_pass_when_columns_halt_at_different_steps(vari
     module = stack(5, layer=layer, variant=variant, halting_state=state, bias=0.0, scale=8.0)
     torch.manual_seed(4)
     x, memory = torch.randn(7, 4, DIM, dtype=torch.float64), torch.randn(3, 4, DIM, dtype=torch.float64)
-    masks = dict(encoder_padding_mask=torch.zeros(4, 3, dtype=torch.bool))
-    probability = [module.halting_probability(h) for h in module(x, encoder_out=memory, keep_hidden=True, **masks)[1]]
+    mask = torch.zeros(4, 3, dtype=torch.bool)
+    context = Context(source=memory, cross=seen(mask))
+    probability = [module.halting_probability(h) for h in module(x, context, keep_hidden=True).hidden_states]
     assert (
         len({column([p[n, b].item() for p in probability], variant, 0.99)[2] for n in range(7) for b in range(4)}) > 1
     )
@@ -274,12 +280,13 @@ def test_decoding_equals_the_full_pass_when_columns_halt_at_different_steps(vari
         if n in (2, 5):
             order = torch.tensor([2, 0, 0, 1] if n == 2 else [3, 1, 0])
             x, memory = x[:, order], memory[:, order]
-            masks["encoder_padding_mask"] = masks["encoder_padding_mask"][order]
+            mask = mask[order]
             for part in module.modules():
                 if hasattr(part, "reorder_incremental_state"):
                     part.reorder_incremental_state(incremental_state, order)
-        got = module(x[n : n + 1], encoder_out=memory, incremental_state=incremental_state, **masks).x
-        full = module(x[: n + 1], encoder_out=memory, **masks).x
+        context = Context(source=memory, cross=seen(mask))
+        got = module(x[n : n + 1], replace(context, state=incremental_state)).x
+        full = module(x[: n + 1], context).x
         torch.testing.assert_close(got[0], full[-1], msg=lambda m, n=n: f"position {n}: {m}")
 
 
@@ -295,7 +302,7 @@ def test_gradients(variant, state):
 
     def function(x, weight, bias):
         parameters = {"halting_unit.weight": weight, "halting_unit.bias": bias}
-        out = torch.func.functional_call(module, parameters, (x,), {"padding_mask": padding})
+        out = torch.func.functional_call(module, parameters, (x, seen(padding)))
         return out.x, out.losses["ponder"][0]
 
     assert torch.autograd.gradcheck(function, [t.detach().requires_grad_() for t in (x, weight, bias)])
@@ -304,7 +311,7 @@ def test_gradients(variant, state):
 def test_ponder_alone_trains_the_halting_unit():
     module = stack()
     x, padding = inputs()
-    module(x, padding_mask=padding).losses["ponder"][0].backward()
+    module(x, seen(padding)).losses["ponder"][0].backward()
     assert module.halting_unit.weight.grad.abs().sum() > 0 and module.halting_unit.bias.grad.item() < 0
 
 
@@ -323,8 +330,8 @@ def test_every_parameter_has_a_gradient_when_all_columns_halt_at_once(variant):
 @pytest.mark.parametrize("dtype,bound", [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
 def test_half_precision(variant, dtype, bound):
     x, padding = inputs(dtype=torch.float32)
-    exact = stack(3, variant=variant, dtype=torch.float32)(x, padding_mask=padding, need_weights=True)
-    got = stack(3, variant=variant, dtype=dtype)(x.to(dtype), padding_mask=padding, need_weights=True)
+    exact = stack(3, variant=variant, dtype=torch.float32)(x, seen(padding, return_weights=True))
+    got = stack(3, variant=variant, dtype=dtype)(x.to(dtype), seen(padding, return_weights=True))
     assert got.x.dtype == got.weights.dtype == dtype and got.losses["ponder"][0].dtype == torch.float32
     error = (got.x.float() - exact.x).norm() / exact.x.norm()
     assert error < bound

@@ -8,7 +8,7 @@ from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
 from fairseq_sg.modules.update import CopyGateUpdate, build_update
 
@@ -139,13 +139,13 @@ def test_layers_with_any_attention(attention):
     config = config_of(DIM, 2)
     x = states()[0]
     encoder = EncoderLayer(config, attention, "dense", "copy_gate").double().eval()
-    a = encoder.self_attn_residual.norm(x + encoder.self_attn(x, need_weights=False)[0])
+    a = encoder.self_attn_residual.norm(x + encoder.self_attn(x)[0])
     torch.testing.assert_close(encoder(x)[0], encoder.update(a, x, None)[0])
     decoder = DecoderLayer(config, attention, "softmax", "dense", "copy_gate").double().eval()
     source = states()[1]
-    a = decoder.self_attn_residual.norm(x + decoder.self_attn(x, need_weights=False)[0])
-    a = decoder.cross_attn_residual.norm(a + decoder.cross_attn(a, source, source, need_weights=False)[0])
-    torch.testing.assert_close(decoder(x, source)[0], decoder.update(a, x, None)[0])
+    a = decoder.self_attn_residual.norm(x + decoder.self_attn(x)[0])
+    a = decoder.cross_attn_residual.norm(a + decoder.cross_attn(a, source)[0])
+    torch.testing.assert_close(decoder(x, Context(source=source, cross=Context()))[0], decoder.update(a, x, None)[0])
 
 
 @pytest.mark.parametrize(

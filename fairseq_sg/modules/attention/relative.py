@@ -113,24 +113,14 @@ class RelativeAttention(SoftmaxAttentionBase):
         return out, None
 
     def _operator_serves(self, q: Tensor, context: Context) -> bool:
-        """Whether ``relative_attention`` computes the same; on a CPU, logits and a softmax take less time in training.
+        """Whether ``relative_attention`` computes the same, and is wanted.
 
-        Raises:
-            UsageError: an implementation of the operator is requested, and dropout or positions exclude it.
+        On a CPU, logits and a softmax take less time in training, unless the operator's implementation is named.
         """
-        dropout = self.drops and self.attention_dropout > 0
-        named = requested("relative_attention")[0]
-        named = None if named == "auto" else named
-        if context.return_weights:
+        drops = self.drops and self.attention_dropout > 0
+        if drops or context.return_weights or context.positions is not None:
             return False
-        if dropout or context.positions is not None:
-            if named is not None:
-                raise UsageError(
-                    f"FAIRSEQ_SG_IMPLEMENTATION={named}: the operator has no dropout on the weights and no positions "
-                    f"of your own; choose {'--attention-dropout 0' if dropout else 'another --position'}, or unset it"
-                )
-            return False
-        return q.device.type != "cpu" or named is not None
+        return q.device.type != "cpu" or requested("relative_attention")[0] != "auto"
 
     def _between(self, q: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:
         """q_iᵀ W_P p_{b_j − a_i} for queries at positions a (N,) and keys at b (M,): (B, H, N, M).

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fairseq_sg.modules.attention.unfused import SHORTEST, is_faster, softmax_attention
+from fairseq_sg.modules.cpu.softmax import SHORTEST, closed_form_is_faster, closed_form_softmax
 from fairseq_sg.modules.dropout import dropout_mask
 
 BATCH, HEADS, DIM = 2, 3, 4
@@ -57,7 +57,7 @@ def test_values_and_derivatives_are_the_equation_s(queries, keys, kind):
         inputs = [x.requires_grad_() for x in inputs]
 
         def run(q, k, v, bias=None):
-            return softmax_attention(q, k, v, bias, hidden, 0.0, 0.3)
+            return closed_form_softmax(q, k, v, bias, hidden, 0.0, 0.3)
 
         def expected(q, k, v, bias=None):
             rows = equation(q, k, v, bias, hidden if hidden is None else hidden & ~hidden.all(-1, keepdim=True), 0.3)
@@ -77,7 +77,7 @@ def test_dropout_is_on_the_weights_in_both_directions(keys):
     state = torch.get_rng_state()
     mask = dropout_mask(torch.empty(BATCH, HEADS, 4, max(keys, SHORTEST), dtype=torch.float64), 0.4)
     torch.set_rng_state(state)
-    out, wanted = softmax_attention(q, k, v, None, None, 0.4, 0.5), equation(q, k, v, None, None, 0.5, mask)
+    out, wanted = closed_form_softmax(q, k, v, None, None, 0.4, 0.5), equation(q, k, v, None, None, 0.5, mask)
     torch.testing.assert_close(out, wanted)
     grad = torch.randn_like(out)
     for found, reference in zip(
@@ -91,23 +91,27 @@ def test_garbage_under_padding_has_no_influence():
     q, k, v = (heads(5, torch.float32) for _ in range(3))
     hidden = torch.zeros(BATCH, 1, 1, 5, dtype=torch.bool)
     hidden[..., 3:] = True
-    clean = softmax_attention(q, k, v, None, hidden, 0.0, 0.5)
+    clean = closed_form_softmax(q, k, v, None, hidden, 0.0, 0.5)
     k, v = k.clone(), v.clone()
     k[:, :, 3:] = v[:, :, 3:] = 1e9
-    torch.testing.assert_close(softmax_attention(q, k, v, None, hidden, 0.0, 0.5), clean)
+    torch.testing.assert_close(closed_form_softmax(q, k, v, None, hidden, 0.0, 0.5), clean)
 
 
 def test_no_second_derivative():
     q, k, v = (heads(2).requires_grad_() for _ in range(3))
-    out = softmax_attention(q, k, v, None, None, 0.0, 1.0)
+    out = closed_form_softmax(q, k, v, None, None, 0.0, 1.0)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(out.sum(), q, create_graph=True)
 
 
 def test_where_torch_has_a_kernel_it_runs():
     q, bias = torch.randn(1, 1, 2, 4), torch.zeros(2, 2)
-    assert not is_faster(q, q, q, None, 0.0) and not is_faster(q, q, q, bias, 0.0)
-    assert is_faster(q, q, q, None, 0.1) and is_faster(q, q, q, bias.clone().requires_grad_(), 0.0)
+    assert not closed_form_is_faster(q, q, q, None, 0.0) and not closed_form_is_faster(q, q, q, bias, 0.0)
+    assert closed_form_is_faster(q, q, q, None, 0.1) and closed_form_is_faster(
+        q, q, q, bias.clone().requires_grad_(), 0.0
+    )
     half, meta = q.bfloat16(), torch.empty(1, 1, 2, 4, device="meta")
-    assert not is_faster(half, half, half, None, 0.1) and not is_faster(meta, meta, meta, None, 0.1)
-    assert not is_faster(q, half, half, None, 0.1)  # as under autocast
+    assert not closed_form_is_faster(half, half, half, None, 0.1) and not closed_form_is_faster(
+        meta, meta, meta, None, 0.1
+    )
+    assert not closed_form_is_faster(q, half, half, None, 0.1)  # as under autocast
