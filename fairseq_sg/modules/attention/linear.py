@@ -24,7 +24,7 @@ from fairseq_sg.modules.attention.base import Attention, AttentionOptions, State
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
 from fairseq_sg.modules.feature_maps.base import accurate
-from fairseq_sg.modules.normalization import NoNormalization, build_qk_norm
+from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, NoNormalization, build_qk_norm
 from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import autocast_disabled
@@ -51,7 +51,7 @@ class LinearOptions(AttentionOptions):
         metadata={"help": "normalization of φ(Q) and φ(K) in linear attention: none, l1, l2, rms (Park & Kim 2024)"},
     )
     linear_attention_eps: float = field(
-        default=1e-6, metadata={"help": "ε added to linear attention's denominator", "least": 0}
+        default=1e-6, metadata={"help": "ε added to linear attention's denominator", "above": 0}
     )
 
 
@@ -66,6 +66,7 @@ class LinearAttention(Attention):
         feature_map: name in ``FEATURE_MAP_REGISTRY``. feature_map_options: its keyword arguments.
         feature_dim: ``head``, ``sqrt`` or a number, see :class:`LinearOptions`.
         qk_norm: name in ``QK_NORM_REGISTRY``; Queries and Keys have a module each, shared by the heads.
+        qk_norm_options: its keyword arguments.
         linear_attention_eps: ε of the denominator.
         position: makes a module with ``rotate``, for a width and a number of heads (``modules.position``).
     """
@@ -83,6 +84,7 @@ class LinearAttention(Attention):
         feature_map_options: dict[str, Any] | None = None,
         feature_dim: str = "head",
         qk_norm: str = "none",
+        qk_norm_options: dict[str, Any] | None = None,
         linear_attention_eps: float = 1e-6,
         position: MakePosition | None = None,
         head_dim: int | None = None,
@@ -93,8 +95,8 @@ class LinearAttention(Attention):
         _advise(feature_map, feature_dim, width)
         self.feature_map = build_feature_map(feature_map, self.qk_head_dim, **(feature_map_options or {}))
         features = self.feature_map.features
-        self.q_norm = build_qk_norm(qk_norm, features)
-        self.k_norm = build_qk_norm(qk_norm, features)
+        self.q_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
+        self.k_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
         self.eps = linear_attention_eps
         ranges.check(LinearOptions, {"linear_attention_eps": linear_attention_eps})
         self.position = None if position is None else position(features, num_heads)
@@ -102,11 +104,15 @@ class LinearAttention(Attention):
     @classmethod
     def settings(cls, config: Any) -> dict[str, Any]:
         feature_map = FEATURE_MAP_REGISTRY.find(config.feature_map)
-        return super().settings(config) | {"feature_map_options": option_values(feature_map.options, config)}
+        qk_norm = QK_NORM_REGISTRY.find(config.qk_norm)
+        return super().settings(config) | {
+            "feature_map_options": option_values(feature_map.options, config),
+            "qk_norm_options": option_values(qk_norm.options, config),
+        }
 
     @classmethod
     def parts(cls, config: Any) -> set[type]:
-        return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map)}
+        return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map), QK_NORM_REGISTRY.find(config.qk_norm)}
 
     def _queries(self, q: Tensor, positions: Tensor | None) -> Tensor:
         return self.q_norm(self.feature_map.queries(q, positions))
@@ -131,26 +137,8 @@ class LinearAttention(Attention):
         self.feature_map.check_positions(positions, below=before + x.size(2))
         return positions
 
-    def _left_to_operator(self) -> dict[str, Any]:
-        """What the operator is told, to map and normalize Queries and Keys as it reads them."""
-        weights = {
-            f"{side}_weight": getattr(norm, "weight", None) for side, norm in (("q", self.q_norm), ("k", self.k_norm))
-        }
-        return {
-            "feature_map": self.feature_map.in_operator,
-            "qk_norm": self.q_norm.in_operator or None,
-            "norm_eps": self.q_norm.eps,
-            **weights,
-        }
-
     def attend(self, q, k, v, key_padding_mask, attn_mask, need_weights):
         self._check_mask(attn_mask)
-        # Outside training the analysis looks at Q̂ and K̂ where the modules make them.
-        can_leave = None not in (self.feature_map.in_operator, getattr(self.q_norm, "in_operator", None))
-        if self.training and not need_weights and self.position is None and can_leave:
-            visible = dict(causal=self.causal, key_padding_mask=key_padding_mask)
-            left = self._left_to_operator()
-            return attend_after(self._remembered(q, k), q, k, v, eps=self.eps, features=left, **visible), None
         self.feature_map.begin()
         at_keys = self._positions(k, key_padding_mask)
         if self.role == "cross":
@@ -226,21 +214,17 @@ def attend_after(
     v: Tensor,
     *,
     key_padding_mask: Tensor | None,
-    features: dict[str, Any] | None = None,
     **options: Any,
 ) -> Tensor:
     """``linear_attention`` whose first ``memory`` keys come before all queries: they are folded to a state, of time
-    O(M·F·E). ``features`` is what the operator is to make of q and k, None where they are features.
+    O(M·F·E).
     """
-    features = features or {}
-    options |= features
     if not memory:
         return linear_attention(q, k, v, key_padding_mask=key_padding_mask, **options)
     before, rest = None, None
     if key_padding_mask is not None:
         before, rest = key_padding_mask[:, :memory], key_padding_mask[:, memory:]
-    of_keys = {name: value for name, value in features.items() if name != "q_weight"}
-    state = linear_attention_state(k[:, :, :memory], v[:, :, :memory], key_padding_mask=before, **of_keys)
+    state = linear_attention_state(k[:, :, :memory], v[:, :, :memory], key_padding_mask=before)
     return linear_attention(q, k[:, :, memory:], v[:, :, memory:], key_padding_mask=rest, state=state, **options)
 
 

@@ -26,7 +26,7 @@ from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.position import angles, sinusoid
 from fairseq_sg.ops import relative_attention, relative_logits
-from fairseq_sg.ops.dispatch import AUTO, requested, requested_of
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, requested
 from fairseq_sg.ops.precision import accumulation_dtype
 
 
@@ -124,12 +124,11 @@ class RelativeAttention(SoftmaxAttentionBase):
         """
         dropout = self.drops and self.attention_dropout > 0
         if not dropout and positions is None:
-            return q.device.type != "cpu" or requested("relative_attention")[0] != AUTO
-        asked_by = requested_of("relative_attention")
-        if asked_by is not None:
-            mend = "--attention-dropout 0" if dropout else "another --position"
+            return q.device.type != "cpu" or requested("relative_attention") is not None
+        if requested("relative_attention") == "flex":
+            fix = "--attention-dropout 0" if dropout else "another --position"
             what = "no dropout on the weights" if dropout else "no positions of your own"
-            raise UsageError(f"{asked_by}: the operator has {what}; choose {mend}, or leave the operator out")
+            raise UsageError(f"{ENVIRONMENT_VARIABLE}=flex: the operator has {what}; choose {fix}")
         return False
 
     def _operands(self, q: Tensor, k: Tensor, offset: int, key_padding_mask=None) -> tuple[Tensor, Tensor, Tensor]:
