@@ -1,5 +1,4 @@
-"""What the compiler makes of the Triton kernels for GPUs, on a machine that needs none: registers, memory,
-instructions.
+"""Triton kernels as compiled for GPUs, on a machine without one: registers, memory, instructions.
 
     python benchmarks/compiled.py                                # all operators, for compute capability 8.0 and 9.0
     python benchmarks/compiled.py cvmm --capability 90 --quick   # one operator, at one size
@@ -37,7 +36,6 @@ from fairseq_sg.ops import (
     cvmm_sorted,
     geometric_attention,
     linear_attention,
-    orthogonality_loss,
     relative_attention,
     sort_selection,
     triton_support,
@@ -151,23 +149,12 @@ def padding(length: int, padded: bool) -> Tensor | None:
     return torch.zeros(BATCH, length, dtype=torch.bool) if padded else None
 
 
-def call_linear(dtype: torch.dtype, dim: int, width: int, causal: bool, features: bool) -> None:
+def call_linear(dtype: torch.dtype, dim: int, width: int, with_state: bool) -> None:
     q, k, v = heads(LENGTH, dim, dtype), heads(LENGTH, dim, dtype), heads(LENGTH, width, dtype)
-    made = (
-        dict(feature_map="elu", qk_norm="rms", q_weight=torch.ones(dim), k_weight=torch.ones(dim)) if features else {}
-    )
     state = torch.randn(BATCH, HEADS, dim, width), torch.randn(BATCH, HEADS, dim)
-    more = dict(state=state, return_state=True, key_padding_mask=padding(LENGTH, True)) if features else {}
-    out = linear_attention(q, k, v, causal=causal, implementation="triton", **made, **more)
+    more = dict(state=state, return_state=True, key_padding_mask=padding(LENGTH, True)) if with_state else {}
+    out = linear_attention(q, k, v, causal=True, implementation="triton", **more)
     (out[0] if more else out).sum().backward()
-    with torch.no_grad():
-        q, k, v = (x[:, :, :1] for x in (q, k, v))
-        linear_attention(q, k, v, causal=True, state=state, return_state=True, implementation="triton", **made)
-
-
-def call_orthogonality(dtype: torch.dtype, length: int, width: int, padded: bool) -> None:
-    mask = padding(length, padded)
-    orthogonality_loss(heads(length, width, dtype), padding_mask=mask, implementation="triton").backward()
 
 
 def call_geometric(dtype: torch.dtype, keys: int, causal: bool, padded: bool) -> None:
@@ -201,11 +188,7 @@ WIDTHS = [(64, 64), (8, 8), (16, 16), (80, 24), (128, 128), (256, 256)]
 CALLS: dict[str, tuple[Callable[..., None], list[tuple]]] = {
     "linear_attention": (
         call_linear,
-        [(*w, causal, features) for w in WIDTHS for causal, features in ((True, True), (False, False), (True, False))],
-    ),
-    "orthogonality_loss": (
-        call_orthogonality,
-        [(n, width, padded) for width in (64, 16, 128, 512) for n, padded in ((600, True), (5, False), (40, True))],
+        [(*w, with_state) for w in WIDTHS for with_state in (True, False)],
     ),
     "geometric_attention": (
         call_geometric,

@@ -1,9 +1,6 @@
-"""Triton kernels against the same operators in torch, and against what they take the place of, on a GPU.
+"""Triton kernels against the same operators in torch and against what they replace, on a GPU.
 
-    python benchmarks/kernels.py linear_attention      # forward and backward by length; softmax beside
-    python benchmarks/kernels.py linear_features       # the same of raw q and k, elu + 1 and L2; features before beside
-    python benchmarks/kernels.py decoding              # one step of linear attention with its state
-    python benchmarks/kernels.py orthogonality_loss    # forward and backward by length
+    python benchmarks/kernels.py linear_attention      # causal, forward and backward by length; softmax beside
     python benchmarks/kernels.py geometric_attention   # forward and backward by length
     python benchmarks/kernels.py cvmm                  # forward and backward by number of experts; a dense layer beside
     python benchmarks/kernels.py relative_attention    # forward and backward by length; torch's flex_attention beside
@@ -29,12 +26,9 @@ from fairseq_sg.ops import (
     cvmm_sorted,
     geometric_attention,
     linear_attention,
-    linear_attention_state,
-    orthogonality_loss,
     relative_attention,
     sort_selection,
 )
-from fairseq_sg.ops.features import Features
 from fairseq_sg.ops.triton_support import why_not_triton
 
 HEADS = 8
@@ -43,8 +37,6 @@ CHOSEN, SIZE = 4, 128  # experts of a token, and hidden units of each
 # Of a sequence; of cvmm, numbers of experts.
 LENGTHS = {
     "linear_attention": (32, 64, 256, 1024, 4096),
-    "linear_features": (32, 64, 256, 1024, 4096),
-    "orthogonality_loss": (32, 64, 256, 1024, 4096),
     "geometric_attention": (16, 50, 200, 1000),
     "cvmm": (16, 32, 64, 128),
     "relative_attention": (32, 64, 256, 1024, 2048),
@@ -139,10 +131,6 @@ def cases(what: str, length: int, dim: int, dtype: torch.dtype) -> tuple[dict[st
         sdpa = torch.nn.functional.scaled_dot_product_attention
         runs["softmax"] = differentiated(lambda *x: sdpa(*x, is_causal=True), q, k, v)
         return runs, exact
-    if what == "linear_features":
-        return feature_cases([normal(batch, HEADS, length, dim) for _ in range(3)])
-    if what == "orthogonality_loss":
-        return compared(orthogonality_loss, [normal(batch, HEADS, length, dim)], "chunked")
     if what == "cvmm":
         return mixture_cases(length, HEADS * dim, dtype)
     if what.endswith("relative_attention"):
@@ -150,22 +138,9 @@ def cases(what: str, length: int, dim: int, dtype: torch.dtype) -> tuple[dict[st
         torch.compiler.reset()
         heads = [normal(batch, HEADS, length, dim) for _ in range(4)]
         attention = partial(relative_attention, causal=what.startswith("causal"))
-        return compared(attention, [*heads, normal(HEADS, 2 * length - 1, dim)], "chunked", ["flex"])
+        return compared(attention, [*heads, normal(HEADS, 2 * length - 1, dim)], "shift", ["flex"])
     rows = max(POSITIONS // length, 1)
     return compared(geometric_attention, [normal(rows, HEADS, length, length)], "scan")
-
-
-def feature_cases(inputs: list[Tensor]) -> tuple[dict[str, Run], list[Tensor]]:
-    """Causal linear attention that makes the features itself, and with features made before, as modules make them."""
-    features = Features("elu", "l2")
-    options = {"causal": True, "feature_map": features.feature_map, "qk_norm": features.qk_norm}
-    runs, exact = compared(lambda *x, **more: linear_attention(*x, **options, **more), inputs, "chunked")
-
-    def before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return linear_attention(features(q, None), features(k, None), v, causal=True, implementation="triton")
-
-    runs["triton, features before"] = differentiated(before, *inputs)
-    return runs, exact
 
 
 def mixture_cases(experts: int, width: int, dtype: torch.dtype) -> tuple[dict[str, Run], list[Tensor]]:
@@ -205,37 +180,9 @@ def rows_of(what: str, dim: int, dtype: torch.dtype, rounds: int) -> list[tuple[
     return rows
 
 
-def decoding_rows(dim: int, dtype: torch.dtype, rounds: int) -> list[tuple[str, ...]]:
-    rows = []
-    for batch in (1, 16, 256):
-        q, k, v = (torch.rand(batch, HEADS, 1, dim, device="cuda").to(dtype) for _ in range(3))
-        state = linear_attention_state(k, v)
-
-        def step(implementation: str, q=q, k=k, v=v, state=state) -> Run:
-            def run() -> list[Tensor]:
-                with torch.no_grad():
-                    out, new = linear_attention(
-                        q, k, v, causal=True, state=state, return_state=True, implementation=implementation
-                    )
-                return [out, *new]
-
-            return run
-
-        runs = {"triton": step("triton"), "torch": step("chunked")}
-        exact, (s, z) = linear_attention(
-            q.double(), k.double(), v.double(), causal=True, state=state, return_state=True, implementation="naive"
-        )
-        check(runs, [exact, s, z], dtype)
-        times = interleaved(runs, rounds)
-        for name, (median, spread) in times.items():
-            ratio = median / times["triton"][0]
-            rows.append((f"{batch}", name, f"{1e3 * median:.1f}", f"{1e3 * spread:.1f}", f"{ratio:.2f}"))
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=[*LENGTHS, "decoding"])
+    parser.add_argument("what", choices=LENGTHS)
     parser.add_argument("--dim", type=int, default=64, help="width of a head (default 64)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--rounds", type=int, default=50, help="rounds that count (default 50)")
@@ -250,11 +197,7 @@ def main() -> None:
     torch.manual_seed(0)
     command = f"`python benchmarks/kernels.py {args.what} --dim {args.dim} --dtype {args.dtype} --rounds {args.rounds}`"
     about = f"median of {args.rounds} interleaved rounds, and interquartile range; {command}; {where(gpu=True)}.\n\n"
-    if args.what == "decoding":
-        text = f"One step of linear attention with its state ({HEADS} heads, width {args.dim}), {args.dtype}; {about}"
-        header = ("batch", "implementation", "µs", "spread", "times triton")
-        text += table(header, decoding_rows(args.dim, dtype, args.rounds))
-    elif args.what == "cvmm":
+    if args.what == "cvmm":
         text = (
             f"Forward and backward of a mixture of experts of {SIZE} units, {CHOSEN} a token, and of a dense layer of "
             f"{CHOSEN * SIZE} units, {POSITIONS:,} tokens of width {HEADS * args.dim}, {args.dtype}; {about}"

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +31,6 @@ from torch import Tensor, nn
 from fairseq_sg.modules.feedforward import DenseFeedForward, SigmaMoE
 from fairseq_sg.ops import (
     cvmm_sorted,
-    force_implementation,
     geometric_attention,
     linear_attention,
     orthogonality_loss,
@@ -38,7 +39,7 @@ from fairseq_sg.ops import (
     sort_selection,
 )
 from fairseq_sg.ops.cvmm import IMPLEMENTATIONS as CVMM
-from fairseq_sg.ops.dispatch import AUTO
+from fairseq_sg.ops.dispatch import AUTO, ENVIRONMENT_VARIABLE
 from fairseq_sg.ops.geometric import IMPLEMENTATIONS as GEOMETRIC
 from fairseq_sg.ops.linear_attention import IMPLEMENTATIONS as LINEAR
 from fairseq_sg.ops.orthogonality import IMPLEMENTATIONS as ORTHOGONALITY
@@ -246,7 +247,7 @@ def layer_function(layer: nn.Module, implementation: str = AUTO) -> Function:
 
     def run(x: Tensor, *parameters: Tensor) -> Tensor:
         arguments = (x, None, True)
-        with force_implementation(implementation):
+        with mock.patch.dict(os.environ, {ENVIRONMENT_VARIABLE: implementation}):
             y, emitted = torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), arguments)
         losses = [value for value in emitted.values() if torch.is_tensor(value)]
         return y + torch.stack(losses).sum().to(y.dtype) if losses else y

@@ -20,7 +20,6 @@ import importlib
 import json
 import logging
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from pathlib import Path
 
 import torch
 from measure import Row, as_in_training, measure, measure_machine
-from report import FOLDER, publish, store, table, tables, where
+from report import publish, store, table, tables, where
 
 SUITES = ("ops", "step", "decode", "data")
 DEFAULT_SUITES = SUITES[:3]
@@ -254,18 +253,12 @@ def plot(rows: Sequence[Row], operator: str, size_name: str, out: Path) -> str:
     return f"\n\n![{operator}]({path.name})"
 
 
-def sections(name: str, arguments: Sequence[str], results: Path | None, process: bool = False) -> list[dict]:
-    """Runs another benchmark, and returns the sections it publishes: title, text and the tables in it.
-
-    In this process, by its ``main``; with `process`, for those without arguments to ``main``, in one of its own.
-    """
+def sections(name: str, arguments: Sequence[str], results: Path | None) -> list[dict]:
+    """Runs another benchmark by its ``main``, and returns the sections it publishes: title, text and their tables."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.md"
         arguments = [*arguments, "--results", str(file)]
-        if process:
-            subprocess.run([sys.executable, str(FOLDER / f"{name}.py"), *arguments], check=True)
-        else:
-            importlib.import_module(name).main(arguments)
+        importlib.import_module(name).main(arguments)
         found = []
         for part in file.read_text("utf-8").split("\n## ")[1:]:
             title, _, text = part.partition("\n")
@@ -297,12 +290,9 @@ def run_step(args: argparse.Namespace) -> dict:
 
 
 def run_decode(args: argparse.Namespace) -> dict:
-    """Decoding token by token, and, on a GPU, its kernels."""
+    """Decoding token by token."""
     rounds = ["--rounds", str(args.rounds)]
-    found = sections("attention", ["decoding", *rounds, "--device", args.device], args.results)
-    if args.device == "cuda":
-        found += sections("kernels", ["decoding", *rounds], args.results, process=True)
-    return {"sections": found}
+    return {"sections": sections("attention", ["decoding", *rounds, "--device", args.device], args.results)}
 
 
 def run_data(args: argparse.Namespace) -> dict:

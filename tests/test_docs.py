@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, build_attention
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 
@@ -39,6 +43,36 @@ def test_the_attention_of_extending_md(monkeypatch, tmp_path):
     finally:
         ATTENTION_REGISTRY.pop("mean", None)
         sys.modules.pop("mean_attention", None)
+
+
+def test_the_normalization_of_extending_md(monkeypatch, tmp_path):
+    """Registered, its option is on the command line, in ``--help``, checked, and given to the module."""
+    pytest.importorskip("fairseq")
+    from fairseq_sg.models.sg_transformer import SGTransformer, resolve
+
+    code = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "power_normalization.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        importlib.import_module("power_normalization")
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        SGTransformer.add_args(parser)
+        assert "--qk-norm-power" in parser.format_help()
+        linear = ["--encoder-attention", "linear"]
+        chosen = [*linear, "--qk-norm", "power", "--qk-norm-power"]
+        attention = build_attention("linear", resolve(parser.parse_args([*chosen, "3"])), "encoder")
+        x = torch.rand(2, attention.feature_map.features)
+        for norm in (attention.q_norm, attention.k_norm):
+            torch.testing.assert_close(norm(x), x / (x.pow(3).sum(-1, keepdim=True).pow(1 / 3) + 1e-6))
+        with pytest.raises(UsageError, match="--qk-norm-power is 0.0: choose a number above 0"):
+            resolve(parser.parse_args([*chosen, "0"]))
+        with pytest.raises(UsageError, match="--qk-norm-power 3.0 has no effect .* power query/key normalization"):
+            resolve(parser.parse_args([*linear, "--qk-norm", "l2", "--qk-norm-power", "3"]))
+    finally:
+        QK_NORM_REGISTRY.pop("power", None)
+        sys.modules.pop("power_normalization", None)
+        for watcher in QK_NORM_REGISTRY.watchers:
+            watcher()
 
 
 def test_every_kind_has_its_row():

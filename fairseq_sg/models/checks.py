@@ -10,6 +10,7 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY, attention_position, gives_indices
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 from fairseq_sg.ops.dispatch import check_environment
@@ -18,6 +19,7 @@ from fairseq_sg.ops.dispatch import check_environment
 MECHANISMS = (
     ATTENTION_REGISTRY,
     FEATURE_MAP_REGISTRY,
+    QK_NORM_REGISTRY,
     POSITION_REGISTRY,
     FEEDFORWARD_REGISTRY,
     UPDATE_REGISTRY,

@@ -9,7 +9,6 @@ new length is no new compilation. A layer runs uncompiled
 
 - in evaluation and decoding, where every step has another state, and the analysis looks on;
 - where one of its modules has a forward hook, which compiled code would pass by;
-- in a block of ``force_implementation``, since the choice of an operator is compiled into the code;
 - within ``torch.compile`` of somebody else's, who decides about all of it.
 
 What cannot be compiled within a layer, such as a derivative that works in buffers, splits its code in two. Neither
@@ -28,14 +27,14 @@ from torch.utils._pytree import tree_map
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.losses import Statistic
-from fairseq_sg.ops.dispatch import is_forced, requested, requested_of
+from fairseq_sg.ops.dispatch import requested
 from fairseq_sg.ops.triton_support import why_not_here
 
 NONE = "none"
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 MODES = (NONE, "default", *CUDA_GRAPHS)
-#: What answers the same for a whole program, by means that the compiler does not know.
-CONSTANT = (requested, requested_of, why_not_here)
+#: Functions with one answer for a whole program, which the compiler must not trace.
+CONSTANT = (requested, why_not_here)
 #: Who compiles: torch's inductor. Tests have cheaper ones here.
 BACKEND: str | Callable = "inductor"
 
@@ -87,7 +86,7 @@ class Compilation:
 
     def serves(self, module: nn.Module, context: Context) -> bool:
         """Whether a call runs compiled."""
-        if not module.training or context.state is not None or not torch.is_grad_enabled() or is_forced():
+        if not module.training or context.state is not None or not torch.is_grad_enabled():
             return False
         if torch.compiler.is_compiling():
             return False

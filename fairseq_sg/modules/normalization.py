@@ -2,34 +2,44 @@
 
     Q̂ = Norm(φ(Q)),  K̂ = Norm(φ(K)),  then linear attention with its denominator as before.
 
-The norm runs over the features of one head. Of Q̂, a positive scale per position cancels in the denominator; the effect
-comes from K̂, whose scale weighs the positions against each other. The paper gives no value for ε; 1e-6 is ours. Each
-normalization is a module of its own for Queries and for Keys, shared by the heads.
+The norm runs over the features of one head. A positive scale per position of Q̂ cancels in the denominator; the effect
+comes from K̂, whose scale weighs the positions against each other. The paper gives no value for ε; 1e-6 is ours. Queries
+and Keys have a normalization module each, which the heads share. Norms are computed in float32 (float64), results have
+the dtype of the features.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.ops.features import normalized
+from fairseq_sg.ops.precision import accumulation_dtype
 from fairseq_sg.registry import Registry
 
 QK_NORM_REGISTRY = Registry("query/key normalization", "--qk-norm")
 register_qk_norm = QK_NORM_REGISTRY.register
 
 
-def build_qk_norm(name: str, dim: int) -> nn.Module:
+def build_qk_norm(name: str, dim: int, **options: Any) -> nn.Module:
     """A normalization over the last dimension, ``(…, dim) -> (…, dim)``. Raises ValueError for an unknown name."""
-    return QK_NORM_REGISTRY.find(name)(dim)
+    return QK_NORM_REGISTRY.find(name)(dim, **options)
 
 
-class _Normalization(nn.Module):
-    #: Its name in ``fairseq_sg.ops.features``, if the operator can apply it itself; empty where there is nothing to
-    #: apply.
-    in_operator: ClassVar[str | None] = None
+class QKNormalization(nn.Module):
+    """Base class of normalizations ``(…, dim) -> (…, dim)``.
+
+    Args:
+        dim: F, the number of features.
+        eps: ε, added to the norm.
+
+    Attributes:
+        options: dataclass of the normalization's options; its fields are command-line options and keyword arguments.
+    """
+
+    registered_name: ClassVar[str]
+    options: ClassVar[type | None] = None
 
     def __init__(self, dim: int, eps: float = 1e-6):
         super().__init__()
@@ -41,44 +51,43 @@ class _Normalization(nn.Module):
 
 
 @register_qk_norm("none")
-class NoNormalization(_Normalization):
+class NoNormalization(QKNormalization):
     """x: the linear attention of Katharopoulos et al. 2020."""
-
-    in_operator = ""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
 @register_qk_norm("l1")
-class L1Normalization(_Normalization):
+class L1Normalization(QKNormalization):
     """x / (‖x‖₁ + ε)."""
 
-    in_operator = "l1"
-
     def forward(self, x: Tensor) -> Tensor:
-        return normalized(x, "l1", self.eps)
+        norm = x.abs().sum(-1, keepdim=True, dtype=accumulation_dtype(x))  # (…, 1)
+        return (x / (norm + self.eps)).type_as(x)
 
 
 @register_qk_norm("l2")
-class L2Normalization(_Normalization):
+class L2Normalization(QKNormalization):
     """x / (‖x‖₂ + ε)."""
 
-    in_operator = "l2"
-
     def forward(self, x: Tensor) -> Tensor:
-        return normalized(x, "l2", self.eps)
+        return (x / (l2_norm(x) + self.eps)).type_as(x)
 
 
 @register_qk_norm("rms")
-class RMSNormalization(_Normalization):
+class RMSNormalization(QKNormalization):
     """x / (RMS(x) + ε) ⊙ γ, RMS(x) = √(mean x²), ε outside the root as the paper writes it; γ starts at 1."""
-
-    in_operator = "rms"
 
     def __init__(self, dim: int, eps: float = 1e-6):
         super().__init__(dim, eps)
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return normalized(x, "rms", self.eps, self.weight)
+        rms = l2_norm(x) * x.shape[-1] ** -0.5  # (…, 1)
+        return (x / (rms + self.eps) * self.weight).type_as(x)
+
+
+def l2_norm(x: Tensor) -> Tensor:
+    """‖x‖₂, (…, F) -> (…, 1), in float32 (float64)."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x))

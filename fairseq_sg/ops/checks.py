@@ -9,7 +9,7 @@ from torch import Tensor
 def describe(**tensors: Tensor) -> str:
     """Names and shapes for an error message: ``q (2, 8, 5, 16), k (2, 8, 7, 16)``."""
     if torch.compiler.is_compiling():
-        # A shape that is printed is a constant, and needs a graph of its own. What raises is run again, uncompiled.
+        # A printed shape is a constant, which would need its own graph. A call that raises runs again, uncompiled.
         return ""
     return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
 
@@ -31,15 +31,11 @@ def check_padding_mask(name: str, mask: Tensor | None, batch: int, length: int) 
         raise ValueError(f"{name} must be (batch, length) = {(batch, length)}, not {tuple(mask.shape)}")
 
 
-def refuse_second_derivative(operator: str, where: str = "", mend: str = "implementation='naive' has one") -> None:
-    """Raises `RuntimeError` in the backward pass of an implementation that has no derivative of its own, if it is asked
-    for.
+def refuse_second_derivative(operator: str) -> None:
+    """Raises `RuntimeError` in a backward pass with ``create_graph=True``.
 
-    With torch's `once_differentiable` a second derivative would be 0 without a word where the gradient is a constant.
-
-    Args:
-        operator: its name, or words for it. where: the part of it that has none, if not all. mend: what to do instead.
+    torch's `once_differentiable` raises no error where the incoming gradient is a constant: the second derivative would
+    silently be 0.
     """
     if torch.is_grad_enabled():
-        what = " ".join(filter(None, [f"{operator} has no second derivative", where, "(create_graph=True)"]))
-        raise RuntimeError("; ".join(filter(None, [what, mend])))
+        raise RuntimeError(f"{operator} has no second derivative (create_graph=True); implementation='naive' has one")

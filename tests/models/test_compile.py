@@ -22,7 +22,7 @@ from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.models.sg_transformer import resolve
 from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
 from fairseq_sg.modules import compilation
-from fairseq_sg.ops import force_implementation, orthogonality_loss
+from fairseq_sg.ops import orthogonality_loss
 
 #: Lengths of source and target sentences of one batch after the other.
 BATCHES = (([9, 2, 5], [3, 8, 4]), ([7, 2, 5, 6], [6, 2, 9, 9]), ([12, 3], [4, 11]), ([5, 5, 5], [17, 2, 9]))
@@ -193,7 +193,7 @@ def test_a_copy_has_its_own_parameters(backend):
     assert pickle.loads(pickle.dumps(layer._compilation)).mode == "default"
 
 
-@pytest.mark.parametrize("where", ["evaluation", "no gradients", "decoding", "hook", "forced"])
+@pytest.mark.parametrize("where", ["evaluation", "no gradients", "decoding", "hook"])
 def test_where_nothing_is_compiled(where, backend):
     model, inputs = build(compile="default"), batch(BATCHES[0], False)
     seen = []
@@ -211,9 +211,6 @@ def test_where_nothing_is_compiled(where, backend):
                 layer.self_attn.q_proj.register_forward_hook(lambda *arguments: seen.append(arguments))
         model(*inputs)
         assert len(seen) == 4
-    else:
-        with force_implementation("auto"):
-            model(*inputs)
     assert backend.graphs == 0
 
 

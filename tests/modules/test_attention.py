@@ -346,8 +346,8 @@ def test_fused_initialization(name):
             "'x': choose from reference, glorot, fused, torch"),
         (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_dropout=1.5), "--attention-dropout "
             "is 1.5: choose a number from 0 to 1"),
-        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", linear_attention_eps=-1.0),
-         "--linear-attention-eps is -1.0: choose 0 or more"),
+        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", linear_attention_eps=0.0),
+         "--linear-attention-eps is 0.0: choose a number above 0"),
         (lambda c: ATTENTION_REGISTRY["galerkin"](24, 3, role="encoder", galerkin_norm_eps=0.0), "--galerkin-norm-eps "
             "is 0.0: choose a number above 0"),
         (lambda c: ATTENTION_REGISTRY["fourier"](24, 24, role="encoder"), "fourier attention normalizes each head, "

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
-from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, FeatureMap, build_feature_map
+from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, EluFeatureMap, FeatureMap, build_feature_map
 from fairseq_sg.modules.feature_maps.outer import OuterProduct
 from fairseq_sg.modules.feature_maps.performer import orthogonal_gaussian
 
@@ -478,7 +478,8 @@ def test_options_reach_the_map_from_a_configuration(name):
     config = config_of(24, 3, feature_map=name, **chosen)
     attention = build_attention("linear", config, "decoder")
     assert attention.feature_map.features == build_feature_map(name, 8, **chosen).features
-    assert FEATURE_MAP_REGISTRY[name] in ATTENTION_REGISTRY["linear"].option_classes(SimpleNamespace(feature_map=name))
+    chosen_by = SimpleNamespace(feature_map=name, qk_norm="none")
+    assert FEATURE_MAP_REGISTRY[name] in ATTENTION_REGISTRY["linear"].option_classes(chosen_by)
 
 
 @every_map
@@ -508,16 +509,16 @@ def test_weights_are_accurate_under_autocast():
     assert torch.equal(weights, expected)
 
 
-# Left to the operator in training.
+# Training and evaluation take one way.
 
 
 @pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("norm", ["none", "l1", "l2", "rms"])
 @every_map
 def test_training_computes_what_evaluation_does(name, norm, role):
-    """Where the operator maps and normalizes, and where the modules do: outputs, gradients, memory, padding."""
+    """Outputs, gradients, memory, padding."""
     if name == "performer":
-        pytest.skip("it draws anew in training")
+        pytest.skip("it draws new features in training")
     options = OPTIONS.get(name, {})
     attention = ATTENTION_REGISTRY["linear"](
         12, 2, role=role, feature_map=name, feature_map_options=options, qk_norm=norm
@@ -539,6 +540,48 @@ def test_training_computes_what_evaluation_does(name, norm, role):
         found.append([*outs, *(p.grad.clone() for p in attention.parameters() if p.grad is not None)])
     for trained, evaluated in zip(*found, strict=True):
         torch.testing.assert_close(trained, evaluated)
+
+
+class CubedElu(EluFeatureMap):
+    def forward(self, x):
+        return super().forward(x) ** 3
+
+
+def test_a_subclass_of_a_feature_map_means_the_same_in_training_and_evaluation():
+    attention = ATTENTION_REGISTRY["linear"](12, 2, role="encoder")
+    x = torch.randn(5, 3, 12)
+    plain = attention.train()(x)[0]
+    attention.feature_map = CubedElu(6)
+    trained, evaluated = attention.train()(x)[0], attention.eval()(x)[0]
+    assert torch.equal(trained, evaluated) and not torch.allclose(trained, plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["elu", "relu", "squared"])
+def test_hooks_on_feature_map_and_norms_fire(name, training):
+    attention = ATTENTION_REGISTRY["linear"](12, 2, role="encoder", feature_map=name, qk_norm="l2").train(training)
+    seen = []
+    for part in ("feature_map", "q_norm", "k_norm"):
+        getattr(attention, part).register_forward_hook(lambda *_, part=part: seen.append(part))
+    attention(torch.randn(5, 3, 12))
+    assert sorted(seen) == ["feature_map", "feature_map", "k_norm", "q_norm"]
+
+
+@pytest.mark.parametrize("norm", ["none", "l1", "l2", "rms"])
+@pytest.mark.parametrize("name", ["elu", "relu", "squared", "exp"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_half_precision_is_the_same_in_training_and_evaluation(name, norm, dtype):
+    """Features and norms are float32 in both; the output is that of the rounded Queries, Keys and Values."""
+    attention = ATTENTION_REGISTRY["linear"](12, 2, role="encoder", feature_map=name, qk_norm=norm).to(dtype)
+    x = torch.randn(5, 3, 12, dtype=dtype)
+    trained = attention.train()(x)[0]
+    assert trained.dtype == dtype and torch.equal(trained, attention.eval()(x)[0])
+    q, k, v = (torch.randn(2, 2, 5, 6, dtype=dtype) for _ in "qkv")
+    for module in (attention.feature_map.queries(q), attention._keys(k, None)):
+        assert module.dtype == torch.float32
+    got = attention.attend(q, k, v, None, None, False)[0]
+    exact = attention.float().attend(q.float(), k.float(), v.float(), None, None, False)[0]
+    assert torch.equal(got, exact.to(dtype))
 
 
 def test_a_normalization_of_ones_own_is_applied_in_training():

@@ -73,7 +73,7 @@ def output(module, x, weights):
 
 @variants
 @pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize("implementation", ["naive", "segments", "grouped"])
+@pytest.mark.parametrize("implementation", ["naive", "blocks", "grouped"])
 def test_equation(variant, k, implementation, monkeypatch):
     monkeypatch.setenv("FAIRSEQ_SG_IMPLEMENTATION", implementation)
     module = layer(variant, k).eval()

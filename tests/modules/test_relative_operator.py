@@ -13,14 +13,14 @@ from fairseq_sg.modules.attention import Context, build_attention, relative
 from fairseq_sg.modules.attention.relative import RelativeAttention
 from fairseq_sg.modules.cpu.packing import PADDED
 from fairseq_sg.modules.dropout import dropout
-from fairseq_sg.ops import force_implementation, relative_attention
+from fairseq_sg.ops import relative_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 
 both = [c for c in CASES if c.name in ("relative", "abs_rel")]
 cases = pytest.mark.parametrize("case", both, ids=str)
 decoders = pytest.mark.parametrize("case", [c for c in both if c.role == "decoder"], ids=str)
 relatives = [c for c in both if c.name == "relative"]
-implementations = pytest.mark.parametrize("implementation", ["naive", "chunked"])
+implementations = pytest.mark.parametrize("implementation", ["naive", "shift"])
 
 
 @pytest.fixture
@@ -53,50 +53,50 @@ def assert_equal(actual, expected):
 @cases
 @implementations
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_equals_what_is_computed_without_it(case, implementation, side, calls):
+def test_equals_what_is_computed_without_it(case, implementation, side, calls, monkeypatch):
     module, x = case.build().train(), case.inputs()[0]
     options = {"key_padding_mask": None if side == "none" else padding_of(x.size(0), side)}
     if side != "none" and case.role == "encoder":
         options["key_padding_mask"][2] = True
     expected = results(module, x, **options)
     assert not calls
-    with force_implementation(f"relative_attention={implementation}"):
-        actual = results(module, x, **options)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, implementation)
+    actual = results(module, x, **options)
     assert len(calls) == 1
     assert_equal(actual, expected)
 
 
 @decoders
 @implementations
-def test_step_by_step(case, implementation, calls):
+def test_step_by_step(case, implementation, calls, monkeypatch):
     module, x = case.build(), case.inputs(queries=6)[0]
     expected = module(x, x)[0]
     state: dict = {}
-    with force_implementation(f"relative_attention={implementation}"):
-        # Two new positions at once, then one after the other.
-        parts = [x[:2], *x[2:].split(1)]
-        steps = [module(part, None, Context(state=state))[0] for part in parts]
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, implementation)
+    # Two new positions at once, then one after the other.
+    parts = [x[:2], *x[2:].split(1)]
+    steps = [module(part, None, Context(state=state))[0] for part in parts]
     assert len(calls) == 5
     torch.testing.assert_close(torch.cat(steps), expected, rtol=1e-9, atol=1e-11)
 
 
 @decoders
-def test_after_a_memory(case, calls):
+def test_after_a_memory(case, calls, monkeypatch):
     module, x = case.build().train(), case.inputs(queries=9)[0]
     options = {"memory": x[:4], "first": 3}
     expected = module(x[4:], None, Context(**options))[0]
-    with force_implementation("relative_attention=naive"):
-        actual = module(x[4:], None, Context(**options))[0]
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "naive")
+    actual = module(x[4:], None, Context(**options))[0]
     assert len(calls) == 1
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
 @cases
-def test_weights_are_computed_without_it(case, calls):
+def test_weights_are_computed_without_it(case, calls, monkeypatch):
     module, x = case.build(), case.inputs()[0]
     expected = module(x, x, Context(return_weights=True))
-    with force_implementation("relative_attention=naive"):
-        actual = module(x, x, Context(return_weights=True))
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "naive")
+    actual = module(x, x, Context(return_weights=True))
     assert not calls
     assert_equal(actual, expected)
 
@@ -115,13 +115,13 @@ def test_who_is_called_when_nobody_asks(kind, training, calls):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", ["relative", "abs_rel"])
-def test_autocast(kind, dtype, calls):
+def test_autocast(kind, dtype, calls, monkeypatch):
     case = next(c for c in CASES if c.name == kind)
     module, x = case.build(torch.float32).train(), case.inputs(dtype=torch.float32)[0]
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         expected = module(x, x)[0]
-        with force_implementation("relative_attention=naive"):
-            actual = module(x, x)[0]
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, "naive")
+        actual = module(x, x)[0]
     assert len(calls) == 1
     assert actual.dtype == expected.dtype == dtype
     near = 1e-5 if dtype == torch.float32 else 5e-2
@@ -132,8 +132,16 @@ def test_autocast(kind, dtype, calls):
     torch.testing.assert_close(*gradients, rtol=near, atol=near * gradients[1].abs().max().item())
 
 
+def test_dropout_on_weights_is_refused_where_flex_is_asked_for(calls, monkeypatch):
+    module, x = relatives[0].build(attention_dropout=0.5).train(), relatives[0].inputs()[0]
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
+    with pytest.raises(UsageError, match=f"{ENVIRONMENT_VARIABLE}=flex.*--attention-dropout 0"):
+        module(x, x)
+    assert not calls
+
+
 def test_dropout_on_weights_with_one_name_for_all_operators(calls, monkeypatch):
-    """The bias has an implementation of that name, or says that it has none."""
+    """The bias has an implementation of that name, and the operator is not called."""
     module, x = relatives[0].build(attention_dropout=0.5).train(), relatives[0].inputs()[0]
     found = []
     for name in ("auto", "naive"):
@@ -141,27 +149,29 @@ def test_dropout_on_weights_with_one_name_for_all_operators(calls, monkeypatch):
         torch.manual_seed(4)
         found.append(module(x, x)[0])
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
-    with pytest.raises(ValueError, match="relative_logits has no implementation 'flex'"):
-        module(x, x)
-    assert not calls
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "shift")
+    module.eval()(x, x)
+    assert len(calls) == 1
 
 
-def test_positions_of_ones_own_do_without_it(calls):
+def test_positions_of_ones_own_do_without_it(calls, monkeypatch):
     module, x = relatives[0].build(), relatives[0].inputs(queries=5)[0]
     positions = torch.tensor([0, 2, 3, 7, 9])
     expected = module(x, x, Context(positions=positions)).output
-    with force_implementation("relative_attention=naive"):
-        assert torch.equal(module(x, x, Context(positions=positions)).output, expected)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "naive")
+    assert torch.equal(module(x, x, Context(positions=positions)).output, expected)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
+    with pytest.raises(UsageError, match="choose another --position"):
+        module(x, x, Context(positions=positions))
     assert not calls
 
 
-def test_no_random_number_is_drawn():
+def test_no_random_number_is_drawn(monkeypatch):
     module = RelativeAttention(WIDTH, HEADS, role="encoder").train()
     x = torch.randn(4, 2, WIDTH)
     before = torch.get_rng_state()
-    with force_implementation("relative_attention=chunked"):
-        module(x, x)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "shift")
+    module(x, x)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -181,7 +191,7 @@ class Dropped(nn.Module):
 
 @pytest.mark.parametrize("role", ["encoder", "decoder"])
 @pytest.mark.parametrize("name", ["relative", "abs_rel"])
-def test_dropout_on_keys_is_on_keys_and_distances_in_training_only(name, role):
+def test_dropout_on_keys_is_on_keys_and_distances_in_training_only(name, role, monkeypatch):
     case = Case(name, role)
     module, plain, x = case.build(relative_key_dropout=0.5), case.build(), case.inputs()[0]
     before = plain(x)[0]
@@ -190,7 +200,8 @@ def test_dropout_on_keys_is_on_keys_and_distances_in_training_only(name, role):
     torch.manual_seed(3)
     out = module(x)[0]
     torch.manual_seed(3)
-    with force_implementation("relative_attention=naive"):
+    with monkeypatch.context() as asked:
+        asked.setenv(ENVIRONMENT_VARIABLE, "naive")
         torch.testing.assert_close(module(x)[0], out, rtol=1e-9, atol=1e-11)
     torch.manual_seed(3)
     kept = dropout(module._split_heads(module.k_proj(x), HEADS), 0.5, training=True)

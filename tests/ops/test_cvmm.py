@@ -6,14 +6,15 @@ import pytest
 import torch
 from ops_comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
 
-from fairseq_sg.ops import cvmm, cvmm_sorted, force_implementation, sort_selection
+from fairseq_sg.ops import cvmm, cvmm_sorted, sort_selection
 from fairseq_sg.ops.cvmm import FEW_ROWS, IMPLEMENTATIONS, blocks, grouped
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 
 # N, K, M, L: one row, fewer rows than matrices, sizes that fill 16 bytes and sizes that do not
 SHAPES = [(1, 1, 1, 1), (1, 5, 3, 2), (3, 7, 5, 4), (40, 4, 8, 16), (33, 3, 7, 5), (65, 2, 16, 9)]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "N{}-K{}-M{}-L{}".format(*s))
-implementations = pytest.mark.parametrize("implementation", ["naive", "segments", "grouped", "blocks"])
-fast = pytest.mark.parametrize("implementation", ["segments", "grouped", "blocks"])
+implementations = pytest.mark.parametrize("implementation", ["naive", "grouped", "blocks"])
+fast = pytest.mark.parametrize("implementation", ["grouped", "blocks"])
 SELECTIONS = ["random", "one", "last", "missing", "nothing"]
 
 
@@ -86,7 +87,7 @@ def test_gradcheck(implementation, device):
 def test_second_derivative(device):
     selection = make_selection("random", 4, 3, device)
     x, matrices = (t.requires_grad_() for t in make((4, 3, 2, 2), device).values())
-    for implementation in ("segments", "grouped", "blocks"):
+    for implementation in ("grouped", "blocks"):
         with pytest.raises(RuntimeError, match=r"no second derivative .* implementation='naive' has one"):
             out = cvmm(x, selection, matrices, implementation=implementation)
             torch.autograd.grad(out.sum(), x, create_graph=True)
@@ -316,15 +317,15 @@ def test_without_grouped_mm_there_is_one_product_a_matrix_with_rows(without_grou
 
 
 @pytest.mark.skipif(grouped.grouped_mm is None, reason="this torch has no grouped matrix product")
-def test_grouped_mm_where_torch_has_it():
+def test_grouped_mm_where_torch_has_it(monkeypatch):
     if not grouped.has_grouped_mm(torch.device("cpu"), torch.float32):
         pytest.skip("this torch has no grouped matrix product on the CPU")
     names = names_of()  # few rows for 16 matrices
     assert names.count("_grouped_mm") == 3 and "mm" not in names
     assert "_local_scalar_dense" not in names  # nothing waits for a number
-    with force_implementation("segments"):
-        assert "_grouped_mm" not in names_of()
     assert "_grouped_mm" not in names_of(torch.float64)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "blocks")
+    assert "_grouped_mm" not in names_of()
 
 
 @pytest.mark.parametrize("rows,name", [(2 * FEW_ROWS - 1, "grouped"), (2 * FEW_ROWS, "blocks")])
@@ -355,9 +356,9 @@ def test_a_grouped_mm_that_answers_wrongly_is_not_used(monkeypatch):
     grouped.has_grouped_mm.cache_clear()
 
 
-def test_empty_matrices_cost_no_product():
-    with force_implementation("segments"):
-        assert names_of().count("mm") == 3  # 16 matrices, one of them with rows: forward, dX, dM
+def test_empty_matrices_cost_no_product(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "blocks")
+    assert names_of().count("mm") == 3  # 16 matrices, one of them with rows: forward, dX, dM
 
 
 def test_what_is_kept_for_the_backward_pass_has_one_row_a_token():
@@ -407,10 +408,8 @@ def test_wrong_dtypes_and_names():
         cvmm(torch.ones(4, 3), selection, torch.ones(2, 3, 3, dtype=torch.float64))
     with pytest.raises(TypeError, match="x must be a floating-point tensor"):
         cvmm(torch.ones(4, 3, dtype=torch.long), selection, torch.ones(2, 3, 3))
-    with pytest.raises(
-        ValueError, match="no implementation 'chunked' .*auto, blocks, grouped, naive, segments, triton"
-    ):
-        cvmm(torch.ones(4, 3), selection, torch.ones(2, 3, 3), implementation="chunked")
+    with pytest.raises(ValueError, match="no implementation 'segments'.*auto, blocks, grouped, naive, triton"):
+        cvmm(torch.ones(4, 3), selection, torch.ones(2, 3, 3), implementation="segments")
     with pytest.raises(ValueError, match=r"\(N,\) or \(N, K\), not \(1, 1, 1\)"):
         sort_selection(torch.zeros(1, 1, 1, dtype=torch.long), 2)
 

@@ -24,7 +24,7 @@ SHAPES = [
     (2, 2, 257, 5),
 ]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "B{}-H{}-N{}-E{}".format(*s))
-implementations = pytest.mark.parametrize("implementation", ["naive", "chunked"])
+implementations = pytest.mark.parametrize("implementation", ["naive", "gram"])
 properties = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -46,7 +46,7 @@ def orthonormal_rows(count: int, width: int, device) -> Tensor:
 def test_equals_naive(shape, padding, reduction, device):
     options = {"padding_mask": make_mask(padding, shape[0], shape[2], device), "reduction": reduction}
     inputs = {"values": make(shape, device)}
-    fast, naive = (with_gradients(run(name, **options), inputs) for name in ("chunked", "naive"))
+    fast, naive = (with_gradients(run(name, **options), inputs) for name in ("gram", "naive"))
     assert fast["loss"].shape == (shape[:2] if reduction == "none" else ())
     assert_all_close(fast, naive, rtol=1e-9, atol=1e-9)
 
@@ -175,7 +175,7 @@ def test_low_precision(dtype, shape, device):
     inputs = {"values": make(shape, device, dtype)}
     options = {"padding_mask": make_mask("left", 2, shape[2], device), "reduction": "none"}
     exact = with_gradients(run("naive", **options), {"values": inputs["values"].double()})
-    fast, naive = (with_gradients(run(name, **options), inputs) for name in ("chunked", "naive"))
+    fast, naive = (with_gradients(run(name, **options), inputs) for name in ("gram", "naive"))
     assert fast["loss"].dtype == torch.float32 and fast["gradient of values"].dtype == dtype
     assert_as_exact_as(fast, naive, exact)
 
@@ -250,7 +250,7 @@ def test_order_and_rotation_are_irrelevant(length, width, seed, device):
 def test_memory_is_linear(device):
     length, width = 2048, 16
     with Operations() as operations:
-        with_gradients(run("chunked"), {"values": make((1, 1, length, width), device)})
+        with_gradients(run("gram"), {"values": make((1, 1, length, width), device)})
     assert operations.largest <= length * width
 
 

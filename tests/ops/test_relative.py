@@ -10,7 +10,7 @@ from ops_comparison import Operations, assert_all_close, assert_as_exact_as, wit
 
 from fairseq_sg.ops import relative, relative_attention, relative_logits
 
-IMPLEMENTATIONS = ["naive", "chunked"]
+IMPLEMENTATIONS = ["naive", "shift"]
 
 # B, H, N, M, D
 SHAPES = [
@@ -41,7 +41,7 @@ def run(implementation: str):
 @shapes
 def test_equals_naive_with_gradients(shape, device):
     inputs = make(shape, device)
-    assert_all_close(with_gradients(run("chunked"), inputs), with_gradients(run("naive"), inputs), 1e-12, 1e-12)
+    assert_all_close(with_gradients(run("shift"), inputs), with_gradients(run("naive"), inputs), 1e-12, 1e-12)
 
 
 @shapes
@@ -93,14 +93,14 @@ def test_non_contiguous_inputs(device):
         "p": inputs["p"].permute(1, 2, 0).contiguous().permute(2, 0, 1),
     }
     assert not strided["q"].is_contiguous() and not strided["p"].is_contiguous()
-    assert_all_close(run("chunked")(**strided), run("naive")(**inputs), 1e-12, 1e-12)
+    assert_all_close(run("shift")(**strided), run("naive")(**inputs), 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_low_precision(dtype, device):
     inputs = make((2, 3, 33, 40, 16), device, dtype)
     exact = with_gradients(run("naive"), {name: x.double() for name, x in inputs.items()})
-    assert_as_exact_as(with_gradients(run("chunked"), inputs), with_gradients(run("naive"), inputs), exact)
+    assert_as_exact_as(with_gradients(run("shift"), inputs), with_gradients(run("naive"), inputs), exact)
 
 
 @implementations
@@ -116,7 +116,7 @@ def test_no_tensor_of_queries_keys_and_dimension(device):
     batch, heads, length, dim = shape = (2, 3, 64, 16)
     inputs = make((batch, heads, length, length, dim), device)
     with Operations() as operations:
-        with_gradients(run("chunked"), inputs)
+        with_gradients(run("shift"), inputs)
     assert operations.largest <= batch * heads * length * (2 * length - 1), shape
 
 
@@ -157,10 +157,10 @@ def test_wrong_dtype():
     [
         ((8, 1, 3, 2), torch.float32, "naive"),
         ((8, 1, 3, 2), torch.float64, "naive"),
-        ((7, 1, 3, 2), torch.float32, "chunked"),
-        ((8, 1, 3, 3), torch.float32, "chunked"),
-        ((8, 1, 1, 2), torch.float32, "chunked"),
-        ((8, 1, 3, 2), torch.bfloat16, "chunked"),
+        ((7, 1, 3, 2), torch.float32, "shift"),
+        ((8, 1, 3, 3), torch.float32, "shift"),
+        ((8, 1, 1, 2), torch.float32, "shift"),
+        ((8, 1, 3, 2), torch.bfloat16, "shift"),
     ],
     ids=str,
 )
@@ -168,7 +168,7 @@ def test_large_batches_look_positional_keys_up(shape, dtype, expected, monkeypat
     """On a CPU, from 4 sequences for each dimension; both operators."""
     ran = []
     for implementations in (relative.IMPLEMENTATIONS, relative.ATTENTION_IMPLEMENTATIONS):
-        for name in ("naive", "chunked"):
+        for name in ("naive", "shift"):
             monkeypatch.setitem(implementations, name, lambda *arguments, name=name: ran.append(name))
     q, p = torch.zeros(shape, dtype=dtype), torch.zeros(shape[1], 2 * shape[2] - 1, shape[3], dtype=dtype)
     relative_logits(q, p)

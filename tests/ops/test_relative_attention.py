@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ops_comparison import Operations, Results, assert_all_close, assert_as_exact_as, make_mask, with_gradients
 
-from fairseq_sg.ops import force_implementation, relative_attention
+from fairseq_sg.ops import relative_attention
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 
 # B, H, N, M, D, E, D'
 SHAPES = [
@@ -25,7 +26,7 @@ SHAPES = [
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 causality = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 paddings = pytest.mark.parametrize("padding", ["none", "left", "right", "one-row-full"])
-in_torch = pytest.mark.parametrize("implementation", ["naive", "chunked"])
+in_torch = pytest.mark.parametrize("implementation", ["naive", "shift"])
 
 
 def make(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float64) -> Results:
@@ -73,7 +74,7 @@ def by_definition(q_content, q_position, k, v, p, *, causal, key_padding_mask, s
 def test_equals_naive_with_gradients(shape, causal, padding, device):
     options = {"causal": causal, "key_padding_mask": make_mask(padding, shape[0], shape[3], device), "scale": 0.3}
     inputs = make(shape, device)
-    actual, expected = (with_gradients(run(name, **options), inputs) for name in ("chunked", "naive"))
+    actual, expected = (with_gradients(run(name, **options), inputs) for name in ("shift", "naive"))
     assert_all_close(actual, expected, 1e-11, 1e-12)
 
 
@@ -195,7 +196,7 @@ def test_any_shape(sizes, causal, seed, device):
     mask = (torch.rand(batch, keys) < 0.4).to(device)
     inputs = make((batch, heads, queries, keys, *widths), device)
     options = {"causal": causal, "key_padding_mask": mask, "scale": 0.7}
-    actual, expected = (with_gradients(run(name, **options), inputs) for name in ("chunked", "naive"))
+    actual, expected = (with_gradients(run(name, **options), inputs) for name in ("shift", "naive"))
     assert_all_close(actual, expected, 1e-10, 1e-11)
 
 
@@ -208,7 +209,7 @@ def test_non_contiguous_inputs(device):
         for name, x in inputs.items()
     }
     assert not any(x.is_contiguous() for x in strided.values())
-    assert_all_close(run("chunked")(**strided), run("naive")(**inputs), 1e-12, 1e-12)
+    assert_all_close(run("shift")(**strided), run("naive")(**inputs), 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -216,7 +217,7 @@ def test_low_precision(dtype, device):
     inputs = make((2, 3, 33, 40, 16, 16, 16), device, dtype)
     options = {"causal": True, "key_padding_mask": make_mask("left", 2, 40, device)}
     exact = with_gradients(run("naive", **options), {name: x.double() for name, x in inputs.items()})
-    fast, naive = (with_gradients(run(name, **options), inputs) for name in ("chunked", "naive"))
+    fast, naive = (with_gradients(run(name, **options), inputs) for name in ("shift", "naive"))
     assert_as_exact_as(fast, naive, exact)
 
 
@@ -236,21 +237,21 @@ def test_no_tensor_of_queries_keys_and_dimension(device):
     batch, heads, length, dim = shape = (2, 3, 64, 16)
     inputs = make((batch, heads, length, length, dim, dim, dim), device)
     with Operations() as operations:
-        with_gradients(run("chunked"), inputs)
+        with_gradients(run("shift"), inputs)
     assert operations.largest <= batch * heads * length * (2 * length - 1), shape
 
 
-@pytest.mark.parametrize("implementation", ["naive", "chunked"])
-def test_forced(implementation, device):
+@pytest.mark.parametrize("implementation", ["naive", "shift"])
+def test_environment(implementation, device, monkeypatch):
     inputs = make((2, 3, 5, 5, 4, 6, 4), device, torch.float32)
-    with force_implementation(implementation):
-        forced = relative_attention(**inputs)
-    assert torch.equal(forced, relative_attention(**inputs, implementation=implementation))
+    named = relative_attention(**inputs, implementation=implementation)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, implementation)
+    assert torch.equal(relative_attention(**inputs), named)
 
 
 def test_unknown_implementation_is_answered_with_the_choices():
     inputs = make((2, 3, 5, 5, 4, 6, 4), torch.device("cpu"))
-    with pytest.raises(ValueError, match="relative_attention has no .*'scan'.*: auto, chunked, flex, naive, triton"):
+    with pytest.raises(ValueError, match="relative_attention has no .*'scan'.*: auto, flex, naive, shift, triton"):
         relative_attention(**inputs, implementation="scan")
 
 

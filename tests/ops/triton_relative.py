@@ -11,8 +11,9 @@ from ops_comparison import assert_all_close, make_mask, with_gradients
 from test_relative_attention import SHAPES, make, run
 from triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY
-from fairseq_sg.ops import force_implementation, relative_attention
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
+from fairseq_sg.ops import relative_attention
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 
 kernels = importlib.import_module("fairseq_sg.ops.relative.triton")
 
@@ -26,7 +27,7 @@ half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str
 def test_values_and_gradients(shape, causal, padding):
     mask = make_mask(padding, shape[0], shape[3], DEVICE)
     inputs = make(shape, DEVICE, torch.float32)
-    compare(run, inputs, "chunked", causal=causal, key_padding_mask=mask, scale=0.3)
+    compare(run, inputs, "shift", causal=causal, key_padding_mask=mask, scale=0.3)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +44,11 @@ def test_values_and_gradients(shape, causal, padding):
 @causality
 def test_tiles_and_widths(shape, causal):
     mask = make_mask("right", shape[0], shape[3], DEVICE)
-    compare(run, make(shape, DEVICE, torch.float32), "chunked", causal=causal, key_padding_mask=mask)
+    compare(run, make(shape, DEVICE, torch.float32), "shift", causal=causal, key_padding_mask=mask)
 
 
 def test_more_queries_than_keys():
-    compare(run, make((1, 2, 70, 33, 8, 8, 8), DEVICE, torch.float32), "chunked")
+    compare(run, make((1, 2, 70, 33, 8, 8, 8), DEVICE, torch.float32), "shift")
 
 
 @half
@@ -55,12 +56,12 @@ def test_more_queries_than_keys():
 @pytest.mark.parametrize("shape", [(2, 1, 7, 7, 8, 8, 8), (1, 1, 70, 140, 40, 24, 16)], ids=str)
 def test_half_precision(dtype, causal, shape):
     mask = make_mask("left", shape[0], shape[3], DEVICE)
-    compare(run, make(shape, DEVICE, dtype), "chunked", causal=causal, key_padding_mask=mask)
+    compare(run, make(shape, DEVICE, dtype), "shift", causal=causal, key_padding_mask=mask)
 
 
 @half
 def test_wide_in_half_precision(dtype):
-    compare(run, make((1, 1, 20, 40, 200, 256, 8), DEVICE, dtype), "chunked", causal=True)
+    compare(run, make((1, 1, 20, 40, 200, 256, 8), DEVICE, dtype), "shift", causal=True)
 
 
 @causality
@@ -179,21 +180,21 @@ def test_refused_with_the_reason(shape, dtype, message):
 
 @pytest.mark.parametrize("name", ["relative", "abs_rel"])
 @pytest.mark.parametrize("role", ["encoder", "decoder"])
-def test_in_an_attention(name, role):
+def test_in_an_attention(name, role, monkeypatch):
     """A whole attention of a model: with its projections, and decoding step by step."""
     module = ATTENTION_REGISTRY.find(name)(16, 2, role=role).to(DEVICE)
     x = torch.randn(7, 3, 16, device=DEVICE)
     mask = make_mask("left", 3, 7, DEVICE)
 
     def results(implementation):
-        with force_implementation(f"relative_attention={implementation}"):
-            out = module(x, key_padding_mask=mask, need_weights=False)[0]
-            found = [out, *torch.autograd.grad(out.square().sum(), module.parameters())]
-            if role == "decoder":
-                state = {}
-                with torch.no_grad():
-                    found += [module(part, incremental_state=state, need_weights=False)[0] for part in x.split(1)]
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, implementation)
+        out = module(x, None, Context(key_padding_mask=mask)).output
+        found = [out, *torch.autograd.grad(out.square().sum(), module.parameters())]
+        if role == "decoder":
+            context = Context(state={})
+            with torch.no_grad():
+                found += [module(part, None, context).output for part in x.split(1)]
         return found
 
-    for actual, expected in zip(results("triton"), results("chunked"), strict=True):
+    for actual, expected in zip(results("triton"), results("shift"), strict=True):
         torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)

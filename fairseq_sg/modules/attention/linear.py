@@ -26,7 +26,7 @@ from fairseq_sg.modules.attention.masks import zero_hidden
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
 from fairseq_sg.modules.feature_maps.base import accurate
-from fairseq_sg.modules.normalization import NoNormalization, build_qk_norm
+from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, NoNormalization, build_qk_norm
 from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import autocast_disabled
@@ -53,7 +53,7 @@ class LinearOptions(AttentionOptions):
         metadata={"help": "normalization of φ(Q) and φ(K) in linear attention: none, l1, l2, rms (Park & Kim 2024)"},
     )
     linear_attention_eps: float = field(
-        default=1e-6, metadata={"help": "ε added to linear attention's denominator", "least": 0}
+        default=1e-6, metadata={"help": "ε added to linear attention's denominator", "above": 0}
     )
 
 
@@ -68,6 +68,7 @@ class LinearAttention(Attention):
         feature_map: name in ``FEATURE_MAP_REGISTRY``. feature_map_options: its keyword arguments.
         feature_dim: ``head``, ``sqrt`` or a number, see :class:`LinearOptions`.
         qk_norm: name in ``QK_NORM_REGISTRY``; Queries and Keys have a module each, shared by the heads.
+        qk_norm_options: its keyword arguments.
         linear_attention_eps: ε of the denominator.
         position: makes a module with ``rotate``, for a width and a number of heads (``modules.position``).
     """
@@ -85,6 +86,7 @@ class LinearAttention(Attention):
         feature_map_options: dict[str, Any] | None = None,
         feature_dim: str = "head",
         qk_norm: str = "none",
+        qk_norm_options: dict[str, Any] | None = None,
         linear_attention_eps: float = 1e-6,
         position: MakePosition | None = None,
         head_dim: int | None = None,
@@ -95,8 +97,8 @@ class LinearAttention(Attention):
         _advise(feature_map, feature_dim, width)
         self.feature_map = build_feature_map(feature_map, self.qk_head_dim, **(feature_map_options or {}))
         features = self.feature_map.features
-        self.q_norm = build_qk_norm(qk_norm, features)
-        self.k_norm = build_qk_norm(qk_norm, features)
+        self.q_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
+        self.k_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
         self.eps = linear_attention_eps
         ranges.check(LinearOptions, {"linear_attention_eps": linear_attention_eps})
         self.position = None if position is None else position(features, num_heads)
@@ -104,11 +106,15 @@ class LinearAttention(Attention):
     @classmethod
     def keyword_arguments(cls, config: Any) -> dict[str, Any]:
         feature_map = FEATURE_MAP_REGISTRY.find(config.feature_map)
-        return super().keyword_arguments(config) | {"feature_map_options": option_values(feature_map.options, config)}
+        qk_norm = QK_NORM_REGISTRY.find(config.qk_norm)
+        return super().keyword_arguments(config) | {
+            "feature_map_options": option_values(feature_map.options, config),
+            "qk_norm_options": option_values(qk_norm.options, config),
+        }
 
     @classmethod
     def option_classes(cls, config: Any) -> set[type]:
-        return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map)}
+        return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map), QK_NORM_REGISTRY.find(config.qk_norm)}
 
     def attend(self, q, k, v, context):
         self.feature_map.begin()

@@ -27,7 +27,7 @@ from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase, SoftmaxOp
 from fairseq_sg.modules.dropout import Dropout
 from fairseq_sg.modules.position import angles, sinusoid
 from fairseq_sg.ops import relative_attention, relative_logits
-from fairseq_sg.ops.dispatch import requested
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, requested
 from fairseq_sg.ops.precision import accumulation_dtype
 
 
@@ -118,9 +118,16 @@ class RelativeAttention(SoftmaxAttentionBase):
         On a CPU, logits and a softmax take less time in training, unless the operator's implementation is named.
         """
         drops = self.drops and self.attention_dropout > 0
-        if drops or context.return_weights or context.positions is not None:
+        named = requested("relative_attention")
+        if context.return_weights:
             return False
-        return q.device.type != "cpu" or requested("relative_attention")[0] != "auto"
+        if drops or context.positions is not None:
+            if named == "flex":
+                fix = "--attention-dropout 0" if drops else "another --position"
+                lacks = "dropout on the weights" if drops else "positions of your own"
+                raise UsageError(f"{ENVIRONMENT_VARIABLE}=flex: the operator has no {lacks}; choose {fix}")
+            return False
+        return q.device.type != "cpu" or named is not None
 
     def _between(self, q: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:
         """q_iᵀ W_P p_{b_j − a_i} for queries at positions a (N,) and keys at b (M,): (B, H, N, M).

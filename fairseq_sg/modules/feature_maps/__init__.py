@@ -1,4 +1,4 @@
-"""Feature maps φ of linear attention: one file each, chosen by ``--feature-map``; see ``base`` for what a map is."""
+"""Feature maps φ of linear attention, chosen by ``--feature-map``; ``base`` has the interface of a map."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 from fairseq_sg.modules.feature_maps.base import FEATURE_MAP_REGISTRY, FeatureMap, register_feature_map
 from fairseq_sg.modules.feature_maps.cosformer import CosformerFeatureMap
 from fairseq_sg.modules.feature_maps.dpfp import DPFPFeatureMap
-from fairseq_sg.modules.feature_maps.elu import EluFeatureMap
-from fairseq_sg.modules.feature_maps.exp import ExpFeatureMap
+from fairseq_sg.modules.feature_maps.elementwise import (
+    EluFeatureMap,
+    ExpFeatureMap,
+    ReluFeatureMap,
+    SquaredFeatureMap,
+)
 from fairseq_sg.modules.feature_maps.hedgehog import HedgehogFeatureMap
 from fairseq_sg.modules.feature_maps.performer import PerformerFeatureMap
 from fairseq_sg.modules.feature_maps.rebased import RebasedFeatureMap
-from fairseq_sg.modules.feature_maps.relu import ReluFeatureMap
-from fairseq_sg.modules.feature_maps.squared import SquaredFeatureMap
 from fairseq_sg.modules.feature_maps.t2r import T2RFeatureMap
 from fairseq_sg.modules.feature_maps.taylor import TaylorFeatureMap
 

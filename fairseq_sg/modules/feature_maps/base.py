@@ -1,4 +1,4 @@
-"""What all feature maps share. A map is applied to Queries and Keys per head, before ``--qk-norm``.
+"""The interface of feature maps. A map is applied to Queries and Keys per head, before ``--qk-norm``.
 
 A feature map turns ``(B, H, N, D)`` into ``(B, H, N, F)`` and says its F as ``features``; the similarity of a Query
 and a Key is φ(q)·φ(k). Queries and Keys may be mapped differently (``queries`` and ``keys``); most maps treat them
@@ -34,10 +34,9 @@ class FeatureMap(nn.Module):
         options: dataclass of the map's own options; its fields are command-line options and keyword arguments.
         needs_positions: whether ``queries`` and ``keys`` get positions; int64, broadcastable to (B, H, N), counted
             from 0 at the first real token. Without it they are None.
-        quadratic: whether F grows with D², which ``--feature-dim sqrt`` is for.
+        quadratic: whether F grows with D², the case for ``--feature-dim sqrt``.
         least_width: the least D that the documentation advises.
-        longest: the length of the longest sequence that it is defined for, None where there is none.
-        in_operator: its name in ``fairseq_sg.ops.features``, if the operator can apply the map itself.
+        longest: the length of the longest sequence that it is defined for, None for no limit.
     """
 
     registered_name: ClassVar[str]
@@ -45,7 +44,6 @@ class FeatureMap(nn.Module):
     needs_positions: ClassVar[bool] = False
     quadratic: ClassVar[bool] = False
     least_width: ClassVar[int] = 1
-    in_operator: ClassVar[str | None] = None
     longest: int | None = None
 
     def __init__(self, head_dim: int):
@@ -61,7 +59,7 @@ class FeatureMap(nn.Module):
         return self(k)
 
     def keys_to_normalize(self, k: Tensor, positions: Tensor | None = None) -> Tensor:
-        """φ(k) up to a positive factor a Key, as a normalization takes them, in which the factor cancels."""
+        """φ(k) up to a positive factor per Key, which cancels in the normalization that follows."""
         return self.keys(k, positions)
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""cosFormer (Qin et al. 2022): ReLU features, weighed down with the distance of the positions."""
+"""cosFormer (Qin et al. 2022): ReLU features, with weights that fall with the distance of the positions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class CosformerFeatureMap(FeatureMap):
         return torch.cat([x * angle.sin(), x * angle.cos()], dim=-1)
 
     def check_positions(self, positions: Tensor, below: int) -> None:
-        # The numbers themselves are on the device: they are only asked for where the length alone does not settle it.
+        # The positions are on the device: the host reads them only where the length alone does not decide.
         if below > self.horizon and int(positions.max()) >= self.horizon:
             raise UsageError(
                 f"a position reaches --cosformer-horizon {self.horizon} in a sequence of {below}: train with a larger "

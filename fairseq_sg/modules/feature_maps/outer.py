@@ -1,4 +1,4 @@
-"""The features of a squared dot product, which the quadratic maps share."""
+"""The features of a squared dot product, which the quadratic maps ``taylor`` and ``rebased`` share."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class PerformerFeatureMap(FeatureMap):
 
     def begin(self) -> None:
         if self.training and self._is_due():
-            # Not in place: the layer may have been applied before, and its gradient needs the features of then.
+            # Not in place: an earlier application of the layer needs its features for the gradient.
             self.projection = orthogonal_gaussian(*self.projection.shape).to(self.projection)
             self.drawn_at = self.updates
 
@@ -121,6 +121,6 @@ def orthogonal_gaussian(dim: int, count: int) -> Tensor:
 
     The directions' signs are those of the QR decomposition; both signs of every column are features.
     """
-    # On the CPU, where dropout on a GPU does not use up random numbers: distributed workers draw alike.
+    # On the CPU, whose random numbers dropout on a GPU does not use: distributed workers draw alike.
     blocks = [torch.linalg.qr(torch.randn(dim, dim, device="cpu"))[0] for _ in range(-(-count // dim))]
     return torch.cat(blocks, dim=1)[:, :count] * torch.randn(count, dim, device="cpu").norm(dim=1)

@@ -27,7 +27,7 @@ class RebasedFeatureMap(FeatureMap):
 
     options = OuterProductOptions
     quadratic = True
-    least_width = 4  # of two normalized numbers only a sign is left
+    least_width = 4  # two normalized numbers have only a sign
 
     def __init__(self, head_dim: int, *, outer_product: str = "upper"):
         super().__init__(head_dim)

@@ -15,14 +15,16 @@ from fairseq_sg.ops.geometric.scan import geometric_attention_scan
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
 from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
 
-# In a row, for Triton: a program holds all of it.
+# The longest row for Triton: a program holds a whole row.
 MOST_KEYS = 8192
 
 
 def _in_torch(function: Callable[[Tensor, Tensor | None, int], Tensor]) -> Callable[..., Tensor]:
-    """An implementation that takes what is hidden beside the diagonal as one mask, and knows no half precision."""
+    """An implementation that takes one mask of the keys hidden besides the diagonal, and no half precision."""
 
     def run(logits: Tensor, key_padding_mask: Tensor | None, causal: bool, offset: int) -> Tensor:
+        if logits.numel() == 0:
+            return logits.clone()
         hidden = _hidden(*logits.shape[2:], key_padding_mask, causal, offset, logits.device)
         (full,) = to_accumulation_dtype(logits)
         return function(full, hidden, offset).to(logits.dtype)
@@ -68,10 +70,10 @@ def geometric_attention(
     """A_ij = P_ij Π_{k ∈ S_ij} (1 − P_ik), P = σ(logits): each query looks for its closest match.
 
     S_ij are the keys closer to i than j is. They are visited in the order i + 1, i − 1, i + 2, i − 2, …: of two at the
-    same distance the one to the right is closer (Csordás, 2023, eq. 5.6 to 5.8). Nobody attends to itself: A_ii = 0,
+    same distance the one to the right is closer (Csordás, 2023, eq. 5.6 to 5.8). No query attends to itself: A_ii = 0,
     and P_ii stands in no product. Padding is never a match: A_ij = 0 and 1 − P_ij = 1 there.
 
-    A_ij is the probability that j is the first match, so rows sum to at most 1, and to 0 where there is nobody to see.
+    A_ij is the probability that j is the first match, so rows sum to at most 1, and to 0 where no key is visible.
     The causal form is this project's, for decoders: only j < i are candidates, in the order i − 1, i − 2, …; the row of
     position 0 is empty.
 
@@ -80,8 +82,8 @@ def geometric_attention(
     naive implementation.
 
     Args:
-        logits: (B, H, N, M), any floating dtype. What stands on the diagonal, at padding and, if causal, at j > i,
-            whatever it is, changes nothing and has gradient 0.
+        logits: (B, H, N, M), any floating dtype. Logits on the diagonal, at padding and, if causal, at j > i, may be
+            anything; they change nothing and have gradient 0.
         key_padding_mask: (B, M), bool, True at padding.
         causal: whether position i sees the keys 0 … i − 1 only.
         offset: the position of query 0 among the keys. Self-attention has N = M and offset 0; a step of incremental
@@ -107,7 +109,7 @@ def geometric_attention(
             f"offset {offset} does not fit {describe(logits=logits)}"
         )
     automatic = "triton" if prefers_triton(_why_not_triton, logits) else "scan"
-    function = resolve("geometric_attention", implementation, IMPLEMENTATIONS, automatic)
+    function = resolve("geometric_attention", implementation, automatic)
     with autocast_disabled(logits.device):
         return function(logits, key_padding_mask, causal, offset)
 
@@ -115,7 +117,7 @@ def geometric_attention(
 def _hidden(
     queries: int, keys: int, key_padding_mask: Tensor | None, causal: bool, offset: int, device: torch.device
 ) -> Tensor | None:
-    """What beside the query itself cannot be a match and hides nobody (P = 0): bool, broadcastable to (B, H, N, M)."""
+    """Keys besides the query itself with P = 0: bool, broadcastable to (B, H, N, M); None for no such key."""
     padding = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
     if not causal:
         return padding

@@ -14,10 +14,9 @@ derivatives G with respect to A,
     ∂/∂ℓ_t = G_t A_t − P_t Σ_{s≥t} G_s A_s,
 
 a sum over the row taken from the farthest key inwards. Besides the weights only P is kept for it, and the order of one
-map. Where P = 0 because a
-key is hidden, both terms are 0: no mask is needed on the way back.
+map. Where P = 0 because a key is hidden, both terms are 0: the backward pass needs no mask.
 
-On a CPU the maps are taken a few at a time, so that what lies between logits and weights stays in the cache.
+On a CPU the maps are taken a few at a time, so that intermediate results stay in the cache.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.ops.checks import refuse_second_derivative
 
-# Numbers of a block of maps. From 40,000 to 200,000 all took as long, on one CPU thread, and 640,000 at once a quarter
-# longer.
+# Numbers of a block of maps. On one CPU thread, 40,000 to 200,000 took equally long, and 640,000 a quarter longer.
 BLOCK = 1 << 17
 
 

@@ -1,9 +1,8 @@
-"""Linear attention in plain torch, O(N) in time and memory.
+"""Causal linear attention in plain torch, O(N) in time and memory.
 
-The causal form cuts the sequence into chunks. Within a chunk the masked scores A_ni = q_n·k_i are formed, as in softmax
-attention; everything before the chunk enters through its state S = Σ k_i v_iᵀ. The normaliser z = Σ k_i needs no sums
-of its own: it is the state of one more value that is 1 everywhere, so v carries a column of ones through both. For a
-chunk with queries Q, keys K and such values V,
+The sequence is cut into chunks. Within a chunk the masked scores A_ni = q_n·k_i are formed, as in softmax attention;
+everything before the chunk enters through its state S = Σ k_i v_iᵀ. The normalizer z = Σ k_i needs no separate sums: v
+has one more column of ones, whose state is z. For a chunk with queries Q, keys K and such values V,
 
     Y = A V + Q S,   A = tril(Q Kᵀ),
 
@@ -14,9 +13,8 @@ for it. With ∂out from outside, ∂Y has the columns ∂out / (Y_{E+1} + eps) 
 
 where S sums Kᵀ V over the chunks before, and ∂S sums Qᵀ ∂Y over those after this one.
 
-Pairs or states? A sequence of N queries and M keys costs N M (F + E) multiplications through the scores and
-(N + M) F E through the state; causally it is N² (F + E) against N (C (F + E) + 2 F E) with chunks of length C. Measured
-on one CPU thread, forward and backward, the two ways break even a little above the length where these counts do.
+Scores cost N² (F + E) multiplications in one chunk, and N (C (F + E) + 2 F E) in chunks of length C. On one CPU thread,
+forward and backward, the two break even a little above the length where these counts do.
 """
 
 from __future__ import annotations
@@ -28,16 +26,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from fairseq_sg.ops.features import Features
+from fairseq_sg.ops.checks import refuse_second_derivative
+from fairseq_sg.ops.linear_attention.full import State, join, linear_attention_full, split, step
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
-
-State = tuple[Tensor, Tensor]
 
 # Up to this length causal attention takes one chunk even where several would save multiplications: products of very
 # small matrices cost more than their multiplications, and one chunk needs half as many.
 SHORT = 48
 
-# Up to this number of chunks one matrix product is the faster way to their prefix sums; its cost is quadratic in it.
+# Up to this number of chunks, prefix sums are one matrix product, which is the faster way; its cost is quadratic.
 FEW_CHUNKS = 64
 
 
@@ -52,49 +49,31 @@ def linear_attention_chunked(
     return_state: bool,
     normalize: bool,
     eps: float,
-    features: Features,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
 ) -> tuple[Tensor, State | None]:
-    """See `fairseq_sg.ops.linear_attention`; the state is None where it was not asked for."""
+    """See `fairseq_sg.ops.linear_attention`; without `causal` there are no chunks, but two products of matrices."""
     out_dtype = v.dtype
     if key_padding_mask is not None:
-        k = k.masked_fill(key_padding_mask[:, None, :, None], features.origin)
+        k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
     q, k, v = to_accumulation_dtype(q, k, v)
-    q, k = features(q, q_weight), features(k, k_weight)
     if state is not None:
         state = (state[0].to(v.dtype), state[1].to(v.dtype))
 
     if state is not None and q.shape[2] == k.shape[2] == 1:
-        out, new_state = _step(q, k, v, state, normalize, eps)
-    elif causal:
+        out, new_state = step(q, k, v, state, normalize, eps)
+    elif causal and q.shape[2] > 0:
         out, new_state = _through_chunks(q, k, v, state, return_state, normalize, eps)
-    elif state is None and not return_state and _scores_are_cheaper(q, k, v):
-        out, new_state = _through_scores(q, k, v, normalize, eps), None
     else:
-        out, new_state = _through_state(q, k, v, state, normalize, eps)
+        out, new_state = linear_attention_full(q, k, v, state, return_state, normalize, eps)
     return out.to(out_dtype), new_state if return_state else None
 
 
-def fold(k: Tensor, v: Tensor) -> State:
-    """S = Σ_i k_i v_iᵀ and z = Σ_i k_i of k (B, H, M, F) and v (B, H, M, E)."""
-    return k.transpose(-1, -2) @ v, k.sum(dim=2)
-
-
-def read(q: Tensor, state: State, normalize: bool, eps: float) -> Tensor:
-    """q S / (q·z + eps), or q S: (B, H, N, E)."""
-    s, z = state
-    out = q @ s
-    return out / (q @ z[..., None] + eps) if normalize else out
-
-
 def chunk_count(length: int, features: int, width: int) -> int:
-    """How many chunks a sequence is cut into, for F features and values of dimension E.
+    """The number of chunks for a sequence, F features and values of dimension E.
 
-    Per position the scores cost C (F + E) multiplications and the states 2 F E; their number N / C is what memory
-    goes into. Of 16, 24, 32, 48 and 64, on one CPU thread, forward and backward, 16 was the fastest at F = 8; at F = 16
-    so it was up to a length of 256, and 32 above, by little; at F = 32 it was 32, and at F = 64 that in a tie with 64,
-    which holds half the states.
+    Per position the scores cost C (F + E) multiplications and the states 2 F E. The N / C states take the memory. Of
+    C = 16, 24, 32, 48 and 64, on one CPU thread, forward and backward, 16 was the fastest at F = 8 and, up to a length
+    of 256, at F = 16; above, 32 was faster by little. At F = 32 it was 32. At F = 64, 32 and 64 were equal, and 64
+    holds half the states.
     """
     chunk = 16 if features <= 16 else 32 if features <= 32 else 64
     through_scores = length * (features + width)
@@ -102,64 +81,37 @@ def chunk_count(length: int, features: int, width: int) -> int:
     return 1 if length <= SHORT or through_scores <= through_chunks else -(-length // chunk)
 
 
-def _scores_are_cheaper(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    queries, keys, features, width = q.shape[2], k.shape[2], k.shape[3], v.shape[3]
-    return queries * keys * (features + width) <= (queries + keys) * features * width
-
-
-def _through_scores(q: Tensor, k: Tensor, v: Tensor, normalize: bool, eps: float) -> Tensor:
-    scores = q @ k.transpose(-1, -2)
-    out = scores @ v
-    return _divide(out, scores.sum(dim=-1, keepdim=True), eps) if normalize else out
-
-
-def _step(q: Tensor, k: Tensor, v: Tensor, state: State, normalize: bool, eps: float) -> tuple[Tensor, State]:
-    """One position after `state`: one step of incremental decoding."""
-    state = (torch.addcmul(state[0], k.transpose(-1, -2), v), state[1] + k[:, :, 0])
-    return read(q, state, normalize, eps), state
-
-
-def _through_state(
-    q: Tensor, k: Tensor, v: Tensor, state: State | None, normalize: bool, eps: float
-) -> tuple[Tensor, State]:
-    joined = k.transpose(-1, -2) @ F.pad(v, (0, 1), value=1.0)
-    if state is not None:
-        joined = joined + _join(state)
-    return _normalized(q @ joined, normalize, eps), _part(joined)
-
-
 def _through_chunks(
     q: Tensor, k: Tensor, v: Tensor, state: State | None, return_state: bool, normalize: bool, eps: float
 ) -> tuple[Tensor, State | None]:
     batch, heads, length, width = v.shape
     count = chunk_count(length, q.shape[3], width)
-    # Positions that fill up the last chunk see keys, so that nothing is divided by 0 there even without eps.
-    q, k, v = _cut(q, count, fill=1.0), _cut(k, count), _cut(v, count)
-    state = None if state is None else _join(state).flatten(0, 1)
+    q, k, v = _cut(q, count), _cut(k, count), _cut(v, count)  # (B H T, C, ·)
+    state = None if state is None else join(state).flatten(0, 1)  # (B H, F, E + 1)
     if torch.compiler.is_compiling():
         # The compiler differentiates by itself, and knows no products into a part of a buffer.
         *_, out, _, after = _attend(q, k, v, state, count, return_state, normalize, eps)
     else:
         out, after = _CausalAttention.apply(q, k, v, state, count, return_state, normalize, eps)
-    out = out.view(batch, heads, count * out.shape[1], width)
+    out = out.view(batch, heads, count * out.shape[1], width)  # (B, H, T C, E)
     if after is not None:
-        after = _part(after.view(batch, heads, *after.shape[1:]))
+        after = split(after.view(batch, heads, *after.shape[1:]))  # (B, H, F, E), (B, H, F)
     return out if out.shape[2] == length else out[:, :, :length], after
 
 
-def _cut(x: Tensor, count: int, fill: float = 0.0) -> Tensor:
-    """(B, H, N, D) -> (B H T, C, D); chunks of equal length leave fewer than T positions to fill up."""
+def _cut(x: Tensor, count: int) -> Tensor:
+    """(B, H, N, D) -> (B H T, C, D); chunks of equal length leave fewer than T positions to fill up with zeros."""
     chunk = -(-x.shape[2] // count)
     tail = count * chunk - x.shape[2]
-    return (F.pad(x, (0, 0, 0, tail), value=fill) if tail else x).reshape(-1, chunk, x.shape[3])
+    return (F.pad(x, (0, 0, 0, tail)) if tail else x).reshape(-1, chunk, x.shape[3])
 
 
 class _Chunks(NamedTuple):
-    """The causal form, and what its gradient is made of.
+    """The output, and the tensors that the gradient is made of.
 
-    v: (G, C, E + 1), the values with their column of ones. scores: A (G, C, C). before: S (G, F, E + 1), what lies
-    before each chunk; None for nothing. out: (G, C, E). inverse: 1 / (Y_{E+1} + eps), (G, C, 1); None without
-    denominators. after: S (B H, F, E + 1) after the last chunk; None where it was not asked for.
+    v: (G, C, E + 1), the values with their column of ones. scores: A (G, C, C). before: S (G, F, E + 1) before each
+    chunk; None for zero. out: (G, C, E). inverse: 1 / (Y_{E+1} + eps), (G, C, 1); None without denominators. after:
+    S (B H, F, E + 1) after the last chunk; None where it is not asked for.
     """
 
     v: Tensor
@@ -185,12 +137,10 @@ class _CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("linear_attention")
         q, k, v, state, *kept = ctx.saved_tensors
         with autocast_disabled(q.device):
-            if torch.is_grad_enabled():
-                gradients = _gradients_with_graph((q, k, v, state), ctx.options, grads)
-            else:
-                gradients = _gradients(q, k, _Chunks(*kept, None), ctx.options[0], state is not None, *grads)
+            gradients = _gradients(q, k, _Chunks(*kept, None), ctx.options[0], state is not None, *grads)
         return *gradients, None, None, None, None
 
 
@@ -198,13 +148,13 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, count: int, return_state: bool, normalize: bool, eps: float
 ) -> _Chunks:
     """The forward pass; autograd can go through it, too."""
-    v = torch.cat((v, v.new_ones(*v.shape[:2], 1)), dim=-1)
+    v = torch.cat((v, v.new_ones(*v.shape[:2], 1)), dim=-1)  # (G, C, E + 1)
     before, after = _states(k, v, count, state, return_state)
-    scores = torch.bmm(q, k.transpose(1, 2)).tril_()
-    out = torch.bmm(scores, v)
+    scores = torch.bmm(q, k.transpose(1, 2)).tril_()  # (G, C, C)
+    out = torch.bmm(scores, v)  # (G, C, E + 1)
     if before is not None:
         out = out.baddbmm_(q, before)
-    out, denominator = out.split((out.shape[-1] - 1, 1), dim=-1)
+    out, denominator = out.split((out.shape[-1] - 1, 1), dim=-1)  # (G, C, E), (G, C, 1)
     inverse = (denominator + eps).reciprocal() if normalize else None
     out = out * inverse if normalize else out.contiguous()
     return _Chunks(v, scores, before, out, inverse, after)
@@ -215,11 +165,11 @@ def _gradients(
     k: Tensor,
     chunks: _Chunks,
     count: int,
-    of_state: bool,
+    with_state: bool,
     grad_out: Tensor | None,
     grad_after: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """∂q, ∂k, ∂v and, with `of_state`, the derivative with respect to the state before the first chunk."""
+    """∂q, ∂k, ∂v and, with `with_state`, the derivative with respect to the state before the first chunk."""
     v, scores, before, out, inverse, _ = chunks
     width = out.shape[-1]
     if grad_out is None:
@@ -229,56 +179,43 @@ def _gradients(
     else:
         grad = torch.empty_like(v)
         torch.mul(grad_out, inverse, out=grad[..., :width])
-        # As a product of matrices: `vecdot` writes the products of all elements before it sums them.
-        along = (grad_out[..., None, :] @ out[..., None])[..., 0]
+        # A product of matrices: `vecdot` writes the products of all elements before it sums them.
+        along = (grad_out[..., None, :] @ out[..., None])[..., 0]  # (G, C, 1)
         torch.mul(along, -inverse, out=grad[..., width:])
 
-    grad_scores = torch.bmm(grad, v.transpose(1, 2)).tril_()
-    grad_q = torch.bmm(grad_scores, k)
-    grad_k = torch.bmm(grad_scores.transpose(1, 2), q)
-    grad_v = torch.bmm(scores.transpose(1, 2), grad[..., :width])
+    grad_scores = torch.bmm(grad, v.transpose(1, 2)).tril_()  # (G, C, C)
+    grad_q = torch.bmm(grad_scores, k)  # (G, C, F)
+    grad_k = torch.bmm(grad_scores.transpose(1, 2), q)  # (G, C, F)
+    grad_v = torch.bmm(scores.transpose(1, 2), grad[..., :width])  # (G, C, E)
     if before is not None:
         grad_q.baddbmm_(grad, before.transpose(1, 2))
-    beyond, grad_state = _states(q, grad, count, grad_after, of_state, reverse=True)
+    beyond, grad_state = _states(q, grad, count, grad_after, with_state, reverse=True)
     if beyond is not None:
         grad_k.baddbmm_(v, beyond.transpose(1, 2))
         grad_v.baddbmm_(k, beyond[..., :width])
     return grad_q, grad_k, grad_v, grad_state
 
 
-def _gradients_with_graph(
-    inputs: tuple[Tensor | None, ...], options: tuple, grads: tuple[Tensor | None, ...]
-) -> tuple[Tensor | None, ...]:
-    """The same by autograd, for derivatives of them (create_graph=True)."""
-    # Views, so that what is differentiated ends at these inputs.
-    views = [None if x is None else x.view_as(x) for x in inputs]
-    chunks = _attend(*views, *options)
-    outputs = [(x, grad) for x, grad in zip((chunks.out, chunks.after), grads, strict=True) if grad is not None]
-    wanted = [x for x in views if x is not None and x.requires_grad]
-    of, grads = zip(*outputs, strict=True)
-    found = iter(torch.autograd.grad(of, wanted, grads, create_graph=True, allow_unused=True))
-    return tuple(next(found) if x is not None and x.requires_grad else None for x in views)
-
-
 def _states(
-    k: Tensor, v: Tensor, count: int, state: Tensor | None, whole: bool, reverse: bool = False
+    k: Tensor, v: Tensor, count: int, state: Tensor | None, return_last: bool, reverse: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What lies before each chunk, (G, F, E + 1), None for nothing; and, if asked for, with the last one folded in.
+    """The state before each chunk, (G, F, E + 1), None for zero; and, if asked for, the state after the last one.
 
-    k is (G, C, F), v (G, C, E + 1), state (B H, F, E + 1). In `reverse`, "before" is after, and the last is the first.
+    k is (G, C, F), v (G, C, E + 1), state (B H, F, E + 1). With `reverse` the sums run from the last chunk to the
+    first.
     """
-    if count == 1 and not whole:
+    if count == 1 and not return_last:
         return state, None
-    own = torch.bmm(k.transpose(1, 2), v)
+    own = torch.bmm(k.transpose(1, 2), v)  # (G, F, E + 1)
     if count == 1:
         return state, own if state is None else own + state
     shape = own.shape
-    own = own.view(-1, count, shape[1] * shape[2])
+    own = own.view(-1, count, shape[1] * shape[2])  # (B H, T, F (E + 1))
     before = _exclusive_sums(own, reverse)
     if state is not None:
         before = before + state.reshape(-1, 1, shape[1] * shape[2])
     last = 0 if reverse else -1
-    return before.view(shape), (before[:, last] + own[:, last]).view(-1, *shape[1:]) if whole else None
+    return before.view(shape), (before[:, last] + own[:, last]).view(-1, *shape[1:]) if return_last else None
 
 
 def _exclusive_sums(x: Tensor, reverse: bool) -> Tensor:
@@ -290,22 +227,3 @@ def _exclusive_sums(x: Tensor, reverse: bool) -> Tensor:
     if reverse:
         return F.pad(x[:, 1:].flip(1).cumsum(dim=1).flip(1), (0, 0, 0, 1))
     return F.pad(x[:, :-1].cumsum(dim=1), (0, 0, 1, 0))
-
-
-def _join(state: State) -> Tensor:
-    """The state of v with its column of ones, (B, H, F, E + 1)."""
-    return torch.cat((state[0], state[1][..., None]), dim=-1)
-
-
-def _part(joined: Tensor) -> State:
-    return joined[..., :-1], joined[..., -1]
-
-
-def _normalized(out: Tensor, normalize: bool, eps: float) -> Tensor:
-    numerator, denominator = out.split((out.shape[-1] - 1, 1), dim=-1)
-    return _divide(numerator, denominator, eps) if normalize else numerator
-
-
-def _divide(numerator: Tensor, denominator: Tensor, eps: float) -> Tensor:
-    # The gradient of a product passes over the large tensor twice, that of a quotient five times.
-    return numerator * (denominator + eps).reciprocal()

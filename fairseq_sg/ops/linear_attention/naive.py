@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fairseq_sg.ops.features import Features
 from fairseq_sg.ops.precision import to_accumulation_dtype
 
 
@@ -22,26 +21,27 @@ def linear_attention_naive(
     return_state: bool,
     normalize: bool,
     eps: float,
-    features: Features,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """See `fairseq_sg.ops.linear_attention`; the state is returned whether it is asked for or not."""
     out_dtype = v.dtype
     q, k, v = to_accumulation_dtype(q, k, v)
-    q, k = features(q, q_weight), features(k, k_weight)
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
 
     outer_products = k[..., :, None] * v[..., None, :]  # (B, H, M, F, E)
-    if causal:
-        s, z = outer_products.cumsum(dim=2), k.cumsum(dim=2)  # S_n, z_n: (B, H, N, F, E), (B, H, N, F)
-    else:
-        s, z = outer_products.sum(dim=2, keepdim=True), k.sum(dim=2, keepdim=True)  # the same for every n
+    s, z = outer_products.sum(dim=2), k.sum(dim=2)  # S (B, H, F, E), z (B, H, F)
     if state is not None:
-        s, z = s + state[0].to(s.dtype)[:, :, None], z + state[1].to(z.dtype)[:, :, None]
+        s, z = s + state[0].to(s.dtype), z + state[1].to(z.dtype)
+    after = s, z
 
-    out = (q[..., None, :] @ s)[..., 0, :]  # q_nᵀ S_n
+    if causal:
+        s, z = outer_products.cumsum(dim=2), k.cumsum(dim=2)  # S_n (B, H, N, F, E), z_n (B, H, N, F)
+        if state is not None:
+            s, z = s + state[0].to(s.dtype)[:, :, None], z + state[1].to(z.dtype)[:, :, None]
+    else:
+        s, z = s[:, :, None], z[:, :, None]  # the same for every n: (B, H, 1, F, E), (B, H, 1, F)
+
+    out = (q[..., None, :] @ s)[..., 0, :]  # q_nᵀ S_n, (B, H, N, E)
     if normalize:
         out = out / ((q * z).sum(dim=-1, keepdim=True) + eps)
-    return out.to(out_dtype), (s[:, :, -1], z[:, :, -1])
+    return out.to(out_dtype), after

@@ -6,29 +6,11 @@ from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
 from fairseq_sg.ops.dispatch import AUTO, declare, resolve
-from fairseq_sg.ops.orthogonality.chunked import orthogonality_loss_chunked
+from fairseq_sg.ops.orthogonality.gram import orthogonality_loss_gram
 from fairseq_sg.ops.orthogonality.naive import orthogonality_loss_naive
 from fairseq_sg.ops.precision import autocast_disabled
-from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
 
-# Of Values, for Triton: a program of the backward pass holds rows of them.
-WIDEST = 512
-
-
-def _why_not_triton(values: Tensor) -> str | None:
-    if values.shape[3] > WIDEST:
-        return f"values have {values.shape[3]} dimensions, and {WIDEST} is the most"
-    return why_not_triton(values)
-
-
-def _triton(values: Tensor, padding_mask: Tensor | None, eps: float) -> Tensor:
-    require_triton("orthogonality_loss", _why_not_triton(values))
-    from fairseq_sg.ops.orthogonality.triton import orthogonality_loss_triton
-
-    return orthogonality_loss_triton(values, padding_mask, eps)
-
-
-IMPLEMENTATIONS = {"naive": orthogonality_loss_naive, "chunked": orthogonality_loss_chunked, "triton": _triton}
+IMPLEMENTATIONS = {"naive": orthogonality_loss_naive, "gram": orthogonality_loss_gram}
 declare("orthogonality_loss", IMPLEMENTATIONS)
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -48,8 +30,8 @@ def orthogonality_loss(
     plain square of the Frobenius norm, not divided by the length: n values of dimension E < n cannot all be orthogonal,
     and the least it can be is n²/E − n.
 
-    It is computed in float32 (float64 for float64 values), also under ``torch.autocast``. What stands at padding,
-    whatever it is, changes neither the loss nor the gradient, which is 0 there. A backward pass with
+    It is computed in float32 (float64 for float64 values), also under ``torch.autocast``. Values at padding may be
+    anything. They change neither the loss nor the gradient, which is 0 there. A backward pass with
     ``create_graph=True`` is refused with `RuntimeError` by all but the naive implementation.
 
     Args:
@@ -58,15 +40,14 @@ def orthogonality_loss(
         eps: added to the norm of every value; a zero vector stays zero and has gradient 0.
         reduction: over the B × H sequences and heads: ``"mean"`` (sequences of padding alone count), ``"sum"`` or
             ``"none"``.
-        implementation: ``"auto"``, ``"naive"``, ``"chunked"`` or ``"triton"``.
+        implementation: ``"auto"``, ``"naive"`` or ``"gram"``, the smaller Gram matrix, which ``"auto"`` takes.
 
     Returns:
         A scalar, or (B, H) without reduction, in float32 (float64).
 
     Raises:
         TypeError: the values are not floating, or the mask not bool.
-        ValueError: shapes do not fit, there is no such reduction or implementation, or Triton was asked for and cannot
-            run here.
+        ValueError: shapes do not fit, or there is no such reduction or implementation.
     """
     check_floating(values=values)
     if values.dim() != 4:
@@ -74,8 +55,7 @@ def orthogonality_loss(
     check_padding_mask("padding_mask", padding_mask, values.shape[0], values.shape[2])
     if reduction not in REDUCTIONS:
         raise ValueError(f"orthogonality_loss has no reduction {reduction!r}; choose one of: {', '.join(REDUCTIONS)}")
-    automatic = "triton" if prefers_triton(_why_not_triton, values) else "chunked"
-    function = resolve("orthogonality_loss", implementation, IMPLEMENTATIONS, automatic)
+    function = resolve("orthogonality_loss", implementation, automatic="gram")
     with autocast_disabled(values.device):
         loss = function(values, padding_mask, eps)
     if reduction == "none":

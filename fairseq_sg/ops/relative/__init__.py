@@ -8,25 +8,25 @@ from torch import Tensor
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
 from fairseq_sg.ops.dispatch import AUTO, declare, resolve
 from fairseq_sg.ops.precision import autocast_disabled
-from fairseq_sg.ops.relative.chunked import relative_attention_chunked, relative_logits_chunked
 from fairseq_sg.ops.relative.flex import relative_attention_flex
 from fairseq_sg.ops.relative.naive import relative_attention_naive, relative_logits_naive
+from fairseq_sg.ops.relative.shift import relative_attention_shift, relative_logits_shift
 from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
 
-# Of queries, keys and values, for Triton: a program holds whole rows of them.
+# The widest queries, keys and values for Triton: a program holds whole rows of them.
 WIDEST = 256
-# Of a batch, for each dimension of a head: from here on, on a CPU, to look up the positional keys of all pairs (H N M D
-# numbers) costs less than products with all distances, twice as many as keys (B H N L numbers).
+# Sequences of a batch for each dimension of a head. From here on, on a CPU, looking up the positional keys of all pairs
+# (H N M D numbers) costs less than products with all distances, twice as many as keys (B H N L numbers).
 MANY_SEQUENCES = 4
 
 
 def _in_torch(q: Tensor) -> str:
-    """Of ``"naive"`` and ``"chunked"``, the faster one for queries (B, H, N, D)."""
+    """The faster of ``"naive"`` and ``"shift"`` for queries (B, H, N, D)."""
     batch, _, queries, dim = q.shape
-    # In half precision the gradient of what is looked up would be added up in half precision.
+    # In half precision the gradient of the looked-up keys would be added up in half precision.
     exact = q.dtype in (torch.float32, torch.float64)
     many = q.device.type == "cpu" and queries > 1 and batch >= MANY_SEQUENCES * dim
-    return "naive" if exact and many else "chunked"
+    return "naive" if exact and many else "shift"
 
 
 def _why_not_triton(*tensors: Tensor) -> str | None:
@@ -52,10 +52,10 @@ def _triton(
     return relative_attention_triton(q_content, q_position, k, v, p, causal, key_padding_mask, scale)
 
 
-IMPLEMENTATIONS = {"naive": relative_logits_naive, "chunked": relative_logits_chunked}
+IMPLEMENTATIONS = {"naive": relative_logits_naive, "shift": relative_logits_shift}
 ATTENTION_IMPLEMENTATIONS = {
     "naive": relative_attention_naive,
-    "chunked": relative_attention_chunked,
+    "shift": relative_attention_shift,
     "flex": relative_attention_flex,
     "triton": _triton,
 }
@@ -78,7 +78,7 @@ def relative_logits(q: Tensor, p: Tensor, *, implementation: str = AUTO) -> Tens
     Args:
         q: (B, H, N, D), any floating dtype.
         p: (H, L, D) with L = N + M − 1, which is where the number of keys M is taken from.
-        implementation: ``"auto"``, ``"naive"`` or ``"chunked"``.
+        implementation: ``"auto"``, ``"naive"`` or ``"shift"``.
 
     Returns:
         (B, H, N, M), in the dtype that a product of q and p has (so autocast applies as it does to the content logits
@@ -96,7 +96,7 @@ def relative_logits(q: Tensor, p: Tensor, *, implementation: str = AUTO) -> Tens
         raise ValueError(f"q and p must agree in heads and head dimension: {shapes}")
     if p.shape[1] < q.shape[2]:
         raise ValueError(f"p needs a row for each of the N + M - 1 distances, at least N = {q.shape[2]}: {shapes}")
-    return resolve("relative_logits", implementation, IMPLEMENTATIONS, _in_torch(q))(q, p)
+    return resolve("relative_logits", implementation, _in_torch(q))(q, p)
 
 
 def relative_attention(
@@ -116,9 +116,9 @@ def relative_attention(
     Attention of Transformer-XL (Dai et al., 2019, section 3.3): with u and v its biases of content and position,
     q_content is W_q x + u and q_position is W_q x + v, and the terms (a) + (c) and (b) + (d) are q_content kᵀ and R.
 
-    A query that sees no key gets zeros and gives no gradient. ``"naive"`` and ``"chunked"`` are plain torch;
+    A query that sees no key gets zeros and gives no gradient. ``"naive"`` and ``"shift"`` are plain torch;
     ``"flex"`` is `torch.nn.attention.flex_attention`, with what it can do on the device (no backward pass on a CPU, at
-    least 16 dimensions on a GPU), ``"triton"`` a kernel. The latter two keep no N×M weights, but all of them the
+    least 16 dimensions on a GPU), ``"triton"`` a kernel. The latter two keep no N×M weights. All keep the
     product of queries and distances, O(B H N L). All are deterministic but ``"flex"``; second derivatives are those of
     ``"naive"``, and for ``"triton"`` a `RuntimeError`. Under ``torch.autocast``, inputs are cast as for
     `torch.nn.functional.scaled_dot_product_attention`.
@@ -133,7 +133,7 @@ def relative_attention(
             nevertheless.
         key_padding_mask: (B, M), bool, True at padding.
         scale: of both logits; 1/√D where not given.
-        implementation: ``"auto"``, ``"naive"``, ``"chunked"``, ``"flex"`` or ``"triton"``.
+        implementation: ``"auto"``, ``"naive"``, ``"shift"``, ``"flex"`` or ``"triton"``.
 
     Returns:
         (B, H, N, E), in the dtype of v.
@@ -172,7 +172,7 @@ def relative_attention(
             f"relative_attention takes tensors of one dtype, not {', '.join(str(x.dtype) for x in tensors)}"
         )
     automatic = "triton" if prefers_triton(_why_not_triton, *tensors) else _in_torch(tensors[1])
-    function = resolve("relative_attention", implementation, ATTENTION_IMPLEMENTATIONS, automatic)
+    function = resolve("relative_attention", implementation, automatic)
     scale = dim**-0.5 if scale is None else scale
     with autocast_disabled(v.device):
         return function(*tensors, causal, key_padding_mask, scale)

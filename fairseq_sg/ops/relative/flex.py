@@ -1,9 +1,9 @@
 """Relative attention by `torch.nn.attention.flex_attention`, which computes the logits of a tile where it needs them.
 
 Its score modification adds to the scaled content logit (n, m) the entry m − n + N − 1 of row n of the product of
-queries and distances (``chunked.py``), so relative logits are never lined up with the keys; a block mask tells which
-tiles no query sees. On a GPU it is compiled: at the first call, and again for other shapes, until it takes any length.
-Elsewhere all logits are made, and it is no faster than the other paths.
+queries and distances (``shift.py``), so there is no copy of the relative logits in the order of the keys. A block mask
+tells which tiles no query sees. On a GPU it is compiled: at the first call, and again for other shapes, until it takes
+any length. Elsewhere it forms all logits, and is no faster than the other implementations.
 
 The gradient of the product is added up atomically on a GPU, so a run need not repeat bit for bit.
 """
@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fairseq_sg.ops.relative.chunked import distance_product
+from fairseq_sg.ops.relative.shift import distance_product
 
 
 def relative_attention_flex(
@@ -30,7 +30,7 @@ def relative_attention_flex(
     scale: float,
 ) -> Tensor:
     """See `fairseq_sg.ops.relative_attention`; memory is O(B H N L) on a GPU."""
-    product = distance_product(q_position * scale, p)
+    product = distance_product(q_position * scale, p)  # (B, H, N, L)
     (batch, _, queries, _), keys = product.shape, k.shape[2]
     attention, make_mask = _functions(q_content.is_cuda)
 

@@ -1,6 +1,6 @@
 """Relative attention in Triton: logits, softmax and weighted sum in one kernel, and two kernels for the backward pass.
 
-The product of queries and distances (``chunked.py``), (B, H, N, L), is made by torch; a kernel reads its entry
+The product of queries and distances (``shift.py``), (B, H, N, L), is made by torch; a kernel reads its entry
 m − n + N − 1 of row n for the pair (n, m), so it is never lined up with the keys. A band of p multiplied in the kernel
 would save this memory, but needs a shift within a tile, and an order of summation over sentences for ∂p; so does not
 this: the derivative of the product is written to where the logit was read, each place once, and torch multiplies it
@@ -32,7 +32,7 @@ from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.relative import WIDEST
-from fairseq_sg.ops.relative.chunked import distance_product
+from fairseq_sg.ops.relative.shift import distance_product
 from fairseq_sg.ops.triton_support import launch, power_of_two
 from fairseq_sg.ops.triton_tiles import real_rows
 
@@ -75,7 +75,7 @@ class _RelativeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, g: Tensor) -> tuple:
-        refuse_second_derivative("relative_attention", "in Triton")
+        refuse_second_derivative("relative_attention")
         q, product, k, v, mask, log_sum, out = ctx.saved_tensors
         inputs, g = (q, product, k, v), _dense_rows(g)
         grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

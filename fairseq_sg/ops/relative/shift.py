@@ -1,7 +1,7 @@
-"""Relative logits by the shift trick of Transformer-XL, without a copy: the shift is a way of reading the product.
+"""Relative logits by the shift trick of Transformer-XL (Dai et al., 2019, appendix B), as a view without a copy.
 
-Every query is multiplied with the positional keys of all L = N + M − 1 distances. Row n of this product holds more
-than it needs: its M logits start at column N − 1 − n. For N = M = 3, each entry written as its distance j − i:
+Every query is multiplied with the positional keys of all L = N + M − 1 distances. Row n of this product holds L
+entries, of which its M logits start at column N − 1 − n. For N = M = 3, each entry written as its distance j − i:
 
     product                     logits
     n=0   -2  -1 [ 0   1   2]         0   1   2
@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from fairseq_sg.ops.relative.naive import hidden_keys
 
 
-def relative_logits_chunked(q: Tensor, p: Tensor) -> Tensor:
+def relative_logits_shift(q: Tensor, p: Tensor) -> Tensor:
     """See `fairseq_sg.ops.relative_logits`; memory is O(B H N L)."""
     batch, heads, queries, _ = q.shape
     distances = p.shape[1]
@@ -36,11 +36,11 @@ def distance_product(q: Tensor, p: Tensor) -> Tensor:
     """Every query times every distance's positional key: (B, H, N, L), rows dense, heads first in memory."""
     batch, heads, queries, dim = q.shape
     # Heads first: one product a head over the whole batch, so that p need not be repeated for every sequence.
-    rows = q.transpose(0, 1).reshape(heads, batch * queries, dim)
+    rows = q.transpose(0, 1).reshape(heads, batch * queries, dim)  # (H, B N, D)
     return torch.bmm(rows, p.transpose(1, 2)).unflatten(1, (batch, queries)).transpose(0, 1)
 
 
-def relative_attention_chunked(
+def relative_attention_shift(
     q_content: Tensor,
     q_position: Tensor,
     k: Tensor,
@@ -51,7 +51,7 @@ def relative_attention_chunked(
     scale: float,
 ) -> Tensor:
     """See `fairseq_sg.ops.relative_attention`: the relative logits are a bias of torch's attention."""
-    bias = relative_logits_chunked(q_position * scale, p)
+    bias = relative_logits_shift(q_position * scale, p)  # (B, H, N, M)
     hidden = hidden_keys(*bias.shape[2:], causal, key_padding_mask, bias.device)
     if hidden is not None:
         bias = bias.masked_fill(hidden, -math.inf)

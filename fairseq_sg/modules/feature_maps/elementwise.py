@@ -1,0 +1,63 @@
+"""Feature maps of single elements: F = D, and nothing is learned."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+
+
+@register_feature_map("elu")
+class EluFeatureMap(FeatureMap):
+    """φ(x)_i = elu(x_i) + 1 > 0, F = D (Katharopoulos et al. 2020, eq. 7; Park & Kim 2024). Features are float32.
+
+    Computed as exp(min(x, 0)) + max(x, 0), which is the same. As elu(x) + 1 = (exp(x) − 1) + 1 it cancels in half
+    precision, to 0 at x = −8 in bfloat16.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = accurate(x)
+        return x.clamp(max=0).exp() + x.relu()
+
+
+@register_feature_map("relu")
+class ReluFeatureMap(FeatureMap):
+    """φ(x)_i = max(x_i, 0) ≥ 0, F = D. Features are float32.
+
+    A Query that has no positive feature in common with any Key has a denominator of only ε and the output 0.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return accurate(x).relu()
+
+
+@register_feature_map("squared")
+class SquaredFeatureMap(FeatureMap):
+    """φ(x)_i = x_i² ≥ 0, F = D. Features are float32: float16 would overflow above 255.
+
+    The sign of a feature is lost, so a Query is as similar to k as to −k.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return accurate(x).square()
+
+
+@register_feature_map("exp")
+class ExpFeatureMap(FeatureMap):
+    """φ(x)_i = exp(x_i) > 0, F = D. Features are float32.
+
+    A Query's features are divided by their largest, φ(q)_i = exp(q_i − max_j q_j), which cancels in the attention. The
+    same holds for a Key where Keys are normalized (``--qk-norm``). Other Keys are not scaled: a factor per Key would
+    change the weights, and one for all would need Keys that a decoder has not seen. Their exponentials overflow where
+    an element of a Key exceeds 88.
+    """
+
+    def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
+        q = accurate(q)
+        return (q - q.amax(-1, keepdim=True)).exp()
+
+    def keys_to_normalize(self, k: Tensor, positions: Tensor | None = None) -> Tensor:
+        return self.queries(k)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return accurate(x).exp()
