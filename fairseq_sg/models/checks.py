@@ -72,7 +72,7 @@ def complete(config):
     used = {DEPTH_REGISTRY.find(config.depth)}
     for option in _of(config, ATTENTIONS):
         for name in layer_names(config, option):
-            used |= ATTENTION_REGISTRY.find(name).parts(config)
+            used |= ATTENTION_REGISTRY.find(name).option_classes(config)
     for option in _of(config, OTHERS):
         used |= {OTHERS[option].find(name) for name in layer_names(config, option)}
     if config.position is not None:

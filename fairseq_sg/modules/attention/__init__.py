@@ -34,7 +34,7 @@ def build_attention(name: str, config: Any, role: str) -> Attention:
         raise ValueError(f"unknown attention role {role!r}: choose from {', '.join(ROLES)}")
     side = "encoder" if role == "encoder" else "decoder"
     width, heads = getattr(config, f"{side}_embed_dim"), getattr(config, f"{side}_attention_heads")
-    settings = cls.settings(config)
+    settings = cls.keyword_arguments(config)
     position = attention_position(cls, config, role)
     if position is not None:
         settings["position"] = position

@@ -188,12 +188,12 @@ class Attention(nn.Module):
             nn.init.uniform_(v, -bound, bound)
 
     @classmethod
-    def settings(cls, config: Any) -> dict[str, Any]:
+    def keyword_arguments(cls, config: Any) -> dict[str, Any]:
         """The keyword arguments that a model's configuration gives the class: its options, unless it overrides this."""
         return option_values(cls.options or AttentionOptions, config)
 
     @classmethod
-    def parts(cls, config: Any) -> set[type]:
+    def option_classes(cls, config: Any) -> set[type]:
         """The classes whose options are in use with this attention: itself, and mechanisms that its options choose."""
         return {cls}
 

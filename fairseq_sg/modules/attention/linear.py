@@ -100,12 +100,12 @@ class LinearAttention(Attention):
         self.position = None if position is None else position(features, num_heads)
 
     @classmethod
-    def settings(cls, config: Any) -> dict[str, Any]:
+    def keyword_arguments(cls, config: Any) -> dict[str, Any]:
         feature_map = FEATURE_MAP_REGISTRY.find(config.feature_map)
-        return super().settings(config) | {"feature_map_options": option_values(feature_map.options, config)}
+        return super().keyword_arguments(config) | {"feature_map_options": option_values(feature_map.options, config)}
 
     @classmethod
-    def parts(cls, config: Any) -> set[type]:
+    def option_classes(cls, config: Any) -> set[type]:
         return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map)}
 
     def _queries(self, q: Tensor, positions: Tensor | None) -> Tensor:
