@@ -33,7 +33,7 @@ from fairseq_sg.modules.losses import ValueLoss
 from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.position import MakePosition
 from fairseq_sg.ops.precision import accumulation_dtype
-from fairseq_sg.registry import option_values
+from fairseq_sg.registry import Mechanism
 
 ROLES = ("encoder", "decoder", "cross")
 INITS = ("reference", "glorot", "fused", "torch")
@@ -70,7 +70,7 @@ class AttentionOptions:
     )
 
 
-class Attention(nn.Module):
+class Attention(Mechanism, nn.Module):
     """Base class of multi-head attentions; a drop-in for ``fairseq.modules.MultiheadAttention``.
 
     Args:
@@ -88,7 +88,6 @@ class Attention(nn.Module):
         ValueError: for a role the kind cannot serve, heads that do not divide the width, or a wrong option.
     """
 
-    registered_name: ClassVar[str]
     #: The roles the kind can serve.
     roles: ClassVar[frozenset[str]] = frozenset(ROLES)
     #: Whether the kind knows positions by itself, so that none are added to the embeddings.
@@ -102,8 +101,7 @@ class Attention(nn.Module):
     remembers: ClassVar[bool] = False
     #: Whether the outputs depend on where in the stream the keys are, and not on distances alone.
     counts_positions: ClassVar[bool] = False
-    #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
-    options: ClassVar[type | None] = None
+    options: ClassVar[type] = AttentionOptions
     #: What ``--attention-init reference`` stands for: another choice, or a name that its ``reset_parameters`` knows.
     reference_init: ClassVar[str] = "glorot"
 
@@ -186,16 +184,6 @@ class Attention(nn.Module):
             bound = math.sqrt(6 / (k.size(1) + k.size(0) + v.size(0)))
             nn.init.uniform_(k, -bound, bound)
             nn.init.uniform_(v, -bound, bound)
-
-    @classmethod
-    def keyword_arguments(cls, config: Any) -> dict[str, Any]:
-        """The keyword arguments that a model's configuration gives the class: its options, unless it overrides this."""
-        return option_values(cls.options or AttentionOptions, config)
-
-    @classmethod
-    def option_classes(cls, config: Any) -> set[type]:
-        """The classes whose options are in use with this attention: itself, and mechanisms that its options choose."""
-        return {cls}
 
     # The mechanism, written by each kind.
 
