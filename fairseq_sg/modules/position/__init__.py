@@ -26,7 +26,6 @@ from fairseq_sg.modules.position.randomized import RandomizedPosition
 from fairseq_sg.modules.position.rotary import RotaryPosition
 from fairseq_sg.modules.position.sinusoidal import SinusoidalPosition
 from fairseq_sg.modules.position.t5 import T5Position
-from fairseq_sg.registry import option_values
 
 #: What a position may give inside an attention that brings none of its own.
 INSIDE = ("rotation", "bias")
@@ -34,12 +33,13 @@ MakePosition = Callable[[int, int], AttentionPosition]
 
 
 def build_embedded_position(name: str, dim: int, config: Any) -> EmbeddedPosition:
-    """The positions ``name`` as they are added to embeddings of width ``dim``; none for one that enters elsewhere.
+    """The positions ``name`` to add to embeddings of width ``dim``; ``NoPosition`` for one that enters elsewhere.
 
-    Raises ValueError for an unknown name or a wrong option.
+    Raises UsageError for an unknown name or a wrong option.
     """
-    cls = POSITION_REGISTRY.find(name)
-    return cls(dim, **option_values(cls.options, config)) if cls.gives_with(config) == "embedding" else NoPosition(dim)
+    if POSITION_REGISTRY.find(name).gives_with(config) != "embedding":
+        return NoPosition(dim)
+    return POSITION_REGISTRY.build(name, config, dim)
 
 
 def attention_position(attention: type, config: Any, role: str) -> MakePosition | None:
@@ -69,15 +69,12 @@ def attention_position(attention: type, config: Any, role: str) -> MakePosition 
             f"it go: "
             f"{', '.join(sorted(positions_for(attention, config))) or 'none, it brings its own'}"
         )
-    return None if gives == "indices" else partial(cls, causal=role == "decoder", **option_values(cls.options, config))
+    return None if gives == "indices" else partial(cls, causal=role == "decoder", **cls.keyword_arguments(config))
 
 
 def build_indices(config: Any) -> Position | None:
     """The module that gives position numbers to the attentions of one side, where ``--position`` is such."""
-    if not gives_indices(config):
-        return None
-    cls = POSITION_REGISTRY.find(config.position)
-    return cls(**option_values(cls.options, config))
+    return POSITION_REGISTRY.build(config.position, config) if gives_indices(config) else None
 
 
 def gives_indices(config: Any) -> bool:

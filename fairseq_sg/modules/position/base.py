@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.registry import Registry
+from fairseq_sg.registry import Mechanism, Registry
 
 #: Positions up to which single precision tells the angles of sinusoids apart.
 PRECISE = 1 << 14
@@ -28,15 +28,9 @@ POSITION_REGISTRY = Registry("position", "--position")
 register_position = POSITION_REGISTRY.register
 
 
-class Position(nn.Module):
-    """Base class of positions.
+class Position(Mechanism, nn.Module):
+    """Base class of positions."""
 
-    Attributes:
-        options: dataclass of the position's own options; its fields are command-line options and keyword arguments.
-    """
-
-    registered_name: ClassVar[str]
-    options: ClassVar[type | None] = None
     #: See the module's docstring.
     gives: ClassVar[str] = "nothing"
     #: Whether positions after a prefix are the same however much of the prefix is there.
