@@ -2,9 +2,9 @@
 
     L = L_task + λ Σ_{role, application} mean_{sentence, head} ‖V̄V̄ᵀ − I‖²_F          (Park & Kim 2024, section 4.2)
 
-The paper writes L_orth for one attention. What it leaves open is an option here, and this is what the defaults choose:
-the encoder's self-attention; each head by itself; mean over sentences and heads; sum over the applications of the
-(shared) layer; padding excluded. λ is only comparable between runs that agree in these.
+The paper writes L_orth for one attention and leaves open how heads, layers, sentences and padding enter. Here it is
+taken for each head by itself, without padding: the mean over sentences and heads, summed over the applications of the
+(shared) layer. ``--orthogonality-roles`` chooses the attentions, the encoder's by default as in the paper.
 
 Logged: ``loss`` (all of it) and ``nll_loss`` in bits as fairseq does, ``orthogonality_encoder`` and the like (after the
 reduction, before λ), every other loss by its name (the sum over applications, before ``--aux-loss-weights``),
@@ -37,12 +37,6 @@ from fairseq_sg.tasks.breakdown import log_breakdown, sums_of_logs
 
 logger = logging.getLogger(__name__)
 
-LAYER_REDUCTIONS = {
-    "sum": lambda values: torch.stack(values).sum(),
-    "mean": lambda values: torch.stack(values).mean(),
-    "last": lambda values: values[-1],
-}
-
 
 @dataclass
 class SGCriterionConfig(FairseqDataclass):
@@ -58,15 +52,6 @@ class SGCriterionConfig(FairseqDataclass):
         default="encoder",
         metadata={"help": "attentions whose Values the loss is on: encoder, decoder, cross, comma separated"},
     )
-    orthogonality_heads: str = field(
-        default="separate", metadata={"help": "'separate' heads, or heads 'concat' to the model's width"}
-    )
-    orthogonality_head_reduction: str = field(default="mean", metadata={"help": "over heads: mean or sum"})
-    orthogonality_batch_reduction: str = field(default="mean", metadata={"help": "over sentences: mean or sum"})
-    orthogonality_layer_reduction: str = field(
-        default="sum", metadata={"help": "over applications of layers: sum, mean or last"}
-    )
-    orthogonality_padding: str = field(default="exclude", metadata={"help": "positions of padding: exclude or include"})
     aux_loss_weights: str = field(
         default="{}",
         metadata={
@@ -102,12 +87,6 @@ class SGCriterion(FairseqCriterion):
         self.sentence_avg = cfg.sentence_avg
         self.label_smoothing = cfg.label_smoothing
         self.orthogonality_weight = cfg.orthogonality_weight
-        if cfg.orthogonality_layer_reduction not in LAYER_REDUCTIONS:
-            raise UsageError(
-                f"--orthogonality-layer-reduction is {cfg.orthogonality_layer_reduction!r}: choose from "
-                f"{', '.join(LAYER_REDUCTIONS)}"
-            )
-        self.reduce_layers = LAYER_REDUCTIONS[cfg.orthogonality_layer_reduction]
         self.value_losses = self._value_losses(cfg)
         self.aux_loss_weights = _json_weights(cfg.aux_loss_weights)
 
@@ -128,17 +107,7 @@ class SGCriterion(FairseqCriterion):
         for role in roles:
             if role not in ROLES:
                 raise UsageError(f"--orthogonality-roles has {role!r}: choose from {', '.join(ROLES)}")
-        losses = {
-            role: OrthogonalityLoss(
-                name=f"orthogonality_{role}",
-                heads=cfg.orthogonality_heads,
-                head_reduction=cfg.orthogonality_head_reduction,
-                batch_reduction=cfg.orthogonality_batch_reduction,
-                padding=cfg.orthogonality_padding,
-            )
-            for role in roles
-        }
-        return losses if cfg.orthogonality_weight else {}
+        return {role: OrthogonalityLoss(f"orthogonality_{role}") for role in roles} if cfg.orthogonality_weight else {}
 
     def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
         """The task's loss on a batch, label smoothing included."""
@@ -207,9 +176,10 @@ class SGCriterion(FairseqCriterion):
         result = {}
         for name, values in emitted.items():
             if name in orthogonality:
-                result[name] = (self.orthogonality_weight, self.reduce_layers(values))
+                weight = self.orthogonality_weight
             else:
-                result[name] = (self.aux_loss_weights.get(name, 1.0), torch.stack(values).sum())
+                weight = self.aux_loss_weights.get(name, 1.0)
+            result[name] = (weight, torch.stack(values).sum())
         return result
 
     @classmethod

@@ -68,9 +68,6 @@ class CausalConfig:
     decoder_update: str = field(
         default="residual", metadata={"help": "update of the decoder's layers, like the encoder's"}
     )
-    no_output_bias: bool = field(
-        default=False, metadata={"help": "no bias in the output layer (the reference has a free one)"}
-    )
 
 
 @dataclass

@@ -54,12 +54,6 @@ class SGTransformerLMConfig(ShellConfig, CausalConfig):
     embedding_dropout: float | None = field(
         default=None, metadata={"help": "dropout on the embeddings (default: --dropout)", "least": 0, "most": 1}
     )
-    output_dropout: float | None = field(
-        default=None, metadata={"help": "dropout before the output layer (default: --dropout)", "least": 0, "most": 1}
-    )
-    tied_output: bool = field(
-        default=False, metadata={"help": "the embedding table as output matrix (the reference has another)"}
-    )
     linear_init: str = field(
         default="mechanism",
         metadata={
@@ -81,8 +75,6 @@ def resolve(cfg) -> Any:
     config = complete(configuration.read(cfg))
     if config.linear_init not in LINEAR_INITS:
         raise UsageError(f"--linear-init is {config.linear_init!r}: choose from {', '.join(LINEAR_INITS)}")
-    if config.log_length_of == "padded":
-        raise UsageError("--log-length-of padded has no effect in a language model, where all visible keys are counted")
     for option in ("attention_init", "ffn_init") if config.linear_init == "depth" else ():
         if getattr(config, option) != "reference":
             flag = "--" + option.replace("_", "-")
@@ -92,10 +84,9 @@ def resolve(cfg) -> Any:
             )
     if config.linear_init == "depth":
         config.ffn_init = "scaled"
-    for name in ("embedding_dropout", "output_dropout"):
-        if getattr(config, name) is None:
-            setattr(config, name, config.dropout)
-    config.untied_output = not config.tied_output
+    if config.embedding_dropout is None:
+        config.embedding_dropout = config.dropout
+    config.untied_output = True
     return config
 
 
@@ -104,9 +95,8 @@ class SGLanguageDecoder(SGTransformerDecoder):
 
     def __init__(self, config, dictionary):
         super().__init__(config, dictionary)
-        self.output_dropout = Dropout(config.output_dropout)
-        if self.output_weight is not None:
-            uniform_of_linear_(self.output_weight, config.decoder_embed_dim)
+        self.output_dropout = Dropout(config.dropout)
+        uniform_of_linear_(self.output_weight, config.decoder_embed_dim)
         if config.linear_init == "depth":
             self._scale_attentions(config.decoder_layers if config.pre_norm else 1)
 

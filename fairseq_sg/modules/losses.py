@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from fairseq_sg.errors import UsageError
 from fairseq_sg.ops import orthogonality_loss
 
 
@@ -47,62 +46,23 @@ class ValueLoss(Protocol):
 class OrthogonalityLoss:
     """‖V̄V̄ᵀ − I‖²_F of one attention's Values (Park & Kim 2024, section 4.2), V̄ the Values with unit rows.
 
-    The paper leaves open what follows; the first choice of each is our default.
+    Each head's Values are taken by themselves, E = d_head, without the positions of padding; the loss is the mean over
+    heads and sentences. The paper leaves all of this open.
 
     Attributes:
         name: the key under which the loss is collected and logged.
-        heads: ``separate`` (each head's Values by themselves, E = d_head) or ``concat`` (all heads side by side, E =
-            d_model).
-        head_reduction: ``mean`` or ``sum`` over the heads.
-        batch_reduction: ``mean`` or ``sum`` over the sentences.
-        padding: ``exclude`` or ``include`` the positions of padding.
         eps: ε of V_n / (‖V_n‖ + ε).
     """
 
     name: str = "orthogonality"
-    heads: str = "separate"
-    head_reduction: str = "mean"
-    batch_reduction: str = "mean"
-    padding: str = "exclude"
     eps: float = 1e-6
-
-    def __post_init__(self):
-        choices = {
-            "heads": ("separate", "concat"),
-            "head_reduction": ("mean", "sum"),
-            "batch_reduction": ("mean", "sum"),
-            "padding": ("exclude", "include"),
-        }
-        for option, allowed in choices.items():
-            if getattr(self, option) not in allowed:
-                flag = "--orthogonality-" + option.replace("_", "-")
-                raise UsageError(f"{flag} is {getattr(self, option)!r}: choose from {', '.join(allowed)}")
-        if (self.heads, self.head_reduction) == ("concat", "sum"):
-            raise UsageError(
-                "--orthogonality-head-reduction sum has no effect with --orthogonality-heads concat, which makes one "
-                "head of "
-                "all: leave one of the two out"
-            )
-
-    @property
-    def ignores_padding(self) -> bool:
-        return self.padding == "exclude"
+    ignores_padding: ClassVar[bool] = True
 
     def __call__(self, values: Tensor, padding_mask: Tensor | None) -> Tensor:
         """values (B, H, M, E), padding_mask (B, M) bool, True at padding -> scalar (float32 for half-precision
         Values).
         """
-        if self.heads == "concat":
-            values = values.transpose(1, 2).flatten(2).unsqueeze(1)
-        if self.padding == "include":
-            padding_mask = None
-        batch, heads = values.shape[:2]
-        loss = orthogonality_loss(values, padding_mask=padding_mask, eps=self.eps, reduction="mean")
-        if self.head_reduction == "sum":
-            loss = loss * heads
-        if self.batch_reduction == "sum":
-            loss = loss * batch
-        return loss
+        return orthogonality_loss(values, padding_mask=padding_mask, eps=self.eps, reduction="mean")
 
 
 @dataclass(frozen=True)

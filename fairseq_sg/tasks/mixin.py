@@ -16,8 +16,10 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
+from fairseq_sg.command_line import dataclasses_of
 from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
+from fairseq_sg.models.config import drop_removed
 from fairseq_sg.modules.feedforward.workers import left_out_of_sums
 from fairseq_sg.tasks.breakdown import read_manifest
 
@@ -41,6 +43,16 @@ class SGTask:
     def manifests(self) -> list[dict[str, Any]]:
         """``dataset.json`` of every folder."""
         return [read_manifest(folder) for folder in utils.split_paths(self.cfg.data)]
+
+    # The configurations of old checkpoints.
+
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        """A model. Raises UsageError for a removed option that the checkpoint's model was trained with."""
+        return super().build_model(without_removed("model", cfg), from_checkpoint)
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False):
+        """A criterion. Raises UsageError for a removed option that the checkpoint's model was trained with."""
+        return super().build_criterion(without_removed("criterion", cfg), from_checkpoint)
 
     # The record of the data in checkpoints.
 
@@ -227,6 +239,13 @@ class SGTask:
     def begin_epoch(self, epoch, model) -> None:
         super().begin_epoch(epoch, model)
         keep_for_training(model)
+
+
+def without_removed(group: str, cfg):
+    """The configuration of a ``model`` or ``criterion`` (``group``) after ``drop_removed``."""
+    choice = getattr(cfg, "_name", None) or getattr(cfg, "arch" if group == "model" else group, None)
+    declared = dataclasses_of(group).get(choice)
+    return cfg if declared is None else drop_removed(cfg, declared)
 
 
 def measured(trainer, subset: str) -> list[str]:

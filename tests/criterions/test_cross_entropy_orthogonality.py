@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from types import SimpleNamespace
 
@@ -86,24 +85,14 @@ def values_of(net, batch):
     }
 
 
-def orthogonality(values, padding, heads="separate", head_reduction="mean", batch_reduction="mean", include=False):
+def orthogonality(values, padding):
     """‖V̄V̄ᵀ − I‖²_F, the N×N matrix formed for each sentence and head (Park & Kim 2024, section 4.2)."""
-    per_sentence = []
+    losses = []
     for value, pads in zip(values, padding):
-        value = value if include else value[:, ~pads]
-        parts = [value.transpose(0, 1).flatten(1)] if heads == "concat" else list(value)
-        losses = []
-        for v in parts:
+        for v in value[:, ~pads]:
             unit = v / (v.norm(dim=-1, keepdim=True) + 1e-6)
             losses.append(((unit @ unit.T - torch.eye(len(v), dtype=v.dtype)) ** 2).sum())
-        total = torch.stack(losses)
-        per_sentence.append(total.sum() if head_reduction == "sum" else total.mean())
-    total = torch.stack(per_sentence)
-    return total.sum() if batch_reduction == "sum" else total.mean()
-
-
-def reduce_layers(values, how):
-    return {"sum": sum(values), "mean": sum(values) / len(values), "last": values[-1]}[how].item()
+    return torch.stack(losses).mean()
 
 
 def task_loss(net, batch):
@@ -113,48 +102,17 @@ def task_loss(net, batch):
 
 # Total loss = task + λ · orthogonality.
 
-LOSS_OPTIONS = [
-    {},
-    {"heads": "concat"},
-    {"head_reduction": "sum"},
-    {"batch_reduction": "sum"},
-    {"include": True},
-    {"heads": "concat", "batch_reduction": "sum", "include": True},
-]
-CASES = [
-    (roles, reduction, depth, options)
-    for (roles, reduction, depth), options in itertools.product(
-        [
-            ("encoder", "sum", "separate"),
-            ("decoder,cross", "mean", "shared"),
-            ("encoder, decoder, cross", "last", "shared"),
-        ],
-        LOSS_OPTIONS,
-    )
-]
-
 
 @pytest.mark.parametrize(
-    "roles,reduction,depth,options",
-    CASES,
-    ids=[
-        "-".join([r.replace(", ", "+").replace(",", "+"), red, depth, *map(str, o.values())])
-        for r, red, depth, o in CASES
-    ],
+    "roles,depth", [("encoder", "separate"), ("decoder,cross", "shared"), ("encoder, decoder, cross", "shared")]
 )
-def test_total_is_task_plus_weighted_orthogonality(roles, reduction, depth, options):
+def test_total_is_task_plus_weighted_orthogonality(roles, depth):
     net, batch, weight = model(depth=depth), sample(), 0.03
-    flags = {f"orthogonality_{name}": value for name, value in options.items() if name != "include"}
-    flags["orthogonality_padding"] = "include" if options.get("include") else "exclude"
-    built = criterion(
-        orthogonality_weight=weight, orthogonality_roles=roles, orthogonality_layer_reduction=reduction, **flags
-    )
+    built = criterion(orthogonality_weight=weight, orthogonality_roles=roles)
     loss, sample_size, logs = built(net, batch)
     caught = values_of(net, batch)
     names = [role.strip() for role in roles.split(",")]
-    parts = {
-        role: reduce_layers([orthogonality(v, p, **options) for v, p in caught[role]], reduction) for role in names
-    }
+    parts = {role: sum(orthogonality(v, p) for v, p in caught[role]).item() for role in names}
     assert all(len(caught[role]) == 2 for role in names)
     for role, value in parts.items():
         assert logs[f"aux_orthogonality_{role}"].item() / sample_size == pytest.approx(value, rel=1e-4)
@@ -400,10 +358,9 @@ def test_other_losses_are_summed_over_layers_and_weighted_by_name():
     )
 
 
-@pytest.mark.parametrize("reduction,value", [("sum", 6.0), ("mean", 2.0), ("last", 4.0)])
-def test_layer_reduction_is_for_orthogonality_alone(reduction, value):
-    net, batch = emitting(orthogonality_encoder=[0, 2, 4], balance=[1, 2])
-    built = criterion(orthogonality_weight=0.5, orthogonality_layer_reduction=reduction)
+def test_orthogonality_is_summed_over_layers():
+    net, batch, value = *emitting(orthogonality_encoder=[0, 2, 4], balance=[1, 2]), 6.0
+    built = criterion(orthogonality_weight=0.5)
     loss, size, logs = built(net, batch)
     plain = criterion()(lambda: (net()[0], {}), batch)[0].item()
     assert logs["aux_orthogonality_encoder"].item() == pytest.approx(size * value)
@@ -451,18 +408,6 @@ def test_weight_of_a_loss_of_training_alone():
             "--orthogonality-roles has 'decoders': choose from encoder, decoder, cross",
         ),
         ({"orthogonality_roles": ""}, "--orthogonality-roles has ''"),
-        (
-            {"orthogonality_layer_reduction": "max"},
-            "--orthogonality-layer-reduction is 'max': choose from sum, mean, last",
-        ),
-        ({"orthogonality_heads": "both"}, "--orthogonality-heads is 'both': choose from separate, concat"),
-        (
-            {"orthogonality_heads": "concat", "orthogonality_head_reduction": "sum"},
-            "--orthogonality-head-reduction sum has no effect with --orthogonality-heads concat",
-        ),
-        ({"orthogonality_head_reduction": "max"}, "--orthogonality-head-reduction is 'max': choose from mean, sum"),
-        ({"orthogonality_batch_reduction": "max"}, "--orthogonality-batch-reduction is 'max': choose from mean, sum"),
-        ({"orthogonality_padding": "ignore"}, "--orthogonality-padding is 'ignore': choose from exclude, include"),
     ],
 )
 def test_wrong_options_are_refused_at_the_start_also_with_weight_zero(options, message):

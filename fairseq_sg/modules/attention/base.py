@@ -28,7 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.unfused import is_faster, softmax_attention
-from fairseq_sg.modules.dropout import Dropout, Drops, dropout
+from fairseq_sg.modules.dropout import Drops, dropout
 from fairseq_sg.modules.losses import ValueLoss
 from fairseq_sg.modules.packing import Packing
 from fairseq_sg.modules.position import MakePosition
@@ -60,14 +60,6 @@ class AttentionOptions:
         default=False,
         metadata={"help": "biases in the query, key, value and output projections (the references have none)"},
     )
-    attention_output_dropout: float = field(
-        default=0.0,
-        metadata={
-            "help": "dropout on the heads' outputs, before the output projection (the references have none)",
-            "least": 0,
-            "most": 1,
-        },
-    )
 
 
 class Attention(Mechanism, nn.Module):
@@ -82,7 +74,7 @@ class Attention(Mechanism, nn.Module):
         qk_head_dim: D, the width of a head's queries and keys; that of its values unless given.
         value_heads: how many heads of width E the Values have; H unless given.
         output_projection: whether the heads' outputs go through a last projection.
-        attention_init, attention_bias, attention_output_dropout: see :class:`AttentionOptions`.
+        attention_init, attention_bias: see :class:`AttentionOptions`.
 
     Raises:
         ValueError: for a role the kind cannot serve, heads that do not divide the width, or a wrong option.
@@ -118,7 +110,6 @@ class Attention(Mechanism, nn.Module):
         output_projection: bool = True,
         attention_init: str = "reference",
         attention_bias: bool = False,
-        attention_output_dropout: float = 0.0,
     ):
         super().__init__()
         if role not in self.roles:
@@ -152,7 +143,6 @@ class Attention(Mechanism, nn.Module):
         self.out_proj = nn.Identity()
         if output_projection:
             self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=attention_bias)
-        self.output_dropout = Dropout(attention_output_dropout)
         if attention_init not in INITS:
             raise UsageError(f"--attention-init is {attention_init!r}: choose from {', '.join(INITS)}")
         self._init = self.reference_init if attention_init == "reference" else attention_init
@@ -338,7 +328,7 @@ class Attention(Mechanism, nn.Module):
         joined = out.permute(2, 0, 1, 3).flatten(2)
         if packing is not None:
             joined = packing.pack(joined)
-        return self.out_proj(self.output_dropout(joined))
+        return self.out_proj(joined)
 
     def _check_memory(self, *absent: Any) -> None:
         if not self.causal or not self.remembers:
@@ -422,14 +412,6 @@ class SoftmaxOptions(AttentionOptions):
             "logarithm of the number of visible keys (Chiang & Cholak 2022)"
         },
     )
-    log_length_of: str = field(
-        default="valid",
-        metadata={
-            "help": "what --logit-scale log_length counts: 'valid' keys of the sentence (in a decoder, of the visible "
-            "prefix), or "
-            "'padded', the length of the batch, as the released code does"
-        },
-    )
 
 
 class SoftmaxAttentionBase(Drops, Attention):
@@ -445,7 +427,6 @@ class SoftmaxAttentionBase(Drops, Attention):
         ``model_dim``: logits are multiplied by 1/√ of it; or ``learned``: by a scalar, one
             for the module, that starts at 1/√head_dim.
         logit_scale: ``sqrt_dim`` or ``log_length`` (Chiang & Cholak 2022, section 5.3).
-        log_length_of: ``valid`` or ``padded``; only with ``log_length``.
         position: makes a module with ``rotate`` or ``bias``, for a width and a number of heads (``modules.position``).
     """
 
@@ -461,7 +442,6 @@ class SoftmaxAttentionBase(Drops, Attention):
         attention_dropout: float | None = 0.0,
         attention_scale: str = "head_dim",
         logit_scale: str = "sqrt_dim",
-        log_length_of: str = "valid",
         position: MakePosition | None = None,
         **kwargs,
     ):
@@ -470,16 +450,12 @@ class SoftmaxAttentionBase(Drops, Attention):
         for option, value, choices in (
             ("--attention-scale", attention_scale, tuple(widths)),
             ("--logit-scale", logit_scale, ("sqrt_dim", "log_length")),
-            ("--log-length-of", log_length_of, ("valid", "padded")),
         ):
             if value not in choices:
                 raise UsageError(f"{option} is {value!r}: choose from {', '.join(choices)}")
-        if log_length_of != "valid" and logit_scale != "log_length":
-            raise UsageError(f"--log-length-of {log_length_of} has no effect without --logit-scale log_length")
         self.scale = widths[attention_scale] ** -0.5
         self.learned_scale = nn.Parameter(torch.full((1,), self.scale)) if attention_scale == "learned" else None
         self.log_length = logit_scale == "log_length"
-        self.count_padding = log_length_of == "padded"
         self.attention_dropout = attention_dropout or 0.0
         ranges.check(SoftmaxOptions, {"attention_dropout": attention_dropout})
         self.position = None if position is None else position(self.qk_head_dim, num_heads)
@@ -540,8 +516,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         dtype = accumulation_dtype(q)
         factors = []
         if self.log_length:
-            counted = None if self.count_padding else key_padding_mask
-            factors.append(self._visible_keys(q.size(2), keys, counted, offset).to(dtype).log())
+            factors.append(self._visible_keys(q.size(2), keys, key_padding_mask, offset).to(dtype).log())
         if self.learned_scale is not None:
             factors.append(self.learned_scale.to(dtype) / self.scale)
         return math.prod(factors).type_as(q) if factors else None

@@ -3,8 +3,7 @@
     Q̂ = Norm(φ(Q)),  K̂ = Norm(φ(K)),   O_n = Q̂_n Σ_i K̂_iᵀ V_i / (Q̂_n · Σ_i K̂_i + ε)
 
 over all i in the encoder and in cross-attention, over i ≤ n in the decoder. No 1/√d scale: the maps that need one have
-their own. There are no attention probabilities and so no dropout on them (``--attention-output-dropout`` drops
-features of the output).
+their own. There are no attention probabilities, and so there is no dropout on them.
 """
 
 from __future__ import annotations

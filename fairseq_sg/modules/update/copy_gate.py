@@ -32,6 +32,8 @@ from fairseq_sg.modules.feedforward.dense import DenseOptions
 from fairseq_sg.modules.update.base import Update, register_update
 
 CONTENTS = ("layer_norm", "tanh", "residual")
+#: Start of the gate's last bias: gates are nearly closed at first, σ(−3) = 0.047.
+GATE_BIAS = -3.0
 
 
 @dataclass
@@ -51,9 +53,6 @@ class CopyGateOptions(DenseOptions):
             "help": "hidden width of the copy gate's own feedforward layer (default: the model's width)",
             "least": 1,
         },
-    )
-    copy_gate_bias: float = field(
-        default=-3.0, metadata={"help": "start of the copy gate's last bias; the lower, the more is copied at first"}
     )
     copy_gate_dropout: float = field(
         default=0.0,
@@ -88,7 +87,6 @@ class CopyGateUpdate(Drops, Update):
         pre_norm: bool = False,
         copy_gate_content: str = "layer_norm",
         copy_gate_ffn_dim: int | None = None,
-        copy_gate_bias: float = -3.0,
         copy_gate_dropout: float = 0.0,
         **gate_options,
     ):
@@ -97,11 +95,7 @@ class CopyGateUpdate(Drops, Update):
             raise UsageError("copy_gate (--encoder-update, --decoder-update) is post-norm: leave --pre-norm out")
         if copy_gate_content not in CONTENTS:
             raise UsageError(f"--copy-gate-content is {copy_gate_content!r}: choose from {', '.join(CONTENTS)}")
-        given = {
-            "copy_gate_ffn_dim": copy_gate_ffn_dim,
-            "copy_gate_bias": copy_gate_bias,
-            "copy_gate_dropout": copy_gate_dropout,
-        }
+        given = {"copy_gate_ffn_dim": copy_gate_ffn_dim, "copy_gate_dropout": copy_gate_dropout}
         ranges.check(CopyGateOptions, given)
         self.content = copy_gate_content
         self.dropout = copy_gate_dropout
@@ -113,7 +107,7 @@ class CopyGateUpdate(Drops, Update):
             ffn.rescale_output(math.sqrt((dim + ffn.ffn_dim) / (6 * ffn.ffn_dim)))
         self.norm = None if self.content == "tanh" else nn.LayerNorm(dim)
         self.gate = DenseFeedForward(dim, copy_gate_ffn_dim or dim, **gate_options)
-        nn.init.constant_(self.gate.fc2.bias, copy_gate_bias)
+        nn.init.constant_(self.gate.fc2.bias, GATE_BIAS)
 
     def forward(self, a, h, padding_mask):
         update, losses = self.ffn(a, padding_mask=padding_mask, return_losses=True)
