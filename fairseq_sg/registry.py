@@ -27,7 +27,7 @@ class Mechanism:
     #: Dataclass of options: its fields are command-line options and keyword arguments of the class. None: no options.
     #: A subclass without a declaration of its own has the options of its base class.
     options: ClassVar[type | None] = None
-    #: Losses that the class returns by name, each with its weight where ``--aux-loss-weights`` gives none.
+    #: Losses that the class returns in training: name -> weight in the criterion unless ``--aux-loss-weights`` has one.
     emitted_losses: ClassVar[Mapping[str, float]] = {}
 
     @classmethod
@@ -92,7 +92,11 @@ def option_values(options: type | None, config: Any) -> dict[str, Any]:
     return {} if options is None else {f.name: getattr(config, f.name) for f in fields(options)}
 
 
-def emitted_losses(model: Any) -> dict[str, float]:
-    """The losses that the mechanisms in ``model`` (an ``nn.Module``) return, each with its default weight."""
-    declared = (module.emitted_losses for module in model.modules() if isinstance(module, Mechanism))
-    return {name: weight for losses in declared for name, weight in losses.items()}
+def emitted_losses(model: Any) -> dict[str, float] | None:
+    """The losses that the mechanisms in ``model`` return in training, by name, each with its default weight.
+
+    None for a model without mechanisms, of which nothing is known.
+    """
+    modules = model.modules() if hasattr(model, "modules") else ()
+    declared = [module.emitted_losses for module in modules if isinstance(module, Mechanism)]
+    return {name: weight for losses in declared for name, weight in losses.items()} if declared else None

@@ -20,6 +20,7 @@ smoothing's is what it adds to the cross entropy, and may be negative.
 import json
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from torch import Tensor
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ROLES
 from fairseq_sg.modules.losses import AuxLosses, OrthogonalityLoss, Statistic
+from fairseq_sg.registry import emitted_losses
 from fairseq_sg.tasks.breakdown import log_breakdown, sums_of_logs
 
 logger = logging.getLogger(__name__)
@@ -55,7 +57,8 @@ class SGCriterionConfig(FairseqDataclass):
     aux_loss_weights: str = field(
         default="{}",
         metadata={
-            "help": "weights of other losses the model emits, by name, as JSON ('{\"name\": 0.01}'); 1 where not named",
+            "help": "weights of other losses the model emits, by name, as JSON ('{\"name\": 0.01}'); where not named "
+            "0.03 for ponder and 1 for others",
             "least": 0,
         },
     )
@@ -89,6 +92,12 @@ class SGCriterion(FairseqCriterion):
         self.orthogonality_weight = cfg.orthogonality_weight
         self.value_losses = self._value_losses(cfg)
         self.aux_loss_weights = _json_weights(cfg.aux_loss_weights)
+        #: Losses that the model declares, with their default weights; None for a model that declares none.
+        self.declared: dict[str, float] | None = None
+        #: Whether the model was seen: the tasks of this plugin show it, others do not until the first batch.
+        self.knows_model = False
+        if getattr(task, "emitted_losses", None) is not None:
+            self._learn_losses(task.emitted_losses)
 
     @classmethod
     def build_criterion(cls, cfg, task) -> "SGCriterion":
@@ -109,6 +118,28 @@ class SGCriterion(FairseqCriterion):
                 raise UsageError(f"--orthogonality-roles has {role!r}: choose from {', '.join(ROLES)}")
         return {role: OrthogonalityLoss(f"orthogonality_{role}") for role in roles} if cfg.orthogonality_weight else {}
 
+    def _learn_losses(self, declared: dict[str, float] | None) -> None:
+        """Checks ``--aux-loss-weights`` against the losses that a model declares, and logs the weights, once."""
+        self.declared, self.knows_model = declared, True
+        if declared is not None:
+            self._check_names(declared)
+        if declared:
+            weights = ", ".join(f"{name} {self._weight(name):g}" for name in sorted(declared))
+            logger.info("weights of the model's own losses (--aux-loss-weights): %s", weights)
+
+    def _weight(self, name: str) -> float:
+        """The weight of a loss of the model's: the user's, its mechanism's default, or 1."""
+        return self.aux_loss_weights.get(name, (self.declared or {}).get(name, 1.0))
+
+    def _check_names(self, emitted: Iterable[str]) -> None:
+        """Raises UsageError for a weight of a loss that is not among those that the model emits."""
+        unknown = sorted(set(self.aux_loss_weights) - set(emitted))
+        if unknown:
+            raise UsageError(
+                f"--aux-loss-weights names {', '.join(unknown)}, which is none of the other losses that the model "
+                f"emits ({', '.join(sorted(emitted)) or 'it emits none'}); orthogonality has --orthogonality-weight"
+            )
+
     def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
         """The task's loss on a batch, label smoothing included."""
         raise NotImplementedError
@@ -117,6 +148,8 @@ class SGCriterion(FairseqCriterion):
         """Loss (summed over predictions, so that fairseq's division by the sample size gives the mean), sample size,
         logs.
         """
+        if not self.knows_model:
+            self._learn_losses(emitted_losses(model))
         logits, extra = self._outputs(model, sample["net_input"])
         loss, nll, right, predictions, tokens_right = self.score(logits, sample)
         sentences = right.size(0)
@@ -161,24 +194,21 @@ class SGCriterion(FairseqCriterion):
             ) from error
 
     def _auxiliary(self, emitted: AuxLosses, training: bool):
-        """name -> (weight, value over the applications). Raises UsageError for a weight of a loss that a model in
-        training does not emit; in evaluation many losses, such as those of mixtures of experts, are not computed.
+        """name -> (weight, value over the applications).
+
+        Raises UsageError for a weight of a loss that a model without declared losses does not emit in training. In
+        evaluation many losses, such as those of mixtures of experts, are not computed.
         """
         orthogonality = {loss.name for loss in self.value_losses.values()}
         others = set(emitted) - orthogonality
-        unknown = set(self.aux_loss_weights) - others
-        if unknown and training:
-            raise UsageError(
-                f"--aux-loss-weights names {', '.join(sorted(unknown))}, which is none of the other losses that the "
-                f"model emits"
-                f" ({', '.join(sorted(others)) or 'it emits none'}); orthogonality has --orthogonality-weight"
-            )
+        if self.declared is None and training:
+            self._check_names(others)
         result = {}
         for name, values in emitted.items():
             if name in orthogonality:
                 weight = self.orthogonality_weight
             else:
-                weight = self.aux_loss_weights.get(name, 1.0)
+                weight = self._weight(name)
             result[name] = (weight, torch.stack(values).sum())
         return result
 

@@ -75,7 +75,7 @@ class SGEncoder(FairseqEncoderModel):
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGEncoder":
-        """A model for the task's dictionary and classes. Raises ValueError for a configuration that makes no sense."""
+        """A model for the task's dictionary and classes. Raises UsageError for a configuration that makes no sense."""
         config = resolve(cfg)
         classes = classes_of(task)
         return cls(SGTransformerEncoder(config, task.source_dictionary), classes, config.readout)

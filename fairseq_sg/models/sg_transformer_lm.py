@@ -125,7 +125,7 @@ class SGTransformerLM(FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGTransformerLM":
-        """A model for the task's dictionary. Raises ValueError for a configuration that makes no sense (see
+        """A model for the task's dictionary. Raises UsageError for a configuration that makes no sense (see
         ``resolve``).
         """
         if isinstance(task, TranslationTask):

@@ -22,7 +22,7 @@ register_qk_norm = QK_NORM_REGISTRY.register
 
 
 def build_qk_norm(name: str, dim: int) -> nn.Module:
-    """A normalization over the last dimension, ``(…, dim) -> (…, dim)``. Raises ValueError for an unknown name."""
+    """A normalization over the last dimension, ``(…, dim) -> (…, dim)``. Raises UsageError for an unknown name."""
     return QK_NORM_REGISTRY.find(name)(dim)
 
 

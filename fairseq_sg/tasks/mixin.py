@@ -21,6 +21,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
 from fairseq_sg.models.config import drop_removed
 from fairseq_sg.modules.feedforward.workers import left_out_of_sums
+from fairseq_sg.registry import emitted_losses
 from fairseq_sg.tasks.breakdown import read_manifest
 
 logger = logging.getLogger(__name__)
@@ -46,9 +47,14 @@ class SGTask:
 
     # The configurations of old checkpoints.
 
+    #: The losses that the model emits, with their default weights; None where nothing is known of them.
+    emitted_losses: dict[str, float] | None = None
+
     def build_model(self, cfg, from_checkpoint: bool = False):
         """A model. Raises UsageError for a removed option that the checkpoint's model was trained with."""
-        return super().build_model(without_removed("model", cfg), from_checkpoint)
+        model = super().build_model(without_removed("model", cfg), from_checkpoint)
+        self.emitted_losses = emitted_losses(model)
+        return model
 
     def build_criterion(self, cfg, from_checkpoint: bool = False):
         """A criterion. Raises UsageError for a removed option that the checkpoint's model was trained with."""

@@ -51,7 +51,7 @@ MISTAKES = {
     "numbers": (["--lr", "(("], "--lr is '((': choose numbers, such as 1 or 1,2"),
     "of-another-arch": (
         ["--arch", "transformer", "--qk-norm", "l2"],
-        "--qk-norm has no effect here: it is an option of --arch sg_transformer, sg_encoder, sg_transformer_lm",
+        "--qk-norm has no effect here: it is an option of --arch sg_encoder, sg_transformer, sg_transformer_lm",
     ),
     "of-another-task": (
         ["--memory-length", "4"],
@@ -260,7 +260,8 @@ def test_the_options_command_with_an_option(name):
 
 
 def test_the_options_command_with_names_that_have_none():
-    assert listed("elu")[2] == "feature map elu, exp, hedgehog, rebased, relu, squared, taylor: no options of their own\n"
+    names = "elu, exp, hedgehog, rebased, relu, squared, taylor"
+    assert listed("elu")[2] == f"feature map {names}: no options of their own\n"
     code, _, printed = listed("lineer")
     assert code == 2
     assert printed == "error: 'lineer' is no name of an option, or of what has options: did you mean linear?\n"

@@ -16,6 +16,7 @@ from fairseq import criterions, options
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
+from torch import nn
 
 import fairseq_sg  # noqa: F401
 from fairseq_sg import ranges
@@ -23,6 +24,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
 from fairseq_sg.models.config import REMOVED, as_dataclass, join_options, refuse_unused_options
 from fairseq_sg.models.sg_transformer import Config, resolve
+from fairseq_sg.modules.depth import SharedACT
 from fairseq_sg.registry import Registry
 from fairseq_sg.tasks.mixin import SGTask
 
@@ -253,6 +255,15 @@ def test_old_checkpoints_bring_their_criterion():
     assert Task().build_criterion(cfg).label_smoothing == 0.2
     with pytest.raises(UsageError, match="--orthogonality-padding is include .* the orthogonality loss leaves out pad"):
         Task().build_criterion(old_criterion(orthogonality_padding="include"))
+
+
+def test_a_task_keeps_the_losses_that_its_model_emits(monkeypatch):
+    """The criterion is built after the model, and checks --aux-loss-weights against them."""
+    stack = SharedACT(lambda step: nn.Identity(), 2, 4)
+    monkeypatch.setattr(FairseqTask, "build_model", lambda self, cfg, from_checkpoint: stack)
+    task = Task()
+    assert task.emitted_losses is None and task.build_model(Namespace()) is stack
+    assert task.emitted_losses == {"ponder": 0.03}
 
 
 def test_old_checkpoints_bring_their_model():

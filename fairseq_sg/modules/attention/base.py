@@ -77,7 +77,7 @@ class Attention(Mechanism, nn.Module):
         attention_init, attention_bias: see :class:`AttentionOptions`.
 
     Raises:
-        ValueError: for a role the kind cannot serve, heads that do not divide the width, or a wrong option.
+        UsageError: for a role the kind cannot serve, heads that do not divide the width, or a wrong option.
     """
 
     #: The roles the kind can serve.

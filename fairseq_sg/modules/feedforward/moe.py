@@ -181,6 +181,11 @@ class MixtureOfExperts(FeedForward):
             # Elements of d_model-vectors of norm `scale` have the standard deviation scale/√d_model.
             self.w3.copy_(scale * F.normalize(self.w3, dim=1))
 
+    @property
+    def emitted_losses(self) -> dict[str, float]:
+        """The load balancing loss, which is returned multiplied by γ; none where γ is 0."""
+        return {self.loss_name: 1.0} if self.regularization_weight else {}
+
     def rescale_output(self, gain: float) -> None:
         with torch.no_grad():
             self.w2.mul_(gain)
