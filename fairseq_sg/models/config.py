@@ -85,8 +85,8 @@ def options_by_mechanism(registries: Iterable[Registry]) -> Iterator[tuple[str, 
 def join_options(own: type, registries: Iterable[Registry], architectures: Mapping[str, Mapping[str, Any]]) -> type:
     """A FairseqDataclass with the fields of ``own`` and of all mechanisms.
 
-    A field that some architecture sets is None in it until ``as_dataclass`` puts the declared default: under hydra an
-    architecture could not tell a default from a value of the user's.
+    A field that some architecture sets is None until ``as_dataclass`` fills in the declared default: under hydra, an
+    architecture cannot tell a default from a value that the user gave.
 
     Raises:
         TypeError: two mechanisms declare an option of the same name with different types or defaults.
@@ -118,10 +118,10 @@ def join_options(own: type, registries: Iterable[Registry], architectures: Mappi
 
 
 class Configuration:
-    """The configuration class of a model, kept up to date with the registries: a mechanism that a user's own module
-    registers has its options on the command line too, and in checkpoints.
+    """The configuration class of a model, updated at each registration.
 
-    Args: those of :func:`join_options`.
+    So a mechanism that a user's own module registers has its options on the command line, under hydra and in
+    checkpoints too. Args: those of :func:`join_options`.
     """
 
     def __init__(self, own: type, registries: Sequence[Registry], architectures: Mapping[str, Mapping[str, Any]]):
@@ -129,11 +129,11 @@ class Configuration:
         self.dataclass = join_options(own, registries, architectures)
 
     def follow(self, model: type, name: str) -> None:
-        """From now on, tells fairseq of every new option of the registered ``model``."""
+        """Updates what fairseq knows of the options of the registered ``model`` at every later registration."""
 
         def refresh() -> None:
             self.dataclass = join_options(self.own, self.registries, self.architectures)
-            # The three places in which fairseq.models.register_model keeps the dataclass.
+            # fairseq.models.register_model keeps the dataclass in three places; it has no function to replace it.
             setattr(model, "__dataclass", self.dataclass)
             MODEL_DATACLASS_REGISTRY[name] = self.dataclass
             node = self.dataclass()
@@ -149,7 +149,7 @@ class Configuration:
 
 
 def _optional(kind: Any) -> Any:
-    """``kind | None`` in the only form that fairseq's parser reads, for ``int | None`` as for ``int``."""
+    """``kind | None`` as ``Optional[kind]``, the only form that fairseq's parser reads."""
     return Optional[kind]  # noqa: UP045
 
 

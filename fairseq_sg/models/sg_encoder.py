@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, preset
-from fairseq_sg.models.checks import MECHANISMS, complete
+from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.encoder import SGTransformerEncoder
 from fairseq_sg.models.options import EncoderConfig, ShellConfig
@@ -41,7 +41,7 @@ configuration = Configuration(SGEncoderConfig, MECHANISMS, ENCODER_ARCHITECTURES
 
 def resolve(cfg):
     """A checked configuration with every default filled in. Raises UsageError for one that makes no sense."""
-    config = complete(configuration.read(cfg))
+    config = check_and_fill(configuration.read(cfg))
     if config.readout not in READOUTS:
         raise UsageError(f"--readout is {config.readout!r}: choose from {', '.join(READOUTS)}")
     return config

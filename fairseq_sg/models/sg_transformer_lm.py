@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LM_ARCHITECTURES, preset
-from fairseq_sg.models.checks import MECHANISMS, complete
+from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.decoder import Memory, SGTransformerDecoder, uniform_of_linear_
 from fairseq_sg.models.options import CausalConfig, ShellConfig
@@ -72,7 +72,7 @@ configuration = Configuration(SGTransformerLMConfig, MECHANISMS, LM_ARCHITECTURE
 
 def resolve(cfg) -> Any:
     """A checked configuration with every default filled in. Raises UsageError for one that makes no sense."""
-    config = complete(configuration.read(cfg))
+    config = check_and_fill(configuration.read(cfg))
     if config.linear_init not in LINEAR_INITS:
         raise UsageError(f"--linear-init is {config.linear_init!r}: choose from {', '.join(LINEAR_INITS)}")
     for option in ("attention_init", "ffn_init") if config.linear_init == "depth" else ():

@@ -9,24 +9,26 @@ normalization is a module of its own for Queries and for Keys, shared by the hea
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_sg.ops.features import normalized
-from fairseq_sg.registry import Registry
+from fairseq_sg.registry import Mechanism, Registry
 
 QK_NORM_REGISTRY = Registry("query/key normalization", "--qk-norm")
 register_qk_norm = QK_NORM_REGISTRY.register
 
 
-def build_qk_norm(name: str, dim: int) -> nn.Module:
+def build_qk_norm(name: str, dim: int, **options: Any) -> nn.Module:
     """A normalization over the last dimension, ``(…, dim) -> (…, dim)``. Raises UsageError for an unknown name."""
-    return QK_NORM_REGISTRY.find(name)(dim)
+    return QK_NORM_REGISTRY.find(name)(dim, **options)
 
 
-class _Normalization(nn.Module):
+class QKNormalization(Mechanism, nn.Module):
+    """Base class: ``forward`` maps features (…, dim) to normalized ones; ε is ``eps``."""
+
     #: Its name in ``fairseq_sg.ops.features``, if the operator can apply it itself; empty where there is nothing to
     #: apply.
     in_operator: ClassVar[str | None] = None
@@ -41,7 +43,7 @@ class _Normalization(nn.Module):
 
 
 @register_qk_norm("none")
-class NoNormalization(_Normalization):
+class NoNormalization(QKNormalization):
     """x: the linear attention of Katharopoulos et al. 2020."""
 
     in_operator = ""
@@ -51,7 +53,7 @@ class NoNormalization(_Normalization):
 
 
 @register_qk_norm("l1")
-class L1Normalization(_Normalization):
+class L1Normalization(QKNormalization):
     """x / (‖x‖₁ + ε)."""
 
     in_operator = "l1"
@@ -61,7 +63,7 @@ class L1Normalization(_Normalization):
 
 
 @register_qk_norm("l2")
-class L2Normalization(_Normalization):
+class L2Normalization(QKNormalization):
     """x / (‖x‖₂ + ε)."""
 
     in_operator = "l2"
@@ -71,7 +73,7 @@ class L2Normalization(_Normalization):
 
 
 @register_qk_norm("rms")
-class RMSNormalization(_Normalization):
+class RMSNormalization(QKNormalization):
     """x / (RMS(x) + ε) ⊙ γ, RMS(x) = √(mean x²), ε outside the root as the paper writes it; γ starts at 1."""
 
     in_operator = "rms"

@@ -16,10 +16,8 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
-from fairseq_sg.command_line import dataclasses_of
 from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
-from fairseq_sg.models.config import drop_removed
 from fairseq_sg.modules.feedforward.workers import left_out_of_sums
 from fairseq_sg.registry import emitted_losses
 from fairseq_sg.tasks.breakdown import read_manifest
@@ -249,6 +247,9 @@ class SGTask:
 
 def without_removed(group: str, cfg):
     """The configuration of a ``model`` or ``criterion`` (``group``) after ``drop_removed``."""
+    from fairseq_sg.command_line import dataclasses_of
+    from fairseq_sg.models.config import drop_removed
+
     choice = getattr(cfg, "_name", None) or getattr(cfg, "arch" if group == "model" else group, None)
     declared = dataclasses_of(group).get(choice)
     return cfg if declared is None else drop_removed(cfg, declared)

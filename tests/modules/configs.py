@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 
@@ -18,6 +19,7 @@ def config_of(dim: int, heads: int, **options) -> SimpleNamespace:
     for registry in (
         ATTENTION_REGISTRY,
         FEATURE_MAP_REGISTRY,
+        QK_NORM_REGISTRY,
         POSITION_REGISTRY,
         FEEDFORWARD_REGISTRY,
         UPDATE_REGISTRY,

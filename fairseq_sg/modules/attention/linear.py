@@ -23,11 +23,10 @@ from fairseq_sg.modules.attention.base import Attention, AttentionOptions, State
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
 from fairseq_sg.modules.feature_maps.base import accurate
-from fairseq_sg.modules.normalization import NoNormalization, build_qk_norm
+from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, NoNormalization, build_qk_norm
 from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import autocast_disabled
-from fairseq_sg.registry import option_values
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +64,7 @@ class LinearAttention(Attention):
         feature_map: name in ``FEATURE_MAP_REGISTRY``. feature_map_options: its keyword arguments.
         feature_dim: ``head``, ``sqrt`` or a number, see :class:`LinearOptions`.
         qk_norm: name in ``QK_NORM_REGISTRY``; Queries and Keys have a module each, shared by the heads.
+        qk_norm_options: its keyword arguments.
         linear_attention_eps: ε of the denominator.
         position: makes a module with ``rotate``, for a width and a number of heads (``modules.position``).
     """
@@ -82,6 +82,7 @@ class LinearAttention(Attention):
         feature_map_options: dict[str, Any] | None = None,
         feature_dim: str = "head",
         qk_norm: str = "none",
+        qk_norm_options: dict[str, Any] | None = None,
         linear_attention_eps: float = 1e-6,
         position: MakePosition | None = None,
         head_dim: int | None = None,
@@ -92,20 +93,22 @@ class LinearAttention(Attention):
         _advise(feature_map, feature_dim, width)
         self.feature_map = build_feature_map(feature_map, self.qk_head_dim, **(feature_map_options or {}))
         features = self.feature_map.features
-        self.q_norm = build_qk_norm(qk_norm, features)
-        self.k_norm = build_qk_norm(qk_norm, features)
+        self.q_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
+        self.k_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
         self.eps = linear_attention_eps
         ranges.check(LinearOptions, {"linear_attention_eps": linear_attention_eps})
         self.position = None if position is None else position(features, num_heads)
 
     @classmethod
     def keyword_arguments(cls, config: Any) -> dict[str, Any]:
-        feature_map = FEATURE_MAP_REGISTRY.find(config.feature_map)
-        return super().keyword_arguments(config) | {"feature_map_options": option_values(feature_map.options, config)}
+        return super().keyword_arguments(config) | {
+            "feature_map_options": FEATURE_MAP_REGISTRY.find(config.feature_map).keyword_arguments(config),
+            "qk_norm_options": QK_NORM_REGISTRY.find(config.qk_norm).keyword_arguments(config),
+        }
 
     @classmethod
     def option_classes(cls, config: Any) -> set[type]:
-        return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map)}
+        return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map), QK_NORM_REGISTRY.find(config.qk_norm)}
 
     def _queries(self, q: Tensor, positions: Tensor | None) -> Tensor:
         return self.q_norm(self.feature_map.queries(q, positions))
