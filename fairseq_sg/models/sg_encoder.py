@@ -3,9 +3,8 @@ chapters 5 and 6).
 
     begin symbol, words, end symbol  ->  encoder  ->  one column h  ->  W h + b
 
-The encoder is that of ``sg_transformer``, with the same mechanisms as options. ``--readout`` says which column the
-class is
-read from: that of the begin symbol (``first``) or of the end symbol (``last``), wherever padding puts them.
+The encoder is that of ``sg_transformer``, with the same mechanisms as options. ``--readout`` chooses the column h: that
+of the begin symbol (``first``) or of the end symbol (``last``), wherever padding puts them.
 """
 
 from collections.abc import Mapping
@@ -48,7 +47,7 @@ def resolve(cfg):
 
 
 def classes_of(task) -> int:
-    """How many classes a task has. Raises UsageError for a task that does not classify."""
+    """The number of a task's classes. Raises UsageError for a task that does not classify."""
     if not hasattr(task, "num_classes"):
         raise UsageError("this --arch is a classifier: choose --task sg_classification")
     return task.num_classes

@@ -1,20 +1,18 @@
-"""``sg_transformer_lm``: a language model, the decoder of ``sg_transformer`` by itself, with a memory of earlier
-segments.
+"""``sg_transformer_lm``: a language model, the decoder of ``sg_transformer`` with a memory of earlier segments.
 
-A stream of text comes in segments of N tokens. Transformer-XL (Dai et al. 2019, section 3.2) keeps what the layers of
-the last M positions had as input, h_{n−1}; SG is what no gradient goes into:
+A stream of text comes in segments of N tokens. Transformer-XL (Dai et al. 2019, section 3.2) keeps the inputs h_{n−1}
+of each layer at the last M positions. SG stops the gradient:
 
     h̃_n = [SG(memory_n); h_n]          queries of h_n, keys and values of h̃_n
 
-Here ``memory_n`` is the input of layer n, before its layer norm. It goes through the layer norm and the projections of
-keys and values as they are now, so these get gradients through it, and what was computed in earlier segments gets
-none. The memory is an argument and a return value of ``forward``; ``--task sg_language_modeling`` carries it from
-batch to batch.
+Here ``memory_n`` is the input of layer n, before its layer norm. The current layer norm and projections of keys and
+values are applied to it, and get gradients through it; earlier segments get none. The memory is an argument and a
+return value of ``forward``. ``--task sg_language_modeling`` carries it from batch to batch.
 
-The language models of Csordás 2023, chapter 7, are pre-norm, with an output matrix of their own, dropout after the
-embedding and before the output, relative attention (``--decoder-attention relative --attention-scale learned
---attention-dropout 0``), and the initialization ``--linear-init depth``; ``--arch sg_transformer_lm_wt_s`` and the
-like have their sizes, norm and initialization.
+The language models of Csordás 2023, chapter 7, are pre-norm, with an output matrix that is not the embedding table, and
+dropout after the embedding and before the output. Their attention is relative (``--decoder-attention relative
+--attention-scale learned --attention-dropout 0``), their initialization ``--linear-init depth``. ``--arch
+sg_transformer_lm_wt_s`` and the like have their sizes, norm and initialization.
 """
 
 import math
@@ -26,6 +24,7 @@ from fairseq.models import FairseqLanguageModel, register_model, register_model_
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LM_ARCHITECTURES, preset
 from fairseq_sg.models.checks import MECHANISMS, check_and_fill
@@ -64,7 +63,7 @@ class SGTransformerLMConfig(ShellConfig, CausalConfig):
     )
 
 
-#: The projections of an attention, as far as a kind has them.
+#: The projections of an attention; a kind may lack some.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "pos_proj")
 
 configuration = Configuration(SGTransformerLMConfig, MECHANISMS, LM_ARCHITECTURES)
@@ -77,10 +76,9 @@ def resolve(cfg) -> Any:
         raise UsageError(f"--linear-init is {config.linear_init!r}: choose from {', '.join(LINEAR_INITS)}")
     for option in ("attention_init", "ffn_init") if config.linear_init == "depth" else ():
         if getattr(config, option) != "reference":
-            flag = "--" + option.replace("_", "-")
             raise UsageError(
-                f"{flag} {getattr(config, option)} has no effect with --linear-init depth: choose --linear-init "
-                "mechanism"
+                f"{ranges.flag(option)} {getattr(config, option)} has no effect with --linear-init depth: choose "
+                "--linear-init mechanism"
             )
     if config.linear_init == "depth":
         config.ffn_init = "scaled"
@@ -102,10 +100,9 @@ class SGLanguageDecoder(SGTransformerDecoder):
 
     def _scale_attentions(self, layers: int) -> None:
         attentions = [module for module in self.stack.modules() if isinstance(module, Attention)]
-        # The projections of an attention itself; a feature map, a gate or a retrieval in it starts as its method says.
-        parts = (getattr(attention, name, None) for attention in attentions for name in PROJECTIONS)
-        linears = [part for part in parts if isinstance(part, nn.Linear)]
-        for linear in linears:
+        # The projections alone: a feature map, a gate or a retrieval in an attention keeps the start of its method.
+        projections = (getattr(attention, name, None) for attention in attentions for name in PROJECTIONS)
+        for linear in (module for module in projections if isinstance(module, nn.Linear)):
             std = math.sqrt(2 / (layers * linear.in_features)) / CUT_OFF_STD
             nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
             if linear.bias is not None:

@@ -264,7 +264,7 @@ def test_the_options_command_with_names_that_have_none():
     assert listed("elu")[2] == f"feature map {names}: no options of their own\n"
     code, _, printed = listed("lineer")
     assert code == 2
-    assert printed == "error: 'lineer' is no name of an option, or of what has options: did you mean linear?\n"
+    assert printed == "error: 'lineer' is no name of an option or of an owner of options: did you mean linear?\n"
 
 
 def test_a_width_that_the_documentation_advises_against(caplog):
