@@ -188,12 +188,16 @@ def _print_help(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> 
 
 def _unknown(parser: argparse.ArgumentParser, words: list[str]) -> Iterator[str]:
     """Why each of some words is no option of this command."""
+    from fairseq_sg.models.config import removed
+
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]
     if not flags:
         yield f"{words[0]!r} belongs to no option"
     for flag in flags:
         owners = _owners(flag)
-        if not owners:
+        if not owners and (message := removed(flag.removeprefix("--").replace("-", "_"))):
+            yield message
+        elif not owners:
             yield f"there is no option {flag}: {nearest(flag, parser._option_string_actions)}"
         elif _trains(parser) or owners.startswith("fairseq-"):
             yield f"{flag} has no effect here: it is an option of {owners}"

@@ -1,7 +1,7 @@
-"""``python -m fairseq_sg.options [NAME]``: the options of this plugin, grouped by what has them, then fairseq's own.
+"""``python -m fairseq_sg.options [NAME]``: the options of this plugin, grouped by owner, then fairseq's own.
 
-NAME is that of a mechanism (``linear``), an architecture, a criterion, a task, an optimizer, or an option
-(``--qk-norm`` or ``qk_norm``): then only what belongs to it.
+With NAME, only the options of that mechanism (``linear``), architecture, criterion, task or optimizer, or the option of
+that name (``--qk-norm`` or ``qk_norm``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fairseq_sg import ranges
 
 @dataclass
 class Section:
-    """Options that go together: ``names`` are those of whatever has them."""
+    """Options that go together; ``names`` are the names of their owners."""
 
     title: str
     names: set[str]
@@ -26,10 +26,10 @@ class Section:
 
 def plugin_sections() -> list[Section]:
     """Sizes and roles, each mechanism, criteria, tasks, optimizers."""
-    return [*_of_models(), *_of_mechanisms(), *_registered()]
+    return [*_model_sections(), *_mechanism_sections(), *_registered_sections()]
 
 
-def _of_models() -> Iterator[Section]:
+def _model_sections() -> Iterator[Section]:
     from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
     from fairseq_sg.models import sg_encoder, sg_lstm, sg_transformer, sg_transformer_lm
@@ -38,30 +38,30 @@ def _of_models() -> Iterator[Section]:
     names = {model: {model, *ARCH_MODEL_INV_REGISTRY[model]} for model in models}
     owned = [(model, module.configuration.own) for model, module in models.items()]
     for declared, takers, options in _by_declaration(owned):
-        what = (declared.__doc__ or "").splitlines()[0].partition(";")[0].rstrip(".").replace("``", "")
-        title = f"sizes and roles: {', '.join(takers)} — {what}"
+        summary = (declared.__doc__ or "").splitlines()[0].partition(";")[0].rstrip(".").replace("``", "")
+        title = f"sizes and roles: {', '.join(takers)} — {summary}"
         yield Section(title, set().union(*(names[taker] for taker in takers)), options)
 
 
-def _of_mechanisms() -> Iterator[Section]:
+def _mechanism_sections() -> Iterator[Section]:
     from fairseq_sg.models.checks import MECHANISMS
 
     kinds = {(registry.kind, name): cls for registry in MECHANISMS for name, cls in registry.items()}
     owned = [(mechanism, cls.options) for mechanism, cls in kinds.items() if cls.options is not None]
     for _, takers, options in _by_declaration(owned):
-        parts = []
+        titles = []
         for kind in dict.fromkeys(kind for kind, _ in takers):
             names = [name for k, name in takers if k == kind]
             everything = len(names) > 1 and len(names) == sum(k == kind for k, _ in kinds)
-            parts.append(f"{kind} {'of every kind' if everything else ', '.join(names)}")
-        yield Section("; ".join(parts), {name for _, name in takers}, options)
+            titles.append(f"{kind} {'of every kind' if everything else ', '.join(names)}")
+        yield Section("; ".join(titles), {name for _, name in takers}, options)
     for kind in dict.fromkeys(kind for kind, _ in kinds):
         names = [name for (k, name), cls in kinds.items() if k == kind and cls.options is None]
         if names:
             yield Section(f"{kind} {', '.join(names)}: no options of their own", set(names))
 
 
-def _registered() -> Iterator[Section]:
+def _registered_sections() -> Iterator[Section]:
     from fairseq.registry import REGISTRIES
     from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
@@ -89,7 +89,7 @@ def fairseq_sections() -> Iterator[Section]:
 
 
 def _by_declaration(owned: Iterable[tuple[Any, type]]) -> list[tuple[type, list[Any], dict[str, Field]]]:
-    """(class that declares some options, who has them, the options) of (who, class of options): each option once."""
+    """(owner, class of options) pairs -> (class that declares options, its owners, the options), each option once."""
     takers: dict[type, list[Any]] = {}
     for who, options in owned:
         for cls in reversed(options.__mro__):
@@ -108,11 +108,10 @@ def _shown(declared: Iterable[Field]) -> dict[str, Field]:
 
 
 def choices(option: str) -> list[str]:
-    """The mechanisms that an option chooses from; none where it does not choose a mechanism."""
+    """The mechanisms that an option chooses from; [] for an option that does not choose a mechanism."""
     from fairseq_sg.models.checks import MECHANISMS
-    from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 
-    registries = [r for r in (*MECHANISMS, QK_NORM_REGISTRY) if ranges.flag(option) in r.option.split(", ")]
+    registries = [r for r in MECHANISMS if ranges.flag(option) in r.option.split(", ")]
     return sorted(name for registry in registries for name in registry)
 
 
@@ -125,7 +124,7 @@ def sizes_of(architecture: str | None) -> dict[str, Any]:
 
 
 def described(section: Section, architecture: str | None = None) -> str:
-    """A section as text: each option with its choices, its range and its default, which an architecture may set."""
+    """A section as text: each option with its choices, its range, and its default in the architecture."""
     sizes = sizes_of(architecture)
     lines = [section.title]
     for name, f in section.options.items():
@@ -145,7 +144,7 @@ def described(section: Section, architecture: str | None = None) -> str:
 
 
 def sections_of(name: str, sections: Iterable[Section]) -> list[Section]:
-    """What belongs to a name: whole sections, or the option alone."""
+    """The sections of an owner, or the option of that name alone."""
     option = name.removeprefix("--").replace("-", "_")
     found = []
     for section in sections:
@@ -157,7 +156,7 @@ def sections_of(name: str, sections: Iterable[Section]) -> list[Section]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the options; 2 for a name that nothing has."""
+    """Prints the options. Returns the exit status: 2 for an unknown name."""
     import fairseq_sg  # noqa: F401
     from fairseq_sg.command_line import nearest
 
@@ -169,7 +168,7 @@ def main(arguments: list[str]) -> int:
     if not chosen:
         known = set().union(*(section.names | set(map(ranges.flag, section.options)) for section in sections))
         meant = nearest(arguments[0], known)
-        print(f"error: {arguments[0]!r} is no name of an option, or of what has options: {meant}", file=sys.stderr)
+        print(f"error: {arguments[0]!r} is no name of an option or of an owner of options: {meant}", file=sys.stderr)
         return 2
     architecture = arguments[0] if arguments else None
     print("\n".join(described(section, architecture) for section in chosen), end="")

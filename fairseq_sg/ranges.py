@@ -2,8 +2,8 @@
 
     dropout: float = field(default=0.1, metadata={"help": "…", "least": 0, "most": 1})
 
-``least`` and ``most`` belong to the range, ``above`` and ``below`` do not. A list, and text such as JSON, has the range
-of the numbers in it. NaN is outside every range, and infinity outside every declared one.
+``least`` and ``most`` belong to the range, ``above`` and ``below`` do not. In a list, and in text such as JSON, every
+number is checked. NaN is outside every range, and infinity outside every declared one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check(options: type, values: Mapping[str, Any]) -> None:
 
 
 def check_value(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    """Raises UsageError for an option's value outside the range in ``limits``, whose other keys do not matter."""
+    """Raises UsageError for an option's value outside the range in ``limits``; other keys of it are ignored."""
     declared = {key: limits[key] for key in _INSIDE if key in limits}
     for number in _numbers(value, of_text=bool(declared)):
         inside = math.isfinite(number) if declared else not math.isnan(number)
@@ -38,7 +38,7 @@ def check_value(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 
 def flag(name: str) -> str:
-    """The option as the command line has it: ``qk_norm`` -> ``--qk-norm``."""
+    """The option on the command line: ``qk_norm`` -> ``--qk-norm``."""
     return "--" + name.replace("_", "-")
 
 
@@ -54,7 +54,7 @@ def wording(limits: Mapping[str, Any]) -> str:
 
 
 def _numbers(value: Any, of_text: bool) -> Iterator[float]:
-    """The numbers in a value; text that is neither JSON nor a literal of Python has none."""
+    """The numbers in a value; none in text that is neither JSON nor a Python literal."""
     if isinstance(value, str):
         parsed = _parsed(value) if of_text else None
         if not isinstance(parsed, str):
@@ -62,8 +62,8 @@ def _numbers(value: Any, of_text: bool) -> Iterator[float]:
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield value
     elif isinstance(value, (Mapping, Sequence)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _numbers(part, of_text)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(item, of_text)
 
 
 def _parsed(text: str) -> Any:

@@ -1,15 +1,15 @@
 """Registries of mechanisms: a name, a class, and the class's own options.
 
 fairseq has registries for tasks, models and criteria, none for attentions, feedforward layers or feature maps. These
-work
-the same way: a decorator registers, a duplicate is refused, an unknown name is answered with the list of known ones.
+work the same way: a decorator registers a class, a duplicate is refused, an unknown name is answered with the list of
+known ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fairseq_sg.errors import UsageError
 
@@ -20,11 +20,32 @@ class UnknownName(UsageError):
     """A name that no mechanism is registered under."""
 
 
+class Mechanism:
+    """What every registered class has; the base class of a kind inherits it beside ``nn.Module``."""
+
+    registered_name: ClassVar[str]
+    #: Dataclass of options: its fields are command-line options and keyword arguments of the class. None: no options.
+    #: A subclass without a declaration of its own has the options of its base class.
+    options: ClassVar[type | None] = None
+    #: Losses that the class returns in training: name -> weight in the criterion unless ``--aux-loss-weights`` has one.
+    emitted_losses: ClassVar[Mapping[str, float]] = {}
+
+    @classmethod
+    def keyword_arguments(cls, config: Any) -> dict[str, Any]:
+        """The keyword arguments that ``config`` (an attribute for each option) gives the class: its options."""
+        return option_values(cls.options, config)
+
+    @classmethod
+    def option_classes(cls, config: Any) -> set[type]:
+        """The classes whose options are in use: this class, and mechanisms that its options choose."""
+        return {cls}
+
+
 class Registry(dict[str, type]):
     """Mechanisms of one kind by name.
 
     Args:
-        kind: what is registered, as error messages call it (``"attention"``).
+        kind: the name of the kind in error messages (``"attention"``).
         option: the command-line option that chooses among them, for error messages (``"--encoder-attention"``).
     """
 
@@ -32,8 +53,7 @@ class Registry(dict[str, type]):
         super().__init__()
         self.kind = kind
         self.option = option
-        #: Called after each registration: whoever shows the mechanisms' options hears of those that a user's module
-        #: adds.
+        #: Called after each registration, so that the options of a user's own mechanism are shown too.
         self.watchers: list[Callable[[], None]] = []
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -58,9 +78,25 @@ class Registry(dict[str, type]):
             raise UnknownName(f"unknown {self.kind} {name!r} ({self.option}): choose from {', '.join(sorted(self))}")
         return self[name]
 
+    def build(self, name: str, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """An instance of the :class:`Mechanism` ``name``: ``args`` and ``kwargs``, and its options from ``config``.
+
+        Raises :class:`UnknownName`, or UsageError for a wrong option.
+        """
+        cls = self.find(name)
+        return cls(*args, **cls.keyword_arguments(config), **kwargs)
+
 
 def option_values(options: type | None, config: Any) -> dict[str, Any]:
-    """The values that a configuration has for the fields of a mechanism's dataclass of ``options``, None being no
-    options.
-    """
+    """The values that ``config`` has for the fields of a dataclass of options; {} for None."""
     return {} if options is None else {f.name: getattr(config, f.name) for f in fields(options)}
+
+
+def emitted_losses(model: Any) -> dict[str, float] | None:
+    """The losses that the mechanisms in ``model`` return in training, by name, each with its default weight.
+
+    None for a model without mechanisms, of which nothing is known.
+    """
+    modules = model.modules() if hasattr(model, "modules") else ()
+    declared = [module.emitted_losses for module in modules if isinstance(module, Mechanism)]
+    return {name: weight for losses in declared for name, weight in losses.items()} if declared else None

@@ -32,7 +32,7 @@ def test_the_attention_of_extending_md(monkeypatch, tmp_path):
         importlib.import_module("mean_attention")
         config = SimpleNamespace(
             encoder_embed_dim=8, encoder_attention_heads=2, mean_scale=2.0,
-            attention_init="reference", attention_bias=False, attention_output_dropout=0.0,
+            attention_init="reference", attention_bias=False,
         )  # fmt: skip
         attention = build_attention("mean", config, "encoder")
         x = torch.randn(3, 2, 8)

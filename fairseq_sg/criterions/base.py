@@ -20,6 +20,7 @@ smoothing's is what it adds to the cross entropy, and may be negative.
 import json
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ROLES
 from fairseq_sg.modules.losses import AuxLosses, Statistic
 from fairseq_sg.ops import orthogonality_loss
+from fairseq_sg.registry import emitted_losses
 from fairseq_sg.tasks.breakdown import log_breakdown, sums_of_logs
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,8 @@ class SGCriterionConfig(FairseqDataclass):
     aux_loss_weights: str = field(
         default="{}",
         metadata={
-            "help": "weights of other losses the model emits, by name, as JSON ('{\"name\": 0.01}'); 1 where not named",
+            "help": "weights of other losses the model emits, by name, as JSON ('{\"name\": 0.01}'); where not named "
+            "0.03 for ponder and 1 for others",
             "least": 0,
         },
     )
@@ -95,6 +98,12 @@ class SGCriterion(FairseqCriterion):
         #: The roles whose Values the orthogonality loss is on.
         self.value_roles = tuple(roles) if cfg.orthogonality_weight else ()
         self.aux_loss_weights = _json_weights(cfg.aux_loss_weights)
+        #: Losses that the model declares, with their default weights; None for a model that declares none.
+        self.declared: dict[str, float] | None = None
+        #: Whether the model was seen: the tasks of this plugin show it, others do not until the first batch.
+        self.knows_model = False
+        if getattr(task, "emitted_losses", None) is not None:
+            self._learn_losses(task.emitted_losses)
 
     @classmethod
     def build_criterion(cls, cfg, task) -> "SGCriterion":
@@ -107,6 +116,28 @@ class SGCriterion(FairseqCriterion):
         )  # fmt: skip
         return cls(cfg, task)
 
+    def _learn_losses(self, declared: dict[str, float] | None) -> None:
+        """Checks ``--aux-loss-weights`` against the losses that a model declares, and logs the weights, once."""
+        self.declared, self.knows_model = declared, True
+        if declared is not None:
+            self._check_names(declared)
+        if declared:
+            weights = ", ".join(f"{name} {self._weight(name):g}" for name in sorted(declared))
+            logger.info("weights of the model's own losses (--aux-loss-weights): %s", weights)
+
+    def _weight(self, name: str) -> float:
+        """The weight of a loss of the model's: the user's, its mechanism's default, or 1."""
+        return self.aux_loss_weights.get(name, (self.declared or {}).get(name, 1.0))
+
+    def _check_names(self, emitted: Iterable[str]) -> None:
+        """Raises UsageError for a weight of a loss that is not among those that the model emits."""
+        unknown = sorted(set(self.aux_loss_weights) - set(emitted))
+        if unknown:
+            raise UsageError(
+                f"--aux-loss-weights names {', '.join(unknown)}, which is none of the other losses that the model "
+                f"emits ({', '.join(sorted(emitted)) or 'it emits none'}); orthogonality has --orthogonality-weight"
+            )
+
     def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
         """The task's loss on a batch, label smoothing included."""
         raise NotImplementedError
@@ -115,6 +146,8 @@ class SGCriterion(FairseqCriterion):
         """Loss (summed over predictions, so that fairseq's division by the sample size gives the mean), sample size,
         logs.
         """
+        if not self.knows_model:
+            self._learn_losses(emitted_losses(model))
         logits, extra = self._outputs(model, sample["net_input"])
         loss, nll, right, predictions, tokens_right = self.score(logits, sample)
         sentences = right.size(0)
@@ -177,17 +210,12 @@ class SGCriterion(FairseqCriterion):
         """name -> (weight, sum over the applications) of the losses that the model emits.
 
         Raises:
-            UsageError: a weight of a loss that a model in training does not emit. In evaluation some losses, such as
-                those of mixtures of experts, are not computed.
+            UsageError: a weight of a loss that a model without declared losses does not emit in training. In
+                evaluation some losses, such as those of mixtures of experts, are not computed.
         """
-        unknown = set(self.aux_loss_weights) - set(emitted)
-        if unknown and training:
-            raise UsageError(
-                f"--aux-loss-weights names {', '.join(sorted(unknown))}, which is none of the other losses that the "
-                f"model emits ({', '.join(sorted(emitted)) or 'it emits none'}); orthogonality has "
-                "--orthogonality-weight"
-            )
-        return {name: (self.aux_loss_weights.get(name, 1.0), torch.stack(v).sum()) for name, v in emitted.items()}
+        if self.declared is None and training:
+            self._check_names(emitted)
+        return {name: (self._weight(name), torch.stack(values).sum()) for name, values in emitted.items()}
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:

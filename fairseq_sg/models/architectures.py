@@ -1,16 +1,19 @@
 """Sizes by name: ``--arch``. Mechanisms are options, sizes are architectures.
 
-Encoder–decoders: Table C.1 of Csordás 2023; the universal CFQ model has sizes of its own. ``sg_transformer`` itself has
-the sizes of Vaswani et al.'s base model.
+Encoder–decoders: Table C.1 of Csordás 2023; the universal CFQ model has other sizes than the standard one.
+``sg_transformer`` itself has the sizes of Vaswani et al.'s base model.
 
-Classifiers: Tables D.3 to D.5 and appendix E.1.2, all with one shared layer. Where the released code that the numbers
-come from differs, the code's: the column that is read out (the text has the last one everywhere), feedforward layers of
-width 512 and 256 for CTL++ (text: 1024 and 512), one LSTM layer for CTL, and bidirectional LSTMs of the width of the
-others, half of it a direction (text: 400 and 1024). ``sg_encoder_…`` are the sizes of the Neural Data Router,
-``…_baseline`` those of the transformers without copy gate.
+Classifiers: Tables D.3 to D.5 and appendix E.1.2, all with one shared layer. ``sg_encoder_…`` are the sizes of the
+Neural Data Router, ``…_baseline`` those of the transformers without copy gate. The sizes are those of the released
+code, which the published numbers come from. It differs from the text in four points:
 
-Language models: Table F.2, pre-norm, with the initialization by depth. The names are the thesis's, the widths of
-feedforward layers those of its dense models; docs/language_models.md has those of its mixtures of experts.
+- the column that is read out (text: the last one everywhere);
+- feedforward layers of width 512 and 256 for CTL++ (text: 1024 and 512);
+- one LSTM layer for CTL;
+- bidirectional LSTMs of the same width as the others, half of it for each direction (text: 400 and 1024).
+
+Language models: Table F.2, pre-norm, with the initialization by depth. Feedforward layers have the widths of the dense
+models; docs/language_models.md has those of the mixtures of experts.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ LM_ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def preset(values: dict[str, Any]):
-    """fairseq's form of an architecture: a function that fills in what the user has not set."""
+    """fairseq's form of an architecture: a function that sets the values that the user has not set."""
 
     def fill(cfg) -> None:
         for name, value in values.items():

@@ -15,7 +15,7 @@ from fairseq_sg.modules.position import POSITION_REGISTRY, attention_position, g
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 from fairseq_sg.ops.dispatch import check_environment
 
-#: The registries whose mechanisms have options of their own.
+#: All registries: the options of their mechanisms are options of the models.
 MECHANISMS = (
     ATTENTION_REGISTRY,
     FEATURE_MAP_REGISTRY,
@@ -26,10 +26,12 @@ MECHANISMS = (
     DEPTH_REGISTRY,
 )
 
-
 SELF_ATTENTIONS = ("encoder_attention", "decoder_attention")
-ATTENTIONS = (*SELF_ATTENTIONS, "cross_attention")
-OTHERS = {
+#: The options that name one mechanism, or one a layer -> the registry that they choose from.
+MECHANISMS_OF_LAYERS = {
+    "encoder_attention": ATTENTION_REGISTRY,
+    "decoder_attention": ATTENTION_REGISTRY,
+    "cross_attention": ATTENTION_REGISTRY,
     "encoder_ffn": FEEDFORWARD_REGISTRY,
     "decoder_ffn": FEEDFORWARD_REGISTRY,
     "encoder_update": UPDATE_REGISTRY,
@@ -38,8 +40,7 @@ OTHERS = {
 
 
 def layer_names(config, option: str) -> list[str]:
-    """The mechanism of every layer that ``option``, such as ``encoder_attention``, names: one name a layer, or one for
-    all.
+    """The mechanism of every layer that ``option``, such as ``encoder_attention``, names: one for all, or one a layer.
 
     Raises UsageError for a list whose length is not the number of layers, or with layers that are shared.
     """
@@ -48,21 +49,23 @@ def layer_names(config, option: str) -> list[str]:
     layers = getattr(config, f"{side}_layers")
     if len(names) == 1:
         return names * max(layers, 1)
-    flag = "--" + option.replace("_", "-")
     if DEPTH_REGISTRY.find(config.depth).shares_layers:
         raise UsageError(
-            f"{flag} names {len(names)} layers, and --depth {config.depth} has one for all steps: name one"
+            f"{ranges.flag(option)} names {len(names)} layers, and --depth {config.depth} has one for all steps: name "
+            "one"
         )
     if len(names) != layers:
-        raise UsageError(f"{flag} names {len(names)} layers, and --{side}-layers is {layers}: name one, or one each")
+        raise UsageError(
+            f"{ranges.flag(option)} names {len(names)} layers, and --{side}-layers is {layers}: name one, or one each"
+        )
     return names
 
 
-def complete(config):
-    """Checks the configuration of a model of the sides that it has options for, and fills in the last defaults.
+def check_and_fill(config):
+    """Checks the configuration of a model and fills in its last defaults; a model may have one side alone.
 
     Raises:
-        ValueError: unknown mechanism, an option without effect, a combination that is not defined; the message names
+        UsageError: unknown mechanism, an option without effect, a combination that is not defined; the message names
             the option.
     """
     try:
@@ -71,14 +74,12 @@ def complete(config):
         raise UsageError(str(error)) from error
     ranges.check(type(config), vars(config))
     compilation.check_mode(config.compile)
-    used = {DEPTH_REGISTRY.find(config.depth)}
-    for option in _of(config, ATTENTIONS):
+    used = DEPTH_REGISTRY.find(config.depth).option_classes(config)
+    for option in _present_options(config, MECHANISMS_OF_LAYERS):
         for name in layer_names(config, option):
-            used |= ATTENTION_REGISTRY.find(name).option_classes(config)
-    for option in _of(config, OTHERS):
-        used |= {OTHERS[option].find(name) for name in layer_names(config, option)}
+            used |= MECHANISMS_OF_LAYERS[option].find(name).option_classes(config)
     if config.position is not None:
-        used.add(POSITION_REGISTRY.find(config.position))
+        used |= POSITION_REGISTRY.find(config.position).option_classes(config)
     refuse_unused_options(config, MECHANISMS, used)
     check_position(config)
     for name in ("activation_dropout", "attention_dropout"):
@@ -87,21 +88,19 @@ def complete(config):
     return config
 
 
-def _of(config, options: Iterable[str]) -> list[str]:
-    """Those of some options that the model has: an encoder by itself has none of a decoder."""
+def _present_options(config, options: Iterable[str]) -> list[str]:
+    """The options that the model has: an encoder alone has none of a decoder."""
     return [option for option in options if hasattr(config, option)]
 
 
 def check_position(config) -> None:
-    """Raises UsageError for a ``--position`` that some self-attention is not defined for, or that none has a use
-    for.
-    """
+    """Raises UsageError for a ``--position`` that some self-attention is not defined for, or that none uses."""
     if config.position is None:
         return
     used = config.position == "none"
     kinds = [
         (option.partition("_")[0], ATTENTION_REGISTRY.find(name))
-        for option in _of(config, SELF_ATTENTIONS)
+        for option in _present_options(config, SELF_ATTENTIONS)
         for name in layer_names(config, option)
     ]
     for side, kind in kinds:

@@ -1,7 +1,8 @@
 """Configurations of models: one flat dataclass, the model's own fields with the options of every registered mechanism.
 
-Each mechanism declares its options as a dataclass in its own file; here they are joined, so that the command line,
-architectures and hydra all see them, and checked: an option that no chosen mechanism uses is an error, never ignored.
+Each mechanism declares its options as a dataclass in its own file. They are joined here, so that the command line,
+architectures and hydra all see them. An option that no chosen mechanism uses is an error, never ignored; so is a
+removed option at another value than its old default.
 """
 
 from __future__ import annotations
@@ -14,13 +15,66 @@ from typing import Any, Optional
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.registry import Registry
 
+#: Removed options of models and criteria: name -> (old default, what holds instead).
+REMOVED: dict[str, tuple[Any, str]] = {
+    "orthogonality_heads": ("separate", "the orthogonality loss takes each head's Values by themselves"),
+    "orthogonality_head_reduction": ("mean", "the orthogonality loss is the mean over the heads"),
+    "orthogonality_batch_reduction": ("mean", "the orthogonality loss is the mean over the sentences"),
+    "orthogonality_layer_reduction": ("sum", "the orthogonality loss is the sum over the applications of layers"),
+    "orthogonality_padding": ("exclude", "the orthogonality loss leaves out padding"),
+    "outer_product": ("upper", "taylor and rebased have the upper triangle of x xᵀ, whose similarities are the same"),
+    "galerkin_output_projection": (False, "galerkin and fourier attention have no output projection"),
+    "log_length_of": ("valid", "--logit-scale log_length counts the visible keys that are not padding"),
+    "attention_output_dropout": (0.0, "no dropout precedes the output projection of an attention"),
+    "copy_gate_bias": (-3.0, "the copy gate's last bias starts at −3"),
+    "no_output_bias": (False, "the output layer has a bias"),
+    "tied_output": (False, "the output matrix of a language model is not its embedding table"),
+    "output_dropout": (None, "the dropout before a language model's output layer is --dropout"),
+}
 
-def option_classes(registries: Iterable[Registry]) -> Iterator[tuple[str, type]]:
+
+def removed(name: str) -> str | None:
+    """Why an option is removed, as one line for the user; None for an option that is not in ``REMOVED``."""
+    if name not in REMOVED:
+        return None
+    return f"{ranges.flag(name)} was removed: {REMOVED[name][1]}; leave it out"
+
+
+def drop_removed(cfg: Any, declared: type) -> Any:
+    """``cfg``, a Namespace or DictConfig that a checkpoint may have kept, without removed options.
+
+    A DictConfig is changed in place. A Namespace is not: its readers look up declared options alone.
+
+    Args:
+        cfg: options of a model or a criterion.
+        declared: the dataclass of the options that there are; an option that it declares is not a removed one.
+
+    Raises:
+        UsageError: a removed option has another value than its old default, so that this code cannot do the same.
+    """
+    current = {f.name for f in dataclasses.fields(declared)}
+    for name, (default, now) in REMOVED.items():
+        if name in current or _missing(cfg, name):
+            continue
+        value = getattr(cfg, name)
+        if value is not None and value != default:
+            raise UsageError(
+                f"{ranges.flag(name)} is {value} in this configuration, and the option was removed: {now}. For a "
+                f"checkpoint that was trained with it, use the version of fairseq_sg that it was trained with"
+            )
+        if OmegaConf.is_config(cfg):
+            with open_dict(cfg):
+                del cfg[name]
+    return cfg
+
+
+def options_by_mechanism(registries: Iterable[Registry]) -> Iterator[tuple[str, type]]:
     """(mechanism's name, its dataclass of options), for every mechanism that has options."""
     for registry in registries:
         for name, cls in registry.items():
@@ -31,8 +85,8 @@ def option_classes(registries: Iterable[Registry]) -> Iterator[tuple[str, type]]
 def join_options(own: type, registries: Iterable[Registry], architectures: Mapping[str, Mapping[str, Any]]) -> type:
     """A FairseqDataclass with the fields of ``own`` and of all mechanisms.
 
-    A field that some architecture sets is None in it until ``as_dataclass`` puts the declared default: under hydra an
-    architecture could not tell a default from a value of the user's.
+    A field that some architecture sets is None until ``as_dataclass`` fills in the declared default: under hydra, an
+    architecture cannot tell a default from a value that the user gave.
 
     Raises:
         TypeError: two mechanisms declare an option of the same name with different types or defaults.
@@ -41,7 +95,7 @@ def join_options(own: type, registries: Iterable[Registry], architectures: Mappi
     hints = typing.get_type_hints(own)
     for f in dataclasses.fields(own):
         joined[f.name] = (own.__name__, hints[f.name], f)
-    for mechanism, options in option_classes(registries):
+    for mechanism, options in options_by_mechanism(registries):
         hints = typing.get_type_hints(options)
         for f in dataclasses.fields(options):
             owner, kind, known = joined.setdefault(f.name, (mechanism, hints[f.name], f))
@@ -64,10 +118,10 @@ def join_options(own: type, registries: Iterable[Registry], architectures: Mappi
 
 
 class Configuration:
-    """The configuration class of a model, kept up to date with the registries: a mechanism that a user's own module
-    registers has its options on the command line too, and in checkpoints.
+    """The configuration class of a model, updated at each registration.
 
-    Args: those of :func:`join_options`.
+    So a mechanism that a user's own module registers has its options on the command line, under hydra and in
+    checkpoints too. Args: those of :func:`join_options`.
     """
 
     def __init__(self, own: type, registries: Sequence[Registry], architectures: Mapping[str, Mapping[str, Any]]):
@@ -75,11 +129,11 @@ class Configuration:
         self.dataclass = join_options(own, registries, architectures)
 
     def follow(self, model: type, name: str) -> None:
-        """From now on, tells fairseq of every new option of the registered ``model``."""
+        """Updates what fairseq knows of the options of the registered ``model`` at every later registration."""
 
         def refresh() -> None:
             self.dataclass = join_options(self.own, self.registries, self.architectures)
-            # The three places in which fairseq.models.register_model keeps the dataclass.
+            # fairseq.models.register_model keeps the dataclass in three places; it has no function to replace it.
             setattr(model, "__dataclass", self.dataclass)
             MODEL_DATACLASS_REGISTRY[name] = self.dataclass
             node = self.dataclass()
@@ -95,7 +149,7 @@ class Configuration:
 
 
 def _optional(kind: Any) -> Any:
-    """``kind | None`` in the only form that fairseq's parser reads, for ``int | None`` as for ``int``."""
+    """``kind | None`` as ``Optional[kind]``, the only form that fairseq's parser reads."""
     return Optional[kind]  # noqa: UP045
 
 
@@ -106,8 +160,10 @@ def _named_default(f: dataclasses.Field) -> dict[str, Any]:
 def as_dataclass(config_class: type, cfg: Any) -> Any:
     """A plain instance of ``config_class`` from a Namespace, a DictConfig (with missing keys or not) or a dataclass.
 
-    What is missing, or None, has the default that its owner declared.
+    A value that is missing, or None, becomes the default that its owner declared. Raises UsageError for a removed
+    option at another value than its old default.
     """
+    drop_removed(cfg, config_class)
     values = {}
     for f in dataclasses.fields(config_class):
         if f.name.startswith("_"):
@@ -123,10 +179,10 @@ def _missing(cfg: Any, name: str) -> bool:
 
 
 def refuse_unused_options(config: Any, registries: Iterable[Registry], used: set[type]) -> None:
-    """Raises ValueError for an option that was set although no mechanism in ``used`` has it."""
+    """Raises UsageError for an option that was set although no mechanism in ``used`` has it."""
     takers: dict[str, list[str]] = {}
     defaults: dict[str, Any] = {}
-    for mechanism, options in option_classes(registries):
+    for mechanism, options in options_by_mechanism(registries):
         for f in dataclasses.fields(options):
             takers.setdefault(f.name, []).append(mechanism)
             defaults[f.name] = f.default
@@ -134,7 +190,7 @@ def refuse_unused_options(config: Any, registries: Iterable[Registry], used: set
     for name, mechanisms in takers.items():
         value = getattr(config, name)
         if name not in taken and value != defaults[name]:
-            flag = "--" + name.replace("_", "-")
             raise UsageError(
-                f"{flag} {value} has no effect on the chosen mechanisms; it is an option of: {', '.join(mechanisms)}"
+                f"{ranges.flag(name)} {value} has no effect on the chosen mechanisms; it is an option of: "
+                f"{', '.join(mechanisms)}"
             )

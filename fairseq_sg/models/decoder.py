@@ -54,8 +54,8 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         if config.untied_output:
             self.output_weight = nn.Parameter(torch.empty(len(dictionary), config.decoder_embed_dim))
             nn.init.xavier_uniform_(self.output_weight)
-        self.output_bias = None if config.no_output_bias else nn.Parameter(torch.zeros(len(dictionary)))
-        if config.untied_output and self.output_bias is not None:
+        self.output_bias = nn.Parameter(torch.zeros(len(dictionary)))
+        if config.untied_output:
             uniform_of_linear_(self.output_bias, config.decoder_embed_dim)
 
     def forward(

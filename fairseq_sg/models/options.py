@@ -1,4 +1,7 @@
-"""Options that models share: sizes and mechanisms of encoder and decoder. Mechanisms bring their own options."""
+"""Options that models share: sizes and mechanisms of encoder and decoder.
+
+The options of the mechanisms themselves are declared beside each mechanism.
+"""
 
 from dataclasses import dataclass, field
 
@@ -23,8 +26,7 @@ class EncoderConfig:
         default="softmax",
         metadata={
             "help": "self-attention of the encoder, by name (docs/attention.md has the list); with --depth separate "
-            "also one name a "
-            "layer, comma separated"
+            "also one name a layer, comma separated"
         },
     )
     encoder_ffn: str = field(
@@ -68,9 +70,6 @@ class CausalConfig:
     decoder_update: str = field(
         default="residual", metadata={"help": "update of the decoder's layers, like the encoder's"}
     )
-    no_output_bias: bool = field(
-        default=False, metadata={"help": "no bias in the output layer (the reference has a free one)"}
-    )
 
 
 @dataclass
@@ -81,13 +80,13 @@ class DecoderConfig(CausalConfig):
         default="softmax", metadata={"help": "attention of the decoder to the encoder, by name or names"}
     )
     untied_output: bool = field(
-        default=False, metadata={"help": "an output matrix of its own, instead of the decoder's embedding table"}
+        default=False, metadata={"help": "a separate output matrix instead of the decoder's embedding table"}
     )
 
 
 @dataclass
 class ShellConfig:
-    """What both sides share."""
+    """Options that both sides share."""
 
     depth: str = field(
         default="separate",
@@ -99,22 +98,20 @@ class ShellConfig:
         default=None,
         metadata={
             "help": "positions, by name (docs/attention.md has the list), on each side where not every self-attention "
-            "brings its own "
-            "(default: sinusoidal)"
+            "brings its own (default: sinusoidal)"
         },
     )
     embedding_scaling: str = field(
         default="auto",
         metadata={
             "help": "scaling of token and position embeddings: token_up (TEU), none (NoS), position_down (PED); "
-            "'auto' is "
-            "position_down, and the reference's unscaled Glorot start on a side without absolute positions"
+            "'auto' is position_down, and the reference's unscaled Glorot start on a side without absolute positions"
         },
     )
     dropout: float = field(
         default=0.1,
         metadata={
-            "help": "dropout after each sublayer and wherever no dropout of its own is set",
+            "help": "dropout after each sublayer, and the default of the other dropouts",
             "least": 0,
             "most": 1,
         },
@@ -132,7 +129,6 @@ class ShellConfig:
         default="none",
         metadata={
             "help": "torch.compile of the layers in training, for models so small that a GPU waits for Python: none, "
-            "default, "
-            "reduce-overhead (CUDA graphs), max-autotune; docs/speed.md says what for"
+            "default, reduce-overhead (CUDA graphs), max-autotune; see docs/speed.md"
         },
     )

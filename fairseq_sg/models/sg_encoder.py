@@ -3,9 +3,8 @@ chapters 5 and 6).
 
     begin symbol, words, end symbol  ->  encoder  ->  one column h  ->  W h + b
 
-The encoder is that of ``sg_transformer``, with the same mechanisms as options. ``--readout`` says which column the
-class is
-read from: that of the begin symbol (``first``) or of the end symbol (``last``), wherever padding puts them.
+The encoder is that of ``sg_transformer``, with the same mechanisms as options. ``--readout`` chooses the column h: that
+of the begin symbol (``first``) or of the end symbol (``last``), wherever padding puts them.
 """
 
 from collections.abc import Collection
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, preset
-from fairseq_sg.models.checks import MECHANISMS, complete
+from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.encoder import SGTransformerEncoder
 from fairseq_sg.models.options import EncoderConfig, ShellConfig
@@ -40,14 +39,14 @@ configuration = Configuration(SGEncoderConfig, MECHANISMS, ENCODER_ARCHITECTURES
 
 def resolve(cfg):
     """A checked configuration with every default filled in. Raises UsageError for one that makes no sense."""
-    config = complete(configuration.read(cfg))
+    config = check_and_fill(configuration.read(cfg))
     if config.readout not in READOUTS:
         raise UsageError(f"--readout is {config.readout!r}: choose from {', '.join(READOUTS)}")
     return config
 
 
 def classes_of(task) -> int:
-    """How many classes a task has. Raises UsageError for a task that does not classify."""
+    """The number of a task's classes. Raises UsageError for a task that does not classify."""
     if not hasattr(task, "num_classes"):
         raise UsageError("this --arch is a classifier: choose --task sg_classification")
     return task.num_classes
@@ -77,7 +76,7 @@ class SGEncoder(FairseqEncoderModel):
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGEncoder":
-        """A model for the task's dictionary and classes. Raises ValueError for a configuration that makes no sense."""
+        """A model for the task's dictionary and classes. Raises UsageError for a configuration that makes no sense."""
         config = resolve(cfg)
         classes = classes_of(task)
         return cls(SGTransformerEncoder(config, task.source_dictionary), classes, config.readout)

@@ -1,9 +1,9 @@
-"""``sg_lstm``: the recurrent baselines of Csordás 2023, chapters 5 and 6: PyTorch's LSTM, and a linear classifier on
-its final state.
+"""``sg_lstm``: PyTorch's LSTM with a linear classifier on its final state (Csordás 2023, chapters 5 and 6).
 
-The reference gives them no begin symbol (``--no-source-bos`` of the task). It reads a bidirectional LSTM after the end
-symbol, as here, and an LSTM of one direction one step before it. The final state of a bidirectional LSTM is that of
-both directions of the last layer; with several layers the reference takes backward directions of two layers instead.
+These are the thesis's recurrent baselines. The reference gives them no begin symbol (``--no-source-bos`` of the task).
+It reads a bidirectional LSTM after the end symbol, as here, and an LSTM of one direction one step before it. The final
+state of a bidirectional LSTM is that of both directions of the last layer. With several layers, the reference takes the
+backward directions of two layers instead.
 """
 
 from dataclasses import dataclass, field
@@ -47,10 +47,10 @@ class SGLSTM(BaseFairseqModel):
     Args:
         config: a configuration with every default filled in.
         dictionary: the source's dictionary.
-        classes: how many classes there are.
+        classes: the number of classes.
 
     Raises:
-        UsageError: for sizes that cannot be.
+        UsageError: for an impossible size.
     """
 
     def __init__(self, config, dictionary, classes: int):
@@ -68,7 +68,7 @@ class SGLSTM(BaseFairseqModel):
             config.hidden_dim // directions,
             config.layers,
             batch_first=True,
-            # torch warns of dropout where there is nothing between layers.
+            # torch warns of dropout in a single layer.
             dropout=config.dropout if config.layers > 1 else 0.0,
             bidirectional=config.bidirectional,
         )
@@ -76,15 +76,15 @@ class SGLSTM(BaseFairseqModel):
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGLSTM":
-        """A model for the task's dictionary and classes. Raises UsageError for sizes that cannot be."""
+        """A model for the task's dictionary and classes. Raises UsageError for an impossible size."""
         classes = classes_of(task)
         return cls(configuration.read(cfg), task.source_dictionary, classes)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None):
-        """src_tokens (B, M), padded on either side -> logits (B, classes), and a dict of nothing."""
+        """src_tokens (B, M), padded on either side -> logits (B, classes), and an empty dict."""
         padding_mask = src_tokens.eq(self.padding_idx)
         lengths = (~padding_mask).sum(1).clamp(min=1)
-        # Every sentence moved to the left end, where packing expects it.
+        # Packing expects every sentence at the left end.
         columns = first_column(padding_mask)[:, None] + torch.arange(src_tokens.size(1), device=src_tokens.device)
         tokens = src_tokens.gather(1, columns.clamp(max=src_tokens.size(1) - 1))
         x = self.dropout(self.embedding(tokens))
@@ -95,7 +95,7 @@ class SGLSTM(BaseFairseqModel):
         return self.classifier(last), {}
 
     def max_positions(self) -> int:
-        """An LSTM has no longest length; the task's ``--max-source-positions`` is the limit."""
+        """10⁹: an LSTM has no limit; ``--max-source-positions`` of the task has."""
         return int(1e9)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
-from fairseq_sg.models.checks import MECHANISMS, complete
+from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.decoder import SGTransformerDecoder
 from fairseq_sg.models.encoder import SGTransformerEncoder, max_length
@@ -35,8 +35,8 @@ Config = configuration.dataclass
 
 
 def resolve(cfg) -> "Config":
-    """A checked configuration with every default filled in; raises UsageError as ``complete`` does."""
-    return complete(configuration.read(cfg))
+    """A checked configuration with every default filled in; raises UsageError as ``check_and_fill`` does."""
+    return check_and_fill(configuration.read(cfg))
 
 
 @register_model("sg_transformer", dataclass=Config)

@@ -7,9 +7,9 @@
     none (NoS)            N(0, 1)                            1      1
     position_down (PED)   Kaiming normal, σ = √(2/d)         1      1/√d
 
-The thesis writes σ = 1/√d for PED; its code's σ = √(2/d) is the default here because its numbers come from it.
-Where the attention brings its own positions, the reference adds none, starts E Glorot uniform, scales nothing and drops
-nothing.
+The thesis writes σ = 1/√d for PED. The default here is its code's σ = √(2/d), which the published numbers come from.
+Where the attention brings its own positions, the reference adds none, starts E Glorot uniform, and has neither scale
+nor dropout.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TokenEmbedding(nn.Module):
         padding_idx: the row of padding, zero.
         scaling: ``token_up``, ``none`` or ``position_down``; ``auto`` is ``position_down``, or, where no positions are
             added, the reference's choice for relative models (Glorot uniform, a = 1).
-        positions: what is added.
+        positions: P.
         dropout: dropout on the sum.
     """
 
@@ -75,9 +75,9 @@ class TokenEmbedding(nn.Module):
     def forward(
         self, tokens: Tensor, token_embeddings: Tensor | None = None, last: bool = False, first: int = 0
     ) -> Tensor:
-        """tokens (B, N) -> (B, N, d); with ``last``, (B, 1, d) for the last token at its position in the whole prefix.
+        """tokens (B, N) -> (B, N, d); with ``last``, (B, 1, d) for the last token, at its position in the prefix.
 
-        ``token_embeddings`` (B, N, d) stands in for E[tokens]. ``first`` is the position of the first real token.
+        ``token_embeddings`` (B, N, d) replaces E[tokens]. ``first`` is the position of the first real token.
         """
         length = first + tokens.size(1)
         positions = first + token_positions(tokens, self.padding_idx)

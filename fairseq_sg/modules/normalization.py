@@ -10,36 +10,30 @@ the dtype of the features.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_sg.ops.precision import accumulation_dtype
-from fairseq_sg.registry import Registry
+from fairseq_sg.registry import Mechanism, Registry
 
 QK_NORM_REGISTRY = Registry("query/key normalization", "--qk-norm")
 register_qk_norm = QK_NORM_REGISTRY.register
 
 
 def build_qk_norm(name: str, dim: int, **options: Any) -> nn.Module:
-    """A normalization over the last dimension, ``(…, dim) -> (…, dim)``. Raises ValueError for an unknown name."""
+    """A normalization over the last dimension, ``(…, dim) -> (…, dim)``. Raises UsageError for an unknown name."""
     return QK_NORM_REGISTRY.find(name)(dim, **options)
 
 
-class QKNormalization(nn.Module):
+class QKNormalization(Mechanism, nn.Module):
     """Base class of normalizations ``(…, dim) -> (…, dim)``.
 
     Args:
         dim: F, the number of features.
         eps: ε, added to the norm.
-
-    Attributes:
-        options: dataclass of the normalization's options; its fields are command-line options and keyword arguments.
     """
-
-    registered_name: ClassVar[str]
-    options: ClassVar[type | None] = None
 
     def __init__(self, dim: int, eps: float = 1e-6):
         super().__init__()

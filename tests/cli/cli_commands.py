@@ -17,7 +17,7 @@ COMMANDS = Path(sys.executable).parent
 LINEAR = "--encoder-attention linear --decoder-attention linear --cross-attention linear --qk-norm l2".split()
 RELATIVE = "--encoder-attention relative --decoder-attention relative".split()
 MIXED = [
-    *("--encoder-attention", "geometric", "--encoder-update", "copy_gate", "--copy-gate-bias", "0"),
+    *("--encoder-attention", "geometric", "--encoder-update", "copy_gate"),
     *("--decoder-attention", "linear", "--feature-map", "hedgehog", "--position", "rotary"),
     *("--cross-attention", "compositional"),
 ]

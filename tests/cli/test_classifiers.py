@@ -12,7 +12,7 @@ from labelled_data import write_labelled
 TRANSFORMER = (
     "--arch sg_encoder_ctl --encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention "
     "relative "
-    "--encoder-update copy_gate --copy-gate-bias 0 --readout first"
+    "--encoder-update copy_gate --readout first"
 )
 KINDS = {
     "sg_encoder": TRANSFORMER.split(),

@@ -51,7 +51,7 @@ MISTAKES = {
     "numbers": (["--lr", "(("], "--lr is '((': choose numbers, such as 1 or 1,2"),
     "of-another-arch": (
         ["--arch", "transformer", "--qk-norm", "l2"],
-        "--qk-norm has no effect here: it is an option of --arch sg_transformer, sg_encoder, sg_transformer_lm",
+        "--qk-norm has no effect here: it is an option of --arch sg_encoder, sg_transformer, sg_transformer_lm",
     ),
     "of-another-task": (
         ["--memory-length", "4"],
@@ -59,6 +59,14 @@ MISTAKES = {
     ),
     "of-another-command": (["--beam", "5"], "--beam has no effect here: it is an option of fairseq-generate"),
     "stray": (["stray"], "'stray' belongs to no option"),
+    "removed": (
+        ["--copy-gate-bias", "0"],
+        "--copy-gate-bias was removed: the copy gate's last bias starts at −3; leave it out",
+    ),
+    "removed-of-a-criterion": (
+        ["--orthogonality-padding=exclude"],
+        "--orthogonality-padding was removed: the orthogonality loss leaves out padding; leave it out",
+    ),
 }
 
 
@@ -113,7 +121,7 @@ VALUES = {
     "--dropout -0.1": "--dropout is -0.1: choose a number from 0 to 1",
     "--activation-dropout nan": "--activation-dropout is nan: choose a number from 0 to 1",
     "--encoder-layers 0": "--encoder-layers is 0: choose 1 or more",
-    "--copy-gate-bias nan": "--copy-gate-bias is nan: choose a number",
+    "--copy-gate-dropout nan": "--copy-gate-dropout is nan: choose a number from 0 to below 1",
     "--weight-decay -1": "--weight-decay is -1.0: choose 0 or more",
     "--adam-eps 0": "--adam-eps is 0.0: choose a number above 0",
     "--adam-beta1 1.5": "--adam-beta1 is 1.5: choose a number from 0 to below 1",
@@ -229,7 +237,7 @@ def test_the_options_command_lists_all():
     "name,has,has_not",
     [
         ("linear", {"--feature-map", "--attention-bias"}, {"--attention-dropout", "--dropout", "--lr"}),
-        ("copy_gate", {"--copy-gate-bias", "--ffn-init"}, {"--topk-k"}),
+        ("copy_gate", {"--copy-gate-dropout", "--ffn-init"}, {"--topk-k"}),
         ("cross_entropy_orthogonality", {"--orthogonality-weight"}, {"--adam-betas"}),
         ("torch_adam", {"--adam-betas", "--weight-decay"}, {"--orthogonality-weight"}),
         ("sg_translation", {"--length-window", "--left-pad-source"}, {"--memory-length"}),
@@ -252,10 +260,11 @@ def test_the_options_command_with_an_option(name):
 
 
 def test_the_options_command_with_names_that_have_none():
-    assert listed("elu")[2] == "feature map elu, exp, hedgehog, relu, squared: no options of their own\n"
+    names = "elu, exp, hedgehog, rebased, relu, squared, taylor"
+    assert listed("elu")[2] == f"feature map {names}: no options of their own\n"
     code, _, printed = listed("lineer")
     assert code == 2
-    assert printed == "error: 'lineer' is no name of an option, or of what has options: did you mean linear?\n"
+    assert printed == "error: 'lineer' is no name of an option or of an owner of options: did you mean linear?\n"
 
 
 def test_a_width_that_the_documentation_advises_against(caplog):

@@ -18,14 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fairseq_sg  # noqa: F401
 from fairseq_sg.criterions import base
+from fairseq_sg.criterions.base import split
 from fairseq_sg.criterions.cross_entropy_orthogonality import (
     CrossEntropyOrthogonality,
     CrossEntropyOrthogonalityConfig,
     best,
 )
+from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.modules.losses import Statistic
 from fairseq_sg.ops import orthogonality_loss
+from fairseq_sg.registry import emitted_losses
 
 PAD, EOS = 1, 2
 SENTENCES = ([[4, 5, 6, 7, 2], [8, 9, 2], [5, 2]], [[4, 5, 2], [6, 7, 8, 9, 2], [2]])
@@ -387,6 +390,54 @@ def test_weight_of_a_loss_that_is_not_there(weights, emitted, message):
     net, batch = emitting(**emitted)
     with pytest.raises(ValueError, match=message):
         criterion(aux_loss_weights=weights)(net, batch)
+
+
+def knowing(emitted, **options):
+    """A criterion whose task has built a model that declares losses with their default weights."""
+    config = CrossEntropyOrthogonalityConfig(**({"sentence_avg": False} | options))
+    return CrossEntropyOrthogonality.build_criterion(config, SimpleNamespace(**vars(TASK), emitted_losses=emitted))
+
+
+def test_misspelt_weight_is_found_before_the_first_step():
+    for declared, known in (({"ponder": 0.03, "balance": 1.0}, "balance, ponder"), ({}, "it emits none")):
+        with pytest.raises(UsageError, match=rf"--aux-loss-weights names pondr, which is none .* \({known}\)"):
+            knowing(declared, aux_loss_weights='{"pondr": 1}')
+    # With a task of fairseq's, at the first look at the model, whatever it computes there.
+    built = criterion(aux_loss_weights='{"expert_entrpy": 1}')
+    with pytest.raises(UsageError, match=r"names expert_entrpy, which is none .* \(expert_entropy\)"):
+        built(model(encoder_ffn="sigma_moe", moe_experts=4), sample())
+
+
+def test_default_weight_of_a_loss_is_its_mechanism_s_and_is_logged_once(caplog):
+    net, batch = emitting(ponder=[2.0], balance=[3.0], undeclared=[5.0])
+    plain = criterion()(lambda: (net()[0], {}), batch)[0].item()
+    with caplog.at_level("INFO"):
+        built = knowing({"ponder": 0.03, "balance": 1.0}, aux_loss_weights='{"balance": 0.5}')
+        loss, size, _ = built(net, batch)
+        built(net, batch)
+    assert loss.item() == pytest.approx(plain + size * (0.03 * 2 + 0.5 * 3 + 5), rel=1e-6)
+    lines = [record.message for record in caplog.records if "aux-loss-weights" in record.message]
+    assert lines == ["weights of the model's own losses (--aux-loss-weights): balance 0.5, ponder 0.03"]
+
+
+@pytest.mark.parametrize(
+    "options,declared",
+    [
+        ({}, {}),
+        ({"depth": "shared_act"}, {"ponder": 0.03}),
+        ({"encoder_ffn": "switch", "moe_experts": 4, "depth": "shared_act"}, {"expert_balance": 1.0, "ponder": 0.03}),
+        (
+            {"encoder_ffn": "noisy_topk", "decoder_ffn": "sigma_moe", "moe_experts": 4},
+            {"expert_load": 1.0, "expert_entropy": 1.0},
+        ),
+        ({"encoder_ffn": "s_base", "moe_experts": 4, "moe_regularization": 0.0}, {}),
+    ],
+    ids=str,
+)
+def test_a_model_emits_the_losses_that_its_mechanisms_declare(options, declared):
+    net = model(**options).train()
+    emitted, _ = split(net(**sample()["net_input"])[1]["aux_losses"])
+    assert set(emitted) == set(declared) and emitted_losses(net) == declared
 
 
 def test_weight_of_a_loss_of_training_alone():

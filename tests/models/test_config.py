@@ -12,16 +12,21 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from fairseq import options
+from fairseq import criterions, options
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
+from torch import nn
 
 import fairseq_sg  # noqa: F401
+from fairseq_sg import ranges
+from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
-from fairseq_sg.models.config import as_dataclass, join_options, refuse_unused_options
+from fairseq_sg.models.config import REMOVED, as_dataclass, join_options, refuse_unused_options
 from fairseq_sg.models.sg_transformer import Config, resolve
+from fairseq_sg.modules.depth import SharedACT
 from fairseq_sg.registry import Registry
+from fairseq_sg.tasks.mixin import SGTask
 
 
 def option(default, text="text"):
@@ -194,6 +199,81 @@ def test_option_that_no_chosen_mechanism_has_is_refused():
 )
 def test_options_with_effect_pass(values, used):
     refuse_unused_options(configured(**values), [GADGETS], used)
+
+
+# Removed options.
+
+OTHER = {str: "other", float: 0.25, bool: True, type(None): 0.25}
+REMOVED_VALUES = [(name, default, OTHER[type(default)]) for name, (default, _) in REMOVED.items()]
+
+
+@pytest.mark.parametrize("source", [Namespace, lambda **values: OmegaConf.create(values)])
+@pytest.mark.parametrize("name,default,other", REMOVED_VALUES, ids=REMOVED)
+def test_removed_option_of_an_old_checkpoint(name, default, other, source):
+    """At its old default it is ignored; another value would need code that is not there."""
+    assert name not in {f.name for f in dataclasses.fields(Config)}
+    assert resolve(source(**{name: default}, encoder_layers=2)) == resolve(Namespace(encoder_layers=2))
+    message = f"{ranges.flag(name)} is {other} in this configuration, and the option was removed: "
+    with pytest.raises(UsageError, match=message):
+        resolve(source(**{name: other}))
+
+
+def test_name_of_a_removed_option_may_be_declared_again():
+    @dataclass
+    class Again:
+        output_dropout: float = option(0.5)
+
+    joined = join_options(Own, [registry(lever=Again)], {})
+    assert as_dataclass(joined, Namespace(output_dropout=0.3)).output_dropout == 0.3
+
+
+class FairseqTask:
+    """fairseq's part of a task."""
+
+    def build_model(self, cfg, from_checkpoint=False):
+        return cfg
+
+    def build_criterion(self, cfg, from_checkpoint=False):
+        return criterions.build_criterion(cfg, self, from_checkpoint=from_checkpoint)
+
+
+class Task(SGTask, FairseqTask):
+    """A task of this plugin without data."""
+
+    target_dictionary = None
+
+
+def old_criterion(**values):
+    """The criterion's part of an old checkpoint's configuration, in struct mode as fairseq keeps it."""
+    cfg = OmegaConf.create({"criterion": {"_name": "cross_entropy_orthogonality", "sentence_avg": False, **values}})
+    OmegaConf.set_struct(cfg, True)
+    return cfg.criterion
+
+
+def test_old_checkpoints_bring_their_criterion():
+    cfg = old_criterion(label_smoothing=0.2, orthogonality_heads="separate", orthogonality_padding="exclude")
+    assert Task().build_criterion(cfg).label_smoothing == 0.2
+    with pytest.raises(UsageError, match="--orthogonality-padding is include .* the orthogonality loss leaves out pad"):
+        Task().build_criterion(old_criterion(orthogonality_padding="include"))
+
+
+def test_a_task_keeps_the_losses_that_its_model_emits(monkeypatch):
+    """The criterion is built after the model, and checks --aux-loss-weights against them."""
+    stack = SharedACT(lambda step: nn.Identity(), 2, 4)
+    monkeypatch.setattr(FairseqTask, "build_model", lambda self, cfg, from_checkpoint: stack)
+    task = Task()
+    assert task.emitted_losses is None and task.build_model(Namespace()) is stack
+    assert task.emitted_losses == {"ponder": 0.03}
+
+
+def test_old_checkpoints_bring_their_model():
+    for arch in ("sg_transformer", "sg_transformer_scan", "sg_encoder"):
+        cfg = OmegaConf.create({"_name": arch, "log_length_of": "valid"})
+        assert "log_length_of" not in Task().build_model(cfg, True)
+        with pytest.raises(UsageError, match="--log-length-of is padded .* was removed"):
+            Task().build_model(OmegaConf.create({"_name": arch, "log_length_of": "padded"}), True)
+    others = OmegaConf.create({"_name": "model_of_a_user", "tied_output": True})
+    assert Task().build_model(others).tied_output is True
 
 
 # The real configuration.

@@ -160,7 +160,7 @@ def test_ponder_loss(padding, monkeypatch):
     "options",
     [
         {"pre_norm": True, "untied_output": True},
-        {"logit_scale": "log_length", "log_length_of": "padded"},
+        {"logit_scale": "log_length"},
         {"position": "t5"},
         {"position": "rotary"},
         {"encoder_embed_dim": 8},

@@ -28,7 +28,6 @@ TRANSFORMERS = {
     "relative": dict(encoder_attention="relative", embedding_scaling="position_down"),
     "ndr": dict(
         encoder_attention="geometric", encoder_update="copy_gate", depth="shared", embedding_scaling="none",
-        copy_gate_bias=0.0,
     ),
     "act": dict(encoder_attention="geometric", depth="shared_act"),
     "linear": dict(encoder_attention="linear", pre_norm=True),

@@ -60,9 +60,8 @@ KINDS = {
         decoder_attention="relative",
         encoder_update="copy_gate",
         decoder_update="copy_gate",
-        copy_gate_bias=0.0,
     ),
-    "pre_norm": dict(pre_norm=True, untied_output=True, no_output_bias=True),
+    "pre_norm": dict(pre_norm=True, untied_output=True),
 }
 DEPTHS = ("separate", "shared", "shared_act")
 kinds = pytest.mark.parametrize("kind", KINDS)

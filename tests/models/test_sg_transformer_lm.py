@@ -320,8 +320,6 @@ def test_generation_continues_prompts_greedily():
     [
         ({"linear_init": "deep"}, "--linear-init is 'deep': choose from mechanism, depth"),
         ({"linear_init": "depth", "attention_init": "torch"}, "--attention-init torch has no effect with --linear"),
-        ({"log_length_of": "padded", "logit_scale": "log_length"}, "--log-length-of padded has no effect in a "
-            "language"),
         ({"linear_init": "depth", "ffn_init": "torch"}, "--ffn-init torch has no effect with --linear-init depth"),
         ({"decoder_head_dim": 0}, "--decoder-head-dim is 0: choose 1 or more"),
         ({"decoder_attention": "square"}, "unknown attention 'square'"),
@@ -373,15 +371,15 @@ def test_heads_of_another_width():
 def test_dropout_after_the_embedding_and_before_the_output():
     model = build("relative", dropout=0.3)
     assert model.decoder.embedding.dropout.p == model.decoder.output_dropout.p == 0.3
-    model = build("relative", dropout=0.3, embedding_dropout=0.2, output_dropout=0.0)
-    assert (model.decoder.embedding.dropout.p, model.decoder.output_dropout.p) == (0.2, 0.0)
+    model = build("relative", dropout=0.3, embedding_dropout=0.2)
+    assert (model.decoder.embedding.dropout.p, model.decoder.output_dropout.p) == (0.2, 0.3)
     features = torch.ones(2, 3, 16, dtype=torch.float64)
     model.decoder.output_dropout.p = 1.0
     assert torch.equal(model.train().decoder.output_layer(features), model.decoder.output_bias.expand(2, 3, -1))
 
 
 def test_output_layer_starts_as_a_linear_layer_of_pytorch():
-    """As the released code leaves it: uniform to 1/√d = 0.25 for weight and bias; a tied layer's bias is 0."""
+    """As the released code leaves it: uniform to 1/√d = 0.25 for weight and bias."""
 
     def decoder(**options):
         sizes = dict(decoder_embed_dim=16, decoder_ffn_embed_dim=24, decoder_attention_heads=2, decoder_layers=1)
@@ -390,13 +388,6 @@ def test_output_layer_starts_as_a_linear_layer_of_pytorch():
 
     for parameter in (decoder().output_weight, decoder().output_bias):
         assert 0.2 < parameter.abs().max() <= 0.25 and parameter.std().item() == pytest.approx(0.25 / 3**0.5, rel=0.3)
-    assert not decoder(tied_output=True).output_bias.any()
-
-
-def test_output_matrix():
-    assert build().decoder.output_weight is not None
-    tied = build(tied_output=True)
-    assert tied.decoder.output_weight is None and "decoder.output_weight" not in tied.state_dict()
 
 
 # Sizes, and how they start.

@@ -35,8 +35,6 @@ class Case:
     position_options: dict[str, Any] = field(default_factory=dict, hash=False)
     #: How far outputs may be from the equation's in float64; sinusoids, for one, are float32.
     tolerance: float = 1e-9
-    #: Whether padding is without effect, as it must be for all but one option.
-    ignores_padding: bool = True
 
     def __str__(self) -> str:
         chosen = [*self.options.items(), ("", self.position), *self.position_options.items()]

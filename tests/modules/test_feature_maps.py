@@ -231,28 +231,25 @@ def test_elu_is_positive_and_monotone(values):
 # The quadratic maps.
 
 
-@pytest.mark.parametrize("form,features", [("upper", 21), ("full", 36)])
-def test_outer_product_squares_the_dot_product(form, features):
-    outer, x, y = OuterProduct(6, form), random(4, 6), random(4, 6, seed=6)
-    assert outer.features == outer(x).size(-1) == features
+def test_outer_product_squares_the_dot_product():
+    outer, x, y = OuterProduct(6), random(4, 6), random(4, 6, seed=6)
+    assert outer.features == outer(x).size(-1) == 21
     torch.testing.assert_close((outer(x) * outer(y)).sum(-1), (x * y).sum(-1) ** 2, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("form,features", [("upper", 28), ("full", 43)])
-def test_taylor_is_the_series_of_the_exponential(form, features):
-    feature_map, q, k = make("taylor", outer_product=form), random(5, 6), random(8, 6, seed=6)
+def test_taylor_is_the_series_of_the_exponential():
+    feature_map, q, k = make("taylor"), random(5, 6), random(8, 6, seed=6)
     logits = q @ k.T / math.sqrt(6)
     got = similarity(feature_map, q, k)
-    assert feature_map.features == features
+    assert feature_map.features == 28
     torch.testing.assert_close(got, 1 + logits + logits**2 / 2, rtol=1e-12, atol=1e-13)
     near = similarity(feature_map, 0.1 * q, k)
     torch.testing.assert_close(near, (0.1 * logits).exp(), rtol=0, atol=0.2**3)
     assert (similarity(feature_map, 20 * q, k) >= 0.5 - 1e-9).all()
 
 
-@pytest.mark.parametrize("form", ["upper", "full"])
-def test_rebased_is_the_square_of_the_normalized_dot_product(form):
-    feature_map, q, k = make("rebased", outer_product=form), random(5, 6), random(8, 6, seed=6)
+def test_rebased_is_the_square_of_the_normalized_dot_product():
+    feature_map, q, k = make("rebased"), random(5, 6), random(8, 6, seed=6)
     expected = (F.layer_norm(q, (6,)) @ F.layer_norm(k, (6,)).T) ** 2 / 6
     torch.testing.assert_close(similarity(feature_map, q, k), expected, rtol=1e-12, atol=1e-12)
     assert (feature_map.query_norm.weight == 1).all() and (feature_map.key_norm.bias == 0).all()
@@ -263,11 +260,11 @@ def test_rebased_is_the_square_of_the_normalized_dot_product(form):
 )
 @pytest.mark.parametrize("name", ["taylor", "rebased"])
 def test_feature_dim_keeps_a_quadratic_map_about_as_wide_as_a_head(name, feature_dim, head, width):
-    config = config_of(2 * head, 2, feature_map=name, feature_dim=feature_dim, outer_product="full")
+    config = config_of(2 * head, 2, feature_map=name, feature_dim=feature_dim)
     attention = build_attention("linear", config, "decoder")
     assert attention.q_proj.out_features == attention.k_proj.out_features == 2 * width
     assert attention.v_proj.out_features == 2 * head
-    assert attention.feature_map.features == width**2 + (1 + width if name == "taylor" else 0)
+    assert attention.feature_map.features == width * (width + 1) // 2 + (1 + width if name == "taylor" else 0)
 
 
 # cosFormer.
@@ -451,8 +448,6 @@ def test_dpfp_by_hand():
             "--performer-redraw is 'x': choose from never, forward, or a positive",
         ),
         ("performer", {"performer_redraw": "0"}, "--performer-redraw is '0'"),
-        ("taylor", {"outer_product": "lower"}, "--outer-product is 'lower': choose from upper, full"),
-        ("rebased", {"outer_product": "lower"}, "--outer-product is 'lower': choose from upper, full"),
         ("t2r", {"t2r_features": 0}, "--t2r-features is 0: choose 1 or more"),
         ("dpfp", {"dpfp_nu": 0}, "--dpfp-nu is 0: for Queries of width 6 choose from 1 to 11"),
         ("dpfp", {"dpfp_nu": 12}, "--dpfp-nu is 12"),
@@ -472,7 +467,7 @@ def test_widths_that_no_map_can_have_are_refused():
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_options_reach_the_map_from_a_configuration(name):
-    chosen = OPTIONS[name] | ({"outer_product": "full"} if name in ("taylor", "rebased") else {})
+    chosen = OPTIONS[name]
     options = FEATURE_MAP_REGISTRY[name].options
     assert (options is None) == (not chosen)
     config = config_of(24, 3, feature_map=name, **chosen)

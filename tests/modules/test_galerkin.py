@@ -173,25 +173,14 @@ def test_values_are_those_before_their_norm(name):
 
 @kinds
 def test_initialization(name):
-    module = ATTENTION_REGISTRY[name](64, 4, role="cross", kv_dim=48, galerkin_output_projection=True)
+    module = ATTENTION_REGISTRY[name](64, 4, role="cross", kv_dim=48)
     for projection, inputs in ((module.q_proj, 64), (module.k_proj, 48), (module.v_proj, 48)):
         glorot = projection.weight - 0.01 * torch.eye(64, inputs)
         bound = 0.01 * math.sqrt(6 / (64 + inputs))
         assert 0.97 * bound < glorot.abs().max() <= bound + 1e-8
-    assert 0.97 / 8 < module.out_proj.weight.abs().max() <= 1 / 8
     for init, bound in (("glorot", math.sqrt(3 / 64)), ("torch", 1 / 8)):
         module = ATTENTION_REGISTRY[name](64, 4, role="encoder", attention_init=init)
         assert 0.97 * bound < module.q_proj.weight.abs().max() <= bound
-
-
-@kinds
-def test_the_output_projection_is_an_option(name):
-    case = Case(name, "encoder")
-    without, with_one = case.build(), case.build(galerkin_output_projection=True)
-    x = case.inputs()[0]
-    missing, unexpected = with_one.load_state_dict(without.state_dict(), strict=False)
-    assert missing == ["out_proj.weight"] and not unexpected
-    torch.testing.assert_close(with_one(x)[0], without(x)[0] @ with_one.out_proj.weight.T)
 
 
 def test_an_unknown_scale_is_refused():

@@ -236,7 +236,6 @@ PLACES = {
     "activation_dropout": lambda layer, x: layer_norm(
         attended(layer, x) + layer.update.ffn.fc2.bias, layer.update.residual.norm
     ),
-    "attention_output_dropout": lambda layer, x: without_attention(layer, x),
     "attention_dropout": lambda layer, x: without_attention(layer, x),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +12,9 @@ from configs import config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import build_attention
-from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, build_qk_norm
+from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, QKNormalization, build_qk_norm, register_qk_norm
 from fairseq_sg.ops import linear_attention
 
 NORMS = ("l1", "l2", "rms")
@@ -192,3 +195,40 @@ def test_every_role_normalizes(role):
     plain.load_state_dict(normalized.state_dict())
     x = 3 * torch.randn(6, 2, 8)
     assert not torch.allclose(normalized(x, x)[0], plain(x, x)[0], rtol=1e-3, atol=1e-3)
+
+
+@dataclass
+class PowerOptions:
+    norm_power: float = field(default=2.0, metadata={"help": "p of the norm", "above": 0})
+
+
+def test_options_of_a_normalization_are_options_of_models_and_reach_it():
+    """As those of every other mechanism: on the command line, in the configuration, and refused where unused."""
+    pytest.importorskip("fairseq")
+    from fairseq_sg.models import sg_transformer
+
+    try:
+
+        @register_qk_norm("power")
+        class PowerNormalization(QKNormalization):
+            options = PowerOptions
+
+            def __init__(self, dim, *, norm_power=2.0):
+                super().__init__(dim)
+                self.power = norm_power
+
+            def forward(self, x):
+                return x / x.norm(self.power, dim=-1, keepdim=True)
+
+        assert sg_transformer.configuration.dataclass().norm_power == 2.0
+        attention = build_attention("linear", config_of(8, 2, qk_norm="power", norm_power=3.0), "encoder")
+        assert (attention.q_norm.power, attention.k_norm.power) == (3.0, 3.0)
+        config = sg_transformer.resolve(SimpleNamespace(encoder_attention="linear", qk_norm="power", norm_power=3.0))
+        assert config.norm_power == 3.0
+        with pytest.raises(UsageError, match="--norm-power 3.0 has no effect .* an option of: power query/key norm"):
+            sg_transformer.resolve(SimpleNamespace(encoder_attention="linear", norm_power=3.0))
+    finally:
+        QK_NORM_REGISTRY.pop("power")
+        for watcher in QK_NORM_REGISTRY.watchers:
+            watcher()
+    assert not hasattr(sg_transformer.configuration.dataclass(), "norm_power")

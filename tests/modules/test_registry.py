@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_sg.registry import Registry, UnknownName
+from fairseq_sg.registry import Mechanism, Registry, UnknownName
 
 names = st.text(min_size=1, max_size=12)
 
@@ -81,3 +84,49 @@ def test_mechanisms_of_one_kind_have_distinct_classes_and_carry_their_names():
         assert all(cls.registered_name == name for name, cls in kind.items()), kind.kind
         assert kind.option.startswith("--")
     assert len({kind.kind for kind in registries}) == len(registries)
+
+
+@dataclass
+class Common:
+    teeth: int = 3
+
+
+@dataclass
+class Special(Common):
+    speed: float = 1.5
+
+
+class Gadget(Mechanism):
+    options = Common
+
+    def __init__(self, size, **options):
+        self.size, self.given = size, options
+
+
+class Fast(Gadget):
+    options = Special
+
+
+class Bare(Gadget):
+    options = None
+
+
+def test_build_takes_options_from_a_configuration_by_one_rule():
+    """A class has its own options, those that it inherits, or none."""
+    gadgets, config = registry(), SimpleNamespace(teeth=4, speed=2.5, other=0)
+    for name, cls in {"fast": Fast, "inherits": type("Inherits", (Gadget,), {}), "bare": Bare}.items():
+        gadgets.register(name)(cls)
+    expected = {"fast": {"teeth": 4, "speed": 2.5}, "inherits": {"teeth": 4}, "bare": {}}
+    for name, options in expected.items():
+        built = gadgets.build(name, config, 7, colour="red")
+        assert (built.size, built.given) == (7, options | {"colour": "red"})
+        assert gadgets[name].option_classes(config) == {gadgets[name]}
+    with pytest.raises(UnknownName, match=r"unknown gadget 'slow' \(--gadget\): choose from bare, fast, inherits"):
+        gadgets.build("slow", config, 7)
+
+
+def test_every_mechanism_of_a_model_has_the_common_interface():
+    from fairseq_sg.models.checks import MECHANISMS
+
+    for kind in MECHANISMS:
+        assert all(issubclass(cls, Mechanism) for cls in kind.values()), kind.kind

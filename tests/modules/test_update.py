@@ -9,8 +9,9 @@ from torch import nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
+from fairseq_sg.modules.feedforward import DenseFeedForward
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
-from fairseq_sg.modules.update import CopyGateUpdate, build_update
+from fairseq_sg.modules.update import CopyGateUpdate, ResidualUpdate, build_update
 
 DIM = 8
 
@@ -37,7 +38,7 @@ def layer_norm(x, norm):
 @pytest.mark.parametrize("content", ["layer_norm", "tanh", "residual"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_equations(content, activation):
-    update = gate(copy_gate_content=content, ffn_activation=activation, copy_gate_ffn_dim=3, copy_gate_bias=0.5)
+    update = gate(copy_gate_content=content, ffn_activation=activation, copy_gate_ffn_dim=3)
     assert update.gate.fc1.out_features == 3
     for parameter in update.parameters():
         nn.init.normal_(parameter)
@@ -71,7 +72,6 @@ def test_closed_gate_copies_to_the_bit_and_open_gate_updates():
 def test_gates_start_nearly_closed():
     g = gate().gates(states(200)[0])
     assert 0.03 < g.mean().item() < 0.08  # σ(−3) = 0.047
-    assert gate(copy_gate_bias=2.0).gates(states(200)[0]).mean().item() > 0.8
 
 
 def test_dropout_closes_whole_columns_in_training_alone():
@@ -151,7 +151,7 @@ def test_layers_with_any_attention(attention):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pre_norm": True}, "--encoder-update copy_gate is post-norm: leave --pre-norm out"),
+        ({"pre_norm": True}, "copy_gate .--encoder-update, --decoder-update. is post-norm: leave --pre-norm out"),
         ({"copy_gate_content": "sum"}, "--copy-gate-content is 'sum': choose from layer_norm, tanh, residual"),
         ({"copy_gate_dropout": 1.0}, "--copy-gate-dropout is 1.0: choose a number from 0 to below 1"),
         ({"ffn_activation": "swish"}, "--ffn-activation is 'swish': choose from relu, gelu"),
@@ -160,6 +160,19 @@ def test_layers_with_any_attention(attention):
 def test_wrong_options(options, message):
     with pytest.raises(UsageError, match=message):
         gate(**options)
+
+
+def test_updates_are_built_outside_a_model_and_equal_those_of_a_configuration():
+    """By keywords, as every registry's mechanisms: no configuration is needed."""
+    options = {"copy_gate_content": "residual", "copy_gate_ffn_dim": 3, "ffn_activation": "gelu"}
+    built = gate(**options)
+    torch.manual_seed(0)
+    alone = CopyGateUpdate(DIM, DenseFeedForward(DIM, DIM, ffn_activation="gelu"), **options).double().eval()
+    a, h = states()
+    torch.testing.assert_close(alone(a, h, None)[0], built(a, h, None)[0], rtol=0, atol=0)
+    residual = ResidualUpdate(DIM, DenseFeedForward(DIM, 2 * DIM), dropout=0.5, pre_norm=True).double().eval()
+    assert residual.residual.dropout.p == 0.5
+    torch.testing.assert_close(residual(a, h, None)[0], a + residual.ffn(residual.residual.norm(a)))
 
 
 def test_unknown_update():

@@ -28,7 +28,8 @@ def build_attention(name: str, config: Any, role: str) -> Attention:
         role: ``encoder``, ``decoder`` or ``cross``.
 
     Raises:
-        ValueError: unknown name or role, a role the kind cannot serve, or a wrong option, each naming the choices.
+        UsageError: unknown name, a role the kind cannot serve, or a wrong option, each naming the choices.
+        ValueError: unknown role.
     """
     cls = ATTENTION_REGISTRY.find(name)
     if role not in ROLES:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.context import AttentionOutput, Context, State, Values
 from fairseq_sg.modules.cpu.packing import PADDED, Layout
-from fairseq_sg.modules.dropout import Dropout
-from fairseq_sg.registry import option_values
+from fairseq_sg.registry import Mechanism
 
 ROLES = ("encoder", "decoder", "cross")
 INITS = ("reference", "glorot", "fused", "torch")
@@ -46,17 +45,9 @@ class AttentionOptions:
         default=False,
         metadata={"help": "biases in the query, key, value and output projections (the references have none)"},
     )
-    attention_output_dropout: float = field(
-        default=0.0,
-        metadata={
-            "help": "dropout on the heads' outputs, before the output projection (the references have none)",
-            "least": 0,
-            "most": 1,
-        },
-    )
 
 
-class Attention(nn.Module):
+class Attention(Mechanism, nn.Module):
     """Base class of multi-head attentions.
 
     Args:
@@ -68,13 +59,12 @@ class Attention(nn.Module):
         qk_head_dim: D, the width of a head's queries and keys; that of its values unless given.
         value_heads: how many heads of width E the Values have; H unless given.
         output_projection: whether the heads' outputs go through a last projection.
-        attention_init, attention_bias, attention_output_dropout: see :class:`AttentionOptions`.
+        attention_init, attention_bias: see :class:`AttentionOptions`.
 
     Raises:
-        ValueError: for a role the kind cannot serve, heads that do not divide the width, or a wrong option.
+        UsageError: for a role the kind cannot serve, heads that do not divide the width, or a wrong option.
     """
 
-    registered_name: ClassVar[str]
     #: The roles the kind can serve.
     roles: ClassVar[frozenset[str]] = frozenset(ROLES)
     #: Whether the kind knows positions by itself, so that none are added to the embeddings.
@@ -86,8 +76,7 @@ class Attention(nn.Module):
     sees_input: ClassVar[bool] = False
     #: Whether the causal ``attend`` may have more keys than queries: a memory, before the positions of the queries.
     remembers: ClassVar[bool] = False
-    #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
-    options: ClassVar[type | None] = None
+    options: ClassVar[type] = AttentionOptions
     #: What ``--attention-init reference`` stands for: another choice, or a name that its ``reset_parameters`` knows.
     reference_init: ClassVar[str] = "glorot"
 
@@ -104,7 +93,6 @@ class Attention(nn.Module):
         output_projection: bool = True,
         attention_init: str = "reference",
         attention_bias: bool = False,
-        attention_output_dropout: float = 0.0,
     ):
         super().__init__()
         if role not in self.roles:
@@ -138,7 +126,6 @@ class Attention(nn.Module):
         self.out_proj = nn.Identity()
         if output_projection:
             self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=attention_bias)
-        self.output_dropout = Dropout(attention_output_dropout)
         if attention_init not in INITS:
             raise UsageError(f"--attention-init is {attention_init!r}: choose from {', '.join(INITS)}")
         self._init = self.reference_init if attention_init == "reference" else attention_init
@@ -170,16 +157,6 @@ class Attention(nn.Module):
             bound = math.sqrt(6 / (k.size(1) + k.size(0) + v.size(0)))
             nn.init.uniform_(k, -bound, bound)
             nn.init.uniform_(v, -bound, bound)
-
-    @classmethod
-    def keyword_arguments(cls, config: Any) -> dict[str, Any]:
-        """The keyword arguments that a model's configuration gives the class: its options, unless it overrides this."""
-        return option_values(cls.options or AttentionOptions, config)
-
-    @classmethod
-    def option_classes(cls, config: Any) -> set[type]:
-        """The classes whose options are in use with this attention: itself, and mechanisms that its options choose."""
-        return {cls}
 
     # The mechanism; each kind writes it.
 
@@ -269,7 +246,7 @@ class Attention(nn.Module):
     def _join_heads(self, out: Tensor, layout: Layout) -> Tensor:
         """(B, H, N, E) -> (N, B, C), in its layout, through the output projection."""
         joined = out.permute(2, 0, 1, 3).flatten(2)  # (N, B, H·E)
-        return self.out_proj(self.output_dropout(layout.pack(joined)))
+        return self.out_proj(layout.pack(joined))
 
     def _check(self, context: Context) -> None:
         if context.positions is not None and "indices" not in self.takes:

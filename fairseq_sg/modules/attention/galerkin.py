@@ -34,13 +34,6 @@ class GalerkinOptions(AttentionOptions):
     galerkin_norm_eps: float = field(
         default=1e-5, metadata={"help": "ε of the layer norms inside Galerkin and Fourier attention", "above": 0}
     )
-    galerkin_output_projection: bool = field(
-        default=False,
-        metadata={
-            "help": "an output projection W_O after Galerkin or Fourier attention (the released code has none: heads "
-            "lie side by side)"
-        },
-    )
 
 
 @dataclass
@@ -75,7 +68,6 @@ class GalerkinAttention(Attention):
 
     Args (besides those of :class:`Attention`):
         galerkin_norm_eps: ε of the layer norms.
-        galerkin_output_projection: whether there is an output projection.
     """
 
     options = GalerkinOptions
@@ -91,10 +83,9 @@ class GalerkinAttention(Attention):
         num_heads: int,
         *,
         galerkin_norm_eps: float = 1e-5,
-        galerkin_output_projection: bool = False,
         **kwargs,
     ):
-        super().__init__(embed_dim, num_heads, output_projection=galerkin_output_projection, **kwargs)
+        super().__init__(embed_dim, num_heads, output_projection=False, **kwargs)
         ranges.check(GalerkinOptions, {"galerkin_norm_eps": galerkin_norm_eps})
         if self.head_dim < 2:
             raise UsageError(

@@ -4,7 +4,7 @@
 
 over all i in the encoder and in cross-attention, over i ≤ n in the decoder. ``ops/linear_attention/naive.py`` is the
 quotient, in the order in which it is written here. No 1/√d scale: the maps that need one have their own. There are no
-attention probabilities and so no dropout on them (``--attention-output-dropout`` drops features of the output).
+attention probabilities, and so there is no dropout on them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, NoNormalization, 
 from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import autocast_disabled
-from fairseq_sg.registry import option_values
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +104,9 @@ class LinearAttention(Attention):
 
     @classmethod
     def keyword_arguments(cls, config: Any) -> dict[str, Any]:
-        feature_map = FEATURE_MAP_REGISTRY.find(config.feature_map)
-        qk_norm = QK_NORM_REGISTRY.find(config.qk_norm)
         return super().keyword_arguments(config) | {
-            "feature_map_options": option_values(feature_map.options, config),
-            "qk_norm_options": option_values(qk_norm.options, config),
+            "feature_map_options": FEATURE_MAP_REGISTRY.find(config.feature_map).keyword_arguments(config),
+            "qk_norm_options": QK_NORM_REGISTRY.find(config.qk_norm).keyword_arguments(config),
         }
 
     @classmethod

@@ -51,14 +51,6 @@ class SoftmaxOptions(AttentionOptions):
             "logarithm of the number of visible keys (Chiang & Cholak 2022)"
         },
     )
-    log_length_of: str = field(
-        default="valid",
-        metadata={
-            "help": "what --logit-scale log_length counts: 'valid' keys of the sentence (in a decoder, of the visible "
-            "prefix), or "
-            "'padded', the length of the batch, as the released code does"
-        },
-    )
 
 
 class SoftmaxAttentionBase(Drops, Attention):
@@ -74,7 +66,6 @@ class SoftmaxAttentionBase(Drops, Attention):
         attention_scale: ``head_dim`` or ``model_dim``: logits are multiplied by 1/√ of it; or ``learned``: by a scalar,
             one for the module, that starts at 1/√head_dim.
         logit_scale: ``sqrt_dim`` or ``log_length`` (Chiang & Cholak 2022, section 5.3).
-        log_length_of: ``valid`` or ``padded``; only with ``log_length``.
         position: makes a module with ``rotate`` or ``bias``, for a width and a number of heads (``modules.position``).
     """
 
@@ -90,7 +81,6 @@ class SoftmaxAttentionBase(Drops, Attention):
         attention_dropout: float | None = 0.0,
         attention_scale: str = "head_dim",
         logit_scale: str = "sqrt_dim",
-        log_length_of: str = "valid",
         position: MakePosition | None = None,
         **kwargs,
     ):
@@ -99,16 +89,12 @@ class SoftmaxAttentionBase(Drops, Attention):
         for option, value, choices in (
             ("--attention-scale", attention_scale, tuple(widths)),
             ("--logit-scale", logit_scale, ("sqrt_dim", "log_length")),
-            ("--log-length-of", log_length_of, ("valid", "padded")),
         ):
             if value not in choices:
                 raise UsageError(f"{option} is {value!r}: choose from {', '.join(choices)}")
-        if log_length_of != "valid" and logit_scale != "log_length":
-            raise UsageError(f"--log-length-of {log_length_of} has no effect without --logit-scale log_length")
         self.scale = widths[attention_scale] ** -0.5
         self.learned_scale = nn.Parameter(torch.full((1,), self.scale)) if attention_scale == "learned" else None
         self.log_length = logit_scale == "log_length"
-        self.count_padding = log_length_of == "padded"
         self.attention_dropout = attention_dropout or 0.0
         ranges.check(SoftmaxOptions, {"attention_dropout": attention_dropout})
         self.position = None if position is None else position(self.qk_head_dim, num_heads)
@@ -163,8 +149,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         dtype = accumulation_dtype(q)
         factors = []
         if self.log_length:
-            padding = None if self.count_padding else key_padding_mask
-            seen = count_visible(q.size(2), keys, padding, self.causal, offset, q.device)
+            seen = count_visible(q.size(2), keys, key_padding_mask, self.causal, offset, q.device)
             factors.append(seen.to(dtype).log())
         if self.learned_scale is not None:
             factors.append(self.learned_scale.to(dtype) / self.scale)

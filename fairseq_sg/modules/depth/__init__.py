@@ -11,17 +11,15 @@ from fairseq_sg.modules.depth.base import DEPTH_REGISTRY, IncrementalState, Stac
 from fairseq_sg.modules.depth.separate import SeparateLayers
 from fairseq_sg.modules.depth.shared import SharedLayer
 from fairseq_sg.modules.depth.shared_act import SharedACT
-from fairseq_sg.registry import option_values
 
 
 def build_stack(config: Any, side: str, build_layer: Callable[[int], nn.Module]) -> Stack:
-    """The stack ``config.depth`` of the ``encoder`` or the ``decoder`` (``side``), made from a model's configuration.
+    """The stack ``config.depth`` of the ``encoder`` or the ``decoder`` (``side``), from a model's configuration.
 
-    ``build_layer`` makes the layer of a step. Raises ValueError for an unknown name, or a wrong option.
+    ``build_layer`` makes the layer of a step. Raises UsageError for an unknown name, or a wrong option.
     """
-    cls = DEPTH_REGISTRY.find(config.depth)
-    options = option_values(cls.options, config)
-    return cls(build_layer, getattr(config, f"{side}_layers"), getattr(config, f"{side}_embed_dim"), **options)
+    steps, dim = getattr(config, f"{side}_layers"), getattr(config, f"{side}_embed_dim")
+    return DEPTH_REGISTRY.build(config.depth, config, build_layer, steps, dim)
 
 
 __all__ = [

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.context import Context, Values
 from fairseq_sg.modules.losses import AuxLosses, collect
-from fairseq_sg.registry import Registry
+from fairseq_sg.registry import Mechanism, Registry
 
 DEPTH_REGISTRY = Registry("depth", "--depth")
 register_depth = DEPTH_REGISTRY.register
@@ -40,7 +40,7 @@ class StackOutput(NamedTuple):
     losses: AuxLosses
 
 
-class Stack(nn.Module):
+class Stack(Mechanism, nn.Module):
     """Base class: a subclass says which layer works at each step and where that step keeps its decoding state.
 
     Args:
@@ -50,9 +50,6 @@ class Stack(nn.Module):
         dim: C, the width of the hidden state.
     """
 
-    registered_name: ClassVar[str]
-    #: Dataclass of the kind's own options: its fields are command-line options and keyword arguments of the class.
-    options: ClassVar[type | None] = None
     #: Whether one layer works at every step.
     shares_layers: ClassVar[bool] = False
 

@@ -14,7 +14,8 @@ D.5, and a column that T_max stops has no remainder, so that its weights sum to 
 Only the readout halts: a column's state goes on as long as any column runs, and the others can attend to it. Columns of
 padding are halted from the start; their output is 0.
 
-The ponder loss, the mean of R over the columns, is returned as ``ponder`` (``--aux-loss-weights '{"ponder": 0.03}'``).
+The ponder loss, the mean of R over the columns, is returned as ``ponder``. Its weight is 0.03, the reference's, unless
+``--aux-loss-weights`` has another.
 
 Above is what the released code does. In the text, p̂^(t) is read from h^(t) (``--act-halting-state output``), and Σ p̂
 has only to reach 1 − ε. The released code's mean of R counts padding (``--act-ponder-padding include``).
@@ -101,6 +102,8 @@ class SharedACT(SharedLayer):
     """
 
     options = SharedACTOptions
+    #: The weight of all published models with halting (Csordás 2023, appendix D.1: α = 0.03).
+    emitted_losses = {"ponder": 0.03}
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from fairseq_sg.modules.feature_maps.taylor import TaylorFeatureMap
 
 
 def build_feature_map(name: str, head_dim: int, **options: Any) -> FeatureMap:
-    """The map ``name`` for heads of width ``head_dim``. Raises ValueError for an unknown name or a wrong option."""
+    """The map ``name`` for heads of width ``head_dim``. Raises UsageError for an unknown name or a wrong option."""
     return FEATURE_MAP_REGISTRY.find(name)(head_dim, **options)
 
 

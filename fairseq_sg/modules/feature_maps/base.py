@@ -17,13 +17,13 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fairseq_sg.ops.precision import accumulation_dtype
-from fairseq_sg.registry import Registry
+from fairseq_sg.registry import Mechanism, Registry
 
 FEATURE_MAP_REGISTRY = Registry("feature map", "--feature-map")
 register_feature_map = FEATURE_MAP_REGISTRY.register
 
 
-class FeatureMap(nn.Module):
+class FeatureMap(Mechanism, nn.Module):
     """Base class: a map that treats Queries and Keys alike, whatever their positions, overrides ``forward`` alone.
 
     Args:
@@ -31,7 +31,6 @@ class FeatureMap(nn.Module):
 
     Attributes:
         features: F, the width of φ(x).
-        options: dataclass of the map's own options; its fields are command-line options and keyword arguments.
         needs_positions: whether ``queries`` and ``keys`` get positions; int64, broadcastable to (B, H, N), counted
             from 0 at the first real token. Without it they are None.
         quadratic: whether F grows with D², the case for ``--feature-dim sqrt``.
@@ -39,8 +38,6 @@ class FeatureMap(nn.Module):
         longest: the length of the longest sequence that it is defined for, None for no limit.
     """
 
-    registered_name: ClassVar[str]
-    options: ClassVar[type | None] = None
     needs_positions: ClassVar[bool] = False
     quadratic: ClassVar[bool] = False
     least_width: ClassVar[int] = 1

@@ -8,25 +8,21 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
-from fairseq_sg.modules.feature_maps.outer import OuterProduct, OuterProductOptions
+from fairseq_sg.modules.feature_maps.outer import OuterProduct
 
 
 @register_feature_map("taylor")
 class TaylorFeatureMap(FeatureMap):
-    """φ(x) = [1, x/D^¼, x⊗x/√(2D)], F = 1 + D + D(D + 1)/2, or 1 + D + D² (Arora et al. 2024; Zhang et al. 2024).
+    """φ(x) = [1, x/D^¼, x⊗x/√(2D)], F = 1 + D + D(D + 1)/2 (Arora et al. 2024; Zhang et al. 2024).
 
     So φ(q)·φ(k) = 1 + s + s²/2 with s = q·k/√D: exp(s) to second order, and at least 1/2. Features are float32.
-
-    Args:
-        outer_product: ``upper`` or ``full``, see ``outer``.
     """
 
-    options = OuterProductOptions
     quadratic = True
 
-    def __init__(self, head_dim: int, *, outer_product: str = "upper"):
+    def __init__(self, head_dim: int):
         super().__init__(head_dim)
-        self.outer = OuterProduct(head_dim, outer_product)
+        self.outer = OuterProduct(head_dim)
         self.features = 1 + head_dim + self.outer.features
         self.scale = head_dim**-0.25
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairseq_sg.modules.feedforward.base import FeedForward, FeedForwardOptions
+from fairseq_sg.modules.feedforward.base import FeedForward
 from fairseq_sg.modules.feedforward.dense import DenseFeedForward
 from fairseq_sg.modules.feedforward.moe import MixtureOfExperts
 from fairseq_sg.modules.feedforward.noisy_topk import NoisyTopK
@@ -14,19 +14,18 @@ from fairseq_sg.modules.feedforward.s_base import SBase
 from fairseq_sg.modules.feedforward.sigma_moe import SigmaMoE
 from fairseq_sg.modules.feedforward.switch import Switch
 from fairseq_sg.modules.feedforward.topk import TopKFeedForward
-from fairseq_sg.registry import option_values
 
 
 def build_feedforward(name: str, config: Any, side: str) -> FeedForward:
-    """The feedforward layer ``name`` of the ``encoder`` or ``decoder`` (``side``), set by a model's configuration.
+    """The feedforward layer ``name`` of the ``encoder`` or ``decoder`` (``side``), from a model's configuration.
 
-    Raises ValueError for an unknown name, with the choices, or for a wrong option.
+    Raises UsageError for an unknown name, with the choices, or for a wrong option.
     """
-    cls = FEEDFORWARD_REGISTRY.find(name)
-    options = option_values(cls.options or FeedForwardOptions, config)
-    if cls.needs_layers:
-        options["layers"] = getattr(config, f"{side}_layers") if config.pre_norm else 1
-    return cls(getattr(config, f"{side}_embed_dim"), getattr(config, f"{side}_ffn_embed_dim"), **options)
+    dim, ffn_dim = getattr(config, f"{side}_embed_dim"), getattr(config, f"{side}_ffn_embed_dim")
+    layers = {}
+    if FEEDFORWARD_REGISTRY.find(name).needs_layers:
+        layers["layers"] = getattr(config, f"{side}_layers") if config.pre_norm else 1
+    return FEEDFORWARD_REGISTRY.build(name, config, dim, ffn_dim, **layers)
 
 
 __all__ = [

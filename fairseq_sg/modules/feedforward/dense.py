@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.dropout import Dropout
-from fairseq_sg.modules.feedforward.base import FeedForward, FeedForwardOptions
+from fairseq_sg.modules.feedforward.base import FeedForward
 from fairseq_sg.modules.feedforward.registry import register_feedforward
 
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
@@ -20,7 +20,15 @@ CUT_OFF_STD = 0.8796256610342398
 
 
 @dataclass
-class DenseOptions(FeedForwardOptions):
+class DenseOptions:
+    activation_dropout: float | None = field(
+        default=None,
+        metadata={
+            "help": "dropout after the feedforward layer's activation (default: --dropout)",
+            "least": 0,
+            "most": 1,
+        },
+    )
     ffn_init: str = field(
         default="reference",
         metadata={
@@ -45,7 +53,7 @@ class DenseFeedForward(FeedForward):
         layers: for ``ffn_init`` ``scaled``; see `FeedForward.needs_layers`.
         activation_dropout: dropout after the activation.
         ffn_init: ``reference``, ``scaled`` or ``torch``. ffn_activation: ``relu`` or ``gelu``. Another value is a
-            ValueError.
+            UsageError.
     """
 
     options = DenseOptions

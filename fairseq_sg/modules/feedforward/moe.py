@@ -1,20 +1,20 @@
-"""What all mixtures of experts share (Csordás 2023, section 7.2.3).
+"""The base of all mixtures of experts (Csordás 2023, section 7.2.3).
 
     z = W₃ x                                          selection logits, computed in float32
     E = K experts, s their weights                    by the kind: see ``select`` of each
     y = Σ_{e ∈ E} W₂ᵉ · Drop(s[e] ReLU(W₁ᵉ x))                                      (7.11)
 
-N_E experts of size G take the place of d_ff = N_E · G hidden units; there are no biases and no limit to the tokens of
-an expert. The K experts of all tokens share one sort (`fairseq_sg.ops.cvmm_sorted`).
+N_E experts of size G replace d_ff = N_E · G hidden units. There are no biases, and no limit to the tokens of an expert.
+The K experts of all tokens share one sort (`fairseq_sg.ops.cvmm_sorted`).
 
 Tokens of padding are neither routed nor counted, and their output is 0.
 
 In training a layer returns its load balancing loss, multiplied by its weight γ, and statistics of this worker's batch:
 
-    experts_effective      exp of the entropy of the experts' shares of the selections: how many are in use, in effect
+    experts_effective      effective number of experts: exp of the entropy of their shares of the selections
     experts_dead           share of the experts that no token selects
-    experts_largest        share of the selections that the expert has which is selected most
-    experts_token_entropy  mean entropy of softmax(z) of a token, in nats: 0 if it knows its experts, log N_E if not
+    experts_largest        share of the selections of the most selected expert
+    experts_token_entropy  mean entropy of a token's softmax(z) in nats, from 0 to log N_E
 
 Initialization (``--moe-init``), all normal; L is the number of layers in a pre-norm model, where their outputs add up,
 and 1 in a post-norm one:
@@ -115,7 +115,7 @@ class Selection(NamedTuple):
 
 
 class MixtureOfExperts(FeedForward):
-    """Base class; a kind says how experts are selected, and what its load balancing loss is.
+    """Base class; a kind defines the selection of experts and the load balancing loss.
 
     Args:
         dim, ffn_dim: d_model, and d_ff = N_E · G.
@@ -134,8 +134,8 @@ class MixtureOfExperts(FeedForward):
     default_init: ClassVar[str] = "dense_equivalent"
     default_regularization: ClassVar[float] = 0.001
     default_expert_dropout: ClassVar[float] = 0.0
-    #: Whether experts are selected for each sequence by itself in training: then tokens come as (N, B, d_model), and
-    #: ``select`` is told how many sequences they are of. Models do not pack such layers' tokens.
+    #: Whether experts are selected for each sequence separately in training. Then tokens come as (N, B, d_model), and
+    #: ``select`` gets the number of sequences. Models do not pack the tokens of such layers.
     by_sequence = False
 
     def __init__(
@@ -181,6 +181,11 @@ class MixtureOfExperts(FeedForward):
             # Elements of d_model-vectors of norm `scale` have the standard deviation scale/√d_model.
             self.w3.copy_(scale * F.normalize(self.w3, dim=1))
 
+    @property
+    def emitted_losses(self) -> dict[str, float]:
+        """The load balancing loss, which is returned multiplied by γ; none where γ is 0."""
+        return {self.loss_name: 1.0} if self.regularization_weight else {}
+
     def rescale_output(self, gain: float) -> None:
         with torch.no_grad():
             self.w2.mul_(gain)
@@ -189,7 +194,7 @@ class MixtureOfExperts(FeedForward):
         flat, real = x.reshape(-1, self.dim), None
         if padding_mask is not None:
             real = ~padding_mask.reshape(-1)
-            # Whatever stands at padding must not reach the selection's gradient, not even multiplied by 0.
+            # Values at padding must not reach the selection's gradient, not even multiplied by 0.
             flat = flat.masked_fill(~real.unsqueeze(1), 0.0)
         logits = self.logits(flat)
         chosen = (
@@ -197,7 +202,7 @@ class MixtureOfExperts(FeedForward):
         )
         experts = chosen.experts if real is None else chosen.experts.masked_fill(~real.unsqueeze(1), -1)
         routing = sort_selection(experts, self.experts, complete=real is None)
-        # Dropout multiplies by 0 or more, so it may come before ReLU and weights, which then are part of the product.
+        # Dropout multiplies by 0 or more, so it may precede ReLU and weights, which are then part of the product.
         hidden = self.dropout(cvmm_sorted(flat, routing, self.w1, from_tokens=True))
         y = cvmm_sorted(hidden, routing, self.w2, to_tokens=True, relu=True, weights=chosen.weights).reshape(x.shape)
         if not return_losses:
@@ -245,7 +250,7 @@ class MixtureOfExperts(FeedForward):
 
 
 def sizes(ffn_dim: int, experts: int | None, expert_dim: int | None) -> tuple[int, int]:
-    """N_E and G with N_E · G = d_ff. Raises UsageError where there are none."""
+    """N_E and G with N_E · G = d_ff. Raises UsageError for options that have no such sizes."""
     ranges.check(MoEOptions, {"moe_experts": experts, "moe_expert_dim": expert_dim})
     if experts is not None and expert_dim is not None:
         if experts * expert_dim != ffn_dim:
@@ -255,14 +260,14 @@ def sizes(ffn_dim: int, experts: int | None, expert_dim: int | None) -> tuple[in
                 f"{experts * expert_dim}, or leave one of the two out"
             )
         return experts, expert_dim
-    option, part = ("--moe-expert-dim", expert_dim) if expert_dim else ("--moe-experts", experts or EXPERTS)
-    if ffn_dim % part:
+    option, given = ("--moe-expert-dim", expert_dim) if expert_dim else ("--moe-experts", experts or EXPERTS)
+    if ffn_dim % given:
         raise UsageError(
-            f"{option} {part} does not divide the hidden width {ffn_dim} (--encoder-ffn-embed-dim, "
+            f"{option} {given} does not divide the hidden width {ffn_dim} (--encoder-ffn-embed-dim, "
             f"--decoder-ffn-embed-dim)"
         )
-    rest = ffn_dim // part
-    return (rest, part) if expert_dim else (part, rest)
+    other = ffn_dim // given
+    return (other, given) if expert_dim else (given, other)
 
 
 def top_k(scores: Tensor, k: int, kept: Tensor | None) -> Selection:

@@ -8,12 +8,12 @@ The softmax is over the kept u of all heads together, as in the released code. T
 K largest u_a and u_b, so no more than K² sums are formed. All heads share the values. There is no projection of x, no
 batch norm, no dropout and no bias.
 
-Without ``--pkm-k`` it is what the published numbers were made with: there K is beyond the number of sub-keys, and the
-released code then adds up the heads' u before the activation and keeps all n,
+Without ``--pkm-k`` it is the layer of the published numbers. Their K exceeds the number of sub-keys; the released code
+then adds up the heads' u before the activation and keeps all n,
 
     y = Σ_i α[i] v_i,  α = ReLU(Σ_heads u) or softmax(Σ_heads u)
 
-where the heads could as well be one. The released code's order of values is that above; (7.8) has a and b exchanged.
+which one head could do as well. The order of values above is the released code's; (7.8) has a and b exchanged.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ R is what Sinkhorn's iteration makes of exp z: b_t scales a token's row to sum 1
 
     b_t = −LSE_e(z_te + a_e),   a_e = log(T/N_E) − LSE_t(z_te + b_t),
 
-over the T real tokens of this worker's batch. ``--s-base-sinkhorn released`` is the thesis's code, which the published
-numbers are from. It differs in two points: it balances the T tokens of each sequence by itself, and it subtracts a and
-b where they are added here, in the iteration but not in R, which is not balanced then.
+over the T real tokens of this worker's batch. ``--s-base-sinkhorn released`` is the iteration of the thesis's code,
+which the published numbers come from. It differs in two points. It balances the T tokens of each sequence separately.
+In the iteration, but not in R, it subtracts a and b where they are added here, so that R is not balanced.
 
 The load balancing loss is that of σ-MoE, as in the thesis.
 """

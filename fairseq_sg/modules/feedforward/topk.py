@@ -1,6 +1,6 @@
 """The dense layer with the top-K activation (Csordás 2023, section 7.2.1): W₂ · topK(Dropout(ReLU(W₁ x + b₁))) + b₂.
 
-All but the K largest hidden units of a token are set to 0 (7.6, 7.7). Units that are as large as the K-th stay, too.
+All but the K largest hidden units of a token are set to 0 (7.6, 7.7). Units equal to the K-th are kept too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TopKOptions(DenseOptions):
 
 @register_feedforward("topk")
 class TopKFeedForward(DenseFeedForward):
-    """The dense layer, of whose hidden units K are kept.
+    """The dense layer with K of its hidden units kept.
 
     Args:
         topk_k: K. A number that is not from 1 to ffn_dim is a UsageError. The others are those of `DenseFeedForward`.

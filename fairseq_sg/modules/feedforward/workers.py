@@ -22,9 +22,8 @@ _left_out = False
 
 @contextlib.contextmanager
 def left_out_of_sums(left_out: bool = True) -> Iterator[None]:
-    """Within it this worker calls ``sum_over_workers`` and takes its backward pass as the others do, but adds nothing,
-    and
-    passes nothing on: its batch is one that fairseq fills a gap with at the end of an epoch, and ignores."""
+    """For fairseq's dummy batches at the end of an epoch: within it, this worker takes part in ``sum_over_workers`` and
+    its backward pass, and contributes zeros to both."""
     global _left_out
     before, _left_out = _left_out, left_out
     try:

@@ -1,4 +1,4 @@
-"""Positions: one file each, chosen by ``--position``; see ``base`` for where they enter the model."""
+"""Positions: one file each, chosen by ``--position``; ``base`` lists where they enter the model."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from fairseq_sg.modules.position.randomized import RandomizedPosition
 from fairseq_sg.modules.position.rotary import RotaryPosition
 from fairseq_sg.modules.position.sinusoidal import SinusoidalPosition
 from fairseq_sg.modules.position.t5 import T5Position
-from fairseq_sg.registry import option_values
 
-#: What a position may give inside an attention that brings none of its own.
+#: The values of ``gives`` for positions inside an attention that brings none itself.
 INSIDE = ("rotation", "bias")
 MakePosition = Callable[[int, int], AttentionPosition]
 
 
 def build_embedded_position(name: str, dim: int, config: Any) -> EmbeddedPosition:
-    """The positions ``name`` as they are added to embeddings of width ``dim``; none for one that enters elsewhere.
+    """The positions ``name`` to add to embeddings of width ``dim``; ``NoPosition`` for one that enters elsewhere.
 
-    Raises ValueError for an unknown name or a wrong option.
+    Raises UsageError for an unknown name or a wrong option.
     """
-    cls = POSITION_REGISTRY.find(name)
-    return cls(dim, **option_values(cls.options, config)) if cls.gives_with(config) == "embedding" else NoPosition(dim)
+    if POSITION_REGISTRY.find(name).gives_with(config) != "embedding":
+        return NoPosition(dim)
+    return POSITION_REGISTRY.build(name, config, dim)
 
 
 def attention_position(attention: type, config: Any, role: str) -> MakePosition | None:
-    """What ``--position`` gives to one attention: what makes a module with ``rotate`` or ``bias``, or None.
+    """A function that makes the ``--position`` inside one attention, a module with ``rotate`` or ``bias``; or None.
 
     Args:
         attention: the class of the attention.
@@ -51,7 +51,7 @@ def attention_position(attention: type, config: Any, role: str) -> MakePosition 
         role: positions inside attention are between a sequence and itself, so ``cross`` has none.
 
     Returns:
-        A function of the width that is rotated and the number of heads.
+        A function of the rotated width and the number of heads.
 
     Raises:
         UsageError: the position is not defined for this attention.
@@ -66,18 +66,14 @@ def attention_position(attention: type, config: Any, role: str) -> MakePosition 
     if gives not in attention.takes:
         raise UsageError(
             f"--position {name} is not defined for {attention.registered_name} attention (--{role}-attention); with "
-            f"it go: "
-            f"{', '.join(sorted(positions_for(attention, config))) or 'none, it brings its own'}"
+            f"it go: {', '.join(sorted(positions_for(attention, config))) or 'none, it brings its own'}"
         )
-    return None if gives == "indices" else partial(cls, causal=role == "decoder", **option_values(cls.options, config))
+    return None if gives == "indices" else partial(cls, causal=role == "decoder", **cls.keyword_arguments(config))
 
 
 def build_indices(config: Any) -> Position | None:
-    """The module that gives position numbers to the attentions of one side, where ``--position`` is such."""
-    if not gives_indices(config):
-        return None
-    cls = POSITION_REGISTRY.find(config.position)
-    return cls(**option_values(cls.options, config))
+    """The module of position numbers for the attentions of one side; None where ``--position`` gives none."""
+    return POSITION_REGISTRY.build(config.position, config) if gives_indices(config) else None
 
 
 def gives_indices(config: Any) -> bool:
@@ -87,7 +83,7 @@ def gives_indices(config: Any) -> bool:
 
 
 def positions_for(attention: type, config: Any) -> set:
-    """The names of the positions that go with an attention, options being as they are."""
+    """The names of the positions that an attention is defined with, under these options."""
     if attention.brings_position:
         return {name for name, cls in POSITION_REGISTRY.items() if cls.gives_with(config) in attention.takes}
     usable = {"embedding", "nothing", *attention.takes} - {"indices"}

@@ -2,9 +2,9 @@
 
     q_i k_jᵀ/√d − m_h |i − j|,    m_h = 2^{−8h/H} for the heads h = 1 … H
 
-In a decoder only j ≤ i is seen, and this is the paper's −m_h (i − j). The paper has no encoder; there the bias is
-symmetric here, so that order within a distance is left to the content (variants with other slopes to the right, or one
-direction a head, exist). The bias is not divided by √d.
+In a decoder only j ≤ i is seen, and this is the paper's −m_h (i − j). The paper has no encoder. Here the bias of an
+encoder is symmetric, blind to direction; variants with other slopes to the right, or one direction a head, exist. The
+bias is not divided by √d.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What all positions share: what they give, their options, and the indices they count with.
+"""The base classes of positions, sinusoids, and position numbers.
 
-A position says by ``gives`` where it enters the model:
+The class attribute ``gives`` is the place where a position enters the model:
 
-- ``embedding``  P_i is added to the token embeddings: the class is called with indices and returns ``(B, N, dim)``;
-- ``rotation``   Queries and Keys are rotated by their position: the class has ``rotate``;
-- ``bias``       a function of query and key position is added to the logits: the class has ``bias``;
-- ``indices``    other position numbers than 0, 1, 2, … for an attention that brings positions of its own: the class is
-                 made with its options, called with a length and returns the numbers, increasing; of a prefix, the same
-                 ones in evaluation;
-- ``nothing``    no positions.
+- ``embedding``  P_i is added to the token embeddings; the module is called with indices and returns ``(B, N, dim)``.
+- ``rotation``   Queries and Keys are rotated by their position; the class has ``rotate``.
+- ``bias``       A function of query and key position is added to the logits; the class has ``bias``.
+- ``indices``    Other position numbers than 0, 1, 2, … for an attention that brings its own positions. The module is
+                 called with a length and returns the numbers in increasing order; in evaluation, those of a prefix do
+                 not depend on its length.
+- ``nothing``    No positions.
 
-An attention says by ``takes`` which of rotation, bias and indices it is defined for.
+An attention lists in ``takes`` which of rotation, bias and indices it is defined for.
 """
 
 from __future__ import annotations
@@ -20,41 +20,35 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.registry import Registry
+from fairseq_sg.registry import Mechanism, Registry
 
-#: Positions up to which single precision tells the angles of sinusoids apart.
+#: Largest position for which angles of sinusoids are accurate enough in float32.
 PRECISE = 1 << 14
 POSITION_REGISTRY = Registry("position", "--position")
 register_position = POSITION_REGISTRY.register
 
 
-class Position(nn.Module):
-    """Base class of positions.
+class Position(Mechanism, nn.Module):
+    """Base class of positions."""
 
-    Attributes:
-        options: dataclass of the position's own options; its fields are command-line options and keyword arguments.
-    """
-
-    registered_name: ClassVar[str]
-    options: ClassVar[type | None] = None
     #: See the module's docstring.
     gives: ClassVar[str] = "nothing"
-    #: Whether positions after a prefix are the same however much of the prefix is there.
+    #: Whether the positions after a prefix do not depend on how much of the prefix is present.
     continues: ClassVar[bool] = True
 
     @classmethod
     def gives_with(cls, config: Any) -> str:
-        """What the position gives under a configuration; ``cls.gives`` unless its options decide."""
+        """``gives`` under a configuration; the class attribute unless options decide."""
         return cls.gives
 
     @property
     def longest(self) -> int | None:
-        """The length of the longest sequence that has positions, in training and evaluation; None if there is none."""
+        """Length of the longest sequence that has positions, in training and evaluation; None for no limit."""
         return None
 
 
 class EmbeddedPosition(Position):
-    """A position that is added to the token embeddings; made with the model's width and its own options."""
+    """A position that is added to the token embeddings. ``dim`` is the model's width."""
 
     gives = "embedding"
 
@@ -71,7 +65,7 @@ class AttentionPosition(Position):
     """A position inside self-attention.
 
     Args:
-        dim: D, the width of what ``rotate`` gets: a head's queries and keys, or their features in linear attention.
+        dim: D, the width of the input of ``rotate``: a head's queries and keys, or features in linear attention.
         num_heads: H.
         causal: whether the attention is causal.
     """
@@ -105,9 +99,7 @@ def sinusoid(positions: Tensor, dim: int, dtype: torch.dtype = torch.float32) ->
 
 
 def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
-    """Positions counted from 0 at the first real token, (B, N) -> (B, N) int64; padding on either side shifts
-    nothing.
-    """
+    """(B, N) -> (B, N) int64: positions counted from 0 at the first real token, whatever side padding is on."""
     return real_positions(tokens.eq(padding_idx))
 
 

@@ -25,7 +25,7 @@ class LearnedPosition(EmbeddedPosition):
 
     Args:
         dim: d, the model's width.
-        learned_positions: how many positions there are.
+        learned_positions: the number of positions.
 
     Raises:
         UsageError: fewer than one position; on a call, a sequence longer than that.

@@ -2,16 +2,16 @@
 
     I = {i_0 < i_1 < … < i_{N−1}} ⊂ {0, …, L−1}, uniform without replacement; the token at j has position i_j
 
-One subset is drawn for a batch and forward pass, by each side for itself; all layers of a side use the same. So
-positions that only longer sentences reach at test time have been trained.
+Each side draws one subset for a batch and forward pass; all layers of the side use it. So the positions that only
+longer sentences reach at test time are trained.
 
-The paper draws a subset at test time too. Then outputs are random, and step-by-step decoding is not defined: positions
-of a prefix would change with its length. In evaluation this code gives the token at j the position j·⌊L/K⌋, K being the
-longest sequence that is expected (``--randomized-eval-length``): evenly spread like the mean of a subset of size K, the
-same for every prefix, and with the same distances wherever padding lets a sentence start. K is no part of the
-checkpoint and may be changed at test time (``--model-overrides "{'randomized_eval_length': 100}"``).
+The paper draws a subset at test time too. Outputs are random then, and step-by-step decoding is not defined: the
+positions of a prefix would change with its length. In evaluation this code gives the token at j the position j·⌊L/K⌋,
+where K is the longest expected sequence (``--randomized-eval-length``). These positions are evenly spread, like the
+mean of a subset of size K. They are the same for every prefix, and distances do not depend on padding. K is not part
+of the checkpoint and may be changed at test time (``--model-overrides "{'randomized_eval_length': 100}"``).
 
-With base ``relative`` distances are differences of positions, i_k − i_j, as section 3 has it; the released code draws a
+With base ``relative``, distances are differences of positions, i_k − i_j, as in section 3. The released code draws a
 subset of the distances instead, so that all pairs at the same distance agree.
 """
 
@@ -34,9 +34,8 @@ class RandomizedOptions:
     randomized_base: str = field(
         default="sinusoidal",
         metadata={
-            "help": "what --position randomized numbers anew: sinusoidal or learned positions on the embeddings, or "
-            "those "
-            "of relative attention (relative)"
+            "help": "positions that --position randomized draws numbers for: sinusoidal or learned ones on the "
+            "embeddings, or those of relative attention (relative)"
         },
     )
     randomized_range: int = field(
@@ -45,8 +44,7 @@ class RandomizedOptions:
     randomized_eval_length: int = field(
         default=512,
         metadata={
-            "help": "longest sequence that --position randomized meets in evaluation; longer ones are left out of "
-            "training "
+            "help": "longest sequence of --position randomized in evaluation; longer ones are left out of training "
             "too; may be changed at test time",
             "least": 1,
         },
@@ -74,7 +72,7 @@ class RandomizedPosition(Position):
     """
 
     options = RandomizedOptions
-    #: In training, every pass draws all positions anew.
+    #: In training, every pass draws new positions.
     continues = False
 
     def __init__(
@@ -113,7 +111,7 @@ class RandomizedPosition(Position):
         return self.base(self.numbers(length, positions.device)[positions], self.range)
 
     def numbers(self, length: int, device: torch.device) -> Tensor:
-        """The positions of ``length`` tokens, (length,) int64, increasing; drawn anew at each call in training."""
+        """The positions of ``length`` tokens, (length,) int64, increasing; new ones at each call in training."""
         option, longest = ("range", self.range) if self.training else ("eval-length", self.eval_length)
         if length > longest:
             raise UsageError(

@@ -17,7 +17,7 @@ class SinusoidalPosition(EmbeddedPosition):
         self.register_buffer("table", sinusoid(torch.arange(128), dim), persistent=False)
 
     def forward(self, positions: Tensor, length: int) -> Tensor:
-        if length > PRECISE:  # in a stream, positions have no end, and a table of them all neither
+        if length > PRECISE:  # positions in a stream are unbounded, the table is not
             return sinusoid(positions, self.dim, torch.float64).type_as(self.table)
         if length > self.table.size(0):
             self.table = sinusoid(torch.arange(min(2 * length, PRECISE), device=self.table.device), self.dim).type_as(

@@ -2,13 +2,13 @@
 
     q_i k_jᵀ/√d + b_{h, bucket(j − i)}
 
-With B buckets and the longest distance told apart D, distances n below B/2 have a bucket each, longer ones share those
-left in logarithmic steps, B/2 + ⌊(B/2) ln(2n/B) / ln(2D/B)⌋, and all from D on share the last. This is the decoder's
+There are B buckets, and D is the maximum distance. Distances n below B/2 have a bucket each. Longer ones share the
+others in logarithmic steps, B/2 + ⌊(B/2) ln(2n/B) / ln(2D/B)⌋; all from D on share the last. This is the decoder's
 table, for n = i − j. The encoder gives half the buckets to keys at or before the query and half to those after it, each
 half with this rule.
 
-T5 learns one table in its first layer and uses it in all. Here every attention has its own, unless ``--depth shared``
-makes the layers one. T5 does not scale its logits; ``--attention-scale`` holds for the content alone.
+T5 learns one table in its first layer and uses it in all. Here every attention has a table, unless ``--depth shared``
+makes the layers one. T5 does not scale its logits; here ``--attention-scale`` applies to the content term alone.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""What all updates share: how a layer makes its new hidden state, once its attentions have worked.
+"""The base of all updates: how a layer makes its new hidden state after its attention sublayers.
 
 h  the state at the layer's input,  a  the state after the attention sublayers,  h' = update(a, h)
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from torch import Tensor, nn
 
 from fairseq_sg.modules.dropout import Dropout
-from fairseq_sg.registry import Registry
+from fairseq_sg.modules.feedforward import FeedForward
+from fairseq_sg.registry import Mechanism, Registry
 
 UPDATE_REGISTRY = Registry("update", "--encoder-update, --decoder-update")
 register_update = UPDATE_REGISTRY.register
@@ -30,28 +29,28 @@ class Residual(nn.Module):
         self.pre_norm = pre_norm
 
     def before(self, x: Tensor) -> Tensor:
+        """The sublayer's input."""
         return self.norm(x) if self.pre_norm else x
 
     def after(self, x: Tensor, update: Tensor) -> Tensor:
+        """The new state from the old one and the sublayer's output."""
         x = self.dropout.add_to(x, update)
         return x if self.pre_norm else self.norm(x)
 
 
-class Update(nn.Module):
-    """Base class.
+class Update(Mechanism, nn.Module):
+    """Base class; a subclass adds its own options as further keyword arguments.
 
     Args:
-        config: the model's configuration, with an attribute for each option of the update.
-        ffn: name of the feedforward layer that it is built with.
-        side: ``encoder`` or ``decoder``.
+        dim: C, the width of the hidden state.
+        ffn: the feedforward layer of the update.
+        dropout: dropout of a residual connection.
+        pre_norm: layer norm before the sublayer instead of after it.
     """
 
-    registered_name: ClassVar[str]
-    #: Dataclass of the update's own options.
-    options: ClassVar[type | None] = None
-
-    def __init__(self, config: Any, ffn: str, side: str):
+    def __init__(self, dim: int, ffn: FeedForward, *, dropout: float = 0.0, pre_norm: bool = False):
         super().__init__()
+        self.ffn = ffn
 
     def forward(self, a: Tensor, h: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """a, h (N, B, C), padding_mask (N, B) or None -> h' (N, B, C), losses by name."""

@@ -27,11 +27,13 @@ from torch import Tensor, nn
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.dropout import Drops
-from fairseq_sg.modules.feedforward import DenseFeedForward, build_feedforward
+from fairseq_sg.modules.feedforward import DenseFeedForward, FeedForward
 from fairseq_sg.modules.feedforward.dense import DenseOptions
 from fairseq_sg.modules.update.base import Update, register_update
 
 CONTENTS = ("layer_norm", "tanh", "residual")
+#: Start of the gate's last bias: gates are nearly closed at first, σ(−3) = 0.047.
+GATE_BIAS = -3.0
 
 
 @dataclass
@@ -52,9 +54,6 @@ class CopyGateOptions(DenseOptions):
             "least": 1,
         },
     )
-    copy_gate_bias: float = field(
-        default=-3.0, metadata={"help": "start of the copy gate's last bias; the lower, the more is copied at first"}
-    )
     copy_gate_dropout: float = field(
         default=0.0,
         metadata={"help": "probability with which a column's copy gate is closed in training", "least": 0, "below": 1},
@@ -65,43 +64,55 @@ class CopyGateOptions(DenseOptions):
 class CopyGateUpdate(Drops, Update):
     """See the module's docstring. FFN_data is any feedforward layer, FFN_gate a dense one.
 
+    Args:
+        dim: C, the width of the hidden state.
+        ffn: FFN_data; the start of its last matrix is rescaled here.
+        dropout: of residual connections, which this update does not have.
+        pre_norm: must be false.
+        copy_gate_…: see :class:`CopyGateOptions`.
+        activation_dropout, ffn_init, ffn_activation: of FFN_gate; see :class:`DenseFeedForward`.
+
     Raises:
-        UsageError: with ``--pre-norm``, and for a wrong option.
+        UsageError: with ``pre_norm``, and for a wrong option.
     """
 
     options = CopyGateOptions
 
-    def __init__(self, config, ffn, side):
-        super().__init__(config, ffn, side)
-        if config.pre_norm:
-            raise UsageError(f"--{side}-update copy_gate is post-norm: leave --pre-norm out")
-        if config.copy_gate_content not in CONTENTS:
-            raise UsageError(f"--copy-gate-content is {config.copy_gate_content!r}: choose from {', '.join(CONTENTS)}")
-        ranges.check(CopyGateOptions, vars(config))
-        dim = getattr(config, f"{side}_embed_dim")
-        self.content = config.copy_gate_content
-        self.dropout = config.copy_gate_dropout
-        self.ffn = build_feedforward(ffn, config, side)
+    def __init__(
+        self,
+        dim: int,
+        ffn: FeedForward,
+        *,
+        dropout: float = 0.0,
+        pre_norm: bool = False,
+        copy_gate_content: str = "layer_norm",
+        copy_gate_ffn_dim: int | None = None,
+        copy_gate_dropout: float = 0.0,
+        **gate_options,
+    ):
+        super().__init__(dim, ffn)
+        if pre_norm:
+            raise UsageError("copy_gate (--encoder-update, --decoder-update) is post-norm: leave --pre-norm out")
+        if copy_gate_content not in CONTENTS:
+            raise UsageError(f"--copy-gate-content is {copy_gate_content!r}: choose from {', '.join(CONTENTS)}")
+        given = {"copy_gate_ffn_dim": copy_gate_ffn_dim, "copy_gate_dropout": copy_gate_dropout}
+        ranges.check(CopyGateOptions, given)
+        self.content = copy_gate_content
+        self.dropout = copy_gate_dropout
         if self.content == "layer_norm":
-            # The gain of a tanh, in whose place the layer norm is.
-            self.ffn.rescale_output(5 / 3)
+            # The gain of a tanh, which the layer norm replaces.
+            ffn.rescale_output(5 / 3)
         elif self.content == "tanh":
-            # From Glorot's bound √(6/(d_model + d_ff)) to PyTorch's own, 1/√d_ff, which the released code leaves here.
-            self.ffn.rescale_output(math.sqrt((dim + self.ffn.ffn_dim) / (6 * self.ffn.ffn_dim)))
+            # From Glorot's bound √(6/(d_model + d_ff)) to PyTorch's default, 1/√d_ff, as in the released code.
+            ffn.rescale_output(math.sqrt((dim + ffn.ffn_dim) / (6 * ffn.ffn_dim)))
         self.norm = None if self.content == "tanh" else nn.LayerNorm(dim)
-        self.gate = DenseFeedForward(
-            dim,
-            config.copy_gate_ffn_dim or dim,
-            activation_dropout=config.activation_dropout,
-            ffn_init=config.ffn_init,
-            ffn_activation=config.ffn_activation,
-        )
-        nn.init.constant_(self.gate.fc2.bias, config.copy_gate_bias)
+        self.gate = DenseFeedForward(dim, copy_gate_ffn_dim or dim, **gate_options)
+        nn.init.constant_(self.gate.fc2.bias, GATE_BIAS)
 
     def forward(self, a, h, padding_mask):
         update, losses = self.ffn(a, padding_mask=padding_mask, return_losses=True)
         g = self.gates(a, padding_mask)
-        # Not h + g (u − h), which is not h to the bit where g is 0 and u is large.
+        # h + g (u − h) would not equal h to the bit where g is 0 and u is large.
         return g * self._content(update, a) + (1 - g) * h, losses
 
     def _content(self, update: Tensor, a: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""The transformer's own update (Vaswani et al. 2017): a feedforward sublayer in a residual connection, h' = LN(a +
-FFN(a)).
+"""The transformer's update (Vaswani et al. 2017): a feedforward sublayer in a residual connection.
+
+h' = LN(a + FFN(a))
 """
 
 from __future__ import annotations
 
-from fairseq_sg.modules.feedforward import build_feedforward
 from fairseq_sg.modules.update.base import Residual, Update, register_update
 
 
@@ -12,10 +12,9 @@ from fairseq_sg.modules.update.base import Residual, Update, register_update
 class ResidualUpdate(Update):
     """Post-norm, or pre-norm: h' = a + FFN(LN(a))."""
 
-    def __init__(self, config, ffn, side):
-        super().__init__(config, ffn, side)
-        self.ffn = build_feedforward(ffn, config, side)
-        self.residual = Residual(getattr(config, f"{side}_embed_dim"), config.dropout, config.pre_norm)
+    def __init__(self, dim, ffn, *, dropout=0.0, pre_norm=False):
+        super().__init__(dim, ffn)
+        self.residual = Residual(dim, dropout, pre_norm)
 
     def forward(self, a, h, padding_mask):
         update, losses = self.ffn(self.residual.before(a), padding_mask=padding_mask, return_losses=True)

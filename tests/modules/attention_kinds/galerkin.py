@@ -8,7 +8,7 @@ from torch import Tensor
 
 CASES = [
     *(Case("galerkin", role) for role in ROLES),
-    *(Case("galerkin", role, {"galerkin_output_projection": True, "attention_bias": True}) for role in ROLES),
+    *(Case("galerkin", role, {"attention_bias": True}) for role in ROLES),
     Case("galerkin", "encoder", {"attention_init": "glorot", "galerkin_norm_eps": 0.5}),
 ]
 

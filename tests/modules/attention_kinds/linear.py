@@ -41,7 +41,7 @@ CASES = [
     *(mapped(name, "decoder", norm) for name in ("cosformer", "performer", "taylor") for norm in ("l1", "rms")),
     *(mapped(name, "cross", "l2") for name in ("cosformer", "rebased", "dpfp")),
     mapped("hedgehog", "encoder", "rms"),
-    *(mapped(name, "decoder", "l1", outer_product="full") for name in ("taylor", "rebased")),
+    mapped("rebased", "decoder", "l1"),
     mapped("taylor", "encoder", feature_dim="sqrt"),
     mapped("rebased", "decoder", feature_dim="3"),
 ]
@@ -86,8 +86,6 @@ def performer(phi, x, position, side) -> Tensor:
 
 def squares(phi, x) -> list[Tensor]:
     d = range(len(x))
-    if phi.outer.full:
-        return [x[i] * x[j] for i in d for j in d]
     return [x[i] * x[j] * (1.0 if i == j else 2**0.5) for i in d for j in d if i <= j]
 
 

@@ -16,10 +16,6 @@ CASES = [
     Case("softmax", "encoder", {"attention_scale": "model_dim"}),
     *(Case("softmax", role, {"logit_scale": "log_length"}) for role in ROLES),
     *(
-        Case("softmax", role, {"logit_scale": "log_length", "log_length_of": "padded"}, ignores_padding=False)
-        for role in ROLES
-    ),
-    *(
         Case("softmax", role, scale, position=name, position_options=options)
         for name, options in POSITIONS.items()
         for role in ("encoder", "decoder")
@@ -64,15 +60,12 @@ def position_bias(row: Row, m: int) -> torch.Tensor:
     return row.q.new_zeros(())
 
 
-def factor(row: Row, visible_positions: int) -> float:
-    """What --logit-scale multiplies the logits with: ln of the number of keys that are seen, or of all positions."""
-    if not row.module.log_length:
-        return 1.0
-    return math.log(visible_positions if row.module.count_padding else len(row.seen))
+def factor(row: Row) -> float:
+    """The factor of the logits that --logit-scale gives: ln of the number of keys that are seen."""
+    return math.log(len(row.seen)) if row.module.log_length else 1.0
 
 
 def row(row: Row) -> torch.Tensor:
-    positions = row.n + 1 if row.module.role == "decoder" else row.k.size(0)
     at = rotated if is_rotary(row.module) else lambda x, position: x
     logits = torch.stack([at(row.q[row.n], row.n) @ at(row.k[m], m) for m in row.seen]) * row.module.scale
-    return (factor(row, positions) * logits + torch.stack([position_bias(row, m) for m in row.seen])).softmax(0)
+    return (factor(row) * logits + torch.stack([position_bias(row, m) for m in row.seen])).softmax(0)
