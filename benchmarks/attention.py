@@ -3,7 +3,7 @@
     python benchmarks/attention.py step        # milliseconds and kept activations, on SCAN's model and batches
     python benchmarks/attention.py decoding    # milliseconds per token and size of the state, by position
 
-Times are medians of interleaved rounds, processor time on a CPU (`measure.py`); read them as ratios.
+Times are medians of interleaved rounds, processor time on a CPU (``measure.py``); read them as ratios.
 """
 
 from __future__ import annotations
@@ -154,9 +154,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         text = (
             "One new token in one causal self-attention (8 sentences, width 128, 8 heads, float32, one thread) after "
-            "so many others; "
-            f"median of {args.rounds} interleaved rounds. The state is per sentence; softmax kinds double theirs when "
-            f"it is full. "
+            f"so many others; median of {args.rounds} interleaved rounds. The state is per sentence; softmax kinds "
+            "double theirs when it is full. "
         )
         header = (
             "attention",

@@ -1,5 +1,5 @@
-"""What the compiler makes of the Triton kernels for GPUs, on a machine that needs none: registers, memory,
-instructions.
+"""What the compiler makes of the Triton kernels for GPUs, on a machine that needs none:
+registers, memory, instructions.
 
     python benchmarks/compiled.py                                # all operators, for compute capability 8.0 and 9.0
     python benchmarks/compiled.py cvmm --capability 90 --quick   # one operator, at one size

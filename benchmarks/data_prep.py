@@ -1,4 +1,4 @@
-"""How long each preparation takes, binaries included, and how much memory: `python benchmarks/data_prep.py`.
+"""How long each preparation takes, binaries included, and how much memory: ``python benchmarks/data_prep.py``.
 
 Every dataset that is generated is made in full; those made of files are made where ``--raw-dirs FOLDER`` has a folder
 of theirs (``scan``, ``cogs``, ``iwslt_en_vi``). The Mathematics dataset, which takes longest, is drawn in a tenth of

@@ -1,9 +1,9 @@
-"""How the benchmarks measure: results against float64 first, then time and memory, interleaved, beside what the machine
-can do.
+"""How the benchmarks measure: results against float64 first, then time and memory, interleaved, beside
+what the machine can do.
 
-A `Case` is one operator at one size; its `Contender`s are functions of the same inputs. `measure` computes the value of
-each and its gradients for all inputs, compares them with the naive form in float64, and times those that are right: one
-sample of each in every round, so that what else the machine does hits all alike.
+A ``Case`` is one operator at one size; its ``Contender``s are functions of the same inputs. ``measure`` computes the
+value of each and its gradients for all inputs, compares them with the naive form in float64, and times those that are
+right: one sample of each in every round, so that what else the machine does hits all alike.
 
 On a CPU with one thread, time is processor time, which does not count what other processes take. On a GPU it is what
 events on the stream measure, with the time that Python takes to launch where that is longer.
@@ -36,8 +36,8 @@ WARM_UP = 2
 
 
 def as_in_training(threads: int = 1) -> None:
-    """So many threads of the CPU, and memory as a training on a CPU has it: what is freed stays with the process
-    (docs/speed.md).
+    """So many threads of the CPU, and memory as a training on a CPU has it: what is freed stays with the
+    process (docs/speed.md).
 
     Otherwise whatever follows something larger would pay for memory that the system has taken back in between.
     """
@@ -119,8 +119,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Machine:
-    """What one device reaches: bytes a second of copies of several sizes, and FLOPs a second of a product of
-    matrices.
+    """What one device reaches: bytes a second of copies of several sizes, and FLOPs a second
+    of a product of matrices.
     """
 
     bandwidths: Sequence[tuple[int, float]]
@@ -184,9 +184,9 @@ def milliseconds(run: Run, calls: int, device: str) -> float:
 def interleaved(runs: dict[str, Run], rounds: int, device: str) -> dict[str, list[float]]:
     """Milliseconds of every run in every round; one sample of each a round, after some that do not count.
 
-    Their order changes from round to round: what one leaves behind in caches and in the allocator is not always for the
-    same one after it. Where a sample is several short calls, one that does not count comes before them for the same
-    reason.
+    Their order changes from round to round: what one leaves behind in caches and in the allocator is not
+    always for the same one after it. Where a sample is several short calls, one that does not count comes
+    before them for the same reason.
     """
     calls = {}
     for name, run in runs.items():
@@ -259,7 +259,7 @@ def kept_activations(model: nn.Module, run: Callable[[], Tensor]) -> int:
 
 
 def differentiated(function: Function, inputs: Sequence[Tensor], weighting: Tensor) -> Callable[[], list[Tensor]]:
-    """A run that returns the value and the gradients of all inputs, of the value weighted by `weighting`."""
+    """A run that returns the value and the gradients of all inputs, of the value weighted by ``weighting``."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     weightings = {weighting.dtype: weighting}
 

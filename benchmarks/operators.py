@@ -1,4 +1,4 @@
-"""The cases of `run.py`: every operator at several sizes, with its implementations and its peers.
+"""The cases of ``run.py``: every operator at several sizes, with its implementations and its peers.
 
 FLOPs are those of matrix products in forward and backward, as few as are known to be needed; B sequences and H heads, N
 positions, F features of queries and keys, E of values, K experts of a token:
@@ -100,7 +100,7 @@ def implementations(
 
 
 def corners(x: Tensor, most: int) -> Tensor:
-    """The first and the last sequence and head of (B, H, …), or, of `most` below four, the very last."""
+    """The first and the last sequence and head of (B, H, …), or, of ``most`` below four, the very last."""
     batch, heads = x.shape[:2]
     if most < 4:
         return x[-1:, -1:]
@@ -189,7 +189,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, p: Tensor, implementation: str = AUT
 
 
 def relative_attention_case(length: int, setting: Setting) -> Case:
-    """Attention with relative logits; ``flex`` is torch's `flex_attention`."""
+    """Attention with relative logits; ``flex`` is torch's ``flex_attention``."""
     batch, heads, width = setting.batch(length), setting.heads, setting.dim
     shape = (batch, heads, length, width)
     found = implementations(attend, RELATIVE_ATTENTION, 4 * 3 * heads * length**2 * width, setting.limit)

@@ -1,8 +1,8 @@
 """What others offer for the same mathematics: one adapter each, written from its public documentation.
 
-An adapter takes keywords of a case (`operators.py`), imports the peer and returns a function of the case's inputs.
-Peers that are part of torch are always measured, others with ``--peers``, if they are installed. Nothing else in this
-repository needs them.
+An adapter takes keywords of a case (``operators.py``), imports the peer and returns a function of the case's inputs.
+Peers that are part of torch are always measured, others with ``--peers``, if they are installed. Nothing else in
+this repository needs them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def peer(name: str, *operators: str, **options) -> Callable:
 def find(device: str, installed: bool) -> tuple[list[Peer], dict[str, str]]:
     """The peers that can be measured on a device; and of every peer its package's version, or why it is left out.
 
-    Those of other packages than torch are looked for with `installed`.
+    Those of other packages than torch are looked for with ``installed``.
     """
     found, remarks = [], {}
     for one in PEERS:

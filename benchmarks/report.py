@@ -44,7 +44,7 @@ def tables(text: str) -> list[dict[str, list]]:
 
 
 def publish(title: str, text: str, results: Path | None) -> None:
-    """Prints a section, and puts it into ``results``, see `store`."""
+    """Prints a section, and puts it into ``results``, see ``store``."""
     print(f"## {title}\n\n{text.strip()}\n")
     if results is not None:
         store(title, text, results)

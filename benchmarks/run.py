@@ -9,7 +9,7 @@
 The operators are first compared with their naive forms in float64, values and gradients: what is wrong is printed as
 wrong and not timed. Their times are medians with quartiles of interleaved rounds; beside them stands the floor, the
 least time in which this machine could move the bytes or do the FLOPs, from a copy and a product measured in the same
-run. What the project promises is a table of its own, met or not. `benchmarks/README.md` says more.
+run. What the project promises is a table of its own, met or not. ``benchmarks/README.md`` says more.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ def run_operators(args: argparse.Namespace) -> dict:
 
 
 def plot(rows: Sequence[Row], operator: str, size_name: str, out: Path) -> str:
-    """Draws time and memory over size into a file, and returns the markdown that shows it; why not, without
-    matplotlib.
+    """Draws time and memory over size into a file, and returns the markdown that shows it; why
+    not, without matplotlib.
     """
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
@@ -257,7 +257,7 @@ def plot(rows: Sequence[Row], operator: str, size_name: str, out: Path) -> str:
 def sections(name: str, arguments: Sequence[str], results: Path | None, process: bool = False) -> list[dict]:
     """Runs another benchmark, and returns the sections it publishes: title, text and the tables in it.
 
-    In this process, by its ``main``; with `process`, for those without arguments to ``main``, in one of its own.
+    In this process, by its ``main``; with ``process``, for those without arguments to ``main``, in one of its own.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.md"

@@ -1,4 +1,4 @@
-"""The command `python -m data_prep`."""
+"""The command ``python -m data_prep``."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def make_parser() -> Parser:
-    """One subcommand a dataset, and `list`, `verify` and `reorder`."""
-    parser = Parser(prog="python -m data_prep", description=data_prep.__doc__.partition("\n\n")[0])
+    """One subcommand a dataset, and ``list``, ``verify`` and ``reorder``."""
+    parser = Parser(prog="python -m data_prep", description=plain(data_prep.__doc__.partition("\n\n")[0]))
     commands = parser.add_subparsers(metavar="DATASET", required=True)
     for dataset in DATASETS:
         add_dataset(commands.add_parser(dataset.name, help=dataset.title), dataset)
@@ -101,13 +101,18 @@ def make_parser() -> Parser:
 
 def add_dataset(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
     """The options that all datasets have, and those of this one."""
-    parser.description = sys.modules[type(dataset).__module__].__doc__
+    parser.description = plain(sys.modules[type(dataset).__module__].__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     dataset.add_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to make")
     parser.add_argument("--overwrite", action="store_true", help="replace a prepared dataset that is there")
     parser.add_argument("--raw-only", action="store_true", help="write the text alone; needs neither torch nor fairseq")
     parser.set_defaults(run=lambda args: prepare(dataset, args))
+
+
+def plain(docstring: str) -> str:
+    """A docstring as ``--help`` shows it, with single backticks."""
+    return docstring.replace("``", "`")
 
 
 def print_list() -> None:
@@ -136,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def complain(message: str, code: int) -> int:
-    """Prints an error on one line and returns `code`."""
+    """Prints an error on one line and returns ``code``."""
     print("error:", " ".join(message.splitlines()), file=sys.stderr)
     return code
 

@@ -2,7 +2,7 @@
 
 An archive may be made to do harm. Refused as a whole, whatever is wanted of it, is one with
 
-    a path that leads out of it (absolute, or with `..`), or the same path twice
+    a path that leads out of it (absolute, or with ``..``), or the same path twice
     a link, a device, a pipe, or a sparse file: published data are plain files and folders
     more bytes, unpacked, than its reader allows, or many more than it has packed (a bomb), or endless headers
     an end that is missing, or a checksum of gzip that is wrong
@@ -39,7 +39,9 @@ KINDS = {
 
 
 class Header(tarfile.TarInfo):
-    """A header of `tarfile`. Left to itself, `tarfile` takes a damaged or missing one for the end of the archive."""
+    """A header of ``tarfile``. Left to itself, ``tarfile`` takes a damaged or missing one
+    for the end of the archive.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Header:
@@ -52,7 +54,7 @@ class Header(tarfile.TarInfo):
 
 
 class Unpacked:
-    """The bytes of the archive, unpacked, as `tarfile` reads a stream; at most `allowed` of them."""
+    """The bytes of the archive, unpacked, as ``tarfile`` reads a stream; at most ``allowed`` of them."""
 
     def __init__(self, path: Path, packed: BinaryIO, stream: BinaryIO) -> None:
         self.path, self.packed, self.stream = path, packed, stream
@@ -89,7 +91,7 @@ class Member(io.RawIOBase):
 
 @contextmanager
 def complaints(path: Path) -> Iterator[None]:
-    """Turns what gzip and `tarfile` raise for a broken archive into DataError."""
+    """Turns what gzip and ``tarfile`` raise for a broken archive into DataError."""
     try:
         yield
     except DataError:
@@ -103,12 +105,12 @@ def members(path: Path, wanted: Callable[[str], int | None], largest: int = LARG
     """Name and content of every wanted file of an archive (.tar, .tar.gz or .tgz), in their order there.
 
     wanted   name -> greatest size in bytes, or None for a file that is passed over; names as in the archive, without
-             `./` at the beginning.
+             ``./`` at the beginning.
     largest  of the whole archive, unpacked, in bytes.
 
     A content can be read until the next one is asked for, not to its end if that is not needed. That the archive is
-    whole is known when the iteration has come to its end. Raises DataError for what the module lists, for a wanted
-    file that is too large and for what is no archive; OSError where there is nothing to read.
+    whole is known when the iteration has come to its end. Raises DataError for what the module lists, for a wanted file
+    that is too large and for what is no archive; OSError where there is nothing to read.
     """
     with path.open("rb") as packed, complaints(path):
         zipped = packed.read(2) == b"\x1f\x8b"
@@ -152,9 +154,9 @@ def check_member(path: Path, member: tarfile.TarInfo, names: set[str]) -> str:
 
 
 def read_members(path: Path, wanted: Mapping[str, int], largest: int = LARGEST) -> dict[str, bytes]:
-    """The content of small files of an archive: `wanted` maps their names to their greatest sizes in bytes.
+    """The content of small files of an archive: ``wanted`` maps their names to their greatest sizes in bytes.
 
-    Returns them in the order of `wanted`. Raises DataError as `members` does, and for a file that is not there.
+    Returns them in the order of ``wanted``. Raises DataError as ``members`` does, and for a file that is not there.
     """
     found = {name: stream.read() for name, stream in members(path, wanted.get, largest)}
     missing = next((name for name in wanted if name not in found), None)

@@ -1,4 +1,4 @@
-"""Binarizes the raw text with fairseq's own classes, into what `fairseq-preprocess` would write for the same text."""
+"""Binarizes the raw text with fairseq's own classes, into what ``fairseq-preprocess`` would write for the same text."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def require_fairseq() -> None:
 
 
 def binarize(folder: Path, subsets: Iterable[str], joined: bool = False, words: Iterable[str] = ()) -> None:
-    """Makes `dict.{src,tgt}.txt` and `SUBSET.src-tgt.{src,tgt}.{bin,idx}` of `raw/SUBSET.{src,tgt}`, all in `folder`.
+    """Makes ``dict.{src,tgt}.txt`` and ``SUBSET.src-tgt.{src,tgt}.{bin,idx}`` of
+    ``raw/SUBSET.{src,tgt}``, all in ``folder``.
 
-    The dictionaries hold `words` and those of all subsets, in the order of `make_dictionary`, and no filling up to a
-    multiple of 8: a word seen in testing alone has an embedding rather than being unknown, and the sizes are those of
-    the papers plus fairseq's four specials. If `joined`, both dictionaries are the same one, with the words of both
+    The dictionaries hold ``words`` and those of all subsets, in the order of ``make_dictionary``, and no filling up to
+    a multiple of 8: a word seen in testing alone has an embedding rather than being unknown, and the sizes are those of
+    the papers plus fairseq's four specials. If ``joined``, both dictionaries are the same one, with the words of both
     languages: embeddings can then be shared.
 
     Raises DataError for a word that is one of fairseq's specials.
@@ -46,7 +47,7 @@ def binarize(folder: Path, subsets: Iterable[str], joined: bool = False, words: 
 
 
 def binarize_like(folder: Path, subsets: Iterable[str], other: Path) -> None:
-    """Does what `binarize` does, with the dictionaries of another folder. Raises DataError for a word they lack."""
+    """Does what ``binarize`` does, with the dictionaries of another folder. Raises DataError for a word they lack."""
     from fairseq.data import Dictionary
 
     for language in LANGUAGES:
@@ -68,7 +69,7 @@ def write_texts(folder: Path, subsets: Iterable[str], language: str, dictionary:
 
 
 def write_indexed(prefix: Path, entries: Iterable[list[int]], symbols: int) -> int:
-    """Writes lists of numbers below `symbols` as fairseq's memory-mapped dataset, `prefix`.{bin,idx}.
+    """Writes lists of numbers below ``symbols`` as fairseq's memory-mapped dataset, ``prefix``.{bin,idx}.
 
     Returns how many numbers there are. What fairseq's builder would write, without a tensor for every list.
     """
@@ -89,7 +90,7 @@ def write_indexed(prefix: Path, entries: Iterable[list[int]], symbols: int) -> i
 def numbered(text: Path, dictionary: Dictionary) -> Iterator[list[int]]:
     """The words of every line as their numbers in the dictionary, and the end symbol. Raises DataError.
 
-    What `Dictionary.encode_line` gives, in a fraction of its time: it is called for millions of lines.
+    What ``Dictionary.encode_line`` gives, in a fraction of its time: it is called for millions of lines.
     """
     indices, eos = dictionary.indices, dictionary.eos()
     for number, line in enumerate(lines_of(text), start=1):
@@ -100,15 +101,16 @@ def numbered(text: Path, dictionary: Dictionary) -> Iterator[list[int]]:
 
 
 def lines_of(text: Path) -> Iterator[str]:
-    """The lines of a file that `text.write_lines` wrote."""
+    """The lines of a file that ``text.write_lines`` wrote."""
     with text.open(encoding="utf-8", newline="\n") as stream:
         yield from stream
 
 
 def link_labels(folder: Path, subsets: Iterable[str]) -> None:
-    """Shows a binarized corpus in the form of fairseq's `sentence_prediction`: the sources as
-    `input0/SUBSET.{bin,idx}`, the targets, one word each, as `label/SUBSET.{bin,idx}`, and `dict.txt` in both. The
-    files are the same ones (hard links), or copies where the file system has no links."""
+    """Shows a binarized corpus in the form of fairseq's ``sentence_prediction``: the sources as
+    ``input0/SUBSET.{bin,idx}``, the targets, one word each, as ``label/SUBSET.{bin,idx}``, and ``dict.txt`` in both.
+    The files are the same ones (hard links), or copies where the file system has no links.
+    """
     pair = "-".join(LANGUAGES)
     for language, name in zip(LANGUAGES, ("input0", "label"), strict=True):
         place = folder / name
@@ -120,7 +122,7 @@ def link_labels(folder: Path, subsets: Iterable[str]) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Makes `target` the same file as `source`, or else a copy of it."""
+    """Makes ``target`` the same file as ``source``, or else a copy of it."""
     try:
         os.link(source, target)
     except OSError:
@@ -128,7 +130,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def make_dictionary(texts: Iterable[Path], words: Iterable[str] = ()) -> Dictionary:
-    """fairseq's dictionary of `words` and the words in all `texts`, with how often they are there.
+    """fairseq's dictionary of ``words`` and the words in all ``texts``, with how often they are there.
 
     The specials come first, then the words in the order of their code points. So texts of the same words have the same
     dictionary, however often each word is in them, and a model of one text can read the other.

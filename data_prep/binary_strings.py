@@ -42,7 +42,9 @@ class BinaryStrings(Dataset):
 
     @abstractmethod
     def example(self, string: str) -> Pair:
-        """The symbols of a string, at least one, and CLS as tokens; and `1` if it is in the language, `0` if not."""
+        """The symbols of a string, at least one, and CLS as tokens; and ``1`` if it is in
+        the language, ``0`` if not.
+        """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         for name, what in (("train", "train and valid"), ("test", "gen")):
@@ -70,13 +72,13 @@ class BinaryStrings(Dataset):
         common = sorted(set(args.train_lengths) & set(args.test_lengths))
         if common:
             raise UsageError(
-                f"length {common[0]} is in --train-lengths and --test-lengths: valid is for training lengths, gen for"
-                " others"
+                f"length {common[0]} is in --train-lengths and --test-lengths: valid is for "
+                "training lengths, gen for others"
             )
         if all(number_held_out(length, args.test) == 0 for length in args.train_lengths):
             raise UsageError(
-                f"--train-lengths: {2 ** max(args.train_lengths)} strings are too few to keep some for valid;"
-                f" add a length of {shortest_held_out()} or more"
+                f"--train-lengths: {2 ** max(args.train_lengths)} strings are too few to keep some for valid; add a "
+                f"length of {shortest_held_out()} or more"
             )
         names = ("train_lengths", "test_lengths", "train", "test", "seed")
         return {name: getattr(args, name) for name in names}
@@ -115,7 +117,7 @@ def lengths(text: str) -> list[int]:
 
 
 def named(numbers: list[int]) -> str:
-    """Lengths as `lengths` takes them, runs as ranges."""
+    """Lengths as ``lengths`` takes them, runs as ranges."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -153,7 +155,7 @@ def different(length: int, number: int, seed: tuple[int, ...]) -> list[str]:
 
 
 def others(length: int, number: int, seed: tuple[int, ...], but: set[str]) -> list[str]:
-    """The first so many strings of the draws, repetitions included, that are not among `but`."""
+    """The first so many strings of the draws, repetitions included, that are not among ``but``."""
     stream = (string for string in draws(length, seed) if string not in but)
     return [next(stream) for _ in range(number)]
 

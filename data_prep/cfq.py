@@ -7,24 +7,24 @@
 
 Of every record only questionPatternModEntities and sparqlPatternModEntities are used, and put into words as the
 reference does (transformer_generalization, Csordás et al. 2021). Questions: every punctuation mark of ASCII is a word,
-so that M0's is M0 ' s. Queries: words are between white space, `count(*)` is four of them; of each word, one `ns:` at
-its beginning goes, and `m.` at what is then its beginning becomes `m_`. Source and target share one dictionary.
+so that M0's is M0 ' s. Queries: words are between white space, ``count(*)`` is four of them; of each word, one ``ns:``
+at its beginning goes, and ``m.`` at what is then its beginning becomes ``m_``. Source and target share one dictionary.
 
 Splits, by the official index files:
 
-    mcd1, mcd2, mcd3            maximum compound divergence: 95,743 to train, 11,968 `dev`, 11,968 `gen`
-    query_complexity_split      training queries are short, those of `dev` and `gen` long ("output length")
+    mcd1, mcd2, mcd3            maximum compound divergence: 95,743 to train, 11,968 ``dev``, 11,968 ``gen``
+    query_complexity_split      training queries are short, those of ``dev`` and ``gen`` long ("output length")
     question_complexity_split, question_pattern_split, query_pattern_split
                                 likewise by the complexity or the pattern of question or query
-    random_split                `train`, `valid` and `test` are drawn alike
+    random_split                ``train``, ``valid`` and ``test`` are drawn alike
 
-But for random_split, `dev` has the distribution of `gen`, not of training. The training set is whole by default. The
-authors advise to tune on a part of it: `--holdout 0.1` takes a tenth, as `valid`.
+But for random_split, ``dev`` has the distribution of ``gen``, not of training. The training set is whole by default.
+The authors advise to tune on a part of it: ``--holdout 0.1`` takes a tenth, as ``valid``.
 
-Source: cfq1.1.tar.gz of github.com/google-research/google-research/tree/master/cfq, CC BY 4.0: `--archive FILE`, or
-`--raw-dir FOLDER` for the unpacked folder `cfq`. Neither its size nor its hash is known here: the hashes of what was
-read are recorded, and the sizes of the subsets are checked. This has been run on small invented files of the same form,
-never on the archive itself.
+Source: cfq1.1.tar.gz of github.com/google-research/google-research/tree/master/cfq, CC BY 4.0: ``--archive FILE``, or
+``--raw-dir FOLDER`` for the unpacked folder ``cfq``. Neither its size nor its hash is known here: the hashes of what
+was read are recorded, and the sizes of the subsets are checked. This has been run on small invented files of the same
+form, never on the archive itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 
 
 class Cfq(Dataset):
-    """`python -m data_prep cfq`."""
+    """``python -m data_prep cfq``."""
 
     name = "cfq"
     title = "CFQ"
@@ -124,8 +124,8 @@ class Cfq(Dataset):
 
 
 def source_files(args: argparse.Namespace) -> list[Path]:
-    """The archive, or those that are there of the files that are read of the folder. Raises DataError if it is not
-    there.
+    """The archive, or those that are there of the files that are read of the folder. Raises
+    DataError if it is not there.
     """
     if args.archive is None:
         dataset = find_dataset(args.raw_dir)

@@ -27,7 +27,7 @@ Words = tuple[Callable[[str], str], Callable[[str], str]]
 
 
 class Content(NamedTuple):
-    """All pairs, the indices of one split by the names in `PARTS`, and the descriptions of the two files."""
+    """All pairs, the indices of one split by the names in ``PARTS``, and the descriptions of the two files."""
 
     pairs: list[Pair]
     indices: dict[str, list[int]]
@@ -47,7 +47,7 @@ class Hashed:
             yield block
 
     def describe(self, name: str) -> Json:
-        """The entry in `dataset.json`, after everything was read."""
+        """The entry in ``dataset.json``, after everything was read."""
         return {"name": name, "bytes": self.size, "sha256": self.hash.hexdigest()}
 
 
@@ -75,7 +75,7 @@ class Window:
                 return self.text[self.position : self.position + 1]
 
     def skip(self) -> str:
-        """Goes behind what `peek` returns, and returns it."""
+        """Goes behind what ``peek`` returns, and returns it."""
         character = self.peek()
         self.position += len(character)
         return character
@@ -168,7 +168,7 @@ class Reader:
         self.files: dict[str, Json] = {}
 
     def take(self, place: str, stream: BinaryIO, path: Path) -> None:
-        """Reads one of `places`; `path` is for messages. Raises DataError."""
+        """Reads one of ``places``; ``path`` is for messages. Raises DataError."""
         data = Hashed(stream)
         if place == "dataset.json":
             self.pairs = read_pairs(data.blocks(), path, self.words)
@@ -189,7 +189,7 @@ class Reader:
 
 
 def read_folder(folder: Path, split: str, words: Words) -> Content:
-    """Reads an unpacked archive: `folder` is `cfq` or has it. Raises DataError."""
+    """Reads an unpacked archive: ``folder`` is ``cfq`` or has it. Raises DataError."""
     reader, base = Reader(split, words), find_dataset(folder).parent
     for place in reversed(reader.places):  # the small file first: what is wrong with it is then said at once
         if not (base / place).is_file():
@@ -208,7 +208,9 @@ def find_dataset(folder: Path) -> Path:
 
 
 def read_archive(path: Path, split: str, words: Words) -> Content:
-    """Reads the archive from its beginning to its end; see `archive.members` for what is refused. Raises DataError."""
+    """Reads the archive from its beginning to its end; see ``archive.members`` for what is
+    refused. Raises DataError.
+    """
     reader = Reader(split, words)
     limits = dict(zip(reader.places, (LARGEST_DATASET, LARGEST_SPLIT), strict=True))
     for name, stream in members(path, lambda name: limits.get(name.removeprefix("cfq/"))):

@@ -14,11 +14,11 @@ The four subsets are four official files of three columns, sentence, logical for
             (deeper recursion of clauses, or of prepositional phrases, and such phrases at the subject)
 
 No sentence is in two subsets. Sources and targets share one dictionary, 871 words. The type of line N of raw/SUBSET.src
-is line N of raw/SUBSET.type: evaluation logs the accuracy of the lexical and of the structural types, and of each
-of them with `--accuracy-by types`.
+is line N of raw/SUBSET.type: evaluation logs the accuracy of the lexical and of the structural types, and of each of
+them with ``--accuracy-by types``.
 
 On 2022-09-13 the authors corrected 51 logical forms of gen.tsv, all of type obj_pp_to_subj_pp (theme instead of agent
-for subjects of unaccusative verbs). Papers of 2021 and before used the old file: `--gen-2021` takes that one instead.
+for subjects of unaccusative verbs). Papers of 2021 and before used the old file: ``--gen-2021`` takes that one instead.
 
 Source: github.com/najoungkim/COGS, MIT licence.
 """
@@ -84,7 +84,7 @@ TYPES = {
 
 
 class Cogs(Dataset):
-    """`python -m data_prep cogs`."""
+    """``python -m data_prep cogs``."""
 
     name = "cogs"
     title = "COGS"
@@ -146,10 +146,10 @@ def load(file: OfficialFile, source: OfficialFiles, subset: str) -> tuple[list[P
 
 
 def parse(path: Path, data: bytes, known: dict[str, int]) -> tuple[list[Pair], list[str]]:
-    """The pairs and the types of lines such as `shark<tab>LAMBDA a . shark ( a )<tab>primitive`.
+    """The pairs and the types of lines such as ``shark<tab>LAMBDA a . shark ( a )<tab>primitive``.
 
-    Raises DataError with the line for anything else: see `text.split_lines` and `parse_line`; for a type that is not
-    one of `known`; and for a sentence that is there twice.
+    Raises DataError with the line for anything else: see ``text.split_lines`` and ``parse_line``; for a type that is
+    not one of ``known``; and for a sentence that is there twice.
     """
     seen: dict[str, int] = {}
     pairs, types = [], []
@@ -183,7 +183,7 @@ def parse_line(line: str) -> tuple[Pair, str]:
 
 
 def render(pair: Pair, kind: str) -> str:
-    """The line of an official file for a pair: the inverse of `parse_line`."""
+    """The line of an official file for a pair: the inverse of ``parse_line``."""
     return f"{pair.source}\t{pair.target}\t{kind}"
 
 

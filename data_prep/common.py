@@ -23,7 +23,7 @@ class UsageError(ValueError):
 
 
 class DataError(ValueError):
-    """Data that are not what they should be: `path` and `line` (1-based), where there are such, and `message`."""
+    """Data that are not what they should be: ``path`` and ``line`` (1-based), where there are such, and ``message``."""
 
     def __init__(self, message: str, path: str | os.PathLike[str] | None = None, line: int | None = None) -> None:
         self.message, self.path, self.line = message, path, line
@@ -56,24 +56,25 @@ class Material(ABC):
 
     @abstractmethod
     def write(self, folder: Path, raw_only: bool) -> None:
-        """Writes everything but `dataset.json` into `folder`, an empty one; without binaries if `raw_only`."""
+        """Writes everything but ``dataset.json`` into ``folder``, an empty one; without binaries if ``raw_only``."""
 
     @abstractmethod
     def describe(self) -> Json:
-        """The entries `subsets` and `vocabulary` of `dataset.json`, and others of its own."""
+        """The entries ``subsets`` and ``vocabulary`` of ``dataset.json``, and others of its own."""
 
     @abstractmethod
     def summary(self, description: Json) -> list[str]:
-        """The lines that tell the user what was made, from what `describe` returned."""
+        """The lines that tell the user what was made, from what ``describe`` returned."""
 
     @abstractmethod
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
-        """`fairseq-train` commands for the folder `out`, with the sizes meant for the dataset: one for each form that
-        the data have."""
+        """``fairseq-train`` commands for the folder ``out``, with the sizes meant for the dataset: one for each
+        form that the data have.
+        """
 
 
 class Dataset(ABC):
-    """One dataset of `python -m data_prep`. A module makes one instance and is named in `__main__.DATASETS`."""
+    """One dataset of ``python -m data_prep``. A module makes one instance and is named in ``__main__.DATASETS``."""
 
     name: str
     title: str
@@ -89,11 +90,11 @@ class Dataset(ABC):
 
     @abstractmethod
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the options of this dataset, beyond `--out`, `--overwrite` and `--raw-only`."""
+        """Adds the options of this dataset, beyond ``--out``, ``--overwrite`` and ``--raw-only``."""
 
     @abstractmethod
     def request(self, args: argparse.Namespace) -> Json:
-        """Everything in `args` that decides the bytes of the result, defaults filled in; no path of this machine.
+        """Everything in ``args`` that decides the bytes of the result, defaults filled in; no path of this machine.
 
         Raises UsageError where options do not go together. Must be quick: it runs before a prepared folder is reused.
         """
@@ -108,8 +109,8 @@ def check_sizes(subsets: Mapping[str, Sequence[Pair]], published: Mapping[str, i
     for name, size in published.items():
         if len(subsets[name]) != size:
             raise DataError(
-                f"subset {name} has {len(subsets[name]):,} examples, and {size:,} are published: are these the"
-                " official files, and whole?"
+                f"subset {name} has {len(subsets[name]):,} examples, and {size:,} are published: are these "
+                "the official files, and whole?"
             )
 
 
@@ -119,8 +120,8 @@ def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair],
     Only sources that occur once can be drawn: of a repeated one the other copies would stay in training.
 
     Returns the training set without the drawn pairs, and the drawn pairs, ⌊fraction · number of such sources⌋ of them;
-    both in the order of `pairs`. The draw is by numpy's frozen legacy generator, the same in every version.
-    Raises DataError if that is not even one.
+    both in the order of ``pairs``. The draw is by numpy's frozen legacy generator, the same in every version. Raises
+    DataError if that is not even one.
     """
     once = occurring_once(pairs)
     size = int(len(once) * fraction)

@@ -32,20 +32,20 @@ class Counts(NamedTuple):
 class Corpus(Material):
     """Pairs of sentences, or of a sentence and its class.
 
-    subsets     name -> pairs, `train` first; the name is the one fairseq will know, so never `valid1`.
+    subsets     name -> pairs, ``train`` first; the name is the one fairseq will know, so never ``valid1``.
     published   name -> size in the paper or the official files, before anything was held out; may lack subsets.
-    rule, membership, origin: see `Material`.
+    rule, membership, origin: see ``Material``.
     vocabulary  how many words the sources and the targets of all subsets together must have, where that is known.
     joined      whether sources and targets share one dictionary, as in the papers.
     together    how many words that dictionary must have, where that is known.
     types       name -> the type of every example, for the subsets whose examples have types.
     groups      name of a group of types -> those types.
-    labels      whether every target is one word, a class: then written for classification too (`link_labels`).
+    labels      whether every target is one word, a class: then written for classification too (``link_labels``).
     plain       name -> the pairs as plain text, before they were split into words, for the subsets that keep it.
     files       name -> content of further files, such as the model that splits text into words.
     repeated    the subsets that may hold training examples, because the test is meant so; the others may not.
     official    whether all examples are published files as they are, which may hold some anyway: then they are counted.
-    words       of a `joined` dictionary: all words of the language, where some data of the same language lack some.
+    words       of a ``joined`` dictionary: all words of the language, where some data of the same language lack some.
     """
 
     subsets: Mapping[str, Sequence[Pair]]
@@ -102,8 +102,8 @@ class Corpus(Material):
             source = self.subsets["train"][first - 1].source
             other = next(n for n, pair in enumerate(self.subsets[name], start=1) if pair.source == source)
             raise DataError(
-                f"train and {name} overlap: example {first:,} of train is example {other:,} of {name}, "
-                f"{shorten(source)}"
+                f"train and {name} overlap: example {first:,} of train is example "
+                f"{other:,} of {name}, {shorten(source)}"
             )
 
     def _check_companions(self) -> None:
@@ -135,7 +135,9 @@ class Corpus(Material):
             raise DataError(f"the common vocabulary has {found.together} words instead of {self.together}")
 
     def write(self, folder: Path, raw_only: bool) -> None:
-        """`raw/SUBSET.{src,tgt}` and, where there are such, `.type` and `.plain.{src,tgt}`; the binaries; the files."""
+        """``raw/SUBSET.{src,tgt}`` and, where there are such, ``.type`` and ``.plain.{src,tgt}``;
+        the binaries; the files.
+        """
         raw = folder / "raw"
         raw.mkdir(parents=True)
         for name, pairs in self.subsets.items():
@@ -215,8 +217,8 @@ class Corpus(Material):
         validation = "--disable-validation"
         if validates:
             validation = (
-                f"--valid-subset {','.join(names)} --batch-size-valid {batch_to_evaluate(max(longest.values()))}"
-                " --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric"
+                f"--valid-subset {','.join(names)} --batch-size-valid {batch_to_evaluate(max(longest.values()))} "
+                "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric"
             )
         for side, length in longest.items():
             if length > FAIRSEQ_LONGEST:
@@ -225,9 +227,9 @@ class Corpus(Material):
         if self.labels:
             forms["_classifier"] = f"--task sg_classification --arch {dataset.classifier} --criterion classification"
         return [
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg {form} {validation}"
-            f" --optimizer torch_adam --lr 1e-3 --clip-norm 5 --batch-size 64 --required-batch-size-multiple 1"
-            f" --max-update {UPDATES} {saving(out, UPDATES, validates, suffix)}"
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg {form} {validation} --optimizer torch_adam "
+            f"--lr 1e-3 --clip-norm 5 --batch-size 64 --required-batch-size-multiple 1 --max-update {UPDATES} "
+            f"{saving(out, UPDATES, validates, suffix)}"
             for suffix, form in forms.items()
         ]
 

@@ -1,14 +1,14 @@
-"""The examples of compositional table lookup, drawn number by number as the reference draws them (see `ctl`).
+"""The examples of compositional table lookup, drawn number by number as the reference draws them (see ``ctl``).
 
-The reference (Csordás et al. 2022, `ndr`) has a seeded generator, which is followed here to the last draw, and makes
+The reference (Csordás et al. 2022, ``ndr``) has a seeded generator, which is followed here to the last draw, and makes
 three choices that its seed does not decide:
 
     which 8,000 of the 61,136 training examples are held out, and which 1,000 of 3,000 make up its second test of new
     primitives, are drawn by numpy's global generator; here by the seeded one, when everything else has been drawn
     the symbols of the new compositions are drawn in the order of a Python set; here in the order of drawing
 
-So the default seed gives the reference's own tables, reserved compositions, pool of training examples, `dev`, `gen` and
-`new_primitive_one`.
+So the default seed gives the reference's own tables, reserved compositions, pool of training examples, ``dev``,
+``gen`` and ``new_primitive_one``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Example(NamedTuple):
 @dataclass(frozen=True)
 class Sample:
     """tables    function -> symbol -> symbol.
-    subsets   name -> examples, `train` first.
+    subsets   name -> examples, ``train`` first.
     """
 
     tables: Tables
@@ -70,11 +70,11 @@ class Sampler:
         return int(self.random.randint(len(SYMBOLS)))
 
     def functions(self, most: int, length: int) -> tuple[int, ...]:
-        """So many functions, each uniform over the first `most`."""
+        """So many functions, each uniform over the first ``most``."""
         return tuple(self.random.randint(most, size=length).tolist())
 
     def composition(self, most: int, lengths: range) -> list[int]:
-        """Functions, each uniform over the first `most`, and their number uniform over `lengths`."""
+        """Functions, each uniform over the first ``most``, and their number uniform over ``lengths``."""
         drawn = self.functions(most, lengths[-1])
         return list(drawn[: self.random.randint(lengths[0], lengths[-1] + 1)])
 
@@ -97,13 +97,13 @@ class Sampler:
         return Example(symbol, tuple(self.composition(COMPOSED, lengths)))
 
     def with_j(self) -> Example:
-        """A composition with `j` at a random place, and elsewhere any function but `k`."""
+        """A composition with ``j`` at a random place, and elsewhere any function but ``k``."""
         symbol, functions = self.symbol(), self.composition(COMPOSED + 1, TRAINED)
         functions[self.random.randint(len(functions))] = J
         return Example(symbol, tuple(functions))
 
     def with_k(self) -> Example:
-        """The same with `k`, and elsewhere any function but `j`."""
+        """The same with ``k``, and elsewhere any function but ``j``."""
         symbol = self.symbol()
         functions = [K if function == J else function for function in self.composition(COMPOSED + 1, TRAINED)]
         functions[self.random.randint(len(functions))] = K
@@ -126,7 +126,7 @@ def sample(seed: int) -> Sample:
     """All subsets. The examples of a subset are distinct, except the repeated ones of training.
 
     Of the reserved compositions three are of one function, and all those are in training: they are left out of
-    `new_composition`, which thereby has 605 examples and not the reference's 608.
+    ``new_composition``, which thereby has 605 examples and not the reference's 608.
     """
     sampler = Sampler(seed)
     tables = [sampler.random.permutation(len(SYMBOLS)).tolist() for _ in FUNCTIONS]

@@ -1,8 +1,8 @@
 """A smaller compositional table lookup, of our own: few functions, short compositions, every length equally frequent.
 
-The published task (`ctl_sample`) takes a model of the published size some 30,000 steps. Here `train` has compositions
-of 1 to `longest` functions, as many of each length, the few short ones repeated; `dev` has one function more, `gen` two
-and three. What is to be learnt is the same: to look up a table step by step, however often.
+The published task (``ctl_sample``) takes a model of the published size some 30,000 steps. Here ``train`` has
+compositions of 1 to ``longest`` functions, as many of each length, the few short ones repeated; ``dev`` has one
+function more, ``gen`` two and three. What is to be learnt is the same: to look up a table step by step, however often.
 """
 
 from __future__ import annotations

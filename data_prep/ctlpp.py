@@ -3,13 +3,15 @@
     b a 3     ->  5
     c b a 3   ->  0        c(b(a(3))): the symbol last, the function applied first directly before it
 
-Eight symbols, `0` to `7`, and 32 random bijections of them, `a` to `z` and `A` to `F`. The target is the resulting
-symbol alone, one word: a class. The functions are in groups, and the variants say which group may follow which:
+Eight symbols, ``0`` to ``7``, and 32 random bijections of them, ``a`` to ``z`` and ``A`` to ``F``. The
+target is the resulting symbol alone, one word: a class. The functions are in groups, and the variants say
+which group may follow which:
 
-    --variant A   alternating: functions of two groups of 16 take turns in training; in `gen` all are of one group
-    --variant R   repeating, the other way round: of one group in training; in `gen` they take turns
+    --variant A   alternating: functions of two groups of 16 take turns in training; in ``gen`` all are of one group
+    --variant R   repeating, the other way round: of one group in training; in ``gen`` they take turns
     --variant S   staged: an example is of one to three pairs of functions. In training, a pair is of groups a1 and a2,
-                  or b1 and b2; in `gen`, of a1 and b2, or b1 and a2. In training, a pair may also end in a function of
+                  or b1 and b2; in ``gen``, of a1 and b2, or b1 and a2. In training, a pair may also end in a function
+                      of
                   a fifth group, o, of --overlap functions; but each of them only after some symbols: after
                   --shared-symbols K of the eight behind a1 and b1 alike, and after one half of the others behind a1,
                   the other half behind b1. From function to function the K symbols go round all eight, in an order
@@ -24,11 +26,11 @@ Subsets:
     valid   1,000 more of the 301,000 that were drawn so, none of two functions
     gen     1,000, of the same lengths, equally many of each as far as there are
 
-The type of an example is its number of functions, `length_2`, for the accuracy by length.
+The type of an example is its number of functions, ``length_2``, for the accuracy by length.
 
-On the 256 paper and code disagree: for A and R "single functions are always part of the training set", but the
-released code has none. They are made, and --without-singles leaves them out, as the code does. The code's `iid` set,
-here `valid`, also has examples of two functions (seven or so for A and R), all of them in training.
+On the 256 paper and code disagree: for A and R "single functions are always part of the training set", but the released
+code has none. They are made, and --without-singles leaves them out, as the code does. The code's ``iid`` set, here
+``valid``, also has examples of two functions (seven or so for A and R), all of them in training.
 
 The authors' examples depend on the number of processor cores of their machine, so these are others, drawn in the same
 way: the symbol uniformly, then each function uniformly from those that may follow. With the default seed the 32
@@ -86,7 +88,7 @@ CROSSED = {"IN": FIRST, "a1": ["b2"], "b1": ["a2"], "a2": FIRST, "b2": FIRST}
 class Variant:
     """groups    name -> functions; disjoint, and together all 32.
     train     what is allowed in training.
-    gen       what is allowed in `gen`.
+    gen       what is allowed in ``gen``.
     symbols   group -> function of o -> the symbols of that group after which it may stand in training.
     """
 
@@ -97,7 +99,7 @@ class Variant:
 
 
 class CtlPlusPlus(Dataset):
-    """`python -m data_prep ctlpp`."""
+    """``python -m data_prep ctlpp``."""
 
     name = "ctlpp"
     title = "CTL++"
@@ -191,7 +193,7 @@ def unstaged(tables: Rows, name: str) -> Variant:
 
 
 def staged(tables: Rows, overlap: int, shared: int, random: RandomState) -> Variant:
-    """Variant S. `random` gives the symbols of o."""
+    """Variant S. ``random`` gives the symbols of o."""
     size = (FUNCTIONS - overlap) // 4
     groups = {"o": range(overlap)}
     for place, name in enumerate(("a1", "a2", "b1", "b2")):
@@ -238,7 +240,7 @@ def draw_subsets(variant: Variant, singles: bool, random: RandomState) -> dict[s
 def draw(graph: Graph, divisor: int, size: int, random: RandomState) -> list[Rows]:
     """So many distinct examples, in parts of one length each.
 
-    Of no length more than all there are, divided by `divisor`. Raises DataError if there are too few.
+    Of no length more than all there are, divided by ``divisor``. Raises DataError if there are too few.
     """
     possible = {length: count for length in LENGTHS if (count := graph.count(length) // divisor)}
     shares = allocate(possible, size)
@@ -248,7 +250,9 @@ def draw(graph: Graph, divisor: int, size: int, random: RandomState) -> list[Row
 
 
 def hold_out(parts: list[Rows], random: RandomState) -> tuple[list[Rows], list[Rows]]:
-    """`parts` without those drawn for `valid`, and these. Those of two functions, the first part, stay in training."""
+    """``parts`` without those drawn for ``valid``, and these. Those of two functions, the
+    first part, stay in training.
+    """
     ends = np.cumsum([len(part) for part in parts])
     drawn = random.permutation(np.arange(ends[0], ends[-1]))[: PUBLISHED["valid"]]
     held_out = np.zeros(ends[-1], np.bool_)
@@ -270,7 +274,7 @@ def render(rows: Rows, tables: Rows) -> list[Pair]:
 
 
 def describe(variant: Variant, tables: Rows) -> Json:
-    """The entry of the functions in `dataset.json`: what each makes of 0, 1 … 7, and the groups."""
+    """The entry of the functions in ``dataset.json``: what each makes of 0, 1 … 7, and the groups."""
     return {
         "generator": "data_prep.ctlpp_graph",
         "tables": {name: " ".join(map(str, table)) for name, table in zip(NAMES, tables, strict=True)},

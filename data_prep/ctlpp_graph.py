@@ -64,8 +64,9 @@ class Graph:
         return np.stack(rows, axis=1)
 
     def sample(self, length: int, size: int, random: RandomState) -> Rows:
-        """So many distinct examples (size, 1 + length), in the order in which `walk` came upon them. There must be so
-        many."""
+        """So many distinct examples (size, 1 + length), in the order in which ``walk`` came upon
+        them. There must be so many.
+        """
         rows = np.empty((0, 1 + length), np.int64)
         while len(rows) < size:
             rows = unique(np.concatenate([rows, self.walk(length, size, random)]))
@@ -106,9 +107,9 @@ def draw_tables(random: RandomState) -> Rows:
 
 
 def make_graph(tables: Rows, groups: Groups, edges: Mapping[str, Sequence[str]], last: Sequence[str]) -> Graph:
-    """The graph in which a group may follow the groups that `edges` has it follow, whatever the symbol.
+    """The graph in which a group may follow the groups that ``edges`` has it follow, whatever the symbol.
 
-    `edges` maps a group, or IN, to the groups that may follow; members of the groups in `last` may end an example.
+    ``edges`` maps a group, or IN, to the groups that may follow; members of the groups in ``last`` may end an example.
     """
     follows = np.zeros((FUNCTIONS + 1, SYMBOLS, FUNCTIONS), np.bool_)
     for group, followers in edges.items():
@@ -122,10 +123,10 @@ def make_graph(tables: Rows, groups: Groups, edges: Mapping[str, Sequence[str]],
 
 
 def allocate(possible: Mapping[int, int], size: int) -> dict[int, int]:
-    """Shares `size` examples out among the lengths, evenly, but no length has more than there are.
+    """Shares ``size`` examples out among the lengths, evenly, but no length has more than there are.
 
     What a length lacks the longer ones share, of which there must be at least as many each. The result has less than
-    `size` in all if there are not enough.
+    ``size`` in all if there are not enough.
     """
     shares: dict[int, int] = {}
     for left, (length, most) in zip(range(len(possible), 0, -1), sorted(possible.items()), strict=True):

@@ -1,6 +1,7 @@
 """What simple arithmetic and ListOps share: random numbers, sets with equally many expressions of every depth, sizes.
 
-In both, training has depths 1 to 5, `dev` has depth 6 and `gen` depths 7 and 8 (Csordás 2023, sections 5.2.2, 5.2.3).
+In both, training has depths 1 to 5, ``dev`` has depth 6 and ``gen`` depths 7 and 8 (Csordás
+2023, sections 5.2.2, 5.2.3).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ DRAWN_AT_ONCE = 4_096
 
 def uniform(seed: Sequence[int]) -> Callable[[], float]:
     """A function that returns another uniform number in [0, 1) at every call, by numpy's frozen legacy generator: the
-    same everywhere. `seed` is one or more whole numbers from 0 to 2³² − 1."""
+    same everywhere. ``seed`` is one or more whole numbers from 0 to 2³² − 1.
+    """
 
     def numbers() -> Iterator[float]:
         generator = RandomState(list(seed))
@@ -43,7 +45,7 @@ def depth_type(depth: int) -> str:
 class Balance:
     """A set being filled with expressions, equally many of every depth: number i is to have depth i mod len(depths).
 
-    `taken` are the expressions that may not be in it, and what is put into it is added to them.
+    ``taken`` are the expressions that may not be in it, and what is put into it is added to them.
     """
 
     def __init__(self, depths: Sequence[int], size: int, taken: set[str]) -> None:
@@ -74,13 +76,13 @@ class Balance:
         return PackedPairs(self._found[depths[i % len(depths)]][i // len(depths)] for i in range(self.size))
 
     def types(self) -> list[str]:
-        """The types of `pairs`."""
+        """The types of ``pairs``."""
         names = [depth_type(depth) for depth in self._found]
         return [names[i % len(names)] for i in range(self.size)]
 
 
 def number_between(least: int, most: int) -> Callable[[str], int]:
-    """The argument type of a whole number from `least` to `most`."""
+    """The argument type of a whole number from ``least`` to ``most``."""
 
     def number(text: str) -> int:
         if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
@@ -91,7 +93,7 @@ def number_between(least: int, most: int) -> Callable[[str], int]:
 
 
 def add_size_arguments(parser: argparse.ArgumentParser, train: int, what: str) -> None:
-    """The options `--train`, `--test` and `--seed`; `what` says what `train` is the default number of."""
+    """The options ``--train``, ``--test`` and ``--seed``; ``what`` says what ``train`` is the default number of."""
     parser.add_argument(
         "--train",
         type=number_between(LEAST_TRAIN, MOST_TRAIN),
@@ -112,5 +114,5 @@ def add_size_arguments(parser: argparse.ArgumentParser, train: int, what: str) -
 
 
 def size_request(args: argparse.Namespace) -> Json:
-    """What the options of `add_size_arguments` add to the request."""
+    """What the options of ``add_size_arguments`` add to the request."""
     return {"train": args.train, "test": args.test, "seed": args.seed}

@@ -18,10 +18,10 @@ WORKSPACE = ".data_prep-"
 
 
 def lock_file(path: Path, *, wait: bool, create: bool = True) -> FileIO | None:
-    """Opens `path` for appending, without a buffer, and locks it. The lock goes with the stream, and with the process
-    however it ends.
+    """Opens ``path`` for appending, without a buffer, and locks it. The lock goes with the stream, and with the
+    process however it ends.
 
-    Returns None if another process has the lock (unless `wait`), or has moved or removed the file in the meantime, so
+    Returns None if another process has the lock (unless ``wait``), or has moved or removed the file in the meantime, so
     that what was locked is no longer what the path names. Raises DataError where the file system has no locks.
     """
     try:
@@ -43,10 +43,10 @@ def lock_file(path: Path, *, wait: bool, create: bool = True) -> FileIO | None:
 
 @contextmanager
 def workspace(out: Path) -> Iterator[Path]:
-    """A locked, hidden folder beside `out`, on the same file system, which is gone when the block ends, and so are
-    folders above `out` that were made for it and are empty.
+    """A locked, hidden folder beside ``out``, on the same file system, which is gone when the block ends, and so are
+    folders above ``out`` that were made for it and are empty.
 
-    What is to become `out` is made inside and moved out with `publish`. Raises DataError if it cannot be made.
+    What is to become ``out`` is made inside and moved out with ``publish``. Raises DataError if it cannot be made.
     """
     above = [folder for folder in out.parents if not folder.exists()]
     try:
@@ -60,7 +60,7 @@ def workspace(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def hidden_folder(out: Path) -> Iterator[Path]:
-    """That of `workspace`, with the folders above it, which stay."""
+    """That of ``workspace``, with the folders above it, which stay."""
     lock = None
     while lock is None:  # a run that clears away dead workspaces may take this one before it is locked
         try:
@@ -91,7 +91,7 @@ def discard(room: Path) -> None:
 
 
 def discard_dead(out: Path) -> None:
-    """Removes the workspaces for `out` whose process is no more."""
+    """Removes the workspaces for ``out`` whose process is no more."""
     for name in glob.glob(f".{glob.escape(out.name)}{WORKSPACE}*", root_dir=out.parent, include_hidden=True):
         room = out.parent / name
         lock = lock_file(room / "lock", wait=False, create=False)
@@ -105,10 +105,10 @@ def discard_dead(out: Path) -> None:
 
 
 def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> None:
-    """Moves the folder `made` to `out`, which may be an empty folder.
+    """Moves the folder ``made`` to ``out``, which may be an empty folder.
 
-    With `replace`, what is at `out` goes into the workspace `room` first, to vanish with it.
-    Raises DataError, leaving `out` as it is, if something is there that is not to be replaced.
+    With ``replace``, what is at ``out`` goes into the workspace ``room`` first, to vanish with it. Raises DataError,
+    leaving ``out`` as it is, if something is there that is not to be replaced.
     """
     for path in [made, *made.rglob("*")]:
         sync(path)

@@ -5,8 +5,8 @@
     I don 't know .  ->  Tôi không biết .
 
 Chiang & Cholak (2022) train on sentences of at most 20 words and test on longer ones, where attention whose logits are
-scaled by the logarithm of the length gains a point of BLEU, and none where all lengths are trained. `--max-length 20`
-(the default) makes that split, by the words of the English sentence; `--max-length 0` keeps all lengths together.
+scaled by the logarithm of the length gains a point of BLEU, and none where all lengths are trained. ``--max-length 20``
+(the default) makes that split, by the words of the English sentence; ``--max-length 0`` keeps all lengths together.
 
               official file          pairs      at most 20    longer
     train     train-en-vi.tgz        133,317    train         left out
@@ -14,11 +14,11 @@ scaled by the logarithm of the length gains a point of BLEU, and none where all 
     tst2013   test-2013-en-vi.tgz      1,268    test    737   gen 531
 
 The files are tokenized, cased, and escaped as by Moses; &apos; and the like are read back, so the plain text, the
-subwords and the references have an apostrophe. The subwords (SentencePiece, `--model`, `--vocab-size`), plain text and
-scoring are those of `python -m data_prep parallel`. The paper does not say which subwords it uses; its BLEU is not that
-of sacreBLEU on this text, so compare differences between models rather than scores.
+subwords and the references have an apostrophe. The subwords (SentencePiece, ``--model``, ``--vocab-size``), plain text
+and scoring are those of ``python -m data_prep parallel``. The paper does not say which subwords it uses; its BLEU is
+not that of sacreBLEU on this text, so compare differences between models rather than scores.
 
-`--small` needs no training file: it trains on tst2012, and validates and tests on the first and the second half of
+``--small`` needs no training file: it trains on tst2012, and validates and tests on the first and the second half of
 tst2013. That is a re-split for small experiments, not the published sets, and no score of it is one of the papers.
 
 Source: github.com/stefan-it/nmt-en-vi, from nlp.stanford.edu/projects/nmt. It states no licence; TED talks are
@@ -65,7 +65,7 @@ DEFAULT_SIZE, SMALL_SIZE = 8_000, 2_000
 
 
 class IwsltEnVi(Dataset):
-    """`python -m data_prep iwslt_en_vi`."""
+    """``python -m data_prep iwslt_en_vi``."""
 
     name = "iwslt_en_vi"
     title = "IWSLT'15 English-Vietnamese"
@@ -129,7 +129,7 @@ def load(name: str, source: OfficialFiles) -> tuple[list[Pair], int]:
 
 
 def resplit(subsets: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
-    """The subsets of `--small`."""
+    """The subsets of ``--small``."""
     tested = subsets["test"]
     half = len(tested) // 2
     return {"train": subsets["valid"], "valid": tested[:half], "test": tested[half:]}

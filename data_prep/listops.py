@@ -3,18 +3,18 @@
     [MED 4 8 5 [MAX 8 4 9 ] ]             ->  6
     [SM 7 [MIN 3 [SM 9 8 ] ] 5 ]          ->  5
 
-An operator has 2 to 5 arguments; `listops_functions` has the language with its meaning. The target is one of ten
+An operator has 2 to 5 arguments; ``listops_functions`` has the language with its meaning. The target is one of ten
 classes. What counts is the dependency depth, the number of operations inside one another that the value depends on: 1
 in the first example, where the median is that of 5 and 8, and 2 in the second one, where 3 is the minimum. Every set
 has equally many expressions of each dependency depth, none twice, no two sets a common one:
 
-    train   1,000,000 of depths 1 to 5 (`--train`)
+    train   1,000,000 of depths 1 to 5 (``--train``)
     valid   1,000 more of them
     dev     1,000 of depth 6
     gen     1,000 of depths 7 and 8
 
 Line N of raw/SUBSET.type is the dependency depth of example N, for accuracy by depth. Expressions have the distribution
-of the authors' generator (`listops_sample`), which counts digits as depth 1: its depths are one more.
+of the authors' generator (``listops_sample``), which counts digits as depth 1: its depths are one more.
 
 Not as theirs: their evaluation sets are not checked against their training set; which one of equal arguments is in the
 middle of a median is left to an unstable sort there, and is a matter of their order here.
@@ -44,7 +44,7 @@ RULE = "dependency depths 1 to 5 in train and valid, 6 in dev, 7 and 8 in gen, e
 
 
 class ListOps(Dataset):
-    """`python -m data_prep listops`."""
+    """``python -m data_prep listops``."""
 
     name = "listops"
     title = "ListOps"

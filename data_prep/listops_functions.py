@@ -41,7 +41,7 @@ MEANINGS = {digit: Meaning(int(digit), 0) for digit in DIGITS}
 
 
 def value_of(meaning: Meaning) -> int:
-    """By what arguments are compared: `min`, `max` and `sorted` then take the first one of equals first."""
+    """By what arguments are compared: ``min``, ``max`` and ``sorted`` then take the first one of equals first."""
     return meaning.value
 
 

@@ -1,10 +1,10 @@
 """Draws ListOps expressions as the generator of Csordás et al. 2022 does, in a fraction of its time.
 
-A tree for dependency depths from `least` to `most`:
+A tree for dependency depths from ``least`` to ``most``:
 
     subtree     with probability 0.3 an operator with 2 to 5 arguments, each again a subtree; else, and always inside
-                `most` operators, a digit
-    tree        a subtree; while it has fewer than `least` operators inside one another, it becomes an argument of a
+                ``most`` operators, a digit
+    tree        a subtree; while it has fewer than ``least`` operators inside one another, it becomes an argument of a
                 further operator, at any place but the last one, beside 2 to 4 further subtrees
 
 Numbers of arguments, operators, digits and places are uniform. What is longer than 50, an operator counted as 3 (the
@@ -48,7 +48,9 @@ class TooLong(Exception):
 
 
 class Block(NamedTuple):
-    """A piece of work: DRAWS trees for the depths from `least` to `most`, of which those below `wanted` are useless."""
+    """A piece of work: DRAWS trees for the depths from ``least`` to ``most``, of which those
+    below ``wanted`` are useless.
+    """
 
     seed: tuple[int, ...]
     least: int
@@ -73,7 +75,7 @@ class Shapes:
         self.room = 0  # how much longer the tree may become
 
     def subtree(self, limit: int) -> Tree:
-        """A subtree with at most `limit` operators inside one another, into a place already counted as a digit."""
+        """A subtree with at most ``limit`` operators inside one another, into a place already counted as a digit."""
         if limit == 0 or self.uniform() >= PROBABILITY:
             return []
         arguments = FEWEST + int((MOST - FEWEST + 1) * self.uniform())
@@ -81,7 +83,7 @@ class Shapes:
         return [self.subtree(limit - 1) for _ in range(arguments)]
 
     def tree(self) -> Tree:
-        """A tree of at least `least` operators inside one another. Raises TooLong."""
+        """A tree of at least ``least`` operators inside one another. Raises TooLong."""
         self.room = LONGEST - 1
         tree = self.subtree(self.most)
         while height(tree) < self.least:
@@ -105,7 +107,7 @@ def height(tree: Tree) -> int:
 
 
 def fill(tree: Tree, number: Callable[[], float]) -> str:
-    """The expression of a tree with random operators and digits; `number` returns uniform numbers in [0, 1)."""
+    """The expression of a tree with random operators and digits; ``number`` returns uniform numbers in [0, 1)."""
     if not tree:
         return DIGITS[int(len(DIGITS) * number())]
     operator = OPERATORS[int(len(OPERATORS) * number())]
@@ -113,7 +115,7 @@ def fill(tree: Tree, number: Callable[[], float]) -> str:
 
 
 def draw(block: Block) -> list[Candidate]:
-    """The expressions of a block whose depths are in its range and not below `wanted`, in the order of the draws."""
+    """The expressions of a block whose depths are in its range and not below ``wanted``, in the order of the draws."""
     shapes = Shapes(block.seed, block.least, block.most)
     found = []
     for _ in range(DRAWS):
@@ -134,9 +136,9 @@ Mapping = Callable[[Callable[[Block], list[Candidate]], list[Block]], Iterator[l
 
 
 def sample(depths: range, size: int, seed: Sequence[int], taken: set[str], call: Mapping = map) -> Balance:
-    """So many different expressions, equally many of each dependency depth, none of which is `taken`; they are then.
+    """So many different expressions, equally many of each dependency depth, none of which is ``taken``; they are then.
 
-    `call` is `map`, or does the same in several processes.
+    ``call`` is ``map``, or does the same in several processes.
     """
     balance = Balance(depths, size, taken)
     number, blocks = 0, 1
@@ -151,7 +153,7 @@ def sample(depths: range, size: int, seed: Sequence[int], taken: set[str], call:
 
 @contextmanager
 def processes(number: int) -> Iterator[Mapping]:
-    """A `map` in so many processes, which end with it. Raises DataError if one of them is ended by something else."""
+    """A ``map`` in so many processes, which end with it. Raises DataError if one of them is ended by something else."""
     # Fresh processes rather than forked ones: torch, if it is there, has threads.
     pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), initializer=ignore_interrupts)
     try:

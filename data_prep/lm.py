@@ -1,5 +1,5 @@
-"""Text for language modelling: streamed from files into the indexed datasets that `sg_language_modeling` and fairseq's
-`language_modeling` read.
+"""Text for language modelling: streamed from files into the indexed datasets that ``sg_language_modeling`` and
+fairseq's ``language_modeling`` read.
 
 The text becomes one long row of tokens per subset, which the tasks cut into streams, or blocks. Nothing is ever in
 memory but one line, or one block, at a time.
@@ -33,7 +33,7 @@ UPDATES = 100_000  # of a training that is recommended
 
 
 class Span(NamedTuple):
-    """The bytes of a file from `start` to before `end`."""
+    """The bytes of a file from ``start`` to before ``end``."""
 
     path: Path
     start: int
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 class Unit(ABC):
-    """What a token is. `symbols` are all of them; token N of the model is `symbols[N]`, after fairseq's specials.
+    """What a token is. ``symbols`` are all of them; token N of the model is ``symbols[N]``, after fairseq's specials.
 
     size            of a model in Table F.2 of Csordás 2023, as the end of the architecture's name.
     context, batch  its tokens in a segment, as many as it remembers, and streams.
@@ -61,7 +61,7 @@ class Unit(ABC):
 
 
 class Bytes(Unit):
-    """A token is a byte. All 256 are in the dictionary, in their order, as `<0x00>` to `<0xFF>`; no end symbols."""
+    """A token is a byte. All 256 are in the dictionary, in their order, as ``<0x00>`` to ``<0xFF>``; no end symbols."""
 
     symbols = tuple(f"<0x{byte:02X}>" for byte in range(256))
     size, context, batch, eos = "e8", 512, 32, False
@@ -79,7 +79,9 @@ class Pieces(Unit):
     size, context, batch, eos = "wt_s", 256, 64, True
 
     def __init__(self, subwords: Subwords) -> None:
-        """`subwords` learnt `by_bytes`, so that no letter is unknown, and `exact`, so that all spaces are kept."""
+        """``subwords`` learnt ``by_bytes``, so that no letter is unknown, and ``exact``, so
+        that all spaces are kept.
+        """
         self.subwords = subwords
         self.symbols = subwords.pieces[1:]  # fairseq has an <unk> of its own
         self.files = {"spm.model": subwords.content}
@@ -94,8 +96,8 @@ class Pieces(Unit):
 class TextCorpus(Material):
     """Text in named subsets, and what its tokens are.
 
-    spans  subset -> the parts of files it is made of, in order; `train` first.
-    rule, membership, origin: see `Material`.
+    spans  subset -> the parts of files it is made of, in order; ``train`` first.
+    rule, membership, origin: see ``Material``.
     """
 
     spans: Mapping[str, Sequence[Span]]
@@ -115,7 +117,7 @@ class TextCorpus(Material):
             raise DataError(f"{special} is a symbol of fairseq's own and cannot be a subword: try another --vocab-size")
 
     def write(self, folder: Path, raw_only: bool) -> None:
-        """`raw/SUBSET.txt`, the very bytes; `dict.txt` and `SUBSET.{bin,idx}`; the files of the unit."""
+        """``raw/SUBSET.txt``, the very bytes; ``dict.txt`` and ``SUBSET.{bin,idx}``; the files of the unit."""
         raw = folder / "raw"
         raw.mkdir(parents=True)
         for name, spans in self.spans.items():
@@ -159,19 +161,20 @@ class TextCorpus(Material):
         return [*lines, f"vocabulary: {description['vocabulary']['symbols']} symbols"]
 
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
-        """For a language model. `valid` picks the best checkpoint, never `test`: without it, nothing is validated."""
+        """For a language model. ``valid`` picks the best checkpoint, never ``test``: without
+        it, nothing is validated.
+        """
         names = ",".join(name for name in self.spans if name != "train")
         validates = "valid" in self.spans
         validation = f"--valid-subset {names} --batch-size-valid 4" if validates else "--disable-validation"
         context = self.unit.context
         command = (
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_language_modeling"
-            f" --arch {dataset.arch}_{self.unit.size} --decoder-attention relative --attention-scale learned "
-            "--attention-dropout 0"
-            f" --criterion cross_entropy_orthogonality --tokens-per-sample {context} --memory-length {context}"
-            f" --eval-memory-length {4 * context} --batch-size {self.unit.batch} {validation}"
-            f" --optimizer torch_adam --lr 2.5e-4 --lr-scheduler cosine --clip-norm 0.25 --max-update {UPDATES}"
-            f" {saving(out, UPDATES, validates)}"
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_language_modeling --arch "
+            f"{dataset.arch}_{self.unit.size} --decoder-attention relative --attention-scale learned "
+            f"--attention-dropout 0 --criterion cross_entropy_orthogonality --tokens-per-sample {context} "
+            f"--memory-length {context} --eval-memory-length {4 * context} --batch-size {self.unit.batch} "
+            f"{validation} --optimizer torch_adam --lr 2.5e-4 --lr-scheduler cosine --clip-norm 0.25 --max-update "
+            f"{UPDATES} {saving(out, UPDATES, validates)}"
         )
         return [command]
 
@@ -224,7 +227,7 @@ def copy(spans: Iterable[Span], target: Path) -> Json:
 def count_characters(
     decoder: codecs.IncrementalDecoder, block: bytes, so_far: int | None, final: bool = False
 ) -> int | None:
-    """`so_far` and the characters that end in `block`; None once there is something that is not UTF-8."""
+    """``so_far`` and the characters that end in ``block``; None once there is something that is not UTF-8."""
     if so_far is None:
         return None
     try:

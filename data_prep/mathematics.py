@@ -8,22 +8,22 @@ Every character is a word, and a space is the word ▁ (U+2581), as SentencePiec
 
     W h a t ▁ i s ▁ 8 7 ▁ - ▁ - 6 4 ?         ->  1 5 1
 
-`--post-process sentencepiece` of fairseq gives the plain text back. Sources and targets share one dictionary, of the
+``--post-process sentencepiece`` of fairseq gives the plain text back. Sources and targets share one dictionary, of the
 characters of this module; the 69 of the papers are those of all modules together.
 
 A module has training questions in three difficulties, 666,666 each, and 10,000 to interpolate; 15 modules have 10,000
-to extrapolate, with greater numbers, more terms or more samples than in training. As by Csordás et al. 2021, a question
-that is there already is dropped, in the order easy, medium, hard, interpolate, extrapolate; then 10,000 are drawn from
-every difficulty:
+to extrapolate, with greater numbers, more terms or more samples than in training. As by Csordás et al. 2021, a
+question that is there already is dropped, in the order easy, medium, hard, interpolate, extrapolate; then 10,000 are
+drawn from every difficulty:
 
     train         what is left of easy, medium and hard, in this order
     valid         what was drawn; raw/valid.type has the difficulty of every line
     interpolate   questions like the harder ones of training
     gen           extrapolate, where the module has it
 
-`--archive FILE` reads mathematics_dataset-v1.0.tar.gz, once from its beginning to its end, and unpacks nothing to the
-disk; its size and sha256 are those known to TensorFlow Datasets. `--raw-dir FOLDER` reads the unpacked folder.
-`--generate N` draws N questions for every difficulty by the authors' generator (pip install mathematics_dataset):
+``--archive FILE`` reads mathematics_dataset-v1.0.tar.gz, once from its beginning to its end, and unpacks nothing to the
+disk; its size and sha256 are those known to TensorFlow Datasets. ``--raw-dir FOLDER`` reads the unpacked folder.
+``--generate N`` draws N questions for every difficulty by the authors' generator (pip install mathematics_dataset):
 generated, not the official data. The tests read files of the archive's form, never the archive itself.
 
 Source: storage.googleapis.com/mathematics-dataset, Apache 2.0.
@@ -120,7 +120,7 @@ Contents = Mapping[str, PackedPairs]  # regime -> its examples, as plain text
 
 
 class Mathematics(Dataset):
-    """`python -m data_prep mathematics`."""
+    """``python -m data_prep mathematics``."""
 
     name = "mathematics"
     title = "Mathematics dataset"
@@ -148,8 +148,8 @@ class Mathematics(Dataset):
             "--holdout",
             type=number_to_hold_out,
             metavar="N",
-            help=f"questions of every difficulty that become valid (default: {REFERENCE_HOLDOUT}, but at most a tenth "
-            "of those generated)",
+            help=f"questions of every difficulty that become valid (default: {REFERENCE_HOLDOUT}, but at "
+            "most a tenth of those generated)",
         )
         parser.add_argument("--seed", type=seed_number, metavar="N", help=f"of --generate (default: {DEFAULT_SEED})")
         parser.add_argument(
@@ -212,17 +212,17 @@ def whole_number(text: str, least: int, most: int) -> int:
 
 
 def number_to_generate(text: str) -> int:
-    """The argument type of `--generate`."""
+    """The argument type of ``--generate``."""
     return whole_number(text, LEAST, MOST)
 
 
 def number_to_hold_out(text: str) -> int:
-    """The argument type of `--holdout`."""
+    """The argument type of ``--holdout``."""
     return whole_number(text, 1, MOST)
 
 
 def number_of_workers(text: str) -> int:
-    """The argument type of `--workers`."""
+    """The argument type of ``--workers``."""
     return whole_number(text, 1, MOST_WORKERS)
 
 
@@ -248,7 +248,7 @@ def identity(args: argparse.Namespace) -> Json:
 
 
 def find_folder(args: argparse.Namespace) -> Path:
-    """The folder that has all files of the module: `--raw-dir`, or the one unpacked in it. Raises DataError."""
+    """The folder that has all files of the module: ``--raw-dir``, or the one unpacked in it. Raises DataError."""
     inside = args.raw_dir / FOLDER
     folder = inside if inside.is_dir() else args.raw_dir
     for place in places(args.module):
@@ -283,7 +283,7 @@ def read_archive(path: Path, module: str) -> tuple[Contents, list[Json]]:
 
 
 def check_archive(path: Path) -> None:
-    """Raises DataError if `path` is not the official archive."""
+    """Raises DataError if ``path`` is not the official archive."""
     size = path.stat().st_size
     if size != ARCHIVE.size:
         raise DataError(f"not the official {ARCHIVE.name}: {size:,} bytes, expected {ARCHIVE.size:,}", path)
@@ -293,7 +293,7 @@ def check_archive(path: Path) -> None:
 
 
 def read_examples(stream: BinaryIO, path: Path) -> tuple[PackedPairs, Json]:
-    """The examples of one file, and its size and hash; `path` is for messages. Raises DataError."""
+    """The examples of one file, and its size and hash; ``path`` is for messages. Raises DataError."""
     hashed = hashlib.sha256()
     size = 0
 
@@ -312,7 +312,7 @@ def parse(lines: Iterable[bytes], path: Path) -> Iterator[Pair]:
     """The examples of a file with a question and its answer on two lines, spaces at their ends left out.
 
     Raises DataError with the line for one that is empty, too long, not UTF-8, or has a character that is not printable
-    or is the one that stands for a space; and for a question without answer; see also `text.decode_line`.
+    or is the one that stands for a space; and for a question without answer; see also ``text.decode_line``.
     """
     question, number = None, 0
     for number, raw in enumerate(lines, start=1):
@@ -336,7 +336,7 @@ def tokenize(text: str) -> str:
 
 
 def detokenize(tokens: str) -> str:
-    """The inverse of `tokenize`."""
+    """The inverse of ``tokenize``."""
     return tokens.replace(" ", "").replace(SPACE, " ")
 
 
@@ -362,7 +362,7 @@ def different(contents: Contents) -> dict[str, numpy.ndarray]:
 def make_corpus(
     module: str, contents: Contents, holdout: int, origin: Json, membership: str, published: Mapping[str, int]
 ) -> Corpus:
-    """The subsets made of the files, or of what was generated like them; `holdout` of every difficulty become valid.
+    """The subsets made of the files, or of what was generated like them; ``holdout`` of every difficulty become valid.
 
     Raises DataError if a difficulty has no more questions than that, or a subset not its published size.
     """
@@ -373,8 +373,8 @@ def make_corpus(
         indices = kept[regime]
         if len(indices) <= holdout:
             raise DataError(
-                f"{regime} has {len(indices):,} different questions, and {holdout:,} are to become valid:"
-                " name fewer by --holdout"
+                f"{regime} has {len(indices):,} different questions, and {holdout:,} are to become "
+                "valid: name fewer by --holdout"
             )
         chosen = numpy.zeros(len(indices), dtype=bool)
         chosen[RandomState(REFERENCE_SEED).choice(len(indices), holdout, replace=False)] = True

@@ -2,9 +2,9 @@
 
     python -P mathematics_generator.py MODULE EXTRAPOLATION SEED SIZES WORKER WORKERS
 
-A process of its own, because the generator draws from the global generators of `random`, numpy and sympy, and because
+A process of its own, because the generator draws from the global generators of ``random``, numpy and sympy, and because
 its package is fixed in memory: version 1.0.1 of 2019 fails from sympy 1.6, numpy 2 or Python 3.12 on, and some of its
-draws depend on the order of Python sets, which differs from run to run. Nothing of `data_prep` is imported.
+draws depend on the order of Python sets, which differs from run to run. Nothing of ``data_prep`` is imported.
 
 SIZES has a number of examples for each of the REGIMES, in their order: 100,100,100,10,10. EXTRAPOLATION is the module's
 name there; where it is empty, the last size is left out. Examples are drawn in chunks that have seeds of their own, so

@@ -1,7 +1,7 @@
 """Questions of the Mathematics dataset drawn by the authors' generator: generated, not the official data.
 
 The generator is the package mathematics_dataset 1.0.1 of PyPI, which runs in processes of its own
-(`mathematics_generator`): the generators of random numbers of this one stay as they are. The same seed gives the same
+(``mathematics_generator``): the generators of random numbers of this one stay as they are. The same seed gives the same
 examples whatever the number of processes and Python's hash seed, with the same versions of sympy and numpy.
 """
 
@@ -38,7 +38,7 @@ def check_package() -> None:
 
 
 def describe() -> Json:
-    """The entry `origin` of `dataset.json`."""
+    """The entry ``origin`` of ``dataset.json``."""
     versions = {name: importlib.metadata.version(name) for name in (PACKAGE, "sympy", "numpy")}
     return {"generator": PACKAGE, "versions": versions, "generated": "generated, not the official data"}
 
@@ -46,8 +46,8 @@ def describe() -> Json:
 def sample(module: str, extrapolation: str | None, sizes: list[int], seed: int, workers: int) -> dict[str, PackedPairs]:
     """So many examples of a module in each of the regimes, as plain text; no extrapolation where the module has none.
 
-    `sizes` are those of the regimes there are, in the order of `REGIMES`. Raises DataError if the package is missing or
-    fails.
+    ``sizes`` are those of the regimes there are, in the order of ``REGIMES``. Raises DataError if the
+    package is missing or fails.
     """
     check_package()
     with ExitStack() as stack:

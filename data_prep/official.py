@@ -29,8 +29,8 @@ TIMEOUT = 30.0  # seconds without a sign of life from the server
 class OfficialFile:
     """A published file: its path below the base URL, its size in bytes and its sha256, both uncompressed.
 
-    `where` says how to come by a file that cannot be downloaded from the base URL. Where neither size nor sha256 are
-    known, `git_blob` is: the id under which git keeps the file, as `git hash-object FILE` prints it.
+    ``where`` says how to come by a file that cannot be downloaded from the base URL. Where neither size nor sha256 are
+    known, ``git_blob`` is: the id under which git keeps the file, as ``git hash-object FILE`` prints it.
     """
 
     path: str
@@ -49,32 +49,32 @@ class OfficialFile:
         return f"git blob {self.git_blob}" if self.sha256 is None else f"sha256 {self.sha256}"
 
     def digest_of(self, data: bytes) -> str:
-        """What `digest` would be if the file were `data`."""
+        """What ``digest`` would be if the file were ``data``."""
         if self.sha256 is None:
             blob = b"blob %d\0" % len(data) + data
             return f"git blob {hashlib.sha1(blob, usedforsecurity=False).hexdigest()}"
         return f"sha256 {hashlib.sha256(data).hexdigest()}"
 
     def matches(self, data: bytes) -> bool:
-        """Whether `data` are this file."""
+        """Whether ``data`` are this file."""
         return self.digest_of(data) == self.digest
 
     def is_at(self, path: Path) -> bool:
-        """Whether `path` is this file, uncompressed."""
+        """Whether ``path`` is this file, uncompressed."""
         return path.is_file() and self.matches(path.read_bytes())
 
     def check(self, path: Path, data: bytes) -> None:
-        """Raises DataError if `data`, read from `path`, are not this file."""
+        """Raises DataError if ``data``, read from ``path``, are not this file."""
         if not self.matches(data):
             size = "" if self.size is None else f"{self.size:,} bytes with "
             raise DataError(
-                f"not the official {self.name}: {len(data):,} bytes with {self.digest_of(data)},"
-                f" expected {size}{self.digest}",
+                f"not the official {self.name}: {len(data):,} bytes with "
+                f"{self.digest_of(data)}, expected {size}{self.digest}",
                 path,
             )
 
     def describe(self) -> Json:
-        """The entry of this file in `dataset.json`."""
+        """The entry of this file in ``dataset.json``."""
         if self.sha256 is None:
             return {"name": self.name, "git_blob": self.git_blob}
         return {"name": self.name, "bytes": self.size, "sha256": self.sha256}
@@ -84,7 +84,9 @@ class OfficialFiles:
     """The published files of one dataset, as far as the options of the command line make them known."""
 
     def __init__(self, args: argparse.Namespace, dataset: str, base_url: str) -> None:
-        """Raises UsageError for options that mean nothing without `--download`, DataError for a wrong `--raw-dir`."""
+        """Raises UsageError for options that mean nothing without ``--download``, DataError
+        for a wrong ``--raw-dir``.
+        """
         for option in ("mirror", "cache_dir"):
             if getattr(args, option) is not None and not args.download:
                 raise UsageError(f"--{option.replace('_', '-')} says how to download: add --download, or leave it out")
@@ -103,7 +105,7 @@ class OfficialFiles:
         return self.download or self.raw_dir is not None
 
     def find(self, file: OfficialFile) -> Path | None:
-        """Where the file is in `--raw-dir`: under its official path or its bare name, as it is or with `.gz`."""
+        """Where the file is in ``--raw-dir``: under its official path or its bare name, as it is or with ``.gz``."""
         if self.raw_dir is None:
             return None
         names = [file.path, file.path + ".gz", file.name, file.name + ".gz"]
@@ -122,7 +124,8 @@ class OfficialFiles:
 
     def read(self, file: OfficialFile) -> tuple[Path, bytes]:
         """The path and the uncompressed content of a file. A file that is cut off is refused here, and only that:
-        callers look for errors of single lines first, which say more, and call `OfficialFile.check` after."""
+        callers look for errors of single lines first, which say more, and call ``OfficialFile.check`` after.
+        """
         path = self.get(file)
         data = read_bytes(path)
         if not data.endswith(b"\n"):
@@ -149,7 +152,7 @@ def default_cache() -> Path:
 
 
 def is_web_address(text: str) -> bool:
-    """Whether `text` is an http or https URL in ASCII with a host and, if any, a number for a port."""
+    """Whether ``text`` is an http or https URL in ASCII with a host and, if any, a number for a port."""
     try:
         parts = urllib.parse.urlsplit(text)
         if not (text.isascii() and parts.scheme in ("http", "https") and parts.hostname):
@@ -164,13 +167,13 @@ class Unfinished(Exception):
 
 
 def download(file: OfficialFile, url: str, target: Path) -> Path:
-    """Downloads a file to `target`, where only the whole, checked file ever appears.
+    """Downloads a file to ``target``, where only the whole, checked file ever appears.
 
-    The bytes gather in `target` + `.part`, which outlives a failure; the next attempt, or run, asks for the rest only.
-    Several runs may download the same file: one does, the others wait for it.
+    The bytes gather in ``target`` + ``.part``, which outlives a failure; the next attempt, or run, asks for the rest
+    only. Several runs may download the same file: one does, the others wait for it.
 
-    Raises DataError if the server has no such file, sends another one, or cannot be reached in `ATTEMPTS` attempts, and
-    if the disk is full.
+    Raises DataError if the server has no such file, sends another one, or cannot be reached in ``ATTEMPTS`` attempts,
+    and if the disk is full.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +201,7 @@ def download(file: OfficialFile, url: str, target: Path) -> Path:
 
 
 def retry(file: OfficialFile, url: str, stream: FileIO) -> None:
-    """Calls `transfer` until it succeeds. Raises DataError as `download` does."""
+    """Calls ``transfer`` until it succeeds. Raises DataError as ``download`` does."""
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE * 2 ** (attempt - 1))
@@ -218,7 +221,7 @@ def retry(file: OfficialFile, url: str, stream: FileIO) -> None:
 
 
 def transfer(file: OfficialFile, url: str, stream: FileIO) -> None:
-    """One attempt to complete `stream`, which holds the first bytes of the file, or none."""
+    """One attempt to complete ``stream``, which holds the first bytes of the file, or none."""
     have = stream.seek(0, os.SEEK_END)
     if file.size is None or have >= file.size:
         have = clear(stream)
@@ -247,7 +250,7 @@ def promised_size(url: str, response: http.client.HTTPResponse) -> int:
 
 
 def append(stream: FileIO, block: bytes) -> None:
-    """Writes all of `block`. Raises DataError where the disk is full: another attempt would not help."""
+    """Writes all of ``block``. Raises DataError where the disk is full: another attempt would not help."""
     left = memoryview(block)
     try:
         while left:

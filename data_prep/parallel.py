@@ -3,19 +3,19 @@
     Imagine the first piece : …  ->  Hãy tưởng tượng mảnh đầu tiên : …
     ▁I m ag ine ▁the ▁first ▁piece ▁: …  ->  ▁H ãy ▁tư ởng ▁tư ợng ▁mảnh …      (as the model sees them)
 
-`--src` and `--tgt` are for training. What is validated and tested on is in files of its own, or is drawn from them:
-`--valid-share` and `--test-share`, of the pairs whose source is there once.
+``--src`` and ``--tgt`` are for training. What is validated and tested on is in files of its own, or is drawn from them:
+``--valid-share`` and ``--test-share``, of the pairs whose source is there once.
 
-`--max-length L` makes a test of length generalization, as in Chiang & Cholak (2022), who train English-Vietnamese
+``--max-length L`` makes a test of length generalization, as in Chiang & Cholak (2022), who train English-Vietnamese
 translation on sentences of at most 20 words and test it on longer ones. By the words of the source:
 
     train, valid, test    the pairs with at most L words; longer ones are left out of train
     gen, dev              the longer ones of the test and of the validation set
 
-Text is cut into subwords by SentencePiece, trained on `train` alone, one model for both languages (`--joint`:
-spm.model) or one for each (`--separate`: spm.src.model and spm.tgt.model). A letter that is in no training sentence is
-a piece of its own in the dictionary. raw/SUBSET.plain.{src,tgt} keep the text as it was before; score translations
-against it:
+Text is cut into subwords by SentencePiece, trained on ``train`` alone, one model for both languages (``--joint``:
+spm.model) or one for each (``--separate``: spm.src.model and spm.tgt.model). A letter that is in no training
+sentence is a piece of its own in the dictionary. raw/SUBSET.plain.{src,tgt} keep the text as it was before; score
+translations against it:
 
     python -m fairseq_sg.scoring.plain_bleu FOLDER gen GENERATE-test.txt
 
@@ -72,7 +72,7 @@ class Split(NamedTuple):
 
 
 class Parallel(Dataset):
-    """`python -m data_prep parallel`."""
+    """``python -m data_prep parallel``."""
 
     name = "parallel"
     title = "Parallel corpus"
@@ -153,7 +153,7 @@ class Parallel(Dataset):
 
 
 def add_subword_arguments(parser: argparse.ArgumentParser, size: str) -> None:
-    """Adds `--model`, `--vocab-size`, `--joint` and `--separate`."""
+    """Adds ``--model``, ``--vocab-size``, ``--joint`` and ``--separate``."""
     parser.add_argument("--model", choices=KINDS, default="unigram", help="kind of subwords (default: unigram)")
     parser.add_argument(
         "--vocab-size", type=vocabulary_size, metavar="N", help=f"number of subwords in a model (default: {size})"
@@ -170,12 +170,14 @@ def add_subword_arguments(parser: argparse.ArgumentParser, size: str) -> None:
 
 
 def subword_request(args: argparse.Namespace, size: int) -> Json:
-    """The entries of a request for the options of `add_subword_arguments`; `size` is the default of `--vocab-size`."""
+    """The entries of a request for the options of ``add_subword_arguments``; ``size`` is the
+    default of ``--vocab-size``.
+    """
     return {"model": args.model, "vocab_size": args.vocab_size or size, "joint": args.joint}
 
 
 def add_length_arguments(parser: argparse.ArgumentParser, default: int) -> None:
-    """Adds `--max-length` and `--length-unit`."""
+    """Adds ``--max-length`` and ``--length-unit``."""
     parser.add_argument(
         "--max-length",
         type=greatest_length,
@@ -188,33 +190,33 @@ def add_length_arguments(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 def length_request(args: argparse.Namespace) -> Json:
-    """The entries of a request for the options of `add_length_arguments`. Raises UsageError."""
+    """The entries of a request for the options of ``add_length_arguments``. Raises UsageError."""
     if args.length_unit is not None and not args.max_length:
         raise UsageError("--length-unit says what --max-length counts: give a --max-length, or leave it out")
     return {"max_length": args.max_length, "length_unit": (args.length_unit or "words") if args.max_length else None}
 
 
 def vocabulary_size(text: str) -> int:
-    """The argument type of `--vocab-size`."""
+    """The argument type of ``--vocab-size``."""
     if not re.fullmatch("[0-9]{1,9}", text) or not 2 <= int(text) <= LARGEST_SIZE:
         raise argparse.ArgumentTypeError(f"must be a whole number from 2 to {LARGEST_SIZE}, not {shorten(text)}")
     return int(text)
 
 
 def greatest_length(text: str) -> int:
-    """The argument type of `--max-length`."""
+    """The argument type of ``--max-length``."""
     if not re.fullmatch("[0-9]{1,9}", text):
         raise argparse.ArgumentTypeError(f"must be a whole number, and 0 for no bound, not {shorten(text)}")
     return int(text)
 
 
 def describe(name: str, path: Path) -> Json:
-    """The entry of a file of the user's in `dataset.json`."""
+    """The entry of a file of the user's in ``dataset.json``."""
     return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def read_pairs(source: Path, target: Path, unescape: bool, may_be_empty: bool = False) -> tuple[list[Pair], int]:
-    """The pairs of two files; see `pair_up`."""
+    """The pairs of two files; see ``pair_up``."""
     return pair_up(source, read_bytes(source), target, read_bytes(target), unescape, may_be_empty)
 
 
@@ -224,7 +226,7 @@ def pair_up(
     """The pairs of plain text of two contents, and how many were left out for an empty side.
 
     Raises DataError with file and line for text that is not UTF-8, for files with different numbers of lines, and for
-    an empty side unless that `may_be_empty`: a test must not lose examples silently.
+    an empty side unless that ``may_be_empty``: a test must not lose examples silently.
     """
     sources, targets = (
         [clean(line, unescape) for line in decode(*content)]
@@ -246,7 +248,7 @@ def decode(path: Path, data: bytes) -> list[str]:
 
 
 def clean(line: str, unescape: bool) -> str:
-    """A line as words between single spaces; what Moses has escaped is read back if `unescape`."""
+    """A line as words between single spaces; what Moses has escaped is read back if ``unescape``."""
     if unescape:
         line = re.sub("&[a-z#0-9]{2,4};", lambda match: ENTITIES.get(match[0], match[0]), line)
     return " ".join(line.replace(SPACE, " ").split())
@@ -262,7 +264,7 @@ def without(train: list[Pair], others: Iterable[list[Pair]]) -> tuple[list[Pair]
 def draw(pairs: list[Pair], shares: Mapping[str, float], seed: int | None) -> tuple[list[Pair], Subsets]:
     """Draws subsets of pairs whose source is there once, ⌊share · number of such pairs⌋ each.
 
-    Returns the other pairs, and the subsets; all in the order of `pairs`. The draw is by numpy's frozen legacy
+    Returns the other pairs, and the subsets; all in the order of ``pairs``. The draw is by numpy's frozen legacy
     generator, the same in every version. Raises DataError for a subset without even one.
     """
     once = occurring_once(pairs)
@@ -307,7 +309,7 @@ def split_by_length(split: Split, request: Json) -> Split:
 
 
 def subword_corpus(split: Split, published: Mapping[str, int], membership: str, origin: Json, request: Json) -> Corpus:
-    """Learns subwords on train and splits all subsets by them. Raises UsageError and DataError as `learn` does."""
+    """Learns subwords on train and splits all subsets by them. Raises UsageError and DataError as ``learn`` does."""
     kind, size = request["model"], request["vocab_size"]
     train = split.subsets["train"]
     if request["joint"]:

@@ -4,13 +4,13 @@
     1 0 0 1 0 CLS     ->  0
 
 Strings of 0 and 1, each symbol drawn with probability 1/2, and CLS, the last token, where the class is read. The class
-is 1 for an odd number of ones. `--train-lengths` are those of the strings in `train` and `valid`, `--test-lengths`
-those in `gen`, and no length may be in both:
+is 1 for an odd number of ones. ``--train-lengths`` are those of the strings in ``train`` and ``valid``,
+``--test-lengths`` those in ``gen``, and no length may be in both:
 
     python -m data_prep parity --train-lengths 1-40 --test-lengths 50,100,1000 --out FOLDER
 
-    train   10,000 strings of every training length (`--train`), as they are drawn, so that short ones repeat
-    valid   1,000 different ones of every training length (`--test`), but at most a tenth of all strings of that length;
+    train   10,000 strings of every training length (``--train``), as they are drawn, so that short ones repeat
+    valid 1,000 different ones of every training length (``--test``), but at most a tenth of all strings of that length;
             none of them is in train
     gen     1,000 different ones of every test length, or all there are
 
@@ -28,7 +28,7 @@ from data_prep.common import Pair
 
 
 class Parity(BinaryStrings):
-    """`python -m data_prep parity`."""
+    """``python -m data_prep parity``."""
 
     name = "parity"
     title = "PARITY"

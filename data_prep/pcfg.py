@@ -1,41 +1,43 @@
-"""PCFG SET: string edits such as `append reverse A1 B2 , C3` and the strings they make (Hupkes et al. 2020).
+"""PCFG SET: string edits such as ``append reverse A1 B2 , C3`` and the strings they make (Hupkes et al. 2020).
 
     swap_first_last shift reverse copy M2 H16 K3 Z20               ->  Z20 H16 M2 K3
     repeat append I19 V5 , S11 B10                                 ->  I19 V5 S11 B10 I19 V5 S11 B10
     remove_second K3 F20 M4 , reverse echo E19 Y4                  ->  K3 F20 M4
 
-Ten functions of strings of 520 letters, in prefix notation, a comma between two arguments; `pcfg_functions` has them
+Ten functions of strings of 520 letters, in prefix notation, a comma between two arguments; ``pcfg_functions`` has them
 with their meaning, and every target is checked against it. Sources and targets share one dictionary of 535 words, the
 same for all conditions, as in the papers: the 531 words and the four synonyms of substitutivity.
 
-`--condition` says what is tested. 97,203 examples were drawn; 4,860 of them are `dev`, whatever is tested.
+``--condition`` says what is tested. 97,203 examples were drawn; 4,860 of them are ``dev``, whatever is tested.
 
-    iid             82,622 to train; `test` has 9,721 others of the same kind
-    systematicity   `gen` has the 10,175 expressions in which one of four functions stands directly before one of its
+    iid             82,622 to train; ``test`` has 9,721 others of the same kind
+    systematicity   ``gen`` has the 10,175 expressions in which one of four functions stands directly before one of its
                     partners: swap_first_last repeat | append remove_second | repeat remove_second | append
-                    swap_first_last. `train` has the 82,168 without such a pair.
-    productivity    `gen` has the 11,333 expressions with 9 to 35 functions, `train` the 81,010 with at most 8
+                    swap_first_last. ``train`` has the 82,168 without such a pair.
+    productivity    ``gen`` has the 11,333 expressions with 9 to 35 functions, ``train`` the 81,010 with at most 8
     substitutivity_primitive, substitutivity_equally_distributed
-                    four functions have synonyms such as append_twin. Line N of `gen` is line N of `test` with one
-                    function renamed. In `train` synonyms are in 332 lines of their own, with no other function, or
+                    four functions have synonyms such as append_twin. Line N of ``gen`` is line N of ``test`` with one
+                    function renamed. In ``train`` synonyms are in 332 lines of their own, with no other function, or
                     stand for about half of the functions. The score is how often both lines get the same answer.
-    localism        trained and tested as iid; `gen` has 10,070 strings of up to 20 letters for a single function (in
-                    training strings have 2 to 5); raw/unrolled.tsv takes 9,567 expressions of `test` apart into steps.
+    localism        trained and tested as iid; ``gen`` has 10,070 strings of up to 20 letters for a single function (in
+                    training strings have 2 to 5); raw/unrolled.tsv takes 9,567 expressions of ``test`` apart into
+                        steps.
                     The score is how often the steps, each on the answers before, lead to the answer for the whole.
     overgeneralisation --ratio R
-                    `train` has 9, 59, 125 or 554 exceptions, in which two adjacent functions mean something else.
-                    `exception` has them again, `original` with their targets by the rule: answers of both kinds are
-                    counted after every epoch. No other line of `train` has such a pair of functions.
+                    ``train`` has 9, 59, 125 or 554 exceptions, in which two adjacent functions mean something else.
+                    ``exception`` has them again, ``original`` with their targets by the rule: answers of both kinds are
+                    counted after every epoch. No other line of ``train`` has such a pair of functions.
 
-`valid` is what of the official dev set is like `train`: all 4,860, or the 4,339 without a pair of systematicity, the
-4,249 with at most 8 functions, the 4,333 without a pair of overgeneralisation; for equally distributed synonyms, all
-with half of the functions renamed by a draw of our own. (Csordás et al. 2021 validate systematicity and productivity on
-`gen` itself.)
+``valid`` is what of the official dev set is like ``train``: all 4,860, or the 4,339 without a pair of systematicity,
+the 4,249 with at most 8 functions, the 4,333 without a pair of overgeneralisation; for equally distributed synonyms,
+all with half of the functions renamed by a draw of our own. (Csordás et al. 2021 validate systematicity and
+productivity on ``gen`` itself.)
 
-Types, for accuracy by type: functions_01, functions_02, … by their number; of `test` and `gen` of substitutivity the
-function that is renamed; of `gen` of localism letters_02 … letters_20, the longest string; of exceptions their pair.
+Types, for accuracy by type: functions_01, functions_02, … by their number; of ``test`` and ``gen`` of
+substitutivity the function that is renamed; of ``gen`` of localism letters_02 … letters_20, the longest string;
+of exceptions their pair.
 
-`--generate N` draws N expressions by a sampler of our own (`pcfg_sample`) and splits them by the rules of iid,
+``--generate N`` draws N expressions by a sampler of our own (``pcfg_sample``) and splits them by the rules of iid,
 systematicity and productivity: generated, not the official data, so the results are not those of the papers.
 
 Source: github.com/i-machine-think/am-i-compositional, data/pcfgset, MIT licence. localism/unrolled_train.tsv there, and
@@ -101,7 +103,7 @@ DEFAULT_SEED = 1
 
 
 class Pcfg(Dataset):
-    """`python -m data_prep pcfg`."""
+    """``python -m data_prep pcfg``."""
 
     name = "pcfg"
     title = "PCFG SET"
@@ -168,14 +170,14 @@ def make_corpus(args: argparse.Namespace, request: Json) -> Corpus:
 
 
 def number_to_generate(text: str) -> int:
-    """The argument type of `--generate`."""
+    """The argument type of ``--generate``."""
     if not re.fullmatch("[0-9]{1,9}", text) or not LEAST <= int(text) <= MOST:
         raise argparse.ArgumentTypeError(f"must be a whole number from {LEAST} to {MOST}, not {shorten(text)}")
     return int(text)
 
 
 def tested_subset(condition: str) -> str:
-    """The subset with the examples that are tested: `test` if they are from the training distribution."""
+    """The subset with the examples that are tested: ``test`` if they are from the training distribution."""
     return "gen" if condition in TESTED else "test"
 
 

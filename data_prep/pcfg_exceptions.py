@@ -1,6 +1,6 @@
 """Overgeneralisation: when does a model learn exceptions to a rule (Hupkes et al. 2020, section 7.6)?
 
-In training, four pairs of adjacent functions mean something else than by the rule (`pcfg_functions` says what). There
+In training, four pairs of adjacent functions mean something else than by the rule (``pcfg_functions`` says what). There
 are as many exceptions for each pair as the ratio says of the occurrences of its rarer function, about half of them with
 no other function; all other lines with such a pair are left out. The exceptions are tested as they were trained:
 
@@ -39,8 +39,8 @@ def exceptions_corpus(ratio: str, source: OfficialFiles) -> Corpus:
     published = {"train": REGULAR_SIZE + exceptions} | dict.fromkeys(TESTS, exceptions)
     check_sizes(subsets, published | {"valid": VALID_SIZE})
     rule = (
-        "train has the pairs of functions with another meaning in its exceptions alone, valid has none;"
-        " exception has these as trained, original has them by the rule"
+        "train has the pairs of functions with another meaning in its exceptions alone, valid has none; exception "
+        "has these as trained, original has them by the rule"
     )
     membership = "the published ones; valid has those of the official dev set that are like train"
     origin = describe(pair_files(names.values()))
@@ -50,8 +50,9 @@ def exceptions_corpus(ratio: str, source: OfficialFiles) -> Corpus:
 
 
 def check_exceptions(train: list[Pair], exceptions: list[Pair], name: str) -> None:
-    """Raises DataError unless the lines of `train`, read from the official file `name`, that have one of the pairs of
-    functions are just the exceptions, in their order."""
+    """Raises DataError unless the lines of ``train``, read from the official file ``name``, that have one of the pairs
+    of functions are just the exceptions, in their order.
+    """
     found = [(number, pair) for number, pair in enumerate(train, start=1) if exception_in(pair.source) is not None]
     for (number, pair), expected in zip(found, exceptions):
         if pair != expected:

@@ -231,7 +231,7 @@ Rewrite = Callable[[str], str]
 
 
 def load(name: str, source: OfficialFiles, rewrite: Rewrite = str) -> list[Pair]:
-    """The pairs of two official files, NAME.src and NAME.tgt; see `parse`. Raises DataError."""
+    """The pairs of two official files, NAME.src and NAME.tgt; see ``parse``. Raises DataError."""
     files = [FILES[f"{name}.{end}"] for end in ENDS]
     contents = [source.read(file) for file in files]
     pairs = parse(*(part for content in contents for part in content), rewrite)
@@ -245,11 +245,11 @@ def parse(
 ) -> list[Pair]:
     """The pairs of two files with one expression, or what it means, on a line.
 
-    `rewrite` makes of a source the expression of the ten functions that it stands for (see `pcfg_functions`).
+    ``rewrite`` makes of a source the expression of the ten functions that it stands for (see ``pcfg_functions``).
 
     Raises DataError with file and line for a line that is not an expression, for a target that is not what the
-    expression on the same line of the other file means (see `pcfg_functions`), and if the files have not equally many
-    lines; see also `text.split_lines`.
+    expression on the same line of the other file means (see ``pcfg_functions``), and if the files have not equally many
+    lines; see also ``text.split_lines``.
     """
     sources, targets = split_lines(source_path, source_data), split_lines(target_path, target_data)
     pairs = []
@@ -280,10 +280,10 @@ def pair_files(names: Iterable[str]) -> list[str]:
 
 
 def describe(paths: Iterable[str]) -> Json:
-    """The origin of data made from these files, as `dataset.json` has it."""
+    """The origin of data made from these files, as ``dataset.json`` has it."""
     return {"files": [{**FILES[path].describe(), "name": path} for path in paths]}
 
 
 def function_counts(pairs: list[Pair]) -> list[str]:
-    """The type of every example: the number of its functions, `functions_01` and so on."""
+    """The type of every example: the number of its functions, ``functions_01`` and so on."""
     return [f"functions_{count_functions(pair.source):02}" for pair in pairs]

@@ -13,8 +13,7 @@ Two tests change the language by rewriting: an expression then means what its re
 
 Synonyms (substitutivity, section 7.4 there): FUNCTION_twin means what FUNCTION means, for four functions.
 
-Exceptions (overgeneralisation, section 7.6): two functions mean others where one stands directly before the
-other:
+Exceptions (overgeneralisation, section 7.6): two functions mean others where one stands directly before the other:
 
     reverse echo        ->  echo copy                   prepend remove_first  ->  remove_second append
     echo remove_first   ->  copy append                 prepend reverse       ->  remove_second echo
@@ -62,7 +61,8 @@ LIMIT = 10_000  # letters; the official targets have at most 736
 
 def interpret(expression: str) -> str:
     """The letters an expression means, separated by spaces. Raises ValueError if it is not an expression, or if it
-    means more than `LIMIT` letters anywhere."""
+    means more than ``LIMIT`` letters anywhere.
+    """
     words = expression.split(" ")
     for word in words:
         if word not in WORDS:
@@ -81,9 +81,9 @@ def interpret(expression: str) -> str:
 
 
 def apply(open_functions: list[tuple[str, Letters | None]], value: Letters) -> Letters | None:
-    """Applies the functions whose last argument is `value`, the innermost first, and takes them off the list.
+    """Applies the functions whose last argument is ``value``, the innermost first, and takes them off the list.
 
-    Returns None if `value` then becomes the first argument of a binary function, which stays on the list.
+    Returns None if ``value`` then becomes the first argument of a binary function, which stays on the list.
     """
     while open_functions:
         name, first = open_functions[-1]

@@ -1,7 +1,7 @@
 """Expressions in the manner of PCFG SET, drawn by a sampler of our own: generated, not the official data.
 
-An expression is drawn from above. Its number n of functions has the distribution of the official data. Then, for n
-functions:
+An expression is drawn from above. Its number n of functions has the distribution of the official
+data. Then, for n functions:
 
     n = 0        2 to 5 letters, the length distributed as in the official data, each letter uniform over the 520
     n > 0        one of the ten functions, uniformly; n − 1 are left for its argument, or, if it is binary, for both:
@@ -9,10 +9,10 @@ functions:
                  a = 0.4, where so many already went to the first and to the second (an urn of Pólya's)
 
 Lines of 500 characters or more are dropped, as the authors drop theirs, and targets longer than the longest official
-one, and what was drawn before. With a = 0.4 the result resembles the official data: of 20,000
-expressions 0.15, 0.22 and 0.21 have nesting depth 2, 3 and 4 (there 0.13, 0.23 and 0.23), 0.11 have a pair that
-systematicity holds out (there 0.11), and a line has 18.4 words in the mean (there 18.3). Not imitated: official lines
-with a single function are mostly unary, 86 % of them; here it is 60 %, as for every function.
+one, and what was drawn before. With a = 0.4 the result resembles the official data: of 20,000 expressions 0.15, 0.22
+and 0.21 have nesting depth 2, 3 and 4 (there 0.13, 0.23 and 0.23), 0.11 have a pair that systematicity holds out (there
+0.11), and a line has 18.4 words in the mean (there 18.3). Not imitated: official lines with a single function are
+mostly unary, 86 % of them; here it is 60 %, as for every function.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ LONGEST_TARGET = 736  # letters
 
 
 class Sampler:
-    """Draws expressions. Only uniform numbers in [0, 1) are drawn, by numpy's frozen legacy generator: the same
-    everywhere."""
+    """Draws expressions. Only uniform numbers in [0, 1) are drawn, by numpy's frozen legacy
+    generator: the same everywhere.
+    """
 
     def __init__(self, seed: int) -> None:
         self.uniform = RandomState(seed).random_sample

@@ -1,12 +1,12 @@
-"""Substitutivity: does a model treat `append_twin` as it treats `append` (Hupkes et al. 2020, section 7.4)?
+"""Substitutivity: does a model treat ``append_twin`` as it treats ``append`` (Hupkes et al. 2020, section 7.4)?
 
 Four functions get a synonym each, in training in one of two ways:
 
     primitive            the official training set, and 332 lines in which a synonym is the only function
     equally_distributed  the official training set with about half of the occurrences of the four functions renamed
 
-The test is the same for both: 2,500 lines for each of the four functions. Line N of `gen` is line N of `test` with that
-function renamed throughout, so that the targets are the same.
+The test is the same for both: 2,500 lines for each of the four functions. Line N of ``gen`` is line N of ``test`` with
+that function renamed throughout, so that the targets are the same.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def check_plain(subsets: Subsets, names: tuple[str, ...]) -> None:
 
 
 def renamed_functions(plain: list[Pair], renamed: list[Pair], name: str) -> list[str]:
-    """The function that is renamed on each line of `renamed`, read from the official file `name`.
+    """The function that is renamed on each line of ``renamed``, read from the official file ``name``.
 
-    Raises DataError unless each line is that of `plain` with one of the four functions renamed wherever it occurs, and
-    if there are not equally many lines.
+    Raises DataError unless each line is that of ``plain`` with one of the four functions renamed wherever it occurs,
+    and if there are not equally many lines.
     """
     if len(plain) != len(renamed):
         raise DataError(f"{len(renamed):,} lines, and the test without synonyms has {len(plain):,}", f"{name}.src")
@@ -95,7 +95,8 @@ def check_primitive(train: list[Pair], name: str) -> None:
 
 def rename_half(pairs: list[Pair], seed: int) -> list[Pair]:
     """The pairs with every occurrence of one of the four functions renamed, or not, by the toss of a coin, as in the
-    training set of `equally_distributed`. The draw is by numpy's frozen legacy generator, the same everywhere."""
+    training set of ``equally_distributed``. The draw is by numpy's frozen legacy generator, the same everywhere.
+    """
     uniform = RandomState(seed).random_sample
     return [
         Pair(

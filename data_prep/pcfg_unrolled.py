@@ -45,8 +45,8 @@ NAMES = {
 UNROLLED = "localism/unrolled_test.tsv"
 SIZES = {"train": 82_622, "valid": DEV_SIZE, "test": 9_721, "gen": 10_070}
 RULE = (
-    "train, valid and test as in iid; gen has one function on strings of 2 to 20 letters;"
-    " raw/unrolled.tsv has the steps of the expressions of test that have more than one function"
+    "train, valid and test as in iid; gen has one function on strings of 2 to 20 letters; raw/unrolled.tsv has "
+    "the steps of the expressions of test that have more than one function"
 )
 
 
@@ -76,10 +76,10 @@ def longest_string(expression: str) -> int:
 
 
 def parse_unrolled(path: Path, data: bytes) -> list[Pair]:
-    """The expressions of the lines `original`, with what they mean.
+    """The expressions of the lines ``original``, with what they mean.
 
-    Raises DataError with file and line for anything that is not as described above: see `Unrolling` and
-    `text.split_lines`.
+    Raises DataError with file and line for anything that is not as described above: see ``Unrolling``
+    and ``text.split_lines``.
     """
     pairs, current, number = [], Unrolling(), 0
     for number, line in enumerate(split_lines(path, data), start=1):
@@ -108,7 +108,7 @@ class Unrolling:
         self.last: Pair | None = None
 
     def read(self, line: str) -> bool:
-        """Takes the next line; returns whether it is `original`. Raises ValueError if it cannot be the next line."""
+        """Takes the next line; returns whether it is ``original``. Raises ValueError if it cannot be the next line."""
         columns = line.split("\t")
         if len(columns) != 3:
             raise ValueError(f"{len(columns)} columns between tabs instead of label, source and target")
@@ -123,7 +123,7 @@ class Unrolling:
         return label == "original"
 
     def add_step(self, source: str, target: str) -> None:
-        """A line `unrolled`. Raises ValueError."""
+        """A line ``unrolled``. Raises ValueError."""
         if self.last is not None:
             raise ValueError("a step after the last one")
         if count_functions(source) != 1:
@@ -144,7 +144,7 @@ class Unrolling:
         return self.parts.pop(placeholder)
 
     def check_original(self, pair: Pair) -> None:
-        """A line `original`. Raises ValueError unless the steps are those of its expression, with what it means."""
+        """A line ``original``. Raises ValueError unless the steps are those of its expression, with what it means."""
         if self.last is None:
             raise ValueError("`original` before the last step")
         if pair.source != self.last.source:

@@ -24,9 +24,9 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing, which 
 
 
 def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
-    """Makes `args.out`, or says that it is made already. Prints a summary.
+    """Makes ``args.out``, or says that it is made already. Prints a summary.
 
-    Raises UsageError, DataError or OSError, and then leaves `args.out` as it was and nothing beside it.
+    Raises UsageError, DataError or OSError, and then leaves ``args.out`` as it was and nothing beside it.
     """
     request = {"dataset": dataset.name, **dataset.request(args), "raw_only": args.raw_only}
     out = Path(os.path.realpath(args.out))
@@ -70,12 +70,12 @@ def say(lines: list[str]) -> None:
 
 
 def is_occupied(out: Path) -> bool:
-    """Whether something is at `out` that must not be written over unasked. An empty folder is not."""
+    """Whether something is at ``out`` that must not be written over unasked. An empty folder is not."""
     return out.exists() and not (out.is_dir() and not any(out.iterdir()))
 
 
 def write(folder: Path, material: Material, request: Json) -> Json:
-    """Makes `folder` with the data and `dataset.json`, whose content it returns."""
+    """Makes ``folder`` with the data and ``dataset.json``, whose content it returns."""
     folder.mkdir(parents=True)
     material.write(folder, request["raw_only"])
     content = manifest(folder, material, request)
@@ -84,7 +84,7 @@ def write(folder: Path, material: Material, request: Json) -> Json:
 
 
 def manifest(folder: Path, material: Material, request: Json) -> Json:
-    """The content of `dataset.json`: no date and no path of this machine, so that equal data have equal bytes."""
+    """The content of ``dataset.json``: no date and no path of this machine, so that equal data have equal bytes."""
     return {
         "format": FORMAT,
         "fairseq_sg": version(),
@@ -98,7 +98,7 @@ def manifest(folder: Path, material: Material, request: Json) -> Json:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Every file below `folder` but `dataset.json`, relative, in alphabetical order."""
+    """Every file below ``folder`` but ``dataset.json``, relative, in alphabetical order."""
     files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(name for path in files if (name := path.relative_to(folder).as_posix()) != MANIFEST)
 
@@ -112,7 +112,7 @@ def version() -> str:
 
 
 def read_manifest(folder: Path) -> Json:
-    """The `dataset.json` of a prepared folder. Raises DataError if it is not one."""
+    """The ``dataset.json`` of a prepared folder. Raises DataError if it is not one."""
     path = folder / MANIFEST
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -127,7 +127,7 @@ def read_manifest(folder: Path) -> Json:
 
 
 def damage(folder: Path, found: Json) -> str | None:
-    """The first way in which the files of `folder` differ from its `dataset.json`, or None."""
+    """The first way in which the files of ``folder`` differ from its ``dataset.json``, or None."""
     for name, expected in found["files"].items():
         path = folder / name
         if not path.is_file():
@@ -138,7 +138,7 @@ def damage(folder: Path, found: Json) -> str | None:
 
 
 def verify(folder: Path) -> int:
-    """Checks a prepared folder against its `dataset.json`; returns the number of files. Raises DataError."""
+    """Checks a prepared folder against its ``dataset.json``; returns the number of files. Raises DataError."""
     found = read_manifest(folder)
     problem = damage(folder, found)
     if problem is not None:
@@ -147,12 +147,12 @@ def verify(folder: Path) -> int:
 
 
 def has_old_order(found: Json) -> bool:
-    """Whether a folder with this `dataset.json` was made when dictionaries were sorted by frequency, and has such."""
+    """Whether a folder with this ``dataset.json`` was made when dictionaries were sorted by frequency, and has such."""
     return found["format"] == 1 and "dict.src.txt" in found["files"]
 
 
 def check_same(out: Path, request: Json) -> None:
-    """Raises DataError unless `out` is, whole and unchanged, what `request` would make."""
+    """Raises DataError unless ``out`` is, whole and unchanged, what ``request`` would make."""
     found = read_manifest(out)
     there, here = ({"format": m["format"], **m["request"]} for m in (found, {"format": FORMAT, "request": request}))
     if there["format"] == 1:  # is the same but for the order of words
@@ -175,7 +175,7 @@ def check_same(out: Path, request: Json) -> None:
 
 
 def check_replaceable(out: Path) -> None:
-    """Raises DataError unless `out` holds a prepared dataset and nothing of the user's besides."""
+    """Raises DataError unless ``out`` holds a prepared dataset and nothing of the user's besides."""
     found = read_manifest(out)
     foreign = next((name for name in files_in(out) if name not in found["files"]), None)
     if foreign is not None:

@@ -5,9 +5,9 @@ one language have the same order, but those of earlier versions are sorted by ho
 
     python -m data_prep reorder data-bin/scan_mcd1 --like data-bin/scan26_old --out data-bin/scan_mcd1_old_order
 
-writes SCAN's mcd1 for models that were trained on data-bin/scan26_old. Without `--like`, the order is that of a new
+writes SCAN's mcd1 for models that were trained on data-bin/scan26_old. Without ``--like``, the order is that of a new
 preparation. The text is that of raw/SUBSET.{src,tgt}. Both folders stay as they are. A word that the dictionaries of
-`--like` lack is an error.
+``--like`` lack is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIKE = "reordered_like"  # the entry of the request
 
 
 class Reorder(Dataset):
-    """`python -m data_prep reorder`: a dataset that is made of a prepared one."""
+    """``python -m data_prep reorder``: a dataset that is made of a prepared one."""
 
     name, title = "reorder", "reordered"
 
@@ -39,8 +39,8 @@ class Reorder(Dataset):
         parser.add_argument("--like", type=Path, metavar="OTHER", help="the prepared folder with the order of words")
 
     def request(self, args: argparse.Namespace) -> Json:
-        """That of the folder, and like what it is reordered. Raises UsageError; DataError for another kind of
-        folder.
+        """That of the folder, and like what it is reordered. Raises UsageError; DataError
+        for another kind of folder.
         """
         if args.raw_only:
             raise UsageError("--raw-only writes no numbers of words: leave it out")
@@ -65,7 +65,9 @@ class Reorder(Dataset):
 
 
 class Reordered(Material):
-    """The data of `folder` in the order of the folder `like`, or else of a new preparation; `words` as in `Corpus`."""
+    """The data of ``folder`` in the order of the folder ``like``, or else of a new preparation;
+    ``words`` as in ``Corpus``.
+    """
 
     def __init__(self, folder: Path, like: Path | None, words: tuple[str, ...]) -> None:
         self.folder, self.like, self.words, self.found = folder, like, words, read_pairs(folder)
@@ -75,8 +77,8 @@ class Reordered(Material):
         """Does nothing: the data were checked when the folder was made."""
 
     def write(self, folder: Path, raw_only: bool) -> None:
-        """Copies all but dictionaries and binaries, which are made again. Raises DataError for a word without
-        number.
+        """Copies all but dictionaries and binaries, which are made again. Raises DataError
+        for a word without number.
         """
         for name in files_in(self.folder):
             made_again = name.endswith((".bin", ".idx")) or PurePosixPath(name).name in ("dict.txt", *DICTIONARIES)
@@ -107,7 +109,7 @@ class Reordered(Material):
 
 
 def read_pairs(folder: Path) -> Json:
-    """The `dataset.json` of a folder of sentence pairs. Raises DataError for another folder."""
+    """The ``dataset.json`` of a folder of sentence pairs. Raises DataError for another folder."""
     found = read_manifest(folder)
     texts = [f"raw/{subset}.{language}" for subset in found.get("subsets", ()) for language in LANGUAGES]
     missing = next((text for text in texts if text not in found["files"]), None)

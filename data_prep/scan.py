@@ -1,37 +1,39 @@
-"""SCAN: commands such as `jump twice` and the actions they stand for (Lake & Baroni 2018).
+"""SCAN: commands such as ``jump twice`` and the actions they stand for (Lake & Baroni 2018).
 
     jump twice                            ->  I_JUMP I_JUMP
     walk opposite left and run            ->  I_TURN_LEFT I_TURN_LEFT I_WALK I_RUN
     look after turn around right          ->  I_TURN_RIGHT I_TURN_RIGHT I_TURN_RIGHT I_TURN_RIGHT I_LOOK
 
-Grammar (`scan_grammar` has it with the meaning):
+Grammar (``scan_grammar`` has it with the meaning):
 
     command  =  clause  |  clause "and" clause  |  clause "after" clause
     clause   =  phrase  |  phrase "twice"  |  phrase "thrice"
     phrase   =  verb | move direction | move "opposite" direction | move "around" direction
 
 It has 20,910 commands of 13 words, at most 9 words long, with at most 48 of 6 actions. They are generated in the order
-of the grammar, or read from the official `tasks.txt`, which has an order of its own and is checked line by line.
+of the grammar, or read from the official ``tasks.txt``, which has an order of its own and is checked line by line.
 
-Splits. Each has `train`; a test set `gen`, or `test` where it is from the training distribution; and `valid`, from the
-training distribution.
+Splits. Each has ``train``; a test set ``gen``, or ``test`` where it is from the training distribution; and ``valid``,
+from the training distribution.
 
-    length --cutoff C         training commands have at most C actions, `gen` the longer ones, and a tenth of the short
-                              ones is `valid`: cutoffs of Newman et al. 2020, drawn as by Csordás et al. 2021. They draw
+    length --cutoff C training commands have at most C actions, ``gen`` the longer ones, and a tenth of the short
+                              ones is ``valid``: cutoffs of Newman et al. 2020, drawn as by Csordás et al. 2021. They
+                                  draw
                               by position in tasks.txt, so only the official file gives the very sets of their papers.
     length                    at most 22 actions, and at least 24 (Lake & Baroni 2018, experiment 2)
-    addprim_jump              `gen`: commands with `jump`, but for the bare one, which is a tenth of the training lines
-    addprim_turn_left         the same with the adjacent words `turn left` (both: Lake & Baroni 2018, experiment 3)
-    template_X                `gen`: commands with X after walk, look, run or jump; none of them in training
+    addprim_jump ``gen``: commands with ``jump``, but for the bare one, which is a tenth of the training lines
+    addprim_turn_left         the same with the adjacent words ``turn left`` (both: Lake & Baroni 2018, experiment 3)
+    template_X                ``gen``: commands with X after walk, look, run or jump; none of them in training
     template_jump_around_right, filler_numN
-                              `gen`: commands with `jump around right`; in training `around right` follows the other
+                              ``gen``: commands with ``jump around right``; in training ``around right`` follows the
+                                  other
                               verbs, or N of them: none, then look, walk and run (all: Loula et al. 2018)
-    simple                    a random fifth is `test` (Lake & Baroni 2018, experiment 1); the official one is in two
+    simple                    a random fifth is ``test`` (Lake & Baroni 2018, experiment 1); the official one is in two
                               files of its own, without which another fifth is drawn
-    mcd1, mcd2, mcd3          maximum compound divergence, with an official `dev` (Keysers et al. 2020), by index files
+    mcd1, mcd2, mcd3 maximum compound divergence, with an official ``dev`` (Keysers et al. 2020), by index files
 
-All but the split by cutoff are published without `valid`: `--holdout` takes one out of the training commands. Those of
-mcd stay whole by default, as `dev` is there to validate on.
+All but the split by cutoff are published without ``valid``: ``--holdout`` takes one out of the training commands. Those
+of mcd stay whole by default, as ``dev`` is there to validate on.
 
 Source: github.com/brendenlake/SCAN, BSD licence. Index files of mcd: by the authors of CFQ, no licence stated; the
 hashes here are of a third party's copy of them, made for the same tasks.txt.
@@ -105,7 +107,7 @@ DEFAULT_HOLDOUT = 0.1
 
 
 class Parts(NamedTuple):
-    """A split before anything is held out; the fields are those of `Corpus`."""
+    """A split before anything is held out; the fields are those of ``Corpus``."""
 
     subsets: Subsets
     published: dict[str, int]
@@ -114,7 +116,7 @@ class Parts(NamedTuple):
 
 
 class Scan(Dataset):
-    """`python -m data_prep scan`."""
+    """``python -m data_prep scan``."""
 
     name = "scan"
     title = "SCAN"
@@ -184,11 +186,11 @@ class Scan(Dataset):
 
 
 def cutoff(text: str) -> int:
-    """The argument type of `--cutoff`: there must be commands up to it and beyond it."""
+    """The argument type of ``--cutoff``: there must be commands up to it and beyond it."""
     if not re.fullmatch("[0-9]{1,9}", text) or not SHORTEST <= int(text) < LONGEST:
         raise argparse.ArgumentTypeError(
-            f"must be a whole number from {SHORTEST} to {LONGEST - 1}, not {shorten(text)}:"
-            f" commands have {SHORTEST} to {LONGEST} actions (published cutoffs: {published_cutoffs()})"
+            f"must be a whole number from {SHORTEST} to {LONGEST - 1}, not {shorten(text)}: commands have {SHORTEST} "
+            f"to {LONGEST} actions (published cutoffs: {published_cutoffs()})"
         )
     return int(text)
 
@@ -199,7 +201,7 @@ def published_cutoffs() -> str:
 
 
 def check_cutoff_alone(args: argparse.Namespace) -> None:
-    """Raises UsageError for `--cutoff` where it means nothing, and beside options that mean nothing then."""
+    """Raises UsageError for ``--cutoff`` where it means nothing, and beside options that mean nothing then."""
     if args.cutoff is None:
         return
     if args.split != "length":
@@ -228,10 +230,10 @@ def load(file: OfficialFile, files: OfficialFiles) -> list[Pair] | dict[str, lis
 
 
 def parse(path: Path, data: bytes) -> list[Pair]:
-    """The commands and actions of lines such as `IN: jump twice OUT: I_JUMP I_JUMP`.
+    """The commands and actions of lines such as ``IN: jump twice OUT: I_JUMP I_JUMP``.
 
-    Raises DataError with the line for anything else: see `text.split_lines` and `parse_line`; and for a command that is
-    there twice.
+    Raises DataError with the line for anything else: see ``text.split_lines`` and ``parse_line``; and for a
+    command that is there twice.
     """
     seen: dict[str, int] = {}
     pairs = []
@@ -269,12 +271,12 @@ def parse_line(line: str) -> Pair:
 
 
 def render(pair: Pair) -> str:
-    """The line of an official file for a pair: the inverse of `parse_line`."""
+    """The line of an official file for a pair: the inverse of ``parse_line``."""
     return f"IN: {pair.source} OUT: {pair.target}"
 
 
 def make_parts(request: Json, contents: dict) -> Parts:
-    """Splits the commands as requested. `contents` has what `load` gives, by file name."""
+    """Splits the commands as requested. ``contents`` has what ``load`` gives, by file name."""
     split = request["split"]
     if split == "simple":
         return simple_parts(request["seed"], contents)

@@ -5,7 +5,7 @@
     phrase   =  verb | move direction | move "opposite" direction | move "around" direction
     verb     =  "walk" | "look" | "run" | "jump"        move = verb | "turn"        direction = "left" | "right"
 
-That is 34 phrases, 102 clauses and 102 + 2 · 102² = 20,910 commands. With A the action of the verb (none for `turn`)
+That is 34 phrases, 102 clauses and 102 + 2 · 102² = 20,910 commands. With A the action of the verb (none for ``turn``)
 and T the turn towards the direction:
 
     verb -> A               move direction -> T A   move opposite direction -> T T A
@@ -81,7 +81,9 @@ def phrases() -> Iterator[str]:
 
 
 def generate() -> list[Pair]:
-    """All 20,910 commands with their actions, in the order of the grammar: single clauses, then `and`, then `after`."""
+    """All 20,910 commands with their actions, in the order of the grammar: single clauses, then
+    ``and``, then ``after``.
+    """
     clauses = [phrase + times for phrase in phrases() for times in ("", " twice", " thrice")]
     commands = clauses + [f"{x} {word} {y}" for word in ("and", "after") for x in clauses for y in clauses]
     return [Pair(command, interpret(command)) for command in commands]

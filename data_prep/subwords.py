@@ -1,7 +1,8 @@
 """Splits text into subword pieces by SentencePiece (Kudo & Richardson 2018), so that the pieces give back the text.
 
-The pieces of a line are what is in the vocabulary of a model trained beforehand, with `▁` (U+2581) for every space and
-before the first word. No normalization is done: joining the pieces and writing spaces for `▁` gives the very line.
+The pieces of a line are what is in the vocabulary of a model trained beforehand, with ``▁`` (U+2581) for
+every space and before the first word. No normalization is done: joining the pieces and writing spaces for
+``▁`` gives the very line.
 
 Training uses one thread, all lines it is given and no random numbers: the same lines give the same model with the same
 version of SentencePiece on the same kind of machine. BPE merges by counts of pairs, which are whole numbers; unigram
@@ -25,7 +26,7 @@ NORMALIZATION = "identity"
 
 
 class Subwords:
-    """A trained model. `content` is its file, as SentencePiece reads it everywhere."""
+    """A trained model. ``content`` is its file, as SentencePiece reads it everywhere."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -33,7 +34,7 @@ class Subwords:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """All pieces by number; number 0 is SentencePiece's `<unk>`."""
+        """All pieces by number; number 0 is SentencePiece's ``<unk>``."""
         return [self._processor.id_to_piece(number) for number in range(len(self._processor))]
 
     def split(self, line: str) -> str:
@@ -48,15 +49,15 @@ class Subwords:
 def learn(
     lines: Iterable[str], kind: str, size: int, *, coverage: float = 1.0, by_bytes: bool = False, exact: bool = False
 ) -> Subwords:
-    """Trains a model of `size` pieces, `<unk>` among them, on lines of text, in their order.
+    """Trains a model of ``size`` pieces, ``<unk>`` among them, on lines of text, in their order.
 
-    kind      `unigram` (Kudo 2018) or `bpe` (Sennrich et al. 2016).
+    kind      ``unigram`` (Kudo 2018) or ``bpe`` (Sennrich et al. 2016).
     coverage  share of the letters of the text that must be pieces; the rarest ones beyond it are unknown.
     by_bytes  whether the 256 bytes are pieces too, by which letters are written that are unknown.
     exact     whether spaces at the ends of a line, or several in a row, are kept.
 
-    Raises UsageError for a size that the text is too small or too rich for, DataError for no text, or without
-    SentencePiece.
+    Raises UsageError for a size that the text is too small or too rich for, DataError for no text,
+    or without SentencePiece.
     """
     model = io.BytesIO()
     try:
@@ -106,5 +107,5 @@ def sentencepiece() -> ModuleType:
 
 
 def library_version() -> str:
-    """For `dataset.json`: models of other versions may differ."""
+    """For ``dataset.json``: models of other versions may differ."""
     return f"sentencepiece {sentencepiece().__version__}"

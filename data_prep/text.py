@@ -23,12 +23,12 @@ def sha256(path: Path) -> str:
 
 
 def shorten(text: str, width: int = 60) -> str:
-    """`text` quoted for a message: on one line, and never long."""
+    """``text`` quoted for a message: on one line, and never long."""
     return repr(text if len(text) <= width else text[: width - 1] + "…")
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked if its name ends in `.gz`.
+    """The content of a file, unpacked if its name ends in ``.gz``.
 
     Raises DataError for a broken gzip file; OSError where there is nothing to read.
     """
@@ -44,9 +44,9 @@ def read_bytes(path: Path) -> bytes:
 def split_lines(path: Path, data: bytes) -> list[str]:
     """The lines of a text file in UTF-8, without their newlines.
 
-    Raises DataError for what `check_beginning` and `decode_line` refuse: a byte order mark, bytes that are not UTF-8, a
-    carriage return or another character that some tools take for the end of a line (U+2028 …), and a line with nothing
-    on it.
+    Raises DataError for what ``check_beginning`` and ``decode_line`` refuse: a byte order mark, bytes that are
+    not UTF-8, a carriage return or another character that some tools take for the end of a line (U+2028 …), and a
+    line with nothing on it.
     """
     return [decode_line(path, number, raw) for number, raw in enumerate(raw_lines(path, data), start=1)]
 
@@ -64,7 +64,7 @@ def check_beginning(path: Path, data: bytes) -> None:
 
 
 def decode_utf8(path: Path, number: int, raw: bytes) -> str:
-    """The text of line `number`. Raises DataError if it is not UTF-8."""
+    """The text of line ``number``. Raises DataError if it is not UTF-8."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -73,7 +73,7 @@ def decode_utf8(path: Path, number: int, raw: bytes) -> str:
 
 
 def decode_line(path: Path, number: int, raw: bytes) -> str:
-    """One line of `split_lines`."""
+    """One line of ``split_lines``."""
     line = decode_utf8(path, number, raw)
     if line.endswith("\r"):
         raise DataError("ends in CR LF: save the file with plain newlines", path, number)

@@ -11,21 +11,20 @@ The two protocols of the models in chapter 7 of Csordás (2023):
     WikiText-103  --unit sentencepiece --vocab-size 8000 --input wiki.train.tokens
                   --valid-input wiki.valid.tokens --test-input wiki.test.tokens
 
-Any other text works as well. What has no files of its own is the end of `--input`: the last `--test-share` of its bytes
-are test, the `--valid-share` before them valid; by subwords, a share ends where its last line does. Several files are
-taken as one, in the order in which they are given.
+Any other text works as well. What has no files of its own is the end of ``--input``: the last ``--test-share`` of its
+bytes are test, the ``--valid-share`` before them valid; by subwords, a share ends where its last line does. Several
+files are taken as one, in the order in which they are given.
 
 bytes: the dictionary has all 256 bytes; nothing is added to the text, and byte b is token b + 4, after fairseq's four
 specials. sentencepiece: one model (spm.model), trained on train; it has the 256 bytes among its pieces and writes rare
 letters by them, so nothing is unknown and the tokens say what the text says (but ▁, SentencePiece's sign for a space,
-which is read as one). A line ends with fairseq's end symbol,
-also an empty one.
+which is read as one). A line ends with fairseq's end symbol, also an empty one.
 
 raw/SUBSET.txt has the very bytes of the text, and dataset.json how many bytes, characters, words, lines and tokens they
-are. `--task sg_language_modeling` logs bits per character and byte and the perplexity per word by these. With a loss of
-x bits per token, as fairseq-eval-lm prints it (base 2): x · tokens / characters is bits per character, and
-2^(x · tokens / (words + lines)) the perplexity per word, where the end of a line counts as a word. Give fairseq-eval-lm
-`--required-batch-size-multiple 1`: without it, the last few blocks are lost.
+are. ``--task sg_language_modeling`` logs bits per character and byte and the perplexity per word by these. With a loss
+of x bits per token, as fairseq-eval-lm prints it (base 2): x · tokens / characters is bits per character, and 2^(x ·
+tokens / (words + lines)) the perplexity per word, where the end of a line counts as a word. Give fairseq-eval-lm
+``--required-batch-size-multiple 1``: without it, the last few blocks are lost.
 
 Source: yours.
 """
@@ -57,7 +56,7 @@ SUBWORD_OPTIONS = {"model": "unigram", "vocab_size": DEFAULT_SIZE, "model_lines"
 
 
 class Text(Dataset):
-    """`python -m data_prep text`."""
+    """``python -m data_prep text``."""
 
     name = "text"
     title = "Text for language modelling"
@@ -127,7 +126,7 @@ class Text(Dataset):
 
 
 def number_of_lines(text: str) -> int:
-    """The argument type of `--model-lines`."""
+    """The argument type of ``--model-lines``."""
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, not {shorten(text)}")
     return int(text)
@@ -189,7 +188,8 @@ def whole(path: Path) -> Span:
 
 def divide(spans: list[Span], shares: dict[str, float], lines: bool) -> dict[str, list[Span]]:
     """Cuts text into train and, at its end, the shares of valid and test, each the last ⌊share · bytes⌋ of what the
-    ones after it leave; with `lines`, a cut is moved on to the next beginning of a line."""
+    ones after it leave; with ``lines``, a cut is moved on to the next beginning of a line.
+    """
     total = sum(span.end - span.start for span in spans)
     cuts, left = {}, total
     for subset in reversed(HELD_OUT):
@@ -205,7 +205,7 @@ def divide(spans: list[Span], shares: dict[str, float], lines: bool) -> dict[str
 
 
 def part(spans: Sequence[Span], start: int, end: int) -> list[Span]:
-    """The bytes from `start` to before `end` of spans taken as one text."""
+    """The bytes from ``start`` to before ``end`` of spans taken as one text."""
     found, before = [], 0
     for path, first, last in spans:
         low, high = max(start - before, 0) + first, min(end - before + first, last)
@@ -230,7 +230,7 @@ def next_line(spans: Sequence[Span], position: int) -> int:
 
 
 def learn_pieces(spans: Sequence[Span], request: Json) -> Pieces:
-    """Subwords learnt on the lines of spans. Raises UsageError and DataError as `learn` does."""
+    """Subwords learnt on the lines of spans. Raises UsageError and DataError as ``learn`` does."""
     number = sum(block.count(b"\n") for block in blocks(spans)) + 1
     step = -(-number // request["model_lines"])
     lines = (line for index, line in enumerate(lines_in(spans)) if index % step == 0)

@@ -1,4 +1,4 @@
-"""What the `fairseq-train` commands for all kinds of data have in common."""
+"""What the ``fairseq-train`` commands for all kinds of data have in common."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MOST_EXAMPLES, MOST_WORDS = 1 << 10, 1 << 16  # of a batch that is evaluated
 
 
 def saving(out: Path, updates: int, validates: bool, suffix: str = "") -> str:
-    """Options for a training of so many updates on the folder `out`: where it is saved, and when it is validated.
+    """Options for a training of so many updates on the folder ``out``: where it is saved, and when it is validated.
 
     Both happen after every twentieth of the updates rather than after epochs, which can be a second long. The last
-    checkpoint and, if it `validates`, the best one are kept.
+    checkpoint and, if it ``validates``, the best one are kept.
     """
     every = updates // EVALUATIONS
     kinds = ("validate", "save") if validates else ("save",)
@@ -24,6 +24,6 @@ def saving(out: Path, updates: int, validates: bool, suffix: str = "") -> str:
 
 
 def batch_to_evaluate(longest: int) -> int:
-    """How many examples of at most `longest` words are evaluated at once: a power of two that memory has room for."""
+    """How many examples of at most ``longest`` words are evaluated at once: a power of two that memory has room for."""
     most = max(1, min(MOST_EXAMPLES, MOST_WORDS // longest))
     return 1 << (most.bit_length() - 1)

@@ -286,10 +286,10 @@ def markdown(title: str, command: str, note: str, comparisons: dict[str, dict[st
         lines += [
             f"## {name}: trained on {trained}",
             "",
-            f"Sentences: {sizes}. Scores ± half the width of the 95 % confidence interval; p: of the difference from "
-            f"{comparison['baseline']} (same seed), two-sided, by paired bootstrap with {comparison['samples']:,} "
-            "resamples, not corrected for the number of comparisons; length: words of the translations for each word "
-            "of the references.",
+            f"Sentences: {sizes}. Scores ± half the width of the 95 % confidence interval; p: of the difference "
+            f"from {comparison['baseline']} (same seed), two-sided, by paired bootstrap with "
+            f"{comparison['samples']:,} resamples, not corrected for the number of comparisons; length: words of "
+            "the translations for each word of the references.",
             "",
             *(f"- {metric}: `{signature}`" for metric, signature in comparison["signatures"].items()),
             "",

@@ -1,5 +1,5 @@
-"""Transformers and LSTMs that classify: CTL, simple arithmetic, ListOps and CTL++ as in Csordás et al. 2022 and Csordás
-2023.
+"""Transformers and LSTMs that classify: CTL, simple arithmetic, ListOps and CTL++ as in Csordás et
+al. 2022 and Csordás 2023.
 
     python scripts/ndr.py ctl --order forward --models ndr,relative --seeds 1,2,3
     python scripts/ndr.py arithmetic --steps-scale 0.1 --results results/arithmetic
@@ -7,9 +7,9 @@
     python scripts/ndr.py ctl --small                             # a smaller task and smaller models, for a CPU
 
 The protocol is the papers': of the checkpoints of a training, evaluated every 1,000 steps, the one with the best
-accuracy on `dev` (out-of-distribution validation; the latest of several) is tested on `gen` (OOD); IID is the accuracy
-on `valid` at the end of the training. CTL++ has no `dev`: its last checkpoint is tested. What is done is skipped, what
-was stopped continues.
+accuracy on ``dev`` (out-of-distribution validation; the latest of several) is tested on ``gen`` (OOD); IID is the
+accuracy on ``valid`` at the end of the training. CTL++ has no ``dev``: its last checkpoint is tested. What is done is
+skipped, what was stopped continues.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ RECIPES: dict[str, dict[str, Recipe]] = {
             buckets=False,
         ),
         "geometric": Recipe(
-            f"--arch sg_encoder_ctl_baseline {GEOMETRIC} --geometric-normalize --embedding-scaling position_down "
-            f"--dropout 0.1",
+            f"--arch sg_encoder_ctl_baseline {GEOMETRIC} --geometric-normalize "
+            "--embedding-scaling position_down --dropout 0.1",
             *(1.5e-4, 0.0025, 5, 30_000),
             buckets=False,
         ),
@@ -95,8 +95,8 @@ RECIPES: dict[str, dict[str, Recipe]] = {
             *(1.5e-4, 0.01, 5, 30_000),
         ),
         "ndr_sigma_moe": Recipe(
-            f"--arch sg_encoder_ctl {NDR} --copy-gate-dropout 0.1 --dropout 0.5 --encoder-ffn sigma_moe --moe-experts "
-            f"8 --moe-k 2",
+            f"--arch sg_encoder_ctl {NDR} --copy-gate-dropout 0.1 --dropout 0.5 --encoder-ffn "
+            "sigma_moe --moe-experts 8 --moe-k 2",
             *(1.5e-4, 0.01, 5, 30_000),
         ),
         "lstm": Recipe("--no-source-bos --arch sg_lstm_ctl --dropout 0.5", 1e-3, 0, 5, 20_000, batch=256,

@@ -1,5 +1,5 @@
-"""SCAN with length cutoff 26: trains, evaluates, tabulates and plots universal transformers that differ in their
-attention.
+"""SCAN with length cutoff 26: trains, evaluates, tabulates and plots universal transformers that
+differ in their attention.
 
     python scripts/quickstart.py                                  # three models, a first result in minutes
     python scripts/quickstart.py --paper                          # Park & Kim's model at their length: 50,000 steps of
@@ -322,8 +322,8 @@ def summarize(args: argparse.Namespace, records: list[dict[str, Any]], compariso
     sizes = "narrower than" * args.small + " Csordás 2023 Table C.1" + " (--small)" * args.small
     published = comparison.published
     return {
-        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder layer, 3 steps), "
-        f"{sizes.strip()}",
+        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder "
+        f"layer, 3 steps), {sizes.strip()}",
         **common_summary(args, records),
         "steps": max((r["result"]["steps"] for r in records if "result" in r), default=0),
         "batch_size": args.batch_size,
@@ -375,8 +375,8 @@ def table(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def by_model(summary: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]], str, str]]:
-    """For every model its records that have a result, the steps they took and whether some failed, and where they
-    are.
+    """For every model its records that have a result, the steps they took and whether some
+    failed, and where they are.
     """
     for model in dict.fromkeys(r["name"] for r in summary["runs"] if r):
         records = [r for r in summary["runs"] if r and r["name"] == model]
@@ -411,14 +411,12 @@ def as_markdown(summary: dict[str, Any]) -> str:
             f"`{summary['command']}`",
             "",
             f"Commit {', '.join(summary['commits'])}; {machine}; batch {summary['batch_size']}, length window "
-            f"{summary['length_window']}, "
-            f"seeds {', '.join(map(str, summary['seeds']))}. IID is the subset `valid`, OOD `gen`; exact match in "
-            f"percent at the last "
-            "step"
+            f"{summary['length_window']}, seeds {', '.join(map(str, summary['seeds']))}. IID is the subset `valid`, "
+            "OOD `gen`; exact match in percent at the last step"
             + (", mean ± sample standard deviation over the seeds" if len(summary["seeds"]) > 1 else "")
             + "."
-            + f" The published numbers are the papers' ({sources}), after 50,000 steps of 256, five seeds, as "
-            f"fractions." * bool(sources),
+            + f" The published numbers are the papers' ({sources}), after 50,000 steps of "
+            "256, five seeds, as fractions." * bool(sources),
             "",
             *lines,
             "",
@@ -442,8 +440,8 @@ CURVES = 8
 
 
 def plot(summary: dict[str, Any], path: Path) -> None:
-    """Accuracy and loss through training, or, of many models or trainings evaluated once, their last accuracies as
-    bars.
+    """Accuracy and loss through training, or, of many models or trainings evaluated once, their
+    last accuracies as bars.
     """
     curves: dict[str, list[list[dict[str, float]]]] = {}
     for record in summary["runs"]:
@@ -463,8 +461,9 @@ def plot(summary: dict[str, Any], path: Path) -> None:
 
 
 def draw_bars(axes: Any, curves: dict[str, list[list[dict[str, float]]]]) -> None:
-    """A bar for IID and one for OOD, from above in the models' order; mean over seeds, a line from the least to the
-    most."""
+    """A bar for IID and one for OOD, from above in the models' order; mean over seeds, a line
+    from the least to the most.
+    """
     for number, (subset, shown) in enumerate(SUBSETS.items()):
         values = [[curve[-1][subset] for curve in found] for found in curves.values()]
         means = [statistics.mean(v) for v in values]
@@ -507,8 +506,8 @@ def carry_out(
     read: Callable[[list[Run]], list[dict[str, Any]]] = report,
     train: Callable[..., list[dict[str, Any]]] = run_all,
 ) -> int:
-    """Prepares the data, trains and evaluates ``runs``, or with ``--report`` only reads them, and publishes their
-    records.
+    """Prepares the data, trains and evaluates ``runs``, or with ``--report`` only reads them, and
+    publishes their records.
 
     ``read`` and ``train`` (called as ``run_all``) give the records in the two cases. Returns the exit status: a
     training that diverged is a result, one that failed is an error.

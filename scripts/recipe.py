@@ -1,5 +1,6 @@
-"""Recipes: a published table as a file ``scripts/recipes/NAME.yaml``, read strictly. ``docs/reproducing.md`` has
-the format."""
+"""Recipes: a published table as a file ``scripts/recipes/NAME.yaml``, read strictly.
+``docs/reproducing.md`` has the format.
+"""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@
     python scripts/reproduce.py thesis_table_5_1 --rows ndr --on forward --steps-scale 0.1
     python scripts/reproduce.py thesis_table_4_1 --device cuda --slurm table_4_1.sbatch && sbatch table_4_1.sbatch
 
-RECIPE is a file of scripts/recipes, or the path of your own. What is done is skipped, what was stopped continues
-from its last checkpoint, a training that diverges is stopped and counts as "Fail". docs/reproducing.md tells the
-rest.
+RECIPE is a file of scripts/recipes, or the path of your own. What is done is skipped, what was stopped continues from
+its last checkpoint, a training that diverges is stopped and counts as "Fail". docs/reproducing.md tells the rest.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def parse_arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         default=3.0,
         metavar="GB",
-        help="start another training only while so much memory is free, on the machine and on its GPU (default 3; "
-        "0: do not look)",
+        help="start another training only while so much memory is free, on the machine and on its "
+        "GPU (default 3; 0: do not look)",
     )
     parser.add_argument(
         "--data", type=Path, default=Path("data-bin"), help="where the data folders are (default: data-bin)"

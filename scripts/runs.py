@@ -1,5 +1,5 @@
-"""Trainings as subprocesses: real ``fairseq-train`` commands, several at a time, watched, resumable, with their curves
-read back.
+"""Trainings as subprocesses: real ``fairseq-train`` commands, several at a time, watched, resumable,
+with their curves read back.
 
 A run lives in a folder of its own: ``train.log``, the checkpoints, ``run.json`` (its commands, and once it is done its
     result).
@@ -110,8 +110,8 @@ class Run:
 
 
 def end(main: Callable[..., int], *arguments: Any) -> None:
-    """Ends a script with what its ``main`` returns; where the reader of its output has gone, such as ``head``, with
-    1.
+    """Ends a script with what its ``main`` returns; where the reader of its output has gone,
+    such as ``head``, with 1.
     """
     try:
         try:
@@ -131,8 +131,8 @@ def on(device: str) -> list[str]:
 
 
 def schedule(every: int, device: str) -> list[str]:
-    """Arguments of a training that evaluates and saves every so many steps, keeps the last checkpoint, and can be
-    stopped.
+    """Arguments of a training that evaluates and saves every so many steps, keeps the last
+    checkpoint, and can be stopped.
     """
     return [
         "--required-batch-size-multiple", "1",
@@ -154,8 +154,8 @@ def environment() -> dict[str, str]:
 
 
 def events(log: Path) -> list[dict[str, Any]]:
-    """fairseq's JSON log lines, in order, each with ``kind`` (train_inner, train, or a subset) and numbers as
-    floats.
+    """fairseq's JSON log lines, in order, each with ``kind`` (train_inner, train, or a
+    subset) and numbers as floats.
     """
     if not log.exists():
         return []
@@ -229,8 +229,8 @@ def _gave_up(run: Run) -> bool:
 
 
 def selected(run: Run, points: list[dict[str, float]]) -> dict[str, float]:
-    """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the best on the first
-    subset.
+    """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the
+    best on the first subset.
     """
     points = [point for point in points if complete(run, point)]
     selector = next(iter(run.subsets))
@@ -238,8 +238,8 @@ def selected(run: Run, points: list[dict[str, float]]) -> dict[str, float]:
 
 
 def partial_result(run: Run, step: int) -> dict[str, Any] | None:
-    """The result at ``step`` of a training that has not finished, from its log alone: accuracies, curve up to there,
-    minutes.
+    """The result at ``step`` of a training that has not finished, from its log alone: accuracies,
+    curve up to there, minutes.
     """
     points = [point for point in curve(run) if point["step"] <= step]
     if not points or points[-1]["step"] != step or not complete(run, points[-1]):
@@ -345,8 +345,8 @@ def _checked(run: Run) -> dict[str, Any]:
     record = saved(run)
     if record and record["settings"] != _settings(run):
         raise ValueError(
-            f"{run.folder} holds a training with other settings (see its run.json): choose another --out, or delete "
-            f"the folder"
+            f"{run.folder} holds a training with other settings (see its run.json): choose "
+            "another --out, or delete the folder"
         )
     return record
 

@@ -96,8 +96,9 @@ def value(recipe: Recipe, column: Column, run: Run, record: dict[str, Any], scal
 
 
 def lines(recipe: Recipe, trials: Sequence[Trial], records: Sequence[dict[str, Any]], scale: float) -> list[Line]:
-    """The table: one line for every row on every dataset, in the order of the recipe; rows that are only shown
-    included."""
+    """The table: one line for every row on every dataset, in the order of the recipe; rows that
+    are only shown included.
+    """
     found = []
     planned = {(t.row, t.data) for t in trials}
     for name, row in recipe.rows.items():
@@ -239,10 +240,10 @@ def legend(recipe: Recipe) -> str:
     if not recipe.published:
         return f"{'; '.join(parts)}. {f'Accuracies {unit}. ' if accuracies else ''}{ours}."
     return (
-        f"{'; '.join(parts)}. {f'Accuracies {unit}, as in the paper. ' if accuracies else ''}{ours}; the paper has "
-        f"{recipe.seeds} seed{'s' * (recipe.seeds > 1)}. Verdict: within one published standard deviation (at least "
-        "half a unit of the last printed digit; where none is printed, ours), above or below; fail: all trainings "
-        "diverged."
+        f"{'; '.join(parts)}. {f'Accuracies {unit}, as in the paper. ' if accuracies else ''}{ours}; the "
+        f"paper has {recipe.seeds} seed{'s' * (recipe.seeds > 1)}. Verdict: within one published standard "
+        "deviation (at least half a unit of the last printed digit; where none is printed, ours), above or "
+        "below; fail: all trainings diverged."
     )
 
 

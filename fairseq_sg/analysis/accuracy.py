@@ -79,8 +79,8 @@ def exactly_right(loaded: Loaded, logits: Tensor, target: Tensor) -> Tensor:
 
 
 def right_tokens(loaded: Loaded, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens of the target are right, and which are no padding, bool (B, N); of a classifier its class, (B,
-    1).
+    """Which tokens of the target are right, and which are no padding, bool (B, N); of a
+    classifier its class, (B, 1).
     """
     if not loaded.has_decoder:
         right = logits.argmax(-1, keepdim=True) == loaded.task.classes(target)[:, None]

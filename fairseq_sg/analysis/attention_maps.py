@@ -1,12 +1,11 @@
-"""Attention maps of one sentence: of every head, at every step (Csordás 2023, Figures 5.3, 5.4, D.3, D.4, D.6, D.8,
-D.9).
+"""Attention maps of one sentence: of every head, at every step (Csordás 2023, Figures 5.3, 5.4,
+D.3, D.4, D.6, D.8, D.9).
 
-OUT.npz has an array ROLE.stepS of shape (heads, queries, keys) for every role (encoder, decoder, cross) and
-application S of the attention: the layers, or the steps of a shared layer, from 1 on. It is the matrix A with output
-A V; a linear attention's is implied, its rows need not be probabilities, and galerkin's multiplies LN(V). Of the
-pictures, OUT.ROLE.png, each row is a head and each column a step; rows of a map are queries, columns are keys. The
-colours of a picture reach up to its largest weight, or to --vmax. --heads max draws the maximum over the heads, as
-Figure D.8 does.
+OUT.npz has an array ROLE.stepS of shape (heads, queries, keys) for every role (encoder, decoder, cross) and application
+S of the attention: the layers, or the steps of a shared layer, from 1 on. It is the matrix A with output A V; a linear
+attention's is implied, its rows need not be probabilities, and galerkin's multiplies LN(V). Of the pictures,
+OUT.ROLE.png, each row is a head and each column a step; rows of a map are queries, columns are keys. The colours of a
+picture reach up to its largest weight, or to --vmax. --heads max draws the maximum over the heads, as Figure D.8 does.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ not padding, OUT.npz has
     SIDE.stepS.active       (positions,), dense kinds: how many hidden units of a token are not 0
     SIDE.stepS.selections   (experts,), mixtures of experts: how many tokens select an expert
     SIDE.stepS.weights      (experts,), the sum of the weights they select it with
-    SIDE.stepS.together     (experts, experts), how many tokens select both; the diagonal is `selections`
+    SIDE.stepS.together     (experts, experts), how many tokens select both; the diagonal is ``selections``
 
 OUT.json has mean and standard deviation of the active units, the experts that nothing selects, and how many are in use
 in effect: exp of the entropy of their shares. Of the pictures, OUT.SIDE.active.png has active units by step,

@@ -1,11 +1,11 @@
-"""Distributions of the norms of Queries and Keys over a subset, of every head, at every step (Park & Kim 2024, Figure
-2).
+"""Distributions of the norms of Queries and Keys over a subset, of every head, at every step
+(Park & Kim 2024, Figure 2).
 
 OUT.npz has an array ROLE.stepS.WHAT.STAGE of shape (heads, count) for WHAT query and key, over all positions of all
 sentences that are not padding. STAGE is ``projected``, ‖Q‖ after the projection, for every attention; ``mapped``,
-‖φ(Q)‖, for linear attention; and ``normalized``, ‖Q̂‖ after --qk-norm, or after the layer norm of galerkin and
-fourier, where there is one. OUT.json has means, standard deviations and quantiles. Of the pictures, OUT.ROLE.png,
-each row is a stage of Queries or Keys and each column a step, with a box for each head.
+‖φ(Q)‖, for linear attention; and ``normalized``, ‖Q̂‖ after --qk-norm, or after the layer norm of galerkin and fourier,
+where there is one. OUT.json has means, standard deviations and quantiles. Of the pictures, OUT.ROLE.png, each row is a
+stage of Queries or Keys and each column a step, with a box for each head.
 """
 
 from __future__ import annotations

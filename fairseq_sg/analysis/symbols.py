@@ -2,13 +2,13 @@
 
 All functions are bijections, so for an output symbol s' each function f has one input s with f(s) = s'. The
 representation of s' by f is the vector below the classification layer when the model reads "f s". OUT.npz has, for
-every symbol s', an array similarity.s' of shape (functions, functions): the cosine similarity of its representations
-by every two functions, with the functions in the order of their groups (OUT.json's list), and representations.s'
+every symbol s', an array similarity.s' of shape (functions, functions): the cosine similarity of its representations by
+every two functions, with the functions in the order of their groups (OUT.json's list), and representations.s'
 (functions, features). Where the groups make blocks, they have learned representations of their own, and functions of
 one group cannot follow those of another. OUT.json has the means inside and between groups, and how many of the single
 functions the model gets right. The picture, OUT.png, has a panel for each symbol.
 
-The data folder must be one of `python -m data_prep ctlpp`; the model may be an encoder with a classification layer,
+The data folder must be one of ``python -m data_prep ctlpp``; the model may be an encoder with a classification layer,
 or an encoder–decoder model, whose first output word is the class.
 """
 

@@ -1,12 +1,13 @@
-"""BLEU of translations against plain text: `python -m fairseq_sg.scoring.plain_bleu FOLDER SUBSET OUTPUT`.
+"""BLEU of translations against plain text: ``python -m fairseq_sg.scoring.plain_bleu FOLDER SUBSET OUTPUT``.
 
-FOLDER is made by `python -m data_prep parallel` (or `iwslt_en_vi`), OUTPUT is what `fairseq-generate --results-path`
-wrote for its SUBSET, or what it printed. The hypotheses (lines `H-…`) are put into the order of the text, their
-subwords joined to words, and scored by sacreBLEU against raw/SUBSET.plain.tgt; so are scores independent of the
-subwords. BLEU and chrF are printed with sacreBLEU's signatures, by which they can be compared with others (Post 2018).
+FOLDER is made by ``python -m data_prep parallel`` (or ``iwslt_en_vi``), OUTPUT is what ``fairseq-generate
+--results-path`` wrote for its SUBSET, or what it printed. The hypotheses (lines ``H-…``) are put into the order of
+the text, their subwords joined to words, and scored by sacreBLEU against raw/SUBSET.plain.tgt; so are scores
+independent of the subwords. BLEU and chrF are printed with sacreBLEU's signatures, by which they can be compared
+with others (Post 2018).
 
-Text that was tokenized before it came here, such as that of IWSLT'15 en-vi, is scored as it is by `--tokenize none`, as
-multi-bleu.perl would; sacreBLEU's own tokenization, 13a, is the default.
+Text that was tokenized before it came here, such as that of IWSLT'15 en-vi, is scored as it is by ``--tokenize none``,
+as multi-bleu.perl would; sacreBLEU's own tokenization, 13a, is the default.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_output(path: Path) -> tuple[Lines, Lines]:
-    """The targets (`T-`) and the hypotheses (`H-`) of fairseq-generate by number of their line, from 0; the other lines
-    are passed over. Raises UsageError with the line for a hypothesis that is there twice or has another form."""
+    """The targets (``T-``) and the hypotheses (``H-``) of fairseq-generate by number of their line, from 0; the other
+    lines are passed over. Raises UsageError with the line for a hypothesis that is there twice or has another form.
+    """
     targets: Lines = {}
     hypotheses: Lines = {}
     for number, line in enumerate(read_lines(path), start=1):
@@ -71,9 +73,9 @@ def hypotheses_in_order(output: Path, references: Sequence[str]) -> list[str]:
     missing = [index for index in range(len(references)) if index not in hypotheses]
     if missing:
         raise UsageError(
-            f"{output}: {len(missing):,} of {len(references):,} sentences have no hypothesis, the first is"
-            f" H-{missing[0]}: generate the whole subset, with --required-batch-size-multiple 1 (without it, tasks"
-            " of fairseq's own lose the last few), and without --quiet or --skip-invalid-size-inputs-valid-test"
+            f"{output}: {len(missing):,} of {len(references):,} sentences have no hypothesis, the first is "
+            f"H-{missing[0]}: generate the whole subset, with --required-batch-size-multiple 1 (without it, tasks of "
+            "fairseq's own lose the last few), and without --quiet or --skip-invalid-size-inputs-valid-test"
         )
     foreign = next((index for index in hypotheses if index >= len(references)), None)
     if foreign is not None:

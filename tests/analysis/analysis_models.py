@@ -34,8 +34,8 @@ MODELS = {
     "gated": f"{BOTH} --encoder-attention geometric --decoder-attention relative --encoder-update copy_gate "
     "--decoder-update copy_gate --depth shared --encoder-layers 4",
     "mixed": f"{BOTH} --encoder-attention galerkin,compositional --decoder-attention abs_rel --cross-attention linear",
-    "experts": f"{BOTH} --encoder-ffn sigma_moe --decoder-ffn topk --topk-k 5 --moe-experts 6 --moe-k 2 --depth shared "
-    "--encoder-layers 3",
+    "experts": f"{BOTH} --encoder-ffn sigma_moe --decoder-ffn topk --topk-k 5 --moe-experts 6 --moe-k 2 "
+    "--depth shared --encoder-layers 3",
     "encoder": f"--arch sg_encoder {SIZES['encoder']} --encoder-layers 3 --depth shared --encoder-attention geometric "
     "--encoder-update copy_gate --readout first",
     "lstm": "--arch sg_lstm --embed-dim 8 --hidden-dim 8",

@@ -148,8 +148,8 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
         f"trained on {folders['pairs']}",
         (model, "--subset", "valid,gn"): f"the data folder {folders['pairs']} has no subset 'gn': did you mean gen? "
         "choose from gen, train, valid",
-        (text, "--subset", "gen"): f"the data folder {folders['text']} has no subset 'gen': choose from test, train, "
-        "valid",
+        (text, "--subset", "gen"): f"the data folder {folders['text']} has no subset 'gen': "
+        "choose from test, train, valid",
         (model, "--json", tmp_path): f"--json is {tmp_path}, which is a folder: name a file",
         (model, "--model-overrides", "{'encoder_layer': 2}"): "--model-overrides names 'encoder_layer', which is not "
         f"an option in {model}",

@@ -36,8 +36,8 @@ def test_all_kernels_compile_for_hopper():
     ("change", "operator", "message"),
     [
         (
-            "from fairseq_sg.ops.cvmm import triton as k; tile = k._tile; k._tile = lambda *a: tile(*a) | "
-            "{'num_stages': 3}",
+            "from fairseq_sg.ops.cvmm import triton as k; tile = k._tile; k._tile = lambda "
+            "*a: tile(*a) | {'num_stages': 3}",
             "cvmm",
             "leaves products running that read registers",
         ),

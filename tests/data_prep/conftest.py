@@ -34,7 +34,7 @@ class Result(NamedTuple):
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Runs `python -m data_prep ARGUMENTS…` inside this process."""
+    """Runs ``python -m data_prep ARGUMENTS…`` inside this process."""
 
     def run(*arguments: object) -> Result:
         try:
@@ -67,7 +67,7 @@ def official(scan_files: Path) -> list[Pair]:
 
 @pytest.fixture(scope="session")
 def official_splits(scan_files: Path, official: list[Pair]) -> dict[str, list[Pair]]:
-    """The official split files: `simple_train`, `simple_test`, `length_train`, …"""
+    """The official split files: ``simple_train``, ``simple_test``, ``length_train``, …"""
     indices = json.loads(gzip.decompress((scan_files / "official_split_indices.json.gz").read_bytes()))
     return {name: [official[index] for index in numbers] for name, numbers in indices.items()}
 
@@ -158,8 +158,8 @@ def large_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 class Server(http.server.ThreadingHTTPServer):
     """A web server on this machine whose answers a test decides.
 
-    `files` maps a path to its bytes. `faults` is used up from the front, one a request: a status to answer with, or
-    `"cut"` to send only half of what was promised, or `"whole"` to ignore that a part was asked for.
+    ``files`` maps a path to its bytes. ``faults`` is used up from the front, one a request: a status to answer with, or
+    ``"cut"`` to send only half of what was promised, or ``"whole"`` to ignore that a part was asked for.
     """
 
     daemon_threads = True
@@ -205,7 +205,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A running `Server`; waiting between attempts to download takes no time, and proxies are left aside."""
+    """A running ``Server``; waiting between attempts to download takes no time, and proxies are left aside."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
     with Server() as server:

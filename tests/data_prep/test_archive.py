@@ -37,7 +37,7 @@ def pack(path: Path, entries: Iterable[Entry], format: int = tarfile.PAX_FORMAT)
 
 
 def header(kind: bytes, link: str = "", **pax: str) -> tarfile.TarInfo:
-    """A header of any kind; the name is given by `pack`."""
+    """A header of any kind; the name is given by ``pack``."""
     info = tarfile.TarInfo("")
     info.type, info.linkname, info.pax_headers = kind, link, pax
     return info
@@ -148,8 +148,8 @@ def test_archive_that_is_larger_than_expected(tmp_path: Path) -> None:
 
 
 def test_declared_size_is_not_believed(tmp_path: Path) -> None:
-    """A file that says it is of 8 EiB is refused before it is read; one that says it is longer than the archive,
-    too.
+    """A file that says it is of 8 EiB is refused before it is read; one that says it is
+    longer than the archive, too.
     """
     for size, message in ((1 << 63, "are expected at most"), (1 << 20, "not a whole archive")):
         path = tmp_path / "data.tar"
@@ -299,7 +299,7 @@ EDITS = st.lists(st.tuples(st.integers(0, 4_000), st.binary(min_size=1, max_size
 def test_damaged_archive_is_read_or_refused(
     edits: list[tuple[int, bytes]], end: int, format: int, checked: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """With `checked`, the checksums of the headers are made right again, so that what they say is believed."""
+    """With ``checked``, the checksums of the headers are made right again, so that what they say is believed."""
     path = tmp_path_factory.getbasetemp() / "damaged.tar"
     pack(path, [("a", TEXT), ("b" * 120, TEXT), ("é" * 60, TEXT)], format)
     data = bytearray(path.read_bytes())

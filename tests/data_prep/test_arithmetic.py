@@ -1,4 +1,4 @@
-"""Simple arithmetic: the language, the draw, and what `python -m data_prep arithmetic` writes and refuses."""
+"""Simple arithmetic: the language, the draw, and what ``python -m data_prep arithmetic`` writes and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The binaries are fairseq's own: equal to what `fairseq-preprocess` writes, and readable by its tasks."""
+"""The binaries are fairseq's own: equal to what ``fairseq-preprocess`` writes, and readable by its tasks."""
 
 from __future__ import annotations
 

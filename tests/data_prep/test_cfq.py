@@ -1,4 +1,4 @@
-"""CFQ: words, and what `python -m data_prep cfq` writes and refuses."""
+"""CFQ: words, and what ``python -m data_prep cfq`` writes and refuses."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_question_words(question: str, words: str) -> None:
         (
             "SELECT count(*) WHERE {\n?x0 ns:film.editor.film M0 .\n?x0 ns:people.person.gender ns:m.02zsn .\n"
             "FILTER ( ?x0 != M1 )\n}",
-            "SELECT count ( * ) WHERE { ?x0 film.editor.film M0 . ?x0 people.person.gender m_02zsn ."
-            " FILTER ( ?x0 != M1 ) }",
+            "SELECT count ( * ) WHERE { ?x0 film.editor.film M0 . ?x0 people.person.gender "
+            "m_02zsn . FILTER ( ?x0 != M1 ) }",
         ),
         ("SELECT DISTINCT ?x0\\n", "SELECT DISTINCT ?x0\\n"),
         ("ns: a ns:", "a"),
@@ -98,7 +98,7 @@ def test_published_sizes() -> None:
 
 @pytest.fixture
 def fixture_folder(shared_data: Path) -> Path:
-    """A folder `cfq` with 14 records in the official form."""
+    """A folder ``cfq`` with 14 records in the official form."""
     return shared_data / "cfq_fixture" / "cfq"
 
 

@@ -1,4 +1,4 @@
-"""COGS: the parser, what `python -m data_prep cogs` writes, and what it refuses."""
+"""COGS: the parser, what ``python -m data_prep cogs`` writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def test_gen_of_2021(run, old_folder: Path, tmp_path: Path) -> None:
     result = run("cogs", "--raw-dir", old_folder, "--raw-only", "--out", tmp_path / "out")
     assert (result.code, result.out) == (1, "")
     assert result.err == (
-        f"error: {old_folder}/gen.tsv: this is the gen.tsv of 2021, before 51 logical forms were corrected:"
-        " --gen-2021 takes it\n"
+        f"error: {old_folder}/gen.tsv: this is the gen.tsv of 2021, before 51 logical forms were "
+        "corrected: --gen-2021 takes it\n"
     )
     assert list(tmp_path.iterdir()) == []
     result = run("cogs", "--gen-2021", "--raw-dir", old_folder, "--raw-only", "--out", tmp_path / "out")
@@ -277,8 +277,9 @@ def server_names(server) -> list[str]:
 def test_nothing_named(run, tmp_path: Path) -> None:
     result = run("cogs", "--raw-only", "--out", tmp_path / "out")
     assert result.code == 1 and result.err.startswith(
-        "error: the official train.tsv (sha256 220b3804b562c0156ee986eff1bdd15c27e52142549362a64f57baf86e304c78) is"
-        " needed; name its folder with --raw-dir. --download gets https://raw.githubusercontent.com/najoungkim/COGS/"
+        "error: the official train.tsv (sha256 220b3804b562c0156ee986eff1bdd15c27e52142549362a64f57baf86e304c78) "
+        "is needed; name its folder with --raw-dir. --download gets "
+        "https://raw.githubusercontent.com/najoungkim/COGS/"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""Compositional table lookup: the draw, and what `python -m data_prep ctl` writes and refuses."""
+"""Compositional table lookup: the draw, and what ``python -m data_prep ctl`` writes and refuses."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_example_of_the_paper() -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both orders as the command writes them; `forward` with its binaries."""
+    """Both orders as the command writes them; ``forward`` with its binaries."""
     folder = tmp_path_factory.mktemp("ctl")
     assert main(["ctl", "--order", "forward", "--out", str(folder / "forward")]) == 0
     assert main(["ctl", "--order", "backward", "--raw-only", "--out", str(folder / "backward")]) == 0

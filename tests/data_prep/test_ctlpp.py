@@ -1,4 +1,4 @@
-"""CTL++: the graphs, the draw from them, and what `python -m data_prep ctlpp` writes and refuses."""
+"""CTL++: the graphs, the draw from them, and what ``python -m data_prep ctlpp`` writes and refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALTERNATING, REPEATING = {"ab", "ba"}, {"aa", "bb"}
 
 
 def variant(name: str) -> Variant:
-    """A, R, or S as `S OVERLAP SHARED`, of the default seed."""
+    """A, R, or S as ``S OVERLAP SHARED``, of the default seed."""
     if name in ("A", "R"):
         return unstaged(TABLES, name)
     random = RandomState(0)

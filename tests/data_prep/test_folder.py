@@ -196,7 +196,7 @@ runpy.run_module("data_prep", run_name="__main__", alter_sys=True)
 
 
 def start_and_pause(where: str, arguments: list[str], call: int = 1) -> subprocess.Popen[str]:
-    """A run that has come as far as the first, or another, call of `where`, and stays there."""
+    """A run that has come as far as the first, or another, call of ``where``, and stays there."""
     command = [sys.executable, "-c", PAUSING.format(where=where, call=call), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "paused\n"

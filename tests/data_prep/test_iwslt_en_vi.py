@@ -26,7 +26,7 @@ def archives(shared_data: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def sentences(archives: Path) -> dict[str, list[str]]:
-    """The sentences of the official files by name, `tst2012.en` …, read without the code under test."""
+    """The sentences of the official files by name, ``tst2012.en`` …, read without the code under test."""
     found = {}
     for path in archives.glob("*.tgz"):
         with tarfile.open(path) as archive:

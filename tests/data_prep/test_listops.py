@@ -1,4 +1,4 @@
-"""ListOps: the language, the draw, and what `python -m data_prep listops` writes and refuses."""
+"""ListOps: the language, the draw, and what ``python -m data_prep listops`` writes and refuses."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_number_of_processes() -> None:
 
 @pytest.fixture
 def prepare(run, monkeypatch: pytest.MonkeyPatch):
-    """Prepares a small dataset in this process alone, and returns its `dataset.json`."""
+    """Prepares a small dataset in this process alone, and returns its ``dataset.json``."""
     monkeypatch.setattr(listops_sample, "number_of_processes", lambda: 1)
 
     def prepare(out: Path, *options: object) -> dict:

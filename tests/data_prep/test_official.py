@@ -202,7 +202,7 @@ def test_default_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def blob(monkeypatch: pytest.MonkeyPatch) -> OfficialFile:
-    """The file with nothing known of it but its id in git (as `git hash-object` prints it)."""
+    """The file with nothing known of it but its id in git (as ``git hash-object`` prints it)."""
     file = OfficialFile("folder/data.bin", None, None, git_blob="f1df504fe79ce8baa483c6dcf0599d88778bde0a")
     monkeypatch.setitem(globals(), "FILE", file)
     return file

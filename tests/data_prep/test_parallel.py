@@ -1,4 +1,4 @@
-"""Parallel corpora: how text is read, what `python -m data_prep parallel` writes, and what it refuses."""
+"""Parallel corpora: how text is read, what ``python -m data_prep parallel`` writes, and what it refuses."""
 
 from __future__ import annotations
 

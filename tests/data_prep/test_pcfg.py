@@ -1,4 +1,4 @@
-"""PCFG SET: the two files, what `python -m data_prep pcfg` writes, and what it refuses."""
+"""PCFG SET: the two files, what ``python -m data_prep pcfg`` writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_small_files(condition: str, run, read_subset, small, server, tmp_path: 
 
 
 def prepare_small(run, small, tmp_path: Path, condition: str, train: list[Pair], gen: list[Pair]):
-    """Prepares files of which only `dev` is right."""
+    """Prepares files of which only ``dev`` is right."""
     files = {f"{FOLDERS[condition]}__train": train, "pcfgset__dev": PAIRS[:50], f"{FOLDERS[condition]}__test": gen}
     result = run("pcfg", "--condition", condition, "--raw-dir", small(**files), "--raw-only", "--out", tmp_path / "out")
     assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)

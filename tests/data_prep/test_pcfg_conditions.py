@@ -225,7 +225,7 @@ def exception_files(**changes: list[Pair]) -> Files:
 
 @pytest.fixture
 def publish_exceptions(monkeypatch: pytest.MonkeyPatch, publish) -> dict[str, list[Pair]]:
-    """The subsets to be made of `exception_files()`, whose sizes are then the published ones."""
+    """The subsets to be made of ``exception_files()``, whose sizes are then the published ones."""
     valid = [pair for pair in DEV_PAIRS if exception_in(pair.source) is None]
     subsets = {
         "train": REGULAR + excepted(*EXCEPTIONS),

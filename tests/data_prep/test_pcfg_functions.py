@@ -174,8 +174,8 @@ def test_any_text(text: str) -> None:
             "U17 N3 J1 J1 D11 O12 O12",
         ),
         (
-            "swap_first_last copy echo remove_first repeat reverse prepend reverse E16 S15 H17 , reverse shift I1 Z2"
-            " I16 , copy reverse reverse S5 C8 E2 X8",
+            "swap_first_last copy echo remove_first repeat reverse prepend reverse E16 S15 H17 , reverse shift I1 Z2 "
+            "I16 , copy reverse reverse S5 C8 E2 X8",
             "echo remove_first",
             "X8 S15 H17 Z2 I16 I1 E16 S15 H17 Z2 I16 I1 S5 C8 E2 E16",
         ),

@@ -1,4 +1,4 @@
-"""What `python -m data_prep scan` writes."""
+"""What ``python -m data_prep scan`` writes."""
 
 from __future__ import annotations
 

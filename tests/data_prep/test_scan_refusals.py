@@ -1,4 +1,4 @@
-"""What `python -m data_prep scan` refuses: one line that says what is wrong, and nothing written."""
+"""What ``python -m data_prep scan`` refuses: one line that says what is wrong, and nothing written."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LENGTH = ("scan", "--split", "length", "--raw-only")
 
 
 CUTOFF = (
-    "argument --cutoff: must be a whole number from 1 to 47, not {!r}:"
-    " commands have 1 to 48 actions (published cutoffs: 22 24 25 26 27 28 30 32 33 36 40)"
+    "argument --cutoff: must be a whole number from 1 to 47, not {!r}: commands have 1 to 48 actions "
+    "(published cutoffs: 22 24 25 26 27 28 30 32 33 36 40)"
 )
 HOLDOUT = "argument --holdout: must be a number from 0 to below 1 (0.1 is a tenth), not {!r}"
 SEED = "argument --seed: must be a whole number from 0 to 4294967295, not {!r}"
@@ -162,9 +162,9 @@ def test_mcd_says_what_to_get(run, tmp_path: Path) -> None:
     result = run("scan", "--split", "mcd2", "--raw-only", "--out", tmp_path / "out")
     assert (result.code, result.out) == (1, "")
     assert result.err == (
-        "error: the official mcd2.json (sha256 1ba591b2c3c1eb305584d49fde14aced3589099611a668ba28bb696f2dd34e0a)"
-        " is needed; name its folder with --raw-dir."
-        " It is in https://storage.googleapis.com/cfq_dataset/scan-splits.tar.gz (--download gets its tasks.txt)\n"
+        "error: the official mcd2.json (sha256 1ba591b2c3c1eb305584d49fde14aced3589099611a668ba28bb696f2dd34e0a) "
+        "is needed; name its folder with --raw-dir. It is in "
+        "https://storage.googleapis.com/cfq_dataset/scan-splits.tar.gz (--download gets its tasks.txt)\n"
     )
     assert list(tmp_path.iterdir()) == []
 

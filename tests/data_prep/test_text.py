@@ -63,7 +63,7 @@ def test_any_bytes_are_lines_or_an_error_with_its_line(data: bytes) -> None:
 
 
 def is_wrong(raw: bytes) -> bool:
-    """A line that is not UTF-8, or that `str.splitlines` cuts into other than one, or without a word."""
+    """A line that is not UTF-8, or that ``str.splitlines`` cuts into other than one, or without a word."""
     try:
         line = raw.decode("utf-8")
     except UnicodeDecodeError:

@@ -64,7 +64,7 @@ def blocks_of(folder: Path, subset: str, length: int) -> tuple[Dictionary, list[
 
 
 def decoded(dictionary: Dictionary, tokens: numpy.ndarray) -> bytes:
-    """The text of tokens: bytes as `<0x41>`, the end of a line as the end symbol, and subwords."""
+    """The text of tokens: bytes as ``<0x41>``, the end of a line as the end symbol, and subwords."""
     parts = []
     for token in tokens:
         symbol = "\n" if token == dictionary.eos() else dictionary[token]
@@ -137,7 +137,7 @@ def test_enwik8(run, text, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_subwords_are_the_text(run, text, kind: str, tmp_path: Path) -> None:
-    """Also spaces in a row, empty lines, tabs, `<unk>` and letters that are too rare to be pieces."""
+    """Also spaces in a row, empty lines, tabs, ``<unk>`` and letters that are too rare to be pieces."""
     out = tmp_path / "out"
     command = ["text", "--unit", "sentencepiece", "--model", kind, "--vocab-size", 420, "--out", out]
     result = run(*command, "--input", text(SAMPLE.encode("utf-8")))

@@ -27,7 +27,7 @@ SMALL = {
 
 @pytest.fixture
 def commands(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], dict[str, list[str]]]:
-    """Prepares a small dataset; returns the arguments of `fairseq-train` that are printed, by task."""
+    """Prepares a small dataset; returns the arguments of ``fairseq-train`` that are printed, by task."""
     monkeypatch.setattr("data_prep.ctlpp.PUBLISHED", {"train": 2_000, "valid": 50, "gen": 100})
     monkeypatch.setattr("data_prep.listops.DEPTHS", dict.fromkeys(("valid", "dev", "gen", "train"), range(1, 3)))
     monkeypatch.setattr(listops_sample, "number_of_processes", lambda: 1)

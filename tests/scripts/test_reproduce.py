@@ -535,8 +535,9 @@ def command(path: Path, data: Path, out: Path, *more: object):
 
 
 def test_killed_resumed_and_whole(tmp_path):
-    """Two rows, one of which diverges; killed by force in the middle; then one more seed as a SLURM array would do
-    it."""
+    """Two rows, one of which diverges; killed by force in the middle; then one more seed as a
+    SLURM array would do it.
+    """
     write_labelled(tmp_path / "tiny")
     path, out = tiny_recipe(tmp_path, 160), tmp_path / "out"
     line = command(path, tmp_path, out, "--seeds", 1, "--jobs", 2, "--results", tmp_path / "results" / "tiny")
