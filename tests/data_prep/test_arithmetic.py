@@ -195,10 +195,10 @@ def test_other_request_than_the_prepared_one(run, tmp_path: Path) -> None:
         ("--depth 3", "unknown option --depth: did you mean --deepest?"),
         (
             "--train 400000",
-            "--train 400000 and --test 1000 want 100,250 expressions of depth 2, of which there are 88,000",
+            "--train 400000 and --test 1000 need 100,250 expressions of depth 2; at most 66,000 of the 88,000",
         ),
-        ("--deepest 2", "--train 100000 and --test 1000 want 101,000 expressions of depth 2"),
-        ("--deepest 3 --train 132000 --test 10", "--train 132000 and --test 10 want 66,005 expressions of depth 2"),
+        ("--deepest 2", "--train 100000 and --test 1000 need 101,000 expressions of depth 2"),
+        ("--deepest 3 --train 132000 --test 10", "--train 132000 and --test 10 need 66,005 expressions of depth 2"),
     ],
 )
 def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:

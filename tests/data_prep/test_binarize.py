@@ -195,7 +195,7 @@ def test_labels_are_read_by_fairseqs_sentence_prediction(tmp_path: Path) -> None
 @pytest.mark.parametrize("special", ["<s>", "<pad>", "</s>", "<unk>"])
 def test_symbol_of_fairseq_is_no_word(special: str, tmp_path: Path) -> None:
     write_raw(tmp_path, train="a b\n", gen=f"a\nb {special}\n")
-    with pytest.raises(DataError, match=f"gen.src:2: {special} is a symbol of fairseq's own and cannot be a word"):
+    with pytest.raises(DataError, match=f"gen.src:2: {special} is a special symbol of fairseq and cannot be a word"):
         binarize(tmp_path, ["train", "gen"])
 
 

@@ -157,7 +157,8 @@ def test_other_sizes_than_the_published_ones(run, fixture_folder: Path, tmp_path
     assert result == (
         1,
         "",
-        "error: subset train has 8 examples, and 95,743 are published: are these the official files, and whole?\n",
+        "error: subset train has 8 examples instead of the published 95,743: "
+        "are these the official files, and complete?\n",
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -180,9 +181,9 @@ def test_missing_files(run, fixture_folder: Path, tmp_path: Path) -> None:
         ("--split mcd1 --raw-dir x --archive y", "argument --archive: not allowed with argument --raw-dir"),
         ("--split mcd4 --raw-dir x", "argument --split: invalid choice: 'mcd4'"),
         ("--split random_split --raw-dir x --holdout 0.1", "--holdout does not go with random_split"),
-        ("--split random_split --raw-dir x --seed 1", "--seed changes nothing"),
-        ("--split mcd1 --raw-dir x --holdout 0 --seed 1", "--seed changes nothing"),
-        ("--split mcd1 --raw-dir x --seed 1", "--seed changes nothing"),
+        ("--split random_split --raw-dir x --seed 1", "--seed has no effect"),
+        ("--split mcd1 --raw-dir x --holdout 0 --seed 1", "--seed has no effect"),
+        ("--split mcd1 --raw-dir x --seed 1", "--seed has no effect"),
     ],
 )
 def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:

@@ -79,14 +79,14 @@ def test_spaces_at_the_ends_are_left_out() -> None:
         (b"   ", "empty line"),
         (b"What is 1?\r", "ends in CR LF"),
         (b"What\ris 1?", "holds U+000D"),
-        (b"What is\t1?", r"a character that no question or answer has: 'What is\t1?'"),
-        (b"What is \0?", "a character that no question or answer has"),
-        (b"What is\xc2\xa01?", "a character that no question or answer has"),
-        ("What is ▁?".encode(), "a character that no question or answer has: 'What is ▁?'"),
+        (b"What is\t1?", r"a character that cannot occur in a question or an answer: 'What is\t1?'"),
+        (b"What is \0?", "a character that cannot occur in a question or an answer"),
+        (b"What is\xc2\xa01?", "a character that cannot occur in a question or an answer"),
+        ("What is ▁?".encode(), "a character that cannot occur in a question or an answer: 'What is ▁?'"),
         (b"What is \xff?", "not UTF-8: byte 0xff at position 9"),
         ("What is\u20281?".encode(), "holds U+2028 (LINE SEPARATOR) inside the line"),
-        ("\ufeffWhat is 1?".encode(), "a character that no question or answer has"),
-        (b"x" * 100_000, "a line of 4,096 bytes or more"),
+        ("\ufeffWhat is 1?".encode(), "a character that cannot occur in a question or an answer"),
+        (b"x" * 100_000, "a line has 4,096 bytes or more"),
     ],
     ids=lambda value: repr(value[:20]) if isinstance(value, bytes) else "",
 )
@@ -142,7 +142,7 @@ def test_subsets_are_those_of_the_reference(files: list[list[Pair]], holdout: in
                 kept[-1].append(pair)
     contents = dict(zip(REGIMES, map(PackedPairs, files), strict=True))
     if min(map(len, kept[:3])) <= holdout:
-        with pytest.raises(DataError, match=r"train-\w+ has \d+ different questions, and \d are to become valid"):
+        with pytest.raises(DataError, match=r"train-\w+ has \d+ different questions, too few for a valid set of \d"):
             make_corpus(MODULE, contents, holdout, {}, "", {})
         return
     train, valid = [], []
@@ -336,7 +336,7 @@ def test_published_sizes_are_checked(run, archive, monkeypatch: pytest.MonkeyPat
     assert result == (
         1,
         "",
-        "error: subset gen has 5 examples, and 6 are published: are these the official files, and whole?\n",
+        "error: subset gen has 5 examples instead of the published 6: are these the official files, and complete?\n",
     )
     assert run(*options, "--holdout", 1, "--out", tmp_path / "another").code == 0
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["another", "out"]
@@ -347,7 +347,7 @@ def test_published_sizes_are_checked(run, archive, monkeypatch: pytest.MonkeyPat
     [
         (entries(train_hard=b"What is 1?\n1\n2\n"), "train-hard/arithmetic__add_or_sub.txt:3: the question '2' has no"),
         (entries(extrapolate=b"What is 1?\n\n"), "extrapolate/arithmetic__add_or_sub_big.txt:2: empty line"),
-        (entries(train_easy=b"a\nb\na\nc\n"), "train-easy has 1 different questions, and 1 are to become valid"),
+        (entries(train_easy=b"a\nb\na\nc\n"), "train-easy has 1 different questions, too few for a valid set of 1"),
         (entries(interpolate=sums("train-easy")), "subset interpolate is empty"),
         (entries(train_medium=b""), "train-medium has 0 different questions"),
     ],

@@ -284,5 +284,5 @@ def test_offline(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (result.code, result.out) == (1, "")
     message = result.err.splitlines()[-1]
     assert message.startswith(f"error: {url}/tasks.txt: cannot be downloaded (") and "Connection refused" in message
-    assert message.endswith("); get it another way and name its folder with --raw-dir")
+    assert message.endswith("); get it another way and pass its folder with --raw-dir")
     assert not (tmp_path / "out").exists() and list((tmp_path / "cache" / "scan").iterdir()) == []

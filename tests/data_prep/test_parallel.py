@@ -76,7 +76,7 @@ def test_entities() -> None:
     [
         (b"a\n\xff\nb\n", b"a\nb\nc\n", SRC, 2, "not UTF-8: byte 0xff"),
         (b"a\nb\n", b"\xef\xbb\xbfa\nb\n", TGT, 1, "starts with a byte order mark"),
-        (b"a\nb\n", b"a\n", TGT, None, "1 lines, and a.src has 2"),
+        (b"a\nb\n", b"a\n", TGT, None, "1 lines, but a.src has 2"),
         (b"a\n \t\nc\n", b"a\nb\nc\n", SRC, 2, "empty line"),
         (b"a\nb\nc", b"a\nb\n\xe2\x96\x81", TGT, 3, "empty line"),
         (b"", b"", SRC, 1, "empty line"),
@@ -272,7 +272,7 @@ def test_changed_text_is_not_prepared_already(run, files: list[object], tmp_path
     with files[1].open("a") as source, files[3].open("a") as target:
         print("one more", file=source)
         print("ONE MORE", file=target)
-    assert "is there already, and files is" in run(*command).err
+    assert "exists, but files is" in run(*command).err
 
 
 @pytest.mark.parametrize(
@@ -281,11 +281,11 @@ def test_changed_text_is_not_prepared_already(run, files: list[object], tmp_path
         (["--vocab-size", "1"], 2, "must be a whole number from 2 to 1000000, not '1'"),
         (["--vocab-size", "9999"], 2, "--vocab-size 9999 is too large: this text has at most"),
         (["--vocab-size", "9"], 2, "--vocab-size 9 is too small: this text needs"),
-        (["--max-length", "-1"], 2, "must be a whole number, and 0 for no bound, not '-1'"),
+        (["--max-length", "-1"], 2, "must be a whole number, or 0 for no limit, not '-1'"),
         (["--length-unit", "words"], 2, "give a --max-length"),
         (["--test-share", "0.1"], 2, "--test-share draws a test set, and --test-src gives one"),
         (["--valid-src", "FILE"], 2, "--valid-src and --valid-tgt go together"),
-        (["--valid-share", "0", "--seed", "3"], 2, "--seed changes nothing"),
+        (["--valid-share", "0", "--seed", "3"], 2, "--seed has no effect"),
         (["--joint", "--separate"], 2, "not allowed with argument --joint"),
         (["--max-length", "12"], 1, "no test sentence has more than 12 words: lower --max-length"),
         (["--max-length", "1"], 1, "no sentence of train has at most 1 words: raise --max-length"),

@@ -45,12 +45,12 @@ def test_round_trip(pairs: list[Pair]) -> None:
         ("copy A1", "", TGT, 2, "empty line"),
         ("copy A1\r", "A1", SRC, 2, "ends in CR LF"),
         ("copy A1", "A1\r", TGT, 2, "ends in CR LF"),
-        ("copy A1", "B2", TGT, 2, "wrong target: word 1 is 'B2', and the expression means A1"),
-        ("repeat A1", "A1", TGT, 2, "wrong target: word 2 is 'the end', and the expression means A1"),
-        ("copy A1", "A1 A1", TGT, 2, "wrong target: word 2 is 'A1', and the expression means the end"),
-        ("copy A1", "A1 ", TGT, 2, "wrong target: word 2 is '', and the expression means the end"),
-        ("copy A1\ncopy A1", "A1", TGT, None, "2 lines, and train.src has 3"),
-        ("copy A1", "A1\nA1", TGT, None, "3 lines, and train.src has 2"),
+        ("copy A1", "B2", TGT, 2, "wrong target: word 1 is 'B2', but the expression means A1"),
+        ("repeat A1", "A1", TGT, 2, "wrong target: word 2 is 'the end', but the expression means A1"),
+        ("copy A1", "A1 A1", TGT, 2, "wrong target: word 2 is 'A1', but the expression means the end"),
+        ("copy A1", "A1 ", TGT, 2, "wrong target: word 2 is '', but the expression means the end"),
+        ("copy A1\ncopy A1", "A1", TGT, None, "2 lines, but train.src has 3"),
+        ("copy A1", "A1\nA1", TGT, None, "3 lines, but train.src has 2"),
     ],
     ids=lambda value: repr(value) if isinstance(value, str) else "",
 )
@@ -212,14 +212,14 @@ def test_example_in_the_wrong_subset(run, small, tmp_path: Path) -> None:
 def test_other_size_than_published(run, small, tmp_path: Path) -> None:
     error = prepare_small(run, small, tmp_path, "iid", PAIRS[50:100], PAIRS[100:])
     assert (
-        error
-        == "error: subset train has 50 examples, and 82,622 are published: are these the official files, and whole?\n"
+        error == "error: subset train has 50 examples instead of the published 82,622: "
+        "are these the official files, and complete?\n"
     )
 
 
 def test_wrong_target_in_an_official_file(run, small, tmp_path: Path) -> None:
     error = prepare_small(run, small, tmp_path, "iid", [PAIRS[60], Pair("echo A1", "A1")], PAIRS[100:])
-    assert "/pcfgset/train.tgt:2: wrong target: word 2 is 'the end', and the expression means A1" in error
+    assert "/pcfgset/train.tgt:2: wrong target: word 2 is 'the end', but the expression means A1" in error
 
 
 def test_second_argument_is_no_held_out_pair() -> None:

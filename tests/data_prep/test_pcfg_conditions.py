@@ -152,7 +152,7 @@ TWICE_TWINS = rename(TWICE, "append")
             f"test_twin.src:{len(PLAIN) + 1}: not '{TWICE}'",
         ),
         ({"gen": means("append_twin A1 , B2")}, f"test_twin.src:{len(PLAIN) + 1}: not '{TWICE}'"),
-        ({"gen": []}, f"test_twin.src: {len(PLAIN)} lines, and the test without synonyms has {len(PLAIN) + 1}"),
+        ({"gen": []}, f"test_twin.src: {len(PLAIN)} lines, but the test without synonyms has {len(PLAIN) + 1}"),
     ],
     ids=[
         *("nested-synonym", "target", "no-such-synonym", "synonym-in-test", "synonym-in-dev"),
@@ -179,7 +179,8 @@ def test_synonyms_of_another_size_than_published(run, small, tmp_path: Path) -> 
     folder = small(synonym_files("primitive", TRAIN_PAIRS + PRIMITIVES))
     error = refusal(run, tmp_path, folder, "--condition", "substitutivity_primitive")
     assert (
-        error == "subset train has 124 examples, and 82,954 are published: are these the official files, and whole?\n"
+        error == "subset train has 124 examples instead of the published 82,954: "
+        "are these the official files, and complete?\n"
     )
 
 
@@ -265,11 +266,11 @@ OTHER = "echo remove_first Z9 , Z8"
     ("changes", "message"),
     [
         ({"train": REGULAR + means(*EXCEPTIONS)}, f"train_pcfg_ratio=0.0005.tgt:{len(REGULAR) + 1}: wrong target"),
-        ({"train": REGULAR + excepted(*EXCEPTIONS, OTHER)}, "train_pcfg_ratio=0.0005.src: 6 exceptions, and 5 are"),
-        ({"train": REGULAR + excepted(*EXCEPTIONS[:-1])}, "train_pcfg_ratio=0.0005.src: 4 exceptions, and 5 are"),
+        ({"train": REGULAR + excepted(*EXCEPTIONS, OTHER)}, "train_pcfg_ratio=0.0005.src: 6 exceptions, but 5 are"),
+        ({"train": REGULAR + excepted(*EXCEPTIONS[:-1])}, "train_pcfg_ratio=0.0005.src: 4 exceptions, but 5 are"),
         (
             {"train": excepted(OTHER) + REGULAR + excepted(*EXCEPTIONS[1:])},
-            f"overgeneralisation/train_pcfg_ratio=0.0005.src:1: '{OTHER}' is not the exception that is tested here",
+            f"overgeneralisation/train_pcfg_ratio=0.0005.src:1: '{OTHER}' is not the exception tested on this line",
         ),
         ({"exception": means(*EXCEPTIONS)}, "test_pcfg_ratio=0.0005_exception.tgt:1: wrong target"),
         ({"original": excepted(*EXCEPTIONS)}, "test_pcfg_ratio=0.0005_original.tgt:1: wrong target"),
@@ -350,10 +351,10 @@ GOOD = ["unrolled\tcopy A1 B2 \t*1", "unrolled\trepeat *1\tA1 B2 A1 B2", "origin
         (4, ["unrolled\tA1\t*1"], "not one function: 'A1'"),
         (4, ["unrolled\tcopy *1\t*1"], "'*1' is not the result of a step, or is used twice"),
         (5, ["unrolled\tcopy A1\t*1", "unrolled\tappend *1 , *1\tA1 A1"], "'*1' is not the result of a step, or is"),
-        (5, ["unrolled\tcopy A1\t*1", "unrolled\tcopy A1\tA1"], "the last step, and *1 is not used: 'A1'"),
+        (5, ["unrolled\tcopy A1\t*1", "unrolled\tcopy A1\tA1"], "the last step does not use *1: 'A1'"),
         (
             *(6, ["unrolled\tcopy A1\t*1", "unrolled\tcopy *1\t*3", "original\tcopy copy A1\tA1"]),
-            "wrong target: word 1 is '*3', and the expression means A1",
+            "wrong target: word 1 is '*3', but the expression means A1",
         ),
         (4, ["unrolled\tcopy A1\t*2"], "ends before the line `original`"),
         (5, ["unrolled\tcopy A1\tA1", "unrolled\tcopy A1\tA1"], "a step after the last one"),
@@ -423,7 +424,10 @@ def test_localism_of_other_files(run, small, tmp_path: Path) -> None:
         "localism/unrolled_test.tsv: not the expressions of the test with more than one function, in their order\n"
     )
     error = refusal(run, tmp_path, small(localism_files()), "--condition", "localism")
-    assert error == "subset train has 2 examples, and 82,622 are published: are these the official files, and whole?\n"
+    assert (
+        error == "subset train has 2 examples instead of the published 82,622: "
+        "are these the official files, and complete?\n"
+    )
     folder = small(localism_files())
     (folder / pcfg_unrolled.UNROLLED).write_text("\n".join(unroll(("copy", ("A1",)))) + "\n", "ascii")
     error = refusal(run, tmp_path, folder, "--condition", "localism")
@@ -472,7 +476,7 @@ def test_official_files_of_every_condition_are_known() -> None:
         ("--condition substitutivity", "argument --condition: invalid choice: 'substitutivity'"),
         (
             "--condition localism --generate 1000",
-            "--generate makes iid, systematicity, productivity; localism is made of official files alone",
+            "--generate makes iid, systematicity, productivity; localism needs the official files",
         ),
     ],
 )

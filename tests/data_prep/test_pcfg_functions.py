@@ -77,7 +77,7 @@ def test_meaning(expression: str, meaning: str) -> None:
         ("append , A1", "append has no argument"),
         ("append A1 , , B2", "nothing between commas"),
         (", A1", "nothing between commas"),
-        ("A1 copy B2", "copy after a letter, without a comma between"),
+        ("A1 copy B2", "copy after a letter without a comma"),
         ("repeat " * 30 + "A1", "means more than 10,000 letters"),
         ("copy " * 200_000 + "fly", "unknown word 'fly'"),
     ],

@@ -82,6 +82,6 @@ def test_damaged_gzip_file_is_read_or_refused(tmp_path_factory, data: bytes, pos
         try:
             assert read_bytes(path) in (data, b"")
         except DataError as error:
-            assert error.path == path and "not a whole gzip file" in error.message
+            assert error.path == path and "not a complete gzip file" in error.message
         else:
             assert content not in (b"\x1f" + packed,)

@@ -245,13 +245,13 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
         assert one.read_bytes() == (tmp_path / "two" / one.relative_to(tmp_path / "one")).read_bytes()
     assert run(*command, tmp_path / "one").out.startswith("already prepared")
     path.write_bytes(b"another text\n" * 1000)
-    assert "is there already, and files is" in run(*command, tmp_path / "one").err
+    assert "exists, but files is" in run(*command, tmp_path / "one").err
 
 
 @pytest.mark.parametrize(
     ("data", "options", "code", "message"),
     [
-        (b"a\n" * 99, ["--vocab-size", "300"], 2, "--vocab-size is about subwords, and --unit bytes has none"),
+        (b"a\n" * 99, ["--vocab-size", "300"], 2, "--vocab-size is for subwords, and --unit bytes has none"),
         (b"a\n" * 99, ["--model", "bpe"], 2, "--model is about subwords"),
         (b"a\n" * 99, ["--model-lines", "0"], 2, "must be a whole number, at least 1, not '0'"),
         (b"a\n" * 99, ["--valid-share", "0.5", "--test-share", "0.5"], 2, "leave nothing to train on"),
@@ -263,7 +263,7 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
             b"a\nb\xff\n",
             ["--unit", "sentencepiece"],
             1,
-            ":2: not UTF-8: byte 0xff at position 2; save the file as UTF-8, or take --unit bytes, for any",
+            ":2: not UTF-8: byte 0xff at position 2; save the file as UTF-8, or use --unit bytes, which accepts any",
         ),
         (b"\xef\xbb\xbfa\n", ["--unit", "sentencepiece"], 1, ":1: starts with a byte order mark"),
         (b"a\nb\r\n", ["--unit", "sentencepiece"], 1, ":2: has a carriage return"),
@@ -305,7 +305,7 @@ def test_any_file_is_lines_or_an_error_with_its_line(tmp_path_factory, data: byt
 def test_subword_that_is_a_symbol_of_fairseq() -> None:
     unit = SimpleNamespace(symbols=["a", "<pad>"])
     corpus = lm.TextCorpus({"train": [Span(TEXT, 0, 1)]}, unit, "", "", {})
-    with pytest.raises(lm.DataError, match="<pad> is a symbol of fairseq's own"):
+    with pytest.raises(lm.DataError, match="<pad> is a special symbol of fairseq"):
         corpus.check()
 
 
