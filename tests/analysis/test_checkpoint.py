@@ -43,7 +43,7 @@ def test_another_data_folder(saved, folders, tmp_path):
         ),
         (
             dict(data="nowhere"),
-            "the data folder nowhere is not here: name one by --data; the checkpoint was trained on .*",
+            "the data folder nowhere does not exist: give one with --data; the checkpoint was trained on .*",
         ),
     ],
 )
@@ -56,14 +56,14 @@ def test_no_file_and_a_broken_file(saved, tmp_path):
     folder = str(Path(saved("softmax")).parent)
     with pytest.raises(UsageError, match="^there is no checkpoint nowhere.pt$"):
         load("nowhere.pt")
-    with pytest.raises(UsageError, match=f"^{folder} is a folder: name a checkpoint in it, such as {folder}/.*pt$"):
+    with pytest.raises(UsageError, match=f"^{folder} is a folder: give a checkpoint in it, such as {folder}/.*pt$"):
         load(folder)
     with pytest.raises(UsageError, match=r"^there is no checkpoint .*/sofmax-pairs.pt: did you mean softmax-pairs.pt"):
         load(f"{folder}/sofmax-pairs.pt")
     with pytest.raises(UsageError, match="^there is no checkpoint .*/nowhere/x.pt: there is no folder .*/nowhere$"):
         load(f"{folder}/nowhere/x.pt")
     with pytest.raises(
-        UsageError, match="^there is no checkpoint a=.*: `accuracy` alone takes names .*, leave a= out$"
+        UsageError, match="^there is no checkpoint a=.*: only `accuracy` takes names .*, omit a=$"
     ):
         load(f"a={saved('softmax')}")
     broken = tmp_path / "broken.pt"
@@ -133,5 +133,5 @@ def test_unknown_words(source, target, message, loaded):
 
 
 def test_no_target_for_a_classifier(loaded):
-    with pytest.raises(UsageError, match="^sg_encoder has no decoder and takes no --target$"):
+    with pytest.raises(UsageError, match="^sg_encoder has no decoder: omit --target$"):
         read_sentence(loaded("encoder"), "p 1", "1")

@@ -311,7 +311,7 @@ def test_names_of_checkpoints(tmp_path, monkeypatch):
     "words,message",
     [
         (["a={0}", "nothing*.pt", "--out", "{2}"], r"there is no checkpoint nothing\*\.pt"),
-        (["a={0}", "b={0}"], "a comparison of several checkpoints has no place of its own: name one by --out"),
+        (["a={0}", "b={0}"], "a comparison of several checkpoints needs --out"),
         (["{0}", "b={0}", "--out", "{2}"], ".* has no name: several checkpoints are compared as NAME=CHECKPOINT …"),
         (["a={0}", "b={1}", "--out", "{2}"], "b was trained on other data than the first model: compare .*"),
     ],
@@ -415,13 +415,13 @@ def test_files(kind, command, options, pictures, saved, tmp_path, capsys):
         ),
         ("lm", "maps", "--input a", ".* is a language model: .* `experts` .*"),
         ("softmax", "maps", "--input s --roles encodr", "--roles has 'encodr': did you mean encoder.*choose from .*"),
-        ("softmax", "symbols", "", ".*dataset.json is not of CTL.*: name a folder of .* by --data"),
+        ("softmax", "symbols", "", ".*dataset.json is not of CTL.*: give a folder of .* with --data"),
         ("softmax", "maps", "--input s --model-overrides {'layers':1}", "--model-overrides names 'layers', .*"),
         (
             "gated",
             "gates",
             "--input s --model-overrides {'encoder_layers':'x'}",
-            "--model-overrides has a value .*'x'.*",
+            "--model-overrides has an invalid value: .*'x'.*",
         ),
         ("gated", "gates", "--input s --user-dir /nowhere", "there is no folder /nowhere: .* --user-dir"),
     ],
@@ -436,7 +436,7 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     command = ["norms", saved("softmax"), "--out", str(tmp_path / "out")]
     assert main([*command, "--device", "cuda"]) == 1
-    assert capsys.readouterr().err == "error: --device is cuda, and PyTorch finds no GPU here: choose cpu, or auto\n"
+    assert capsys.readouterr().err == "error: --device is cuda, but PyTorch finds no GPU: choose cpu or auto\n"
     assert main([*command, "--format", "none"]) == 0
 
 
@@ -446,7 +446,7 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
         ([], "name a command: maps, gates, values, norms, experts, accuracy, symbols "),
         (["map", "x.pt"], "unknown command 'map': did you mean maps. choose from maps, gates, values, .*"),
         (["maps", "x.pt", "--inptu", "s"], "maps has no option --inptu: did you mean --input. "),
-        (["maps", "x.pt", "y.pt", "--input", "s"], "y.pt is too much: maps takes one CHECKPOINT "),
+        (["maps", "x.pt", "y.pt", "--input", "s"], "y.pt is unexpected: maps takes one CHECKPOINT "),
         (["maps", "x.pt", "--input", "s", "--vmax", "-1"], "argument --vmax: '-1' is not a number above 0 "),
         (
             ["norms", "x.pt", "--device", "cudda"],
@@ -522,7 +522,7 @@ def test_experts(analyse, saved, loaded, tmp_path):
     assert facts["layers"]["encoder.step2"]["experts"]["effective"] == pytest.approx(used)
     assert facts["layers"]["encoder.step2"]["experts"]["dead"] == [e for e in range(6) if shares[e] == 0]
     assert facts["layers"]["decoder.step1"]["active_units"]["mean"] == pytest.approx(np.mean(active[1]))
-    assert f"encoder.step2: {used:.1f} of 6 experts in use in effect" in printed
+    assert f"encoder.step2: {used:.1f} of 6 experts in effective use" in printed
 
 
 @torch.no_grad()
@@ -557,4 +557,4 @@ def test_pictures_of_experts(saved, tmp_path):
 
 def test_model_without_feedforward_layers_of_ours(saved, capsys):
     assert main(["experts", saved("lstm"), "--device", "cpu"]) == 1
-    assert "sg_lstm has no feedforward layer that this command knows" in capsys.readouterr().err
+    assert "sg_lstm has no feedforward layer of a kind that this command supports" in capsys.readouterr().err

@@ -143,9 +143,9 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
     cases = {
         (f"{runs}/checkpoint_lst.pt",): f"there is no checkpoint {runs}/checkpoint_lst.pt: did you mean "
         "checkpoint_last.pt or checkpoint_best.pt?",
-        (runs,): f"{runs} is a folder: name a checkpoint in it, such as {runs}/checkpoint_last.pt",
-        (model, "--data", "nowhere"): "the data folder nowhere is not here: name one by --data; the checkpoint was "
-        f"trained on {folders['pairs']}",
+        (runs,): f"{runs} is a folder: give a checkpoint in it, such as {runs}/checkpoint_last.pt",
+        (model, "--data", "nowhere"): "the data folder nowhere does not exist: give one with --data; the checkpoint "
+        f"was trained on {folders['pairs']}",
         (model, "--subset", "valid,gn"): f"the data folder {folders['pairs']} has no subset 'gn': did you mean gen? "
         "choose from gen, train, valid",
         (text, "--subset", "gen"): f"the data folder {folders['text']} has no subset 'gen': "
@@ -168,7 +168,7 @@ def test_the_folder_that_a_checkpoint_was_trained_on_is_gone(saved, folders, tmp
     path = analysis_models.checkpoint(tmp_path / "model.pt", gone, "softmax")
     gone.rename(tmp_path / "elsewhere")
     assert main([str(path), "--cpu"]) == 1
-    message = f"the data folder {gone}, which the checkpoint was trained on, is not here: name one by --data"
+    message = f"the data folder {gone}, which the checkpoint was trained on, does not exist: give one with --data"
     assert capsys.readouterr().err == f"error: {message}\n"
     assert main([str(path), "--cpu", "--data", str(tmp_path / "elsewhere")]) == 0
 

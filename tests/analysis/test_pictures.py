@@ -204,9 +204,9 @@ def test_where_files_go(out, form, expected):
     "out,options,message",
     [
         ("{}/x.jpg", [], "--out is .*x.jpg, and no picture is written as .jpg: choose from .png, .pdf, .svg"),
-        ("{}/x.pdf", ["--format", "svg"], "--out is .*x.pdf, and --format is svg: leave one of them out"),
-        ("{}", [], "--out .* is a folder: name a file in it, such as .*/norms"),
-        ("{}/new/", [], "--out .*new/ is a folder: name a file in it, such as .*/new/norms"),
+        ("{}/x.pdf", ["--format", "svg"], "--out is .*x.pdf, and --format is svg: omit one of them"),
+        ("{}", [], "--out .* is a folder: give a file in it, such as .*/norms"),
+        ("{}/new/", [], "--out .*new/ is a folder: give a file in it, such as .*/new/norms"),
         ("{}/file/x", [], "--out .*file/x cannot be written: .*file: Not a directory"),
         ("/proc/nowhere/x", [], "--out /proc/nowhere/x cannot be written: /proc: .*"),
     ],
