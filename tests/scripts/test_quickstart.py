@@ -148,7 +148,7 @@ def test_wrong_arguments():
     )
     for option, value in (("--steps", 100), ("--batch-size", 8), ("--models", "linear"), ("--length-window", 1024)):
         wrong = command("--paper", option, value)
-        assert wrong.returncode == 2 and f"--paper says what {option} is: leave one of the two out" in wrong.stderr
+        assert wrong.returncode == 2 and f"--paper sets {option}: omit one of them" in wrong.stderr
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_a_folder_in_use_is_refused_and_a_stopped_training_goes_on(tiny, tmp_pat
     assert second.returncode == 1 and "another process trains there already" in second.stderr
     first.terminate()
     _, errors = first.communicate(timeout=60)
-    assert first.returncode == 130 and "stopped; the same command goes on from the last checkpoints" in errors
+    assert first.returncode == 130 and "stopped; the same command resumes from the last checkpoints" in errors
     reached = runs.curve(runs.Run("", 1, log.parent, tiny, 0, [], quickstart.SUBSETS))[-1]["step"]
     rest = command("--steps", reached + 4, *arguments)
     assert rest.returncode == 0, rest.stderr

@@ -117,7 +117,7 @@ def test_files_and_what_is_left_out(write, tmp_path, capsys):
     assert "| model | one: IID, % | one: OOD, % | two: IID, % | two: OOD, % |" in shown
     assert "| b | 20.0 | 0.00 | 30.0 | 5.00 |" in shown and r"| c\|d |  |  | 40.0 | 1.00 |" in shown
     assert r"| [one](../one.md) | SCAN \| all | 40 |" in shown
-    assert "Left out, of another kind: other.json, empty.json, list.json." in shown
+    assert "Skipped files of another kind: other.json, empty.json, list.json." in shown
     assert (tmp_path / "new" / "grid.png").read_bytes().startswith(b"\x89PNG")
     assert "2 experiments, 3 models" in capsys.readouterr().out and "Run in full" not in shown
 

@@ -297,17 +297,17 @@ def edit(name: str, old: str, new: str):
     [
         (
             rename("linear/generate-gen.log", "linear/x"),
-            "linear: has no generate-gen.log or generate-gen.txt: run fairseq-generate for the subset gen",
+            "linear has no generate-gen.log or generate-gen.txt: run fairseq-generate for the subset gen",
         ),
         (
             lambda made: (made[0].parent / "linear/generate-gen.txt").write_text("x"),
-            "linear: has generate-gen.log and generate-gen.txt: remove the one that is not to be scored",
+            "linear has generate-gen.log and generate-gen.txt: remove the one that should not be scored",
         ),
         (edit("linear/generate-test.log", "H-3\t", "X-3\t"), "1 of 24 sentences have no hypothesis, the first is H-3"),
         (edit("linear/generate-test.log", "T-3\t", "T-3\t▁another"), "T-3 is not line 4 of the references"),
-        (rename("data/dataset.json", "data/x"), "dataset.json: No such file or directory: name a folder of data_prep"),
+        (rename("data/dataset.json", "data/x"), "dataset.json: No such file or directory: give a folder of data_prep"),
         (rename("data/raw/gen.plain.src", "data/x"), "gen.plain.src: No such file or directory"),
-        (edit("data/raw/test.plain.src", "a\n", "a\na\n"), "test.plain.tgt: 24 lines, and test.plain.src has 25"),
+        (edit("data/raw/test.plain.src", "a\n", "a\na\n"), "test.plain.tgt: 24 lines, but test.plain.src has 25"),
     ],
 )
 def test_what_cannot_be_scored_is_one_line(change, message, made, capsys):
@@ -455,7 +455,7 @@ def test_by_length_of_a_recipe(tmp_path):
         ("[2, 6]", "[2, 2]", "key 'bounds': must be whole numbers above 0"),
         ("[2, 6]", "[true]", "key 'bounds': must be whole numbers above 0"),
         ("bounds: [2, 6]", "bound: 3", "by_length, key 'bounds': is missing"),
-        ("[2, 6]", "[2, 6], seeds: 3", "by_length, key 'seeds': is not known here"),
+        ("[2, 6]", "[2, 6], seeds: 3", "by_length, key 'seeds': is unknown"),
         ("generate: --beam 2 --max-len-b 12 --post-process sentencepiece\n", "", "key 'generate'"),
     ],
 )
