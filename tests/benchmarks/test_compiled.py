@@ -39,7 +39,7 @@ def test_all_kernels_compile_for_hopper():
             "from fairseq_sg.ops.cvmm import triton as k; tile = k._tile; k._tile = lambda "
             "*a: tile(*a) | {'num_stages': 3}",
             "cvmm",
-            "leaves products running that read registers",
+            "leaves asynchronous products running that read registers",
         ),
         ("compiled.SHARED = dict.fromkeys(compiled.SHARED, 4096)", "orthogonality_loss", "bytes of shared memory"),
     ],
