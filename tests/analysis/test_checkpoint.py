@@ -62,9 +62,7 @@ def test_no_file_and_a_broken_file(saved, tmp_path):
         load(f"{folder}/sofmax-pairs.pt")
     with pytest.raises(UsageError, match="^there is no checkpoint .*/nowhere/x.pt: there is no folder .*/nowhere$"):
         load(f"{folder}/nowhere/x.pt")
-    with pytest.raises(
-        UsageError, match="^there is no checkpoint a=.*: only `accuracy` takes names .*, omit a=$"
-    ):
+    with pytest.raises(UsageError, match="^there is no checkpoint a=.*: only `accuracy` takes names .*, omit a=$"):
         load(f"a={saved('softmax')}")
     broken = tmp_path / "broken.pt"
     broken.write_bytes(open(saved("softmax"), "rb").read()[:1000])
@@ -89,7 +87,7 @@ def test_its_own_output_is_no_longer_than_the_longest_target_of_the_data(loaded)
     raw = Path(model.data) / "raw"
     longest = max(len(line.split()) for path in raw.glob("*.tgt") for line in path.read_text().splitlines())
     assert model.longest_target == longest + 1  # the end symbol
-    # This random model never says the end symbol.
+    # This random model never predicts the end symbol.
     assert not read_sentence(model, "s t", longest=30).complete
     sentence = read_sentence(model, "s t")
     assert len(sentence.expected) == longest + 1 and not sentence.complete

@@ -1,4 +1,4 @@
-"""``python -m fairseq_sg.evaluate``: the numbers of fairseq-validate, parts that add up, errors of one line."""
+"""``python -m fairseq_sg.evaluate``: the numbers of fairseq-validate, parts that add up, one-line errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fairseq_sg.evaluate import main
 
 @pytest.fixture
 def evaluated(tmp_path, capsys):
-    """Runs the command on the CPU; returns its numbers and the lines that it printed."""
+    """Runs the command on the CPU; returns its numbers and its printed lines."""
 
     def run(*arguments: object):
         file = tmp_path / "new" / "numbers.json"
@@ -37,7 +37,7 @@ def evaluated(tmp_path, capsys):
 
 
 def validated(checkpoint: str, subset: str, batch_size: int) -> dict:
-    """What fairseq-validate logs, with the accuracy of all types."""
+    """The log of fairseq-validate, with the accuracy of all types."""
     overrides = {"accuracy_by": "types"}
     (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides=overrides)
     criterion = task.build_criterion(cfg.criterion).eval()
@@ -107,7 +107,7 @@ def test_many_lengths_are_ranges_of_about_as_many_sentences():
 
 
 class Sized(list):
-    """A dataset of which the lengths alone are looked at."""
+    """A dataset with lengths only."""
 
     def __init__(self, items, sizes):
         super().__init__(items)
@@ -120,7 +120,7 @@ def sentence(count: int):
 
 
 def any_model():
-    """A model with a decoder, of which nothing else is looked at."""
+    """A model with a decoder; other parts are unused."""
     task = SimpleNamespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
     return SimpleNamespace(has_decoder=True, task=task)
 

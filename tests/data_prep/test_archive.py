@@ -1,4 +1,4 @@
-"""Reading archives: whatever an archive is made to do, its wanted files are read, or it is refused by a DataError."""
+"""Reading archives: wanted files are read, or the archive is refused with DataError."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_every_line_can_be_read_alone(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(large_archive, little_memory) -> None:
-    """Whatever the sizes of what is wanted, read line by line, and of what is passed over."""
+    """For any size of wanted files, read line by line, and of skipped ones."""
     path = large_archive({"a": 12 << 20, "b": 12 << 20, "c": b"end"})
     with little_memory(1 << 20):
         lines = {name: sum(1 for _ in stream) for name, stream in members(path, {"b": 1 << 30, "c": 1 << 30}.get)}
@@ -126,7 +126,7 @@ def test_memory_is_bounded(large_archive, little_memory) -> None:
 def test_refused_as_a_whole(entry: Entry, message: str, suffix: str, tmp_path: Path) -> None:
     path = pack(tmp_path / f"data{suffix}", [("good", TEXT), entry, ("after", TEXT)])
     with pytest.raises(DataError) as caught:
-        read_members(path, {"good": 100})  # what is wrong is not what is wanted
+        read_members(path, {"good": 100})  # the faulty member is not wanted
     assert caught.value.path == path and caught.value.message.startswith("refused: ")
     assert message in caught.value.message and "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == [path.name]
@@ -148,9 +148,7 @@ def test_archive_that_is_larger_than_expected(tmp_path: Path) -> None:
 
 
 def test_declared_size_is_not_believed(tmp_path: Path) -> None:
-    """A file that says it is of 8 EiB is refused before it is read; one that says it is
-    longer than the archive, too.
-    """
+    """A file of declared 8 EiB is refused before reading; so is one declared longer than the archive."""
     for size, message in ((1 << 63, "expected at most"), (1 << 20, "not a complete tar")):
         path = tmp_path / "data.tar"
         path.write_bytes(header_bytes("a", size) + TEXT)
@@ -167,7 +165,7 @@ def header_bytes(name: str, size: int) -> bytes:
 
 
 def test_bomb(tmp_path: Path) -> None:
-    """128 MiB of zeros in 130 kB: it is known for a bomb after the first 16 MiB, wanted or not."""
+    """128 MiB of zeros in 130 kB are refused after the first 16 MiB, wanted or not."""
     zeros = gzip.compress(b"\0" * (1 << 20), mtime=0)
     path = tmp_path / "data.tgz"
     path.write_bytes(gzip.compress(header_bytes("a", 128 << 20), mtime=0) + zeros * 128)
@@ -179,7 +177,7 @@ def test_bomb(tmp_path: Path) -> None:
 
 
 def test_what_packs_well_is_no_bomb(tmp_path: Path) -> None:
-    """15 MiB of zeros are harmless, and so is much text at a ratio below the bound."""
+    """15 MiB of zeros are accepted, and so is much text at a ratio below the limit."""
     path = pack(tmp_path / "data.tgz", [("a", b"\0" * (15 << 20))])
     assert path.stat().st_size < 20_000 and len(everything(path)["a"]) == 15 << 20
     block = random.Random(0).randbytes(1 << 14)
@@ -191,7 +189,7 @@ def test_what_packs_well_is_no_bomb(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
 def test_endless_header(kind: bytes, tmp_path: Path) -> None:
-    """A name or pax header of 8 MiB would be taken into memory whole."""
+    """tarfile would read a name or pax header of 8 MiB into memory."""
     info = tarfile.TarInfo("x")
     info.type, info.size = kind, 8 << 20
     path = tmp_path / "data.tgz"
@@ -269,7 +267,7 @@ def test_broken_archive(spoil: Callable[[bytes], bytes], tmp_path: Path) -> None
 
 
 def test_broken_inside_a_file(tmp_path: Path) -> None:
-    """The reader of a content is told, not only who asks for the next file."""
+    """Reading the content raises, not only requesting the next file."""
     path = pack(tmp_path / "data.tgz", [("a", TEXT), ("b", random.Random(1).randbytes(300_000))])
     path.write_bytes(path.read_bytes()[:200_000])
     contents = members(path, lambda name: 1 << 20)
@@ -301,7 +299,7 @@ EDITS = st.lists(st.tuples(st.integers(0, 4_000), st.binary(min_size=1, max_size
 def test_damaged_archive_is_read_or_refused(
     edits: list[tuple[int, bytes]], end: int, format: int, checked: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """With ``checked``, the checksums of the headers are made right again, so that what they say is believed."""
+    """With ``checked``, the checksums of the headers are corrected, so their content is trusted."""
     path = tmp_path_factory.getbasetemp() / "damaged.tar"
     pack(path, [("a", TEXT), ("b" * 120, TEXT), ("é" * 60, TEXT)], format)
     data = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Reading the files of CFQ: record by record, from a folder or the archive, whatever is wrong with them."""
+"""Reading the files of CFQ: record by record, from a folder or the archive, with all kinds of errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from data_prep.cfq_files import (
 from data_prep.common import DataError, Pair
 
 FILE = Path("cfq/dataset.json")
-PLAIN = (str, str)  # puts nothing into words
+PLAIN = (str, str)  # tokenizes nothing
 
 
 def blocks(data: bytes, size: int = 7) -> Iterator[bytes]:
@@ -52,7 +52,7 @@ def test_records_are_those_of_the_whole_file(found: list, size: int, indent: int
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
-        return  # a lone surrogate, which no UTF-8 file can hold unescaped
+        return  # a lone surrogate, invalid in UTF-8
     assert list(records(blocks(data + b"\n", size), FILE)) == found
 
 
@@ -120,7 +120,7 @@ def test_only_a_part_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_bounded(large_archive, little_memory) -> None:
-    """A record of 12 kB has two short texts that are kept; the rest of it goes."""
+    """Of a record of 12 kB, only two short texts are kept."""
     filled = {"ruleTree": random.Random(1).randbytes(6_000).hex(), **record()}
     files = {"cfq/dataset.json": json.dumps([filled] * 1_000).encode(), "cfq/splits/mcd1.json": split_file()}
     path = large_archive({"cfq/other.json": 8 << 20, **files})

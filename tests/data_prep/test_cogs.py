@@ -1,4 +1,4 @@
-"""COGS: the parser, what ``python -m data_prep cogs`` writes, and what it refuses."""
+"""COGS: the parser, and the output and errors of ``python -m data_prep cogs``."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def check_manifest(found: dict, out: Path) -> None:
 
 
 def check_binaries(out: Path) -> None:
-    """One dictionary of 871 words, and binaries that say by it what the text says."""
+    """One dictionary of 871 words, and binaries with the same text."""
     assert (out / "dict.src.txt").read_bytes() == (out / "dict.tgt.txt").read_bytes()
     dictionary = Dictionary.load(str(out / "dict.src.txt"))
     assert len(dictionary) == dictionary.nspecial + 871
@@ -186,12 +186,12 @@ def test_gen_of_2022_is_not_that_of_2021(run, cogs_files: Path, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- small files in place of the official ones
+# ---- small files instead of the official ones
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes a folder with the given rows as official files, and makes the module take them for the published ones."""
+    """Makes a folder with the given rows as official files, and publishes them in the module."""
 
     def make(**subsets: list[str]) -> Path:
         folder = tmp_path_factory.mktemp("small")

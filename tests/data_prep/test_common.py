@@ -1,4 +1,4 @@
-"""The checks that all datasets share."""
+"""The checks common to all datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prepared folder is whole or absent: existing folders, interruptions, and runs beside each other."""
+"""A prepared folder is complete or absent: existing folders, interruptions, and parallel runs."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ runpy.run_module("data_prep", run_name="__main__", alter_sys=True)
 
 
 def start_and_pause(where: str, arguments: list[str], call: int = 1) -> subprocess.Popen[str]:
-    """A run that has come as far as the first, or another, call of ``where``, and stays there."""
+    """A run that pauses at the first, or another, call of ``where``."""
     command = [sys.executable, "-c", PAUSING.format(where=where, call=call), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "paused\n"
@@ -226,7 +226,7 @@ def test_killed_overwrite_keeps_what_was_there(run, tmp_path: Path) -> None:
 
 
 def test_run_killed_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -> None:
-    """The old folder is out of its place, the new one not yet in it: the next run makes it and clears away the rest."""
+    """The old folder has been moved away, the new one is not yet there: the next run makes it and cleans up."""
     out = tmp_path / "out"
     assert run(*LENGTH, "--out", out).code == 0
     right = contents(out)
@@ -250,7 +250,7 @@ def test_folders_above_are_kept_where_something_is_in_them(run, tmp_path: Path) 
     assert refused.code == 1 and list(tmp_path.iterdir()) == [tmp_path / "new"]
 
 
-def test_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+def test_closed_standard_output(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep", *LENGTH, "--out", str(tmp_path / "out")]
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -342,7 +342,7 @@ def test_disk_error_leaves_nothing(run, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("size", [1_000, 100_000])
 def test_full_disk(size: int, run, largest_file, tmp_path: Path) -> None:
-    """As the system reports it, by a limit to the size of files; it names no file then."""
+    """The error of the system, by a limit on file sizes; it names no file."""
     out = tmp_path / "out"
     with largest_file(size):
         result = run(*LENGTH, "--out", out)

@@ -1,4 +1,4 @@
-"""IWSLT'15 English-Vietnamese: the official archives, a training archive made here, and what is refused."""
+"""IWSLT'15 English-Vietnamese: the official archives, an invented training archive, and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairseq_sg.scoring.plain_bleu import to_text
 
 @pytest.fixture(scope="session")
 def archives(shared_data: Path) -> Path:
-    """The folder with the official archives, all but that of training."""
+    """The folder with the official archives, without that of training."""
     return shared_data / "iwslt_en_vi"
 
 
@@ -57,8 +57,10 @@ def whole(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """A folder with all three archives. That of training is made here: 600 sentences with an odd separator, an empty
-    side, and two sentences of the test."""
+    """A folder with all three archives.
+
+    That of training is invented: 600 sentences with an odd separator, an empty side, and two sentences of the test.
+    """
     folder = tmp_path_factory.mktemp("iwslt")
     for path in archives.glob("*.tgz"):
         shutil.copyfile(path, folder / path.name)
@@ -86,7 +88,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def test_published_lengths(run, whole: Path, sentences: dict[str, list[str]], tmp_path: Path) -> None:
-    """By 20 English words, and every sentence of the official test once."""
+    """Split at 20 English words; every sentence of the official test occurs once."""
     out = tmp_path / "out"
     result = run("iwslt_en_vi", "--raw-dir", whole, "--vocab-size", 900, "--raw-only", "--out", out)
     assert result.code == 0 and result.err == ""
@@ -169,7 +171,7 @@ def test_archive_without_the_text(whole: Path, run, monkeypatch: pytest.MonkeyPa
 
 def test_length_unit_alone(run, tmp_path: Path) -> None:
     result = run("iwslt_en_vi", "--max-length", 0, "--length-unit", "words", "--out", tmp_path / "out")
-    assert result.code == 2 and "give a --max-length" in result.err
+    assert result.code == 2 and "add --max-length" in result.err
 
 
 def test_names() -> None:

@@ -1,4 +1,4 @@
-"""The command line, for all datasets alike."""
+"""The command line common to all datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PARITY, and what it shares with FIRST: the strings, what is written, and what is refused."""
+"""PARITY, and its common part with FIRST: the strings, the output and the errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUBSETS = ("train", "valid", "gen")
 
 
 def expected(string: str) -> Pair:
-    """The example by counting: one symbol after the other changes the class, or not."""
+    """The example by counting."""
     odd = False
     for symbol in string:
         odd ^= symbol == "1"

@@ -1,4 +1,4 @@
-"""PCFG SET: the two files, what ``python -m data_prep pcfg`` writes, and what it refuses."""
+"""PCFG SET: the two files, and the output and errors of ``python -m data_prep pcfg``."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_anything_is_pairs_or_an_error_with_its_file(sources: str, targets: str)
         assert error.path in (SRC, TGT) and "\n" not in str(error)
 
 
-# ---- the official files that are here
+# ---- the available official files
 
 
 @pytest.fixture
@@ -111,14 +111,14 @@ def test_missing_train_src(run, shared_data: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- small files in place of the official ones
+# ---- small files instead of the official ones
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes a folder with the given pairs as official files, and makes the module take them for the published ones.
+    """Makes a folder with the given pairs as official files, and publishes them in the module.
 
-    The sources of training are known by their id in git alone, as the real ones are.
+    The sources of training are known only by their id in git, as the real ones are.
     """
 
     def make(**files: list[Pair]) -> Path:
@@ -180,7 +180,7 @@ def test_small_files(condition: str, run, read_subset, small, server, tmp_path: 
 
 
 def prepare_small(run, small, tmp_path: Path, condition: str, train: list[Pair], gen: list[Pair]):
-    """Prepares files of which only ``dev`` is right."""
+    """Prepares files of which only ``dev`` is valid."""
     files = {f"{FOLDERS[condition]}__train": train, "pcfgset__dev": PAIRS[:50], f"{FOLDERS[condition]}__test": gen}
     result = run("pcfg", "--condition", condition, "--raw-dir", small(**files), "--raw-only", "--out", tmp_path / "out")
     assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)

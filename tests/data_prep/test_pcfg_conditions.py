@@ -1,4 +1,4 @@
-"""PCFG SET: substitutivity, localism and overgeneralisation, from small files in place of the official ones."""
+"""PCFG SET: substitutivity, localism and overgeneralisation, from small files instead of the official ones."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ Files = dict[str, list[Pair] | list[str]]
 
 
 def means(*sources: str) -> list[Pair]:
-    """The sources with what they mean, synonyms included."""
+    """The sources with their meanings, including synonyms."""
     return [Pair(source, interpret(without_twins(source))) for source in sources]
 
 
 def excepted(*sources: str) -> list[Pair]:
-    """The sources with what they mean by the exceptions."""
+    """The sources with their exceptional meanings."""
     return [Pair(source, interpret(with_exception(source))) for source in sources]
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Files], Path]:
-    """Makes a folder with the given pairs, or lines, as official files, and makes the modules take them for those."""
+    """Makes a folder with the given pairs or lines as official files, and publishes them in the modules."""
 
     def make(files: Files) -> Path:
         folder = tmp_path_factory.mktemp("small")
@@ -85,7 +85,7 @@ def types_of(folder: Path, subset: str) -> list[str]:
 
 
 def refusal(run, tmp_path: Path, folder: Path, *options: str) -> str:
-    """The one line that is printed where nothing may be made."""
+    """The printed error line of a refused preparation."""
     result = run("pcfg", *options, "--raw-dir", folder, "--raw-only", "--out", tmp_path / "out")
     assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
     assert not (tmp_path / "out").exists()
@@ -185,7 +185,7 @@ def test_synonyms_of_another_size_than_published(run, small, tmp_path: Path) -> 
 
 
 def test_rename_half_is_the_same_everywhere() -> None:
-    # Pinned: a change here changes the valid that others have made with the same command.
+    # Pinned: a change here changes the valid set of existing data.
     pairs = sample(1_000, seed=1)
     renamed = rename_half(pairs, 1)
     text = "".join(f"{pair.source}\t{pair.target}\n" for pair in renamed)
@@ -226,7 +226,7 @@ def exception_files(**changes: list[Pair]) -> Files:
 
 @pytest.fixture
 def publish_exceptions(monkeypatch: pytest.MonkeyPatch, publish) -> dict[str, list[Pair]]:
-    """The subsets to be made of ``exception_files()``, whose sizes are then the published ones."""
+    """The subsets made from ``exception_files()``, whose sizes become the published ones."""
     valid = [pair for pair in DEV_PAIRS if exception_in(pair.source) is None]
     subsets = {
         "train": REGULAR + excepted(*EXCEPTIONS),
@@ -434,7 +434,7 @@ def test_localism_of_other_files(run, small, tmp_path: Path) -> None:
     assert error.startswith("localism/unrolled_test.tsv: not the official unrolled_test.tsv: ")
 
 
-# ---- the official files that are here, and the command line
+# ---- the available official files, and the command line
 
 
 def test_sizes_that_follow_from_the_official_files_that_are_here(shared_data: Path) -> None:
@@ -444,7 +444,7 @@ def test_sizes_that_follow_from_the_official_files_that_are_here(shared_data: Pa
     assert len(dev) == pcfg_files.DEV_SIZE
     assert sum(exception_in(pair.source) is None for pair in dev) == pcfg_exceptions.VALID_SIZE
     assert sum(count_functions(pair.source) > 1 for pair in test) == 9_567
-    # Training for overgeneralisation has the lines without an exception of the official test, too.
+    # Training for overgeneralisation also has the lines of the official test without an exception.
     assert sum(exception_in(pair.source) is None for pair in test) == pcfg_exceptions.REGULAR_SIZE - 73_587
 
 

@@ -1,4 +1,4 @@
-"""The order of words: one for all folders of a language, and what becomes of folders of the version that had others."""
+"""The order of words: common to all folders of a language, and reordering of folders from the earlier version."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_the_earlier_version_made_alike_is_taken(data, run, old) -> None:
 
 
 def test_reorder_like_another_folder(run, old, tmp_path: Path, new) -> None:
-    """Another split, for a model that was trained on a folder of the earlier version."""
+    """Another split, for a model trained on a folder of the earlier version."""
     trained, folder, out = old(*FIRST), new(*PARITY), tmp_path / "reordered"
     before = contents(folder), contents(trained)
     command = ("reorder", folder, "--like", trained, "--out", out)

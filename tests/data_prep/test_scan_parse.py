@@ -1,4 +1,4 @@
-"""Reading tasks.txt: every departure from it is an error that names the file and the line."""
+"""Reading tasks.txt: every departure is an error that names the file and the line."""
 
 from __future__ import annotations
 

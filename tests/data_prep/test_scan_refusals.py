@@ -1,4 +1,4 @@
-"""What ``python -m data_prep scan`` refuses: one line that says what is wrong, and nothing written."""
+"""The errors of ``python -m data_prep scan``: one line, and no files."""
 
 from __future__ import annotations
 

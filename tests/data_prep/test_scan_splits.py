@@ -1,4 +1,4 @@
-"""The splits of SCAN: sizes, and the very examples of the official files."""
+"""The splits of SCAN: sizes, and the examples of the official files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of trainings: what is drawn of which numbers; rows with an x, and their sweep."""
+"""Figures of trainings: the drawn numbers; rows with an x, and their sweep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import verdicts  # noqa: E402
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """What was drawn: the axes of every figure, by the name of its file."""
+    """The drawn axes of every figure, by the name of its file."""
     found = {}
     monkeypatch.setattr(figures, "save", lambda figure, path: found.update({path.name: figure.axes}))
     yield found
@@ -29,7 +29,7 @@ def drawn(monkeypatch):
 
 
 def curve(*points):
-    """Of (step, accuracy, loss) on valid; gen is half as good and twice as bad."""
+    """A curve from (step, accuracy, loss) on valid; gen is half as accurate with twice the loss."""
     return [{"step": s, "valid": a, "valid_loss": x, "gen": a / 2, "gen_loss": 2 * x} for s, a, x in points]
 
 
@@ -48,7 +48,7 @@ def lines(axes):
 def test_accuracy_and_loss_through_training(drawn, tmp_path):
     assert figures.through_training(COURSES, ["valid", "gen"], ["gen"], tmp_path / "c.png", {"valid": "IID"})
     valid, gen, nothing, loss = drawn["c.png"]
-    # At the steps that both seeds have, their means; the band is of the one model that has two.
+    # Means at the common steps of both seeds; only the model with two seeds has a band.
     assert lines(valid) == [[[1, 20], [2, 60]], [[1, 0], [2, 0]]] and lines(gen)[0] == [[1, 10], [2, 30]]
     (band,) = valid.collections
     assert {tuple(v) for v in band.get_paths()[0].vertices.tolist()} == {(1, 10), (1, 30), (2, 50), (2, 70)}
@@ -189,7 +189,7 @@ def test_the_sweep_of_a_recipe(drawn, tmp_path, monkeypatch):
     mean, seeds, level = iid.lines[0], *iid.lines[-2:]
     assert mean.get_xydata().tolist() == [[0.1, 80]] and seeds.get_xydata().tolist() == [[0.1, 90], [0.1, 70]]
     assert level.get_ydata()[0] == 70 and level.get_label() == "none"
-    # Of the loss only what the columns show, in both rows of curves: accuracy of valid, loss of valid and gen.
+    # Curves have only the columns' subsets, in both rows: accuracy of valid, loss of valid and gen.
     assert len(drawn["out-curves.png"]) == 4 and len(drawn["out-loss.png"]) == 1
 
 
@@ -210,7 +210,7 @@ def test_the_weights_of_the_orthogonality_sweep_are_what_is_trained():
         given = "--orthogonality-weight" in arguments
         assert given == (x is not None)
         assert not given or float(arguments[arguments.index("--orthogonality-weight") + 1]) == x
-    # All else is that of the paper's table.
+    # The rest equals the paper's table.
     table = reproduce.parse_arguments(["park_kim_table_4", "--device", "cpu", "--seeds", "1"])
     settings = {trial.row: sorted(trial.run.arguments) for trial in (*args.trials, *table.trials)}
     assert settings["none"] == settings["linear-l2"] and settings["weight-1e-4"] == settings["linear-l2-orthogonality"]

@@ -1,4 +1,4 @@
-"""The quickstart: its reading of fairseq's logs, what it skips and refuses, and one real, tiny run of it."""
+"""The quickstart: reading of fairseq's logs, skipped and refused runs, and one real, tiny run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_folder_with_other_settings_is_refused(run):
 
 
 def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
-    """It would be evaluated where it is, and called one of fewer steps."""
+    """Otherwise the evaluation would be reported as that of fewer steps."""
     run.steps = 150
     with pytest.raises(ValueError, match="has got to step 200, and 150 are asked for: ask for more steps, or choose"):
         runs.run_all([run], 1, lambda *_: None)
@@ -153,7 +153,7 @@ def test_wrong_arguments():
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    """Forty commands each, in a folder as data_prep makes it."""
+    """Forty commands each, in a folder of data_prep's form."""
     from data_prep.binarize import binarize
     from data_prep.scan_grammar import generate
     from data_prep.text import write_lines

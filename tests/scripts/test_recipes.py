@@ -1,4 +1,4 @@
-"""Recipes: how strictly they are read; that every shipped one parses, resolves and has its paper's numbers."""
+"""Recipes: strict reading; every shipped one parses, resolves and has its paper's numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runs import check_data  # noqa: E402
 from data_prep.__main__ import DATASETS, make_parser  # noqa: E402
 from data_prep.common import DataError  # noqa: E402
 
-#: Those of papers; the others are our own, without published numbers.
+#: Recipes of papers; the others are our own, without published numbers.
 PUBLISHED = [name for name in recipe.names() if not name.startswith("own_")]
 
 SMALL = """\
@@ -104,7 +104,7 @@ chosen: [all of it]
 
 
 def test_data_with_arguments_and_columns_of_their_own(tmp_path, capsys):
-    """Sizes of a model beside one another: one folder, arguments between those of all rows and the row's."""
+    """Two sizes of a model: one folder, with arguments between those of all rows and those of the row."""
     read(tmp_path, SIZES)
     args = reproduce.parse_arguments([str(tmp_path / "small.yaml"), "--device", "cpu", "--out", str(tmp_path)])
     trained = {(t.row, t.data): " ".join(t.run.train_command()) for t in args.trials}
@@ -240,7 +240,7 @@ def plans():
 
 @pytest.fixture(scope="module")
 def parsed(plans):
-    """recipe -> row -> what fairseq reads from its training command."""
+    """recipe -> row -> fairseq's reading of its training command."""
     from fairseq import options
 
     import fairseq_sg  # noqa: F401
@@ -289,7 +289,7 @@ def test_every_dataset_is_one_of_data_prep(name):
 
 @pytest.mark.parametrize("name", recipe.names())
 def test_a_folder_of_other_data_is_refused(name, tmp_path):
-    """Of what a recipe makes, each folder is taken as it is, and not with another number or name in its request."""
+    """Each folder of a recipe is accepted unchanged, and refused with another number or name in its request."""
     for data in recipe.read(recipe.find(name)).data.values():
         arguments = shlex.split(data.prepare)
         args = make_parser().parse_args([*arguments, "--out", str(tmp_path)])
@@ -357,7 +357,7 @@ LANGUAGE_MODELS = [f"thesis_table_7_{number}" for number in (1, 2, 3, 4)]
 
 @pytest.fixture(scope="module")
 def language_models():
-    """recipe -> (row, data) -> what fairseq reads from its training command, with the defaults of mechanisms."""
+    """recipe -> (row, data) -> fairseq's reading of its training command, with the defaults of mechanisms."""
     pytest.importorskip("fairseq")
     from fairseq import options
 
@@ -378,7 +378,7 @@ def language_models():
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_every_language_model_is_built_with_the_parameters_of_the_thesis(name, language_models):
-    """Within 1 %; a product-key memory with as many values as the dense layer has fewer parameters."""
+    """Within 1 %; the values of a product-key memory equal the parameters that its dense layers lack."""
     import torch
     from fairseq.data import Dictionary
 
