@@ -240,7 +240,7 @@ def test_number_of_processes_changes_nothing() -> None:
 
 
 def test_a_process_that_is_ended_from_outside_is_missed() -> None:
-    with pytest.raises(DataError, match="was ended from outside"):
+    with pytest.raises(DataError, match="was killed"):
         with listops_sample.processes(2) as call:
             list(call(os._exit, [1, 1, 1]))
 

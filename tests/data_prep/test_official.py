@@ -230,7 +230,7 @@ def test_download_by_git_blob(faults: list, blob: OfficialFile, get, server, tmp
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Length": "many"}], ids=["none", "no-number"])
 def test_server_that_does_not_say_how_long_the_file_is(headers: dict[str, str]) -> None:
-    with pytest.raises(DataError, match="http://x: the server does not say how long the file is"):
+    with pytest.raises(DataError, match="http://x: the server does not give the size of the file"):
         promised_size("http://x", Namespace(headers=headers))
 
 
