@@ -179,11 +179,11 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, message, tmp_pa
             "arguments: --aux '{",
             "row 'plain', key 'arguments': cannot be split into words",
         ),
-        ("    arguments: --depth shared\n", "", "row 'plain', key 'arguments': must be there, or 'missing'"),
+        ("    arguments: --depth shared\n", "", "row 'plain', key 'arguments': is needed, or 'missing'"),
         (
             "    missing:",
             "    arguments: --x\n    missing:",
-            "row 'other', key 'arguments': must be there, or 'missing'",
+            "row 'other', key 'arguments': is needed, or 'missing'",
         ),
         ("--task sg_translation --arch", "--arch", "row 'plain', key 'arguments': have no --task, nor has 'train'"),
         ("data: [long]", "data: [longer]", "row 'other', key 'data': names 'longer', which is not in the data"),
@@ -312,7 +312,7 @@ def test_a_folder_of_other_data_is_refused(name, tmp_path):
             if request.get(key) is not None:
                 others[key] = request[key] + 1 if isinstance(request[key], (int, float)) else "other"
         for key, other in others.items():
-            with pytest.raises(ValueError, match=f"the data in .* are others .*: {key} {other} instead of "):
+            with pytest.raises(ValueError, match=f"the data in .* differ from .*: {key} {other} instead of "):
                 check({key: other})
 
 
