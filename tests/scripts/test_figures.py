@@ -155,7 +155,7 @@ def test_an_x_is_read(tmp_path):
         ("x: 1.0e-1", "x: 0", "x_axis, key 'scale': is log, but the x of the row 'high' is 0: it must be above 0"),
         ("x: 1.0e-1", "x: 1.0", "x_axis, key 'label': has two rows with the same x, 1: 'high' and 'low'"),
         ("    x: 1.0e-1\n", "", "x_axis, key 'label': needs at least two rows with an x"),
-        ("x_axis: {label: weight λ, scale: log}\n", "", "key 'x_axis': is missing: the row 'high' has an x, and this"),
+        ("x_axis: {label: weight λ, scale: log}\n", "", "key 'x_axis': is missing: the row 'high' has an x, which"),
         ("scale: log", "scale: lg", "x_axis, key 'scale': is 'lg': choose from linear, log"),
         ("scale: log", "base: 2", "x_axis, key 'base': is unknown"),
         ("label: weight λ, ", "", "x_axis, key 'label': is missing"),

@@ -210,7 +210,7 @@ def test_the_seed_is_sacrebleus(made, monkeypatch):
 @pytest.mark.parametrize("seed", ["none", "0", "-1", "", "²"])
 def test_a_seed_that_is_none_is_refused(seed, made, monkeypatch):
     monkeypatch.setenv("SACREBLEU_SEED", seed)
-    with pytest.raises(UsageError, match="SACREBLEU_SEED is .* make it a whole number above 0"):
+    with pytest.raises(UsageError, match="SACREBLEU_SEED is .* set it to a whole number above 0"):
         comparison(made)
 
 
