@@ -3,7 +3,7 @@
     python benchmarks/attention.py step        # milliseconds and kept activations, on SCAN's model and batches
     python benchmarks/attention.py decoding    # milliseconds per token and size of the state, by position
 
-Times are medians of interleaved rounds, processor time on a CPU (`measure.py`); read them as ratios.
+Times are medians of interleaved rounds, processor time on a CPU (``measure.py``). Compare them as ratios.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fairseq_sg.models.sg_transformer import (
 )
 from fairseq_sg.modules.attention import Context, build_attention  # noqa: E402
 
-SENTENCES, SOURCE, TARGET = 64, 9, 26  # of a batch of SCAN, padding left out
+SENTENCES, SOURCE, TARGET = 64, 9, 26  # of a batch of SCAN, without padding
 POSITIONS = (64, 256, 1024, 4096)
 DECODED = {
     "softmax": {},
@@ -50,7 +50,7 @@ def dictionary(words: int) -> Dictionary:
 
 
 def model_of(arguments: list[str]) -> SGTransformer:
-    """The universal transformer of SCAN with the arguments of a ``fairseq-train`` command."""
+    """SCAN's universal transformer with the arguments of a ``fairseq-train`` command."""
     task = SimpleNamespace(
         source_dictionary=dictionary(13),
         target_dictionary=dictionary(6),
@@ -61,7 +61,9 @@ def model_of(arguments: list[str]) -> SGTransformer:
 
 
 def step_rows(rounds: int, device: str) -> list[tuple[str, ...]]:
-    """Milliseconds of forward and backward, kept activations, parameters, for every model of scripts/attentions.py."""
+    """Milliseconds of forward and backward, kept activations and parameters, for every model
+    of scripts/attentions.py.
+    """
     torch.manual_seed(0)
     source = torch.randint(4, 17, (SENTENCES, SOURCE + 2), device=device)
     target = torch.randint(4, 10, (SENTENCES, TARGET + 1), device=device)
@@ -106,7 +108,7 @@ def decoding_rows(rounds: int, device: str) -> list[tuple[str, ...]]:
         reached = 0
         with torch.no_grad():
             for position in POSITIONS:
-                # Chunks fill the state quickly; the step that is timed is one token.
+                # Chunks fill the state quickly; only the step of one token is timed.
                 while reached < position - 1:
                     size = min(256, position - 1 - reached)
                     attention(torch.randn(size, batch, dim, device=device), None, Context(state=state))
@@ -135,7 +137,7 @@ def decoding_rows(rounds: int, device: str) -> list[tuple[str, ...]]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["step", "decoding"])
-    parser.add_argument("--rounds", type=int, default=20, help="rounds that count (default 20)")
+    parser.add_argument("--rounds", type=int, default=20, help="timed rounds (default 20)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
     args = parser.parse_args(argv)
@@ -143,20 +145,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     machine = where(gpu=args.device == "cuda")
     if args.what == "step":
         text = (
-            f"Forward and backward of the universal transformer of SCAN (3 + 3 steps, width 128, 8 heads), "
-            f"{SENTENCES} sentences of "
-            f"{SOURCE} and {TARGET} words, float32, one thread; median of {args.rounds} interleaved rounds. Memory is "
-            f"what autograd "
-            "keeps for the backward pass. "
+            "Forward and backward of the universal transformer of SCAN (3 + 3 steps, width 128, 8 heads), "
+            f"{SENTENCES} sentences of {SOURCE} and {TARGET} words, float32, one thread; median of {args.rounds} "
+            "interleaved rounds. Memory is that of tensors that autograd keeps for the backward pass. "
         )
         header = ("attention", "ms", "times softmax", "MB kept", "parameters")
         rows = step_rows(args.rounds, args.device)
     else:
         text = (
             "One new token in one causal self-attention (8 sentences, width 128, 8 heads, float32, one thread) after "
-            "so many others; "
-            f"median of {args.rounds} interleaved rounds. The state is per sentence; softmax kinds double theirs when "
-            f"it is full. "
+            f"the given number of others; median of {args.rounds} interleaved rounds. The state is per sentence; "
+            "softmax kinds double theirs when it is full. "
         )
         header = (
             "attention",

@@ -3,12 +3,12 @@
     python benchmarks/compiled.py                                # all operators, for compute capability 8.0 and 9.0
     python benchmarks/compiled.py cvmm --capability 90 --quick   # one operator, at one size
 
-The operators are called forward and backward with tensors on the CPU, at sizes where tiles differ, with and without
-what else is compiled into their kernels; whatever they launch is compiled instead of run. The command fails where a
-kernel does not compile, needs more memory than there is, adds atomically, or overlaps products that it should not.
+The operators are called forward and backward with tensors on the CPU, at sizes with different tiles, with and without
+the optional parts of their kernels. Launched kernels are compiled instead of run. The command fails if a kernel does
+not compile, needs too much memory, adds atomically, or overlaps products unsafely.
 
-``stack`` is what a thread spills of its registers, ``products`` counts instructions of tensor cores, of which those of
-Hopper, ``wgmma``, run asynchronously, which is not safe from registers (see ``fairseq_sg/ops/triton_support.py``).
+``stack`` is the memory for spilled registers of a thread. ``products`` counts instructions of tensor cores. Hopper's,
+``wgmma``, run asynchronously, which is unsafe from registers (see ``fairseq_sg/ops/triton_support.py``).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from fairseq_sg.ops import (
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BATCH, HEADS, LENGTH = 2, 4, 130
 CUOBJDUMP = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-#: Bytes of shared memory that a program may have, by compute capability.
+#: Maximum bytes of shared memory per program, by compute capability.
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel as compiled: of which call, and what a program of it needs. Memory in bytes; registers a thread."""
+    """A compiled kernel: its call, and the resources of a program. Memory in bytes; registers per thread."""
 
     kernel: str
     call: str
@@ -65,7 +65,7 @@ class Compiled:
 
 
 class Absent:
-    """The driver of a GPU that is not there."""
+    """The driver of a missing GPU."""
 
     def __init__(self, capability: int):
         self.capability = capability
@@ -84,9 +84,9 @@ class Absent:
 
 
 class Collection:
-    """Compiles what operators launch, for one compute capability, while it is open as a context.
+    """A context that compiles the kernels that operators launch, for one compute capability.
 
-    The process has no GPU from then on.
+    The process has no GPU afterwards.
     """
 
     def __init__(self, capability: int):
@@ -114,7 +114,7 @@ class Collection:
 
 
 def described(kernel: str, call: str, made: Any) -> Compiled:
-    """Counts in the assembler text; registers and stack of the machine code."""
+    """Instruction counts of the assembler text; registers and stack of the machine code."""
     text = made.asm["ptx"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
@@ -137,11 +137,11 @@ def described(kernel: str, call: str, made: Any) -> Compiled:
     )
 
 
-# Calls of the operators: for a dtype, or for fewer sizes.
+# Calls of the operators, for a dtype and possibly fewer sizes.
 
 
 def heads(length: int, width: int, dtype: torch.dtype) -> Tensor:
-    """(B, H, N, width) as models have it, behind a time-first projection."""
+    """(B, H, N, width) as in models, after a time-first projection."""
     return torch.randn(BATCH, length, HEADS, width, dtype=dtype).transpose(1, 2).requires_grad_()
 
 
@@ -184,7 +184,7 @@ def call_relative(dtype: torch.dtype, dim: int, width: int, causal: bool, padded
 
 
 WIDTHS = [(64, 64), (8, 8), (16, 16), (80, 24), (128, 128), (256, 256)]
-#: operator -> its call, and the arguments of it; the first two are those of ``--quick``.
+#: operator -> its call and the arguments; the first two are those of ``--quick``.
 CALLS: dict[str, tuple[Callable[..., None], list[tuple]]] = {
     "linear_attention": (
         call_linear,
@@ -206,7 +206,7 @@ CALLS: dict[str, tuple[Callable[..., None], list[tuple]]] = {
 
 
 def compiled(operator: str, dtype: str, capability: int, quick: bool) -> Iterable[Compiled]:
-    """All kernels that the calls of an operator launch."""
+    """All kernels launched by the calls of an operator."""
     function, calls = CALLS[operator]
     with Collection(capability) as collection:
         for arguments in calls[:2] if quick else calls:
@@ -216,18 +216,18 @@ def compiled(operator: str, dtype: str, capability: int, quick: bool) -> Iterabl
 
 
 def wrong(one: Compiled, capability: int) -> str | None:
-    """What a kernel must not do."""
+    """The forbidden properties of a kernel."""
     if one.shared > SHARED[capability]:
         return f"needs more than {SHARED[capability]} bytes of shared memory"
     if one.atomics:
-        return "adds up atomically, in an order that is not always the same"
+        return "adds atomically, in an order that varies"
     if one.from_registers and one.running:
-        return "leaves products running that read registers"
+        return "leaves asynchronous products running that read registers"
     return None
 
 
 def summary(found: list[Compiled]) -> list[list[str]]:
-    """A row for each kernel: the most that a program of it needs, over all calls."""
+    """A row for each kernel: its maximum resources per program, over all calls."""
     rows = []
     for name in dict.fromkeys(one.kernel for one in found):
         of = [one for one in found if one.kernel == name]

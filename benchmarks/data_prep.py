@@ -1,12 +1,11 @@
-"""How long each preparation takes, binaries included, and how much memory: `python benchmarks/data_prep.py`.
+"""Time and memory of each data preparation, including binaries: ``python benchmarks/data_prep.py``.
 
-Every dataset that is generated is made in full; those made of files are made where ``--raw-dirs FOLDER`` has a folder
-of theirs (``scan``, ``cogs``, ``iwslt_en_vi``). The Mathematics dataset, which takes longest, is drawn in a tenth of
-its size, and text for language modelling is the library of the Python that runs.
+Generated datasets are made in full. Datasets from files need a folder in ``--raw-dirs FOLDER`` (``scan``,
+``cogs``, ``iwslt_en_vi``). The Mathematics dataset, the slowest, is drawn in a tenth of its size. The text for
+language modelling is the library of the running Python. CFQ is an archive of 300 MB, unpacked, with as many
+invented records as the split has.
 
-CFQ is an archive of 300 MB, unpacked, with as many invented records as the split has.
-
-Seconds of wall-clock time depend on what else the machine does; seconds of processor time less so.
+Wall-clock seconds depend on other work of the machine, processor seconds less so.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ COMMANDS = [
 
 
 class Cost(NamedTuple):
-    """Seconds of wall-clock and of processor time, the most memory of one process in MB, and how much was made."""
+    """Wall-clock and processor seconds, peak memory of one process in MB, and the amount of data."""
 
     wall: float
     cpu: float
@@ -63,7 +62,7 @@ class Cost(NamedTuple):
 
 
 def measure(arguments: list[str]) -> Cost:
-    """Runs one preparation in a folder that vanishes."""
+    """Runs one preparation in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         command = [sys.executable, "-m", "data_prep", *arguments, "--out", str(out)]
@@ -82,7 +81,7 @@ def measure(arguments: list[str]) -> Cost:
 
 
 def expand(command: str, raw_dirs: Path | None, text: Path, cfq: Path) -> list[str] | None:
-    """The arguments of a command; None where its files are not there."""
+    """The arguments of a command; None if its files are missing."""
     name, *rest = command.split()
     files = None if raw_dirs is None else raw_dirs / name
     if FILES in rest and (files is None or not files.is_dir()):
@@ -94,18 +93,18 @@ def expand(command: str, raw_dirs: Path | None, text: Path, cfq: Path) -> list[s
 
 
 def write_library(path: Path) -> None:
-    """One file with the source of Python's library."""
+    """Writes the source of Python's library to one file."""
     sources = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
     with path.open("wb") as stream:
         for source in sources:
             content = source.read_bytes()
-            # Tests of Python's own have carriage returns and other encodings on purpose.
+            # Python's own tests have carriage returns and other encodings on purpose.
             if "site-packages" not in source.parts and b"\r" not in content and is_utf8(content):
                 stream.write(content)
 
 
 def write_cfq(path: Path) -> None:
-    """Different questions of three words each, their queries, and digits that pack to half of their size."""
+    """Writes an archive with distinct questions of three words, their queries, and digits that compress to a half."""
     chance, words = random.Random(1), [f"{a}{b}" for a in "bdfgklm" for b in "aeiouyzw"]
     dataset, split = path.with_name("dataset.json"), path.with_name("mcd1.json")
     with dataset.open("w") as stream:
@@ -135,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--raw-dirs", type=Path, metavar="FOLDER", help="has a folder of official files per dataset")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
-    parser.add_argument("--only", metavar="WORD", default="", help="only commands that begin with this")
+    parser.add_argument("--only", metavar="WORD", default="", help="only commands with this prefix")
     args = parser.parse_args(argv)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""Time and memory of σ-MoE as the experts grow in number, beside dense layers of as many parameters or FLOPs.
+"""Time and memory of σ-MoE by number of experts, beside dense layers with as many parameters or FLOPs.
 
     python benchmarks/feedforward.py                       # 16 to 128 experts, on the GPU if there is one
     python benchmarks/feedforward.py --device cpu --tokens 2048 --rounds 5
 
-The size of an expert and the experts of a token stay the same, so that the work of a token does, too. Times are medians
-of interleaved rounds, forward and backward; read them as ratios.
+The size of an expert and the number of experts per token are fixed, so the work per token is too. Times are medians of
+interleaved rounds, forward and backward. Compare them as ratios.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def layers_of(experts: int, size: int, k: int, dim: int) -> dict[str, nn.Module]:
-    """The mixture, and the dense layers of its parameters and of its FLOPs (the selection left out)."""
+    """The mixture, and dense layers with its parameters and with its FLOPs (without the selection)."""
     return {
         "sigma_moe": SigmaMoE(dim, experts * size, moe_experts=experts, moe_k=k, moe_expert_dropout=0.0),
         "dense, same parameters": DenseFeedForward(dim, experts * size),
@@ -32,7 +32,9 @@ def layers_of(experts: int, size: int, k: int, dim: int) -> dict[str, nn.Module]
 
 
 def rows(args: argparse.Namespace) -> list[tuple[str, ...]]:
-    """One row a layer: microseconds and bytes a token, and both as multiples of the dense layer of as many FLOPs."""
+    """One row per layer: microseconds and bytes per token, and both as multiples of the dense
+    layer with as many FLOPs.
+    """
     torch.manual_seed(0)
     dtype = DTYPES[args.dtype]
     x = torch.randn(args.tokens, args.dim, device=args.device, dtype=dtype, requires_grad=True)
@@ -55,7 +57,7 @@ def rows(args: argparse.Namespace) -> list[tuple[str, ...]]:
 
             key = name if name == "dense, same FLOPs" else f"{name}, N_E = {experts}"
             kept[key] = kept_activations(layer, run)
-            step()  # gradients are there from now on
+            step()  # allocates the gradients
             peaks[key] = peak_memory(step, args.device) if args.device == "cuda" else None
             sizes[key] = sum(p.numel() for p in layer.parameters())
             steps[key] = step
@@ -74,12 +76,12 @@ def rows(args: argparse.Namespace) -> list[tuple[str, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experts", type=int, nargs="+", default=[16, 32, 64, 128], help="numbers of experts")
-    parser.add_argument("--size", type=int, default=128, help="hidden units of an expert, G (default 128)")
-    parser.add_argument("--k", type=int, default=4, help="experts of a token, K (default 4)")
+    parser.add_argument("--size", type=int, default=128, help="hidden units per expert, G (default 128)")
+    parser.add_argument("--k", type=int, default=4, help="experts per token, K (default 4)")
     parser.add_argument("--dim", type=int, default=512, help="d_model (default 512)")
-    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a batch (default 8192)")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens per batch (default 8192)")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32", help="of weights and activations")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds that count (default 10)")
+    parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default 10)")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU (default 1)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
@@ -90,9 +92,9 @@ def main() -> None:
         header += ("peak MB",)
     text = (
         f"Forward and backward of one feedforward layer, {args.tokens:,} tokens of width {args.dim}, experts of "
-        f"{args.size} units of which a token has {args.k}, {args.dtype}, {args.threads} thread(s) of the CPU; median "
-        f"of {args.rounds} interleaved rounds. Kept is what autograd keeps for the backward pass, weights left out; "
-        "'times' are multiples of the dense layer of as many FLOPs. "
+        f"{args.size} units, {args.k} per token, {args.dtype}, {args.threads} thread(s) of the CPU; median of "
+        f"{args.rounds} interleaved rounds. 'Kept' is memory that autograd keeps for the backward pass, without "
+        "weights; 'times' are multiples of the dense layer with as many FLOPs. "
     )
     experts = " ".join(map(str, args.experts))
     command = (

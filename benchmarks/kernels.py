@@ -1,4 +1,4 @@
-"""Triton kernels against the same operators in torch and against what they replace, on a GPU.
+"""Triton kernels on a GPU, against the same operators in torch and against the methods they replace.
 
     python benchmarks/kernels.py linear_attention      # causal, forward and backward by length; softmax beside
     python benchmarks/kernels.py geometric_attention   # forward and backward by length
@@ -6,7 +6,7 @@
     python benchmarks/kernels.py relative_attention    # forward and backward by length; torch's flex_attention beside
     python benchmarks/kernels.py causal_relative_attention
 
-Results are compared before anything is timed. Times are medians of interleaved rounds; read them as ratios.
+Results are compared before timing. Times are medians of interleaved rounds. Compare them as ratios.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from fairseq_sg.ops import (
 from fairseq_sg.ops.triton_support import why_not_triton
 
 HEADS = 8
-POSITIONS = 8192  # in a batch, whatever the length
-CHOSEN, SIZE = 4, 128  # experts of a token, and hidden units of each
-# Of a sequence; of cvmm, numbers of experts.
+POSITIONS = 8192  # per batch, for all lengths
+CHOSEN, SIZE = 4, 128  # experts per token, and hidden units of each
+# Sequence lengths; for cvmm, numbers of experts.
 LENGTHS = {
     "linear_attention": (32, 64, 256, 1024, 4096),
     "geometric_attention": (16, 50, 200, 1000),
@@ -47,7 +47,7 @@ Run = Callable[[], list[Tensor]]
 
 
 def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, tuple[float, float]]:
-    """Median and interquartile range in milliseconds on the GPU; the first five rounds do not count."""
+    """Median and interquartile range in milliseconds on the GPU, without the first five rounds."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 5):
         for name, run in runs.items():
@@ -67,7 +67,7 @@ def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, tuple[float, flo
 
 
 def peak(run: Run) -> float:
-    """Megabytes at the peak of a run, beside what there was before it."""
+    """Peak megabytes of a run, beyond the memory in use before."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -134,7 +134,7 @@ def cases(what: str, length: int, dim: int, dtype: torch.dtype) -> tuple[dict[st
     if what == "cvmm":
         return mixture_cases(length, HEADS * dim, dtype)
     if what.endswith("relative_attention"):
-        # For flex_attention, so that it is compiled for each length alone.
+        # Makes flex_attention compile for each length separately.
         torch.compiler.reset()
         heads = [normal(batch, HEADS, length, dim) for _ in range(4)]
         attention = partial(relative_attention, causal=what.startswith("causal"))
@@ -144,7 +144,7 @@ def cases(what: str, length: int, dim: int, dtype: torch.dtype) -> tuple[dict[st
 
 
 def mixture_cases(experts: int, width: int, dtype: torch.dtype) -> tuple[dict[str, Run], list[Tensor]]:
-    """A mixture of experts, whose tokens are sorted already, and a dense layer of as many FLOPs."""
+    """A mixture of experts with sorted tokens, and a dense layer with as many FLOPs."""
 
     def normal(*shape: int) -> Tensor:
         return (torch.randn(shape, device="cuda") / shape[-2] ** 0.5).to(dtype)
@@ -185,11 +185,11 @@ def main() -> None:
     parser.add_argument("what", choices=LENGTHS)
     parser.add_argument("--dim", type=int, default=64, help="width of a head (default 64)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=50, help="rounds that count (default 50)")
+    parser.add_argument("--rounds", type=int, default=50, help="timed rounds (default 50)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("kernels: these are kernels for a GPU, and torch sees none; on the CPU there is nothing to compare")
+        sys.exit("kernels: torch finds no GPU, and these kernels need one")
     dtype = DTYPES[args.dtype]
     reason = why_not_triton(torch.empty(0, dtype=dtype, device="cuda"))
     if reason is not None:

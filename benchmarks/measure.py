@@ -1,12 +1,11 @@
-"""How the benchmarks measure: results against float64 first, then time and memory, interleaved, beside what the machine
-can do.
+"""The method of the benchmarks: check results against float64, then time them interleaved, beside the machine's limits.
 
-A `Case` is one operator at one size; its `Contender`s are functions of the same inputs. `measure` computes the value of
-each and its gradients for all inputs, compares them with the naive form in float64, and times those that are right: one
-sample of each in every round, so that what else the machine does hits all alike.
+A ``Case`` is one operator at one size; its ``Contender``s are functions of the same inputs. ``measure`` computes the
+value of each and its gradients for all inputs, and compares them with the naive form in float64. It times the correct
+ones, one sample of each per round, so that other work of the machine affects all alike.
 
-On a CPU with one thread, time is processor time, which does not count what other processes take. On a GPU it is what
-events on the stream measure, with the time that Python takes to launch where that is longer.
+On a CPU with one thread, time is processor time, which excludes other processes. On a GPU it is the time between events
+on the stream, including Python's launch time if that is longer.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from fairseq_sg.host_memory import keep_freed_memory
 Function = Callable[..., Tensor]
 Run = Callable[[], object]
 
-#: What an error may be at most, as a share of the largest number of a correct result.
+#: Maximum error, relative to the largest number of a correct result.
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-#: Milliseconds that a sample lasts at least; faster functions are called several times.
+#: Minimum milliseconds of a sample; faster functions are called several times.
 SHORTEST = 25.0
 WARM_UP = 2
 
 
 def as_in_training(threads: int = 1) -> None:
-    """So many threads of the CPU, and memory as a training on a CPU has it: what is freed stays with the process
-    (docs/speed.md).
+    """Sets the number of CPU threads, and keeps freed memory in the process as a training on a
+    CPU does (docs/speed.md).
 
-    Otherwise whatever follows something larger would pay for memory that the system has taken back in between.
+    Otherwise a measurement after a larger one would pay for memory that the system has reclaimed in between.
     """
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -47,13 +46,15 @@ def as_in_training(threads: int = 1) -> None:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute what a case asks for.
+    """One way to compute a case.
 
     Attributes:
-        name: in tables. function: of the case's inputs, differentiable. ours: whether it is this project's.
-        exact, inputs: the naive form, and the inputs, of a contender that computes something else than the case, such
-            as softmax attention, or a dense layer; None where they are those of the case.
-        skip: why it is not run at all; empty if it is.
+        name: in tables.
+        function: of the case's inputs, differentiable.
+        ours: whether it is this project's.
+        exact, inputs: the naive form and the inputs of a contender that computes something else than the case, such as
+            softmax attention or a dense layer; None for those of the case.
+        skip: the reason not to run it; empty to run it.
     """
 
     name: str
@@ -69,12 +70,12 @@ class Case:
     """One operator at one size.
 
     Attributes:
-        operator, size: where it stands in tables and plots.
+        operator, size: its place in tables and plots.
         inputs: all of them get a gradient.
         shape: of the value.
         exact: the naive form, of the inputs in float64.
-        flops: of forward and backward, as few as are known to be needed; products of matrices alone are counted.
-        part: what of every input, output and gradient is computed in float64 (all of it is timed).
+        flops: of forward and backward, the known minimum; only matrix products count.
+        part: the part of every input, output and gradient that is computed in float64 (all of it is timed).
     """
 
     operator: str
@@ -89,12 +90,12 @@ class Case:
 
 @dataclass
 class Row:
-    """What was found out about one contender. Times in milliseconds, memory in bytes; None where it was not measured.
+    """The result for one contender. Times in milliseconds, memory in bytes; None if not measured.
 
     Attributes:
         status: ``timed``, ``wrong`` (and therefore not timed), ``failed`` (it raised) or ``skipped``.
-        reason: for a status that is not ``timed``.
-        error: the largest of value and gradients, as a share of the largest correct number.
+        reason: for a status other than ``timed``.
+        error: the maximum over value and gradients, relative to the largest correct number.
     """
 
     operator: str
@@ -119,18 +120,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Machine:
-    """What one device reaches: bytes a second of copies of several sizes, and FLOPs a second of a product of
-    matrices.
-    """
+    """The limits of a device: bytes per second of copies of several sizes, and FLOPs per second of a matrix product."""
 
     bandwidths: Sequence[tuple[int, float]]
     flops: float
 
     def floor(self, working_set: int, traffic: int, flops: float) -> tuple[float, str]:
-        """The least milliseconds for so many bytes moved and FLOPs done, and which of the two it is.
+        """The minimum milliseconds for these bytes and FLOPs, and which of the two limits.
 
-        The bandwidth is that of the largest copy which is no larger than the working set, so that what fits into a
-        cache is not held against the memory behind it.
+        The bandwidth is that of the largest copy within the working set, so data that fit into a cache are
+        compared with the cache.
         """
         fitting = [rate for size, rate in self.bandwidths if size <= working_set] or [self.bandwidths[0][1]]
         by_bytes, by_flops = 1e3 * traffic / fitting[-1], 1e3 * flops / self.flops
@@ -142,7 +141,7 @@ class Machine:
 
 
 def measure_machine(device: str, dtype: torch.dtype, quick: bool = False) -> Machine:
-    """Medians of copies and of a product in the dtype that the benchmarks have."""
+    """Medians of copies and of a product in the dtype of the benchmarks."""
     if quick:
         sizes, width = (1 << 20,), 128
     else:
@@ -164,7 +163,7 @@ def synchronize(device: str) -> None:
 
 
 def milliseconds(run: Run, calls: int, device: str) -> float:
-    """Of one call, the mean of so many."""
+    """The mean time of one of ``calls`` calls."""
     if device == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -182,11 +181,10 @@ def milliseconds(run: Run, calls: int, device: str) -> float:
 
 
 def interleaved(runs: dict[str, Run], rounds: int, device: str) -> dict[str, list[float]]:
-    """Milliseconds of every run in every round; one sample of each a round, after some that do not count.
+    """Milliseconds of every run in every round: one sample of each per round, after untimed warm-up rounds.
 
-    Their order changes from round to round: what one leaves behind in caches and in the allocator is not always for the
-    same one after it. Where a sample is several short calls, one that does not count comes before them for the same
-    reason.
+    The order changes between rounds, because a run affects the next one through caches and the allocator. If a sample
+    consists of several short calls, an untimed call precedes them for the same reason.
     """
     calls = {}
     for name, run in runs.items():
@@ -209,7 +207,7 @@ def medians(runs: dict[str, Run], rounds: int, device: str) -> dict[str, float]:
 
 
 def quartiles(times: list[float]) -> tuple[float, float, float]:
-    """First quartile, median, third quartile; of a single number, the number."""
+    """First quartile, median, third quartile; for a single number, the number."""
     if len(times) == 1:
         return times[0], times[0], times[0]
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
@@ -217,10 +215,10 @@ def quartiles(times: list[float]) -> tuple[float, float, float]:
 
 
 def peak_memory(run: Run, device: str) -> int:
-    """Bytes that a run has at most at a time, beyond what was there before it; its results count.
+    """Peak bytes of a run, including its results, beyond the memory in use before.
 
-    On a CPU these are the allocations of torch that its profiler records (what a library allocates by itself, such as
-    the buffers of matrix products, is not among them).
+    On a CPU these are torch's allocations as recorded by its profiler, without those of libraries, such as
+    buffers of matrix products.
     """
     if device == "cuda":
         torch.cuda.synchronize()
@@ -229,7 +227,7 @@ def peak_memory(run: Run, device: str) -> int:
         run()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    # Its log, two lines for each profile, would go between the tables.
+    # Its log has two lines per profile, which would interrupt the tables.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
@@ -242,7 +240,7 @@ def peak_memory(run: Run, device: str) -> int:
 
 
 def kept_activations(model: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Bytes that autograd keeps for the backward pass, parameters left out, each storage once."""
+    """Bytes that autograd keeps for the backward pass, without parameters, each storage once."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -259,7 +257,7 @@ def kept_activations(model: nn.Module, run: Callable[[], Tensor]) -> int:
 
 
 def differentiated(function: Function, inputs: Sequence[Tensor], weighting: Tensor) -> Callable[[], list[Tensor]]:
-    """A run that returns the value and the gradients of all inputs, of the value weighted by `weighting`."""
+    """A run that returns the value and the gradients of all inputs, of the value weighted by ``weighting``."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     weightings = {weighting.dtype: weighting}
 
@@ -273,10 +271,10 @@ def differentiated(function: Function, inputs: Sequence[Tensor], weighting: Tens
 
 
 def error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> tuple[float, str]:
-    """The largest error of value and gradients, and where it is.
+    """The maximum error over value and gradients, and its place.
 
-    Each is a share of the largest number of its own, or of a hundredth of the largest of all where that is more: a
-    gradient that vanishes, such as that of queries with a single key, is compared with what does not.
+    Each error is relative to the largest number of its own tensor, or to a hundredth of the largest of all if that is
+    more. So a vanishing gradient, such as that of queries with a single key, is compared with one that does not vanish.
     """
     largest = [float(exact.abs().max()) for exact in truth]
     errors = {}
@@ -291,7 +289,7 @@ def error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> tuple[float, str]
 
 
 def measure(case: Case, rounds: int, device: str, machine: Machine) -> list[Row]:
-    """Rows of all contenders, in their order; only those whose value and gradients are right are timed."""
+    """Rows of all contenders, in order; only those with correct value and gradients are timed."""
     dtype = case.inputs[0].dtype
     weighting = torch.randn(*case.shape, generator=torch.Generator().manual_seed(0)).to(device)
     truths: dict[Function, list[Tensor]] = {}
@@ -310,22 +308,23 @@ def measure(case: Case, rounds: int, device: str, machine: Machine) -> list[Row]
         try:
             run = differentiated(contender.function, inputs, weighting)
             row.error, place = error([case.part(x) for x in run()], truths[exact])
-        except Exception as raised:  # of any kind: it is a row of the table
+        except Exception as raised:  # any error becomes a row of the table
             text = (str(raised).strip() or "no message").splitlines()[0]
-            # That is how operators say that an implementation cannot run here.
+            # Operators raise this if an implementation cannot run here.
             cannot = contender.ours and isinstance(raised, ValueError)
             row.status, row.reason = ("skipped", text) if cannot else ("failed", f"{type(raised).__name__}: {text}")
             continue
         if row.error <= ALLOWED[dtype]:
             runs[contender.name] = run
         else:
-            row.status, row.reason = "wrong", f"{place} is off by {row.error:.1e}, and {ALLOWED[dtype]:.0e} is allowed"
+            row.status = "wrong"
+            row.reason = f"{place} is off by {row.error:.1e}, more than the allowed {ALLOWED[dtype]:.0e}"
     truths.clear()
     for name, run in runs.items():
         rows[name].peak = peak_memory(run, device)
     for name, times in interleaved(runs, rounds, device).items():
         rows[name].time_it(times)
-    # Inputs are read and the value is written; inputs and the value's gradient are read, and gradients written.
+    # Forward reads inputs and writes the value; backward reads inputs and its gradient, and writes gradients.
     read = sum(x.numel() * x.element_size() for x in case.inputs)
     written = math.prod(case.shape) * case.inputs[0].element_size()
     floor, of = machine.floor(read + written, 3 * read + 2 * written, case.flops)

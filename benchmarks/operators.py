@@ -1,7 +1,7 @@
-"""The cases of `run.py`: every operator at several sizes, with its implementations and its peers.
+"""The cases of ``run.py``: every operator at several sizes, with its implementations and its peers.
 
-FLOPs are those of matrix products in forward and backward, as few as are known to be needed; B sequences and H heads, N
-positions, F features of queries and keys, E of values, K experts of a token:
+FLOPs are those of matrix products in forward and backward, the known minimum, for B sequences and H heads, N positions,
+F features of queries and keys, E of values, K experts per token:
 
     linear attention     12 N F E: the state, reading it, and both again in four gradients; or, where that is less,
                          6 (F + E) of every visible pair
@@ -49,14 +49,16 @@ from fairseq_sg.ops.relative import IMPLEMENTATIONS as RELATIVE_LOGITS
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cases of a run have in common.
+    """The common settings of all cases of a run.
 
     Attributes:
-        device, dtype: of inputs. heads, dim: H, and the width of a head.
-        positions: of a batch, whatever the length. maps: N × M matrices of geometric attention are that many numbers.
-        tokens, model_dim, expert_dim, chosen: of mixtures: how many, d_model, G and K.
-        limit: bytes that a naive form may take.
-        peers: that were found.
+        device, dtype: of inputs.
+        heads, dim: H, and the width of a head.
+        positions: per batch, for all lengths.
+        maps: total number of entries of the N × M matrices of geometric attention.
+        tokens, model_dim, expert_dim, chosen: of mixtures: number of tokens, d_model, G and K.
+        limit: maximum bytes of a naive form.
+        peers: the peers found.
     """
 
     device: str
@@ -76,10 +78,10 @@ class Setting:
         return torch.randn(shape).to(self.device, self.dtype)
 
     def steps(self, *shape: int) -> Tensor:
-        """Multiples of 1/4 from −1 to 1, at random.
+        """Random multiples of 1/4 from −1 to 1.
 
-        Sums of some thousand products of them are exact in float32, whatever their order. Before a ReLU they have to
-        be: where the sign of a sum is a matter of rounding, so is the gradient, and nobody is wrong.
+        Sums of some thousand products of them are exact in float32 in any order. This is necessary before a ReLU:
+        rounding would decide the sign of a sum, and with it the gradient.
         """
         return torch.randint(-4, 5, shape).div(4).to(self.device, self.dtype)
 
@@ -90,7 +92,7 @@ class Setting:
 def implementations(
     operator: Callable[..., Tensor], names: Iterable[str], naive_bytes: float, limit: int
 ) -> list[Contender]:
-    """``"auto"`` and every implementation by name; the naive one unless it takes more memory than the limit."""
+    """``"auto"`` and every implementation by name; the naive one unless it exceeds the memory limit."""
     found = [Contender("auto", operator)]
     for name in names:
         skip = ""
@@ -101,7 +103,7 @@ def implementations(
 
 
 def corners(x: Tensor, most: int) -> Tensor:
-    """The first and the last sequence and head of (B, H, …), or, of `most` below four, the very last."""
+    """The first and the last sequence and head of (B, H, …), or, with ``most`` below four, the very last."""
     batch, heads = x.shape[:2]
     if most < 4:
         return x[-1:, -1:]
@@ -109,12 +111,12 @@ def corners(x: Tensor, most: int) -> Tensor:
 
 
 def check_some(sequence_bytes: float, limit: int) -> Callable[[Tensor], Tensor]:
-    """What of (B, H, …) is computed in float64, if one sequence and head takes so many bytes."""
+    """The part of (B, H, …) to compute in float64, if one sequence and head takes ``size`` bytes."""
     return partial(corners, most=int(limit // max(sequence_bytes, 1)))
 
 
 def linear_attention_case(length: int, setting: Setting, causal: bool) -> Case:
-    """Queries and keys as elu + 1 makes them, no padding."""
+    """Queries and keys from elu + 1, no padding."""
     name = "causal_linear_attention" if causal else "linear_attention"
     batch, heads, width = setting.batch(length), setting.heads, setting.dim
     shape = (batch, heads, length, width)
@@ -190,7 +192,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, p: Tensor, implementation: str = AUT
 
 
 def relative_attention_case(length: int, setting: Setting) -> Case:
-    """Attention with relative logits; ``flex`` is torch's `flex_attention`."""
+    """Attention with relative logits; ``flex`` is torch's ``flex_attention``."""
     batch, heads, width = setting.batch(length), setting.heads, setting.dim
     shape = (batch, heads, length, width)
     found = implementations(attend, RELATIVE_ATTENTION, 4 * 3 * heads * length**2 * width, setting.limit)
@@ -220,7 +222,7 @@ def mixture(selection: Tensor, experts: int, implementation: str) -> Function:
 
 
 def cvmm_case(experts: int, setting: Setting) -> Case:
-    """The products of a mixture, the selection given: K different experts for every token, at random."""
+    """The products of a mixture with a given selection: K different random experts per token."""
     chosen = min(setting.chosen, experts)
     selection = torch.rand(setting.tokens, experts).topk(chosen).indices.to(setting.device)
     width, hidden = setting.model_dim, setting.expert_dim
@@ -242,7 +244,9 @@ def cvmm_case(experts: int, setting: Setting) -> Case:
 
 
 def layer_function(layer: nn.Module, implementation: str = AUTO) -> Function:
-    """A layer as a function of its input and parameters; its losses are added to every output, so that they count."""
+    """A layer as a function of its input and parameters; its losses are added to every output, so
+    that they have gradients.
+    """
     names = [name for name, _ in layer.named_parameters()]
 
     def run(x: Tensor, *parameters: Tensor) -> Tensor:
@@ -256,9 +260,9 @@ def layer_function(layer: nn.Module, implementation: str = AUTO) -> Function:
 
 
 def sigma_moe_case(experts: int, setting: Setting) -> Case:
-    """The whole layer with its selection, beside dense layers of as many parameters, and of as many FLOPs.
+    """The whole layer with its selection, beside dense layers with as many parameters, and with as many FLOPs.
 
-    Each layer's truth is itself in float64, on the naive operators.
+    Each layer is compared with itself in float64, on the naive operators.
     """
     chosen = min(setting.chosen, experts)
     width, hidden = setting.model_dim, setting.expert_dim
@@ -284,11 +288,13 @@ def sigma_moe_case(experts: int, setting: Setting) -> Case:
 
 @dataclass(frozen=True)
 class Operator:
-    """What is measured of one operator.
+    """An operator's cases.
 
     Attributes:
-        name: in tables. case: of a size. size_name: what the size is.
-        cpu, cuda, quick: the sizes on a CPU, on a GPU, and where nothing but a run of everything is wanted.
+        name: in tables.
+        case: makes the case of a size.
+        size_name: the meaning of the size.
+        cpu, cuda, quick: the sizes on a CPU, on a GPU, and for a quick check.
     """
 
     name: str
@@ -321,6 +327,6 @@ OPERATORS = [
     Operator("cvmm", cvmm_case, "experts", EXPERTS, (*EXPERTS, 128), (2, 5)),
     Operator("sigma_moe", sigma_moe_case, "experts", EXPERTS, (*EXPERTS, 128), (2, 5)),
 ]
-#: What a `Setting` has instead on a GPU, and in a quick run.
+#: Changes of a `Setting` on a GPU, and in a quick run.
 ON_CUDA = {"positions": 65536, "maps": 10_000_000, "tokens": 16384, "limit": 24 << 30}
 QUICK = {"heads": 2, "dim": 4, "positions": 64, "maps": 500, "tokens": 24, "model_dim": 8, "expert_dim": 4, "chosen": 2}

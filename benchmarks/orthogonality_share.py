@@ -1,12 +1,11 @@
-"""What the orthogonality loss costs of a training step, by length.
+"""The cost of the orthogonality loss in a training step, by length.
 
     python benchmarks/orthogonality_share.py --rounds 5
 
-The step is forward and backward of SCAN's universal transformer (3 + 3 steps of softmax attention, no optimizer, so
-that the share comes out larger rather than smaller), with source and target of the same length and no padding. The loss
-is on the Values of all its nine attentions; the three cross-attentions share their Values, and so one computation.
-Beside the difference of a step with the loss and one without, which is a small number taken from two large ones, the
-loss is timed by itself.
+The step is forward and backward of SCAN's universal transformer (3 + 3 steps of softmax attention). It has no
+optimizer, so the share is an upper estimate. Source and target have the same length and no padding. The loss is on the
+Values of all nine attentions; the three cross-attentions share their Values, and so one computation. The loss is also
+timed alone, because the difference of a step with and without it is a small number between two large ones.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from torch import Tensor
 from fairseq_sg.ops import orthogonality_loss
 
 LENGTHS = (10, 32, 128, 512, 2048)
-#: Positions of a batch, on each side, whatever the length.
+#: Positions per batch on each side, for all lengths.
 POSITIONS = 2048
 ROLES = ("encoder", "decoder", "cross")
 
 
 def measure_share(length: int, rounds: int, device: str) -> dict[str, list[float]]:
-    """Milliseconds of the step ``with`` the loss and ``without`` it, of the loss ``alone``, and on the ``encoder``
-    alone, in every round.
+    """Milliseconds per round: step ``with`` the loss and ``without`` it, and the loss
+    ``alone`` and on the ``encoder``.
     """
     batch = max(1, POSITIONS // length)
     model = model_of([]).to(device)
@@ -52,7 +51,7 @@ def measure_share(length: int, rounds: int, device: str) -> dict[str, list[float
         return len(losses)
 
     computed = {"alone": step(ROLES), "encoder": step(["encoder"])}
-    # As attentions have them: heads are split off the width.
+    # As in attentions: heads are split off the width.
     projected = torch.randn(batch, length, 8, 16, device=device, requires_grad=True)
 
     def alone(times: int) -> list[Tensor]:
@@ -68,7 +67,7 @@ def measure_share(length: int, rounds: int, device: str) -> dict[str, list[float
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers into this file")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
@@ -93,12 +92,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         )
     text = (
-        f"Forward and backward of SCAN's universal transformer (softmax attention, {POSITIONS:,} positions a side in "
-        f"a batch, float32, one "
-        f"thread), milliseconds, median [quartiles] of {args.rounds} interleaved rounds. The share is the loss's own "
-        f"time of a step with "
-        f"it, on all nine attentions, or on the encoder's three, which is the default. `python "
-        f"benchmarks/orthogonality_share.py --rounds {args.rounds}`; {where(gpu=args.device == 'cuda')}."
+        f"Forward and backward of SCAN's universal transformer (softmax attention, {POSITIONS:,} positions per side "
+        f"of a batch, float32, one thread), milliseconds, median [quartiles] of {args.rounds} interleaved rounds. "
+        "The share is the loss's own time in a step with it, on all nine attentions, or on the encoder's three "
+        f"(the default). `python benchmarks/orthogonality_share.py --rounds {args.rounds}`; "
+        f"{where(gpu=args.device == 'cuda')}."
     )
     header = ("length", "step without", "step with", "loss alone", "share", "encoder alone", "share by difference")
     publish(f"The orthogonality loss in a step ({args.device})", f"{text}\n\n{table(header, rows)}", args.results)

@@ -1,8 +1,8 @@
-"""What others offer for the same mathematics: one adapter each, written from its public documentation.
+"""Other implementations of the same mathematics: one adapter each, written from its public documentation.
 
-An adapter takes keywords of a case (`operators.py`), imports the peer and returns a function of the case's inputs.
-Peers that are part of torch are always measured, others with ``--peers``, if they are installed. Nothing else in this
-repository needs them.
+An adapter takes keywords of a case (``operators.py``), imports the peer and returns a function of the case's
+inputs. Peers in torch are always measured, others with ``--peers`` if they are installed. No other part of
+this repository needs them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Peer:
-    """An adapter, and where it can be measured.
+    """An adapter, and the conditions for its measurement.
 
     Attributes:
-        name: in tables. operators: those that it is measured beside.
+        name: in tables.
+        operators: the operators it is compared with.
         adapter: keywords of a case -> function of the case's inputs.
-        module: is imported to see whether the peer is there. package: its name for pip.
+        module: imported to detect the peer.
+        package: its name for pip.
         cuda_only: whether it needs a GPU.
-        exact: keywords -> naive form of what it computes, if that is not what the operator computes.
+        exact: keywords -> naive form of its result, if that differs from the operator's.
     """
 
     name: str
@@ -54,16 +56,16 @@ def peer(name: str, *operators: str, **options) -> Callable:
 
 
 def find(device: str, installed: bool) -> tuple[list[Peer], dict[str, str]]:
-    """The peers that can be measured on a device; and of every peer its package's version, or why it is left out.
+    """The peers that can be measured on a device; and for every peer its version, or the reason to omit it.
 
-    Those of other packages than torch are looked for with `installed`.
+    Packages other than torch are detected only with ``installed``.
     """
     found, remarks = [], {}
     for one in PEERS:
         if one.package != "torch" and not installed:
-            remarks[one.name] = "left out: it is looked for with --peers"
+            remarks[one.name] = "omitted: use --peers to include it"
         elif one.cuda_only and device != "cuda":
-            remarks[one.name] = "left out: it needs a GPU"
+            remarks[one.name] = "omitted: it needs a GPU"
         elif (reason := why_not(one.module)) is not None:
             remarks[one.name] = f"left out: {reason}"
         else:
@@ -73,10 +75,10 @@ def find(device: str, installed: bool) -> tuple[list[Peer], dict[str, str]]:
 
 
 def why_not(module: str) -> str | None:
-    """Why a module cannot be imported; None if it can."""
+    """The reason why a module cannot be imported; None if it can."""
     try:
         importlib.import_module(module)
-    except Exception as raised:  # packages fail in many ways where their compiled parts do not fit
+    except Exception as raised:  # packages fail in many ways if their compiled parts do not match
         return describe(raised)
     return None
 
@@ -107,7 +109,7 @@ def contenders(operator: str, peers: Iterable[Peer], **keywords) -> list[Contend
     return found
 
 
-# Softmax attention in the place of linear attention: it computes something else, and is what one would use otherwise.
+# Softmax attention instead of linear attention: another function, but the usual alternative.
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -129,7 +131,7 @@ def scaled_dot_product_attention(causal: bool) -> Function:
     return partial(F.scaled_dot_product_attention, is_causal=causal)
 
 
-# Linear attention. φ has been applied already, and no peer is to scale the queries.
+# Linear attention. φ has been applied already, and peers must not scale the queries.
 
 
 @peer(
@@ -158,7 +160,7 @@ def flash_linear_attention(causal: bool) -> Function:
     package="pytorch-fast-transformers",
 )
 def fast_transformers(causal: bool) -> Function:
-    """Its attentions take (B, N, H, ·), three masks, and a feature map, which is the identity here."""
+    """Its attentions take (B, N, H, ·), three masks, and a feature map, here the identity."""
     from fast_transformers.attention import CausalLinearAttention, LinearAttention
     from fast_transformers.feature_maps import ActivationFunctionFeatureMap
     from fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
@@ -182,7 +184,7 @@ def fast_transformers(causal: bool) -> Function:
     return run
 
 
-# Geometric attention as it is published: differences of running sums of logarithms.
+# Geometric attention as published: differences of running sums of logarithms.
 
 
 @peer("sums of logarithms", "geometric_attention")
@@ -206,7 +208,7 @@ def log_space_cumsum() -> Function:
 
 @peer("torch grouped_mm", "cvmm")
 def grouped_mm(selection: Tensor, experts: int) -> Function:
-    """torch's grouped product with the sort, the gathering and the sum written around it."""
+    """torch's grouped product with sort, gather and sum around it."""
     product = getattr(F, "grouped_mm", None) or torch._grouped_mm
     chosen = selection.shape[1]
 
@@ -223,7 +225,7 @@ def grouped_mm(selection: Tensor, experts: int) -> Function:
 
 @peer("scattermoe", "cvmm", module="scattermoe.mlp", package="scattermoe", cuda_only=True)
 def scattermoe(selection: Tensor, experts: int) -> Function:
-    """Its ``MLP`` holds weights (E, out, in); the case's take their place."""
+    """Its ``MLP`` holds weights (E, out, in), which are replaced by those of the case."""
     from scattermoe.mlp import MLP
 
     @cache

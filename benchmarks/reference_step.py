@@ -1,10 +1,10 @@
-"""The process in which a reference repository's own training step runs; started by ``step.py --reference``.
+"""The process of a reference repository's own training step; started by ``step.py --reference``.
 
-    python benchmarks/reference_step.py PATH VARIANT DEVICE SIZES    # requests and answers: one JSON object a line
+    python benchmarks/reference_step.py PATH VARIANT DEVICE SIZES    # requests and answers: one JSON object per line
 
-The repository is robertcsordas/transformer_generalization, its ``Task.train_step`` with its model, its loss and its
-optimizer, without its data sets, its logging, its files. Packages that it imports for these and that are not installed
-are empty here.
+The repository is robertcsordas/transformer_generalization. Used are its ``Task.train_step``, model, loss
+and optimizer, without its datasets, logging and files. Packages for the latter are replaced by empty
+modules if they are not installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unittest.mock import MagicMock
 
 
 class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Empty modules in the place of packages that are not installed and that no step needs."""
+    """Empty modules for packages that are not installed and that no step needs."""
 
     NAMES = ("requests", "tensorboard", "tensorboardX", "wandb", "plotly", "psutil", "matplotlib", "tqdm")
 
@@ -35,14 +35,14 @@ class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
+        """Does nothing."""
 
 
 def build(variant: str, device: str, sizes: dict[str, Any]):
-    """Their task, with what ``train_step`` uses."""
+    """Their task, with the parts that ``train_step`` uses."""
     import torch
 
-    # Behind all other finders: what is installed is used. Torch has a part for tensorboard that fails without it.
+    # After all other finders, so installed packages are used. A part of torch fails without tensorboard.
     sys.meta_path.append(AbsentPackages())
     for name in ("torch.utils.tensorboard", "torch.utils.tensorboard.writer"):
         sys.modules[name] = MagicMock(name=name)
@@ -96,7 +96,7 @@ def build(variant: str, device: str, sizes: dict[str, Any]):
 
 
 def padded(sentences: list[list[int]]):
-    """Their form of a batch: (N, B) int8 where it fits, as their data sets have it, and lengths (B,)."""
+    """A batch in their form: (N, B), int8 if it fits, and lengths (B,)."""
     import torch
 
     lengths = torch.tensor([len(s) for s in sentences])
@@ -125,7 +125,7 @@ def main() -> None:
             batches.append({"in": source, "in_len": source_lengths, "out": target, "out_len": target_lengths})
             print(json.dumps({"batches": len(batches)}), file=answers, flush=True)
             continue
-        # Copies, because their step adds the end symbol to the lengths in place.
+        # Copies, since their step adds the end symbol to the lengths in place.
         task.data_iter = iter([{name: x.clone() for name, x in batches[request["step"]].items()}])
         wall, cpu = time.perf_counter(), time.process_time()
         result, _ = task.train_step()

@@ -1,4 +1,4 @@
-"""What the benchmarks share: where they ran, and their sections of RESULTS.md."""
+"""Provenance of the benchmarks, and their sections of RESULTS.md."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def where(gpu: bool) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table; all columns but the first are aligned to the right."""
+    """A Markdown table; all columns except the first are aligned to the right."""
     rule = ["---"] + ["---:"] * (len(header) - 1)
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
 def tables(text: str) -> list[dict[str, list]]:
-    """The markdown tables in a text: the header and the rows of each, as words."""
+    """The Markdown tables in a text: header and rows of each, as words."""
     found: list[dict[str, list]] = []
     inside = False
     for line in text.splitlines():
@@ -44,14 +44,14 @@ def tables(text: str) -> list[dict[str, list]]:
 
 
 def publish(title: str, text: str, results: Path | None) -> None:
-    """Prints a section, and puts it into ``results``, see `store`."""
+    """Prints a section, and stores it in ``results`` (see ``store``)."""
     print(f"## {title}\n\n{text.strip()}\n")
     if results is not None:
         store(title, text, results)
 
 
 def store(title: str, text: str, results: Path) -> None:
-    """Puts a section in the place of the section of that title in a file, or at its end."""
+    """Replaces the section with that title in a file, or appends it."""
     section = f"## {title}\n\n{text.strip()}\n"
     old = results.read_text("utf-8") if results.is_file() else "# Benchmarks\n"
     pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)

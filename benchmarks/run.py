@@ -1,4 +1,4 @@
-"""All benchmarks with one command: time and peak memory, of every implementation and of what others offer.
+"""All benchmarks with one command: time and peak memory of every implementation and of peers.
 
     python benchmarks/run.py                                  # operators, training steps and decoding
     python benchmarks/run.py --suite ops --peers              # operators, installed peers beside them
@@ -6,10 +6,10 @@
     python benchmarks/run.py --suite data                     # preparing the datasets; takes half an hour
     python benchmarks/run.py --out FOLDER/NAME                # also NAME.md, NAME.json and plots, NAME-….png
 
-The operators are first compared with their naive forms in float64, values and gradients: what is wrong is printed as
-wrong and not timed. Their times are medians with quartiles of interleaved rounds; beside them stands the floor, the
-least time in which this machine could move the bytes or do the FLOPs, from a copy and a product measured in the same
-run. What the project promises is a table of its own, met or not. `benchmarks/README.md` says more.
+Values and gradients of operators are first compared with their naive forms in float64; wrong ones are reported and not
+timed. Times are medians with quartiles of interleaved rounds. The floor is the minimum time in which this machine could
+move the bytes or do the FLOPs, from a copy and a product measured in the same run. A table has the project's targets,
+met or not. See ``benchmarks/README.md``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ MARKS = {True: "met", False: "not met", None: "not measured"}
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A promise: how many times faster (or slower) than something else, at least (or at most).
+    """A target: a ratio of times (or rates) to something else, with a lower or an upper bound.
 
     Attributes:
-        text: what is promised. bound: the ratio. least: whether the ratio has to be at least the bound, else at most.
+        text: the description.
+        bound: the ratio.
+        least: whether the bound is a minimum, else a maximum.
         ratio: as measured; None if it was not.
     """
 
@@ -61,11 +63,11 @@ class Target:
 
 
 def operator_targets(rows: Sequence[Row], device: str) -> list[Target]:
-    """What is promised of operators: multiples of times of the same run."""
+    """The targets of operators: ratios of times in the same run."""
     medians = {(row.operator, row.size, row.contender): row.median for row in rows}
 
     def times(operator: str, size: int, one: str, other: str) -> float | None:
-        """How many times as long as the other the one takes."""
+        """The ratio of the times of two rows."""
         a, b = medians.get((operator, size, one)), medians.get((operator, size, other))
         return None if a is None or b is None else a / b
 
@@ -99,7 +101,7 @@ def operator_targets(rows: Sequence[Row], device: str) -> list[Target]:
 
 
 def step_targets(step: dict | None, shares: Sequence[dict], device: str) -> list[Target]:
-    """What is promised of a training step, from the files of ``step.py`` and ``orthogonality_share.py``."""
+    """The targets of a training step, from the files of ``step.py`` and ``orthogonality_share.py``."""
     medians = {(r["batches"], r["implementation"]): r["median"] for r in (step or {}).get("results", ())}
 
     def faster(batches: str) -> float | None:
@@ -136,12 +138,12 @@ def shown(row: Row) -> tuple[str, ...]:
 
 
 def number(x: float) -> str:
-    """Three digits, or more where they stand before the point."""
+    """Three digits, or more before the decimal point."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def operator_table(rows: Sequence[Row], size: str) -> str:
-    """All rows of one operator; before those of each size, its floor."""
+    """All rows of one operator, with the floor before those of each size."""
     found = []
     for at in dict.fromkeys(row.size for row in rows):
         of = [row for row in rows if row.size == at]
@@ -151,7 +153,7 @@ def operator_table(rows: Sequence[Row], size: str) -> str:
 
 
 def run_operators(args: argparse.Namespace) -> dict:
-    """Measures the operators and publishes their section; what goes into the JSON file."""
+    """Measures the operators and publishes their section; returns the content for the JSON file."""
     import operators
     import peers
 
@@ -188,13 +190,10 @@ def run_operators(args: argparse.Namespace) -> dict:
     clock = "processor time of one thread" if args.device == "cpu" else "time on the stream"
     text = (
         f"Forward and backward, {args.dtype}, {setting.heads} heads of width {setting.dim}; {clock}, median "
-        f"[quartiles] of "
-        f"{args.rounds} interleaved rounds. Errors are the largest of value and gradients against float64, as a share "
-        f"of the "
-        f"largest number. The floor is the least time for the bytes (inputs, value and gradients, each once a pass) "
-        f"or the FLOPs of "
-        f"matrix products, from what this machine reaches: {machine}. `{args.command}`; "
-        f"{where(gpu=args.device == 'cuda')}."
+        f"[quartiles] of {args.rounds} interleaved rounds. Errors are the maximum over value and gradients against "
+        "float64, relative to the largest number. The floor is the minimum time for the bytes (inputs, value and "
+        f"gradients, each once per pass) or the FLOPs of matrix products at this machine's rates: {machine}. "
+        f"`{args.command}`; {where(gpu=args.device == 'cuda')}."
     )
     title = f"Operators ({args.device}, {args.dtype})"
     body = [text, *texts, f"### Peers\n\n{peer_table}", f"### Targets of operators\n\n{targets_table(targets)}"]
@@ -211,9 +210,7 @@ def run_operators(args: argparse.Namespace) -> dict:
 
 
 def plot(rows: Sequence[Row], operator: str, size_name: str, out: Path) -> str:
-    """Draws time and memory over size into a file, and returns the markdown that shows it; why not, without
-    matplotlib.
-    """
+    """Draws time and memory over size into a file; returns its Markdown, or a note without matplotlib."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         import matplotlib
@@ -231,7 +228,7 @@ def plot(rows: Sequence[Row], operator: str, size_name: str, out: Path) -> str:
         if not of:
             continue
         at = [row.size for row in of]
-        # What "auto" chooses is drawn again, over it.
+        # The choice of "auto" is drawn on top.
         (line,) = time.plot(
             at, [row.median for row in of], marker="o", label=name, linewidth=5 if name == "auto" else 1.5
         )
@@ -254,7 +251,7 @@ def plot(rows: Sequence[Row], operator: str, size_name: str, out: Path) -> str:
 
 
 def sections(name: str, arguments: Sequence[str], results: Path | None) -> list[dict]:
-    """Runs another benchmark by its ``main``, and returns the sections it publishes: title, text and their tables."""
+    """Runs the ``main`` of another benchmark, and returns the sections it publishes: title, text and their tables."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.md"
         arguments = [*arguments, "--results", str(file)]
@@ -296,7 +293,7 @@ def run_decode(args: argparse.Namespace) -> dict:
 
 
 def run_data(args: argparse.Namespace) -> dict:
-    """Preparing the datasets; on the processor, whatever the device."""
+    """Preparation of the datasets; on the processor for every device."""
     return {"sections": sections("data_prep", ["--only", "parity"] if args.quick else [], args.results)}
 
 
@@ -311,8 +308,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of operators (default float32)")
     parser.add_argument("--dim", type=int, default=16, help="width of a head of operators (default 16)")
-    parser.add_argument("--only", metavar="OPERATOR", nargs="+", help="of suite ops, these operators")
-    parser.add_argument("--peers", action="store_true", help="measure installed packages beside the operators")
+    parser.add_argument("--only", metavar="OPERATOR", nargs="+", help="only these operators of suite ops")
+    parser.add_argument("--peers", action="store_true", help="also measure installed peers of the operators")
     parser.add_argument(
         "--reference", type=Path, metavar="PATH", help="a copy of the reference repository (suite step)"
     )
@@ -322,10 +319,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="also put the sections into this file (RESULTS.md)"
     )
-    parser.add_argument("--rounds", type=int, default=9, help="rounds that count (default 9)")
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes, to see that everything runs; not to be quoted"
-    )
+    parser.add_argument("--rounds", type=int, default=9, help="timed rounds (default 9)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, as a smoke test; do not quote the numbers")
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU")
@@ -341,7 +336,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 1 if an implementation of ours is wrong, or fails, else 0."""
+    """Returns 1 if an implementation of ours is wrong or fails, else 0."""
     args = parse(argv)
     as_in_training()
     if args.out is not None:
@@ -367,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(found: dict, out: Path) -> None:
-    """Everything so far, as JSON and as markdown."""
+    """Writes everything so far as JSON and as Markdown."""
     out.with_name(f"{out.name}.json").write_text(json.dumps(found, indent=1), "utf-8")
     texts = []
     for suite in found["suites"].values():

@@ -1,14 +1,14 @@
-"""A training step as ``fairseq-train`` makes it, in seconds and tokens; beside a reference's own step in the same run.
+"""A training step of ``fairseq-train`` in seconds and tokens, beside a reference's own step in the same run.
 
     python benchmarks/step.py                            # relative universal SCAN step, random and bucketed batches
     python benchmarks/step.py --reference PATH           # the same sentences through the reference's own step too
     python benchmarks/step.py --model pcfg --rounds 1    # the step of PCFG
     python benchmarks/step.py --arguments="--encoder-attention linear --decoder-attention linear"
 
-PATH holds a copy of robertcsordas/transformer_generalization; it runs in a process of its own (``reference_step.py``).
-A round takes every batch of every kind once, one step of each implementation after the other, so that what else the
-machine does hits all alike. Times of a CPU are CPU seconds on one thread; read them as ratios. A step whose loss does
-not fall is an error.
+PATH holds a copy of robertcsordas/transformer_generalization; it runs in a separate process (``reference_step.py``). A
+round takes every batch of every kind once, one step of each implementation after the other, so that other work of the
+machine affects all alike. On a CPU, times are CPU seconds on one thread. Compare them as ratios. A step whose loss
+does not fall is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
 from report import FOLDER, publish, table, where
 
-#: Of a model: its data, its arguments, and the variant and sizes of the reference's model.
+#: Model -> its data, its arguments, and the variant and sizes of the reference's model.
 MODELS: dict[str, dict[str, Any]] = {
     "scan": {
         "data": "scan --split length --cutoff 26",
@@ -58,15 +58,15 @@ COMMON = (
     "--user-dir {plugin} --task sg_translation --criterion cross_entropy_orthogonality --optimizer torch_adam "
     "--dropout 0.1 --seed 1 --no-save --disable-validation --num-workers 0 --log-format none"
 )
-#: Batches of like lengths: sorted inside windows of so many batches.
+#: Batches of similar lengths: sorted inside windows of this many batches.
 WINDOW = 4
-#: How many of them are sampled: all of some windows, for every length to have its share.
+#: Number of sampled batches: complete windows, so that every length has its share.
 WINDOWS = 2
 
 
 @dataclass
 class Measured:
-    """One step: its seconds, and its loss in nats a token."""
+    """One step: its seconds, and its loss in nats per token."""
 
     seconds: float
     loss: float
@@ -89,12 +89,12 @@ class OurStep:
         model = self.task.build_model(cfg.model)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainer = Trainer(cfg, self.task, model, self.task.build_criterion(cfg.criterion))
-        # As fairseq-train does: the trainer, which owns the optimizer, makes the batches.
+        # As in fairseq-train: the trainer, which owns the optimizer, makes the batches.
         self.iterator = self.trainer.get_train_iterator(epoch=1)
         self.trainer.begin_epoch(1)
 
     def batches(self, number: int) -> list[dict[str, Any]]:
-        """The first batches of an epoch that have the full number of sentences."""
+        """The first batches of an epoch with the full number of sentences."""
         found = [batch for batch in self.iterator.next_epoch_itr(shuffle=False) if batch]
         full = max(batch["nsentences"] for batch in found)
         found = [batch for batch in found if batch["nsentences"] == full]
@@ -110,10 +110,10 @@ class OurStep:
 
 
 class ReferenceStep:
-    """The reference's training step in a process of its own."""
+    """The reference's training step in a separate process."""
 
     def __init__(self, path: Path, model: dict[str, Any], ours: OurStep, device: str):
-        # Their vocabularies have no special symbols, and the model adds its own.
+        # Their vocabularies have no special symbols; the model adds them.
         self.special = ours.task.source_dictionary.nspecial
         source, target = (len(d) - self.special for d in (ours.task.source_dictionary, ours.task.target_dictionary))
         sizes = model["sizes"] | {"source_words": source, "target_words": target}
@@ -163,7 +163,7 @@ def synchronize(device: str) -> None:
 
 @dataclass
 class Result:
-    """Of one implementation on one kind of batches: seconds of a step, the mean over the batches, in every round."""
+    """One implementation on one kind of batches: seconds per step, the mean over the batches, in every round."""
 
     batches: str
     implementation: str
@@ -206,7 +206,7 @@ def measure(name: str, extra: Sequence[str], data: Path, reference: Path | None,
             parameters[implementation] = step.parameters
             results.append(Result(kind, implementation, [], [], **size))
             runs.append((step, batches))
-    # The first round does not count: the first steps also allocate.
+    # The first round is a warm-up: the first steps also allocate.
     for counts in [False] + [True] * rounds:
         seconds: list[list[float]] = [[] for _ in runs]
         for position in range(max(len(batches) for _, batches in runs)):
@@ -227,7 +227,7 @@ def measure(name: str, extra: Sequence[str], data: Path, reference: Path | None,
 
 
 def check(result: Result) -> None:
-    """Raises SystemExit for a step that does not train: such a step is not timed."""
+    """Raises SystemExit for a step that does not train; such a step is not timed."""
     third = max(1, len(result.losses) // 3)
     first, last = statistics.mean(result.losses[:third]), statistics.mean(result.losses[-third:])
     if not all(map(math.isfinite, result.losses)) or last >= first:
@@ -263,8 +263,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
     parser.add_argument("--reference", type=Path, metavar="PATH", help="a copy of the reference repository")
     parser.add_argument("--data", type=Path, help="the data folder (default: generated)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default 5)")
-    parser.add_argument("--batches", type=int, default=4, help="random batches of a round (default 4)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
+    parser.add_argument("--batches", type=int, default=4, help="random batches per round (default 4)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round's numbers into this file")
     parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
@@ -293,9 +293,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = " ".join(filter(None, (MODELS[args.model]["arguments"], args.arguments)))
     what = "CPU seconds on one thread" if args.device == "cpu" else "seconds"
     text = (
-        f"One training step as fairseq-train makes it (`{chosen}`), {what}: mean over the batches of a round, median "
-        f"[least, most] of {args.rounds} interleaved rounds. Bucketed is `--length-window` with {WINDOW} batches, "
-        "random is 1. Tokens of an average batch, source and target. "
+        f"One training step of fairseq-train (`{chosen}`), {what}: mean over the batches of a round, median [least, "
+        f"most] of {args.rounds} interleaved rounds. Bucketed is `--length-window` with {WINDOW} batches, random is "
+        "1. Tokens of an average batch, source and target. "
         + "; ".join(f"{name}: {n:,} parameters" for name, n in parameters.items())
         + f". `{command}`; {machine}."
     )

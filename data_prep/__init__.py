@@ -1,10 +1,16 @@
-"""Makes the datasets of the papers: `python -m data_prep DATASET --out FOLDER`; also `list`, `verify`, `reorder`.
+"""Makes the datasets of the papers: ``python -m data_prep DATASET --out FOLDER``; also ``list``,
+``verify``, ``reorder``.
 
-One dataset is one module named after it, which says where its examples come from and how they are split; modules that
-begin with its name hold its parts (`scan_grammar` the grammar of `scan`). `common` has the contract of a dataset,
-`corpus` and `lm` what a dataset makes: pairs of sentences, or running text. `official` finds or downloads published
-files, `archive` reads members of archives, `text` reads lines strictly, and `prepare` writes the raw text, the fairseq
-binaries (`binarize`) and `dataset.json` into a folder that appears atomically (`folder`).
+Each dataset is one module named after it, with its source and its splits. Modules whose names begin with that of a
+dataset belong to it (``scan_grammar`` is the grammar of ``scan``). The other modules:
 
-Neither torch nor fairseq is imported before the text is binarized, so that `--raw-only` works without them.
+    common      the contract of a dataset
+    corpus, lm  the products of a dataset: pairs of sentences, or running text
+    official    finds or downloads published files
+    archive     reads members of archives
+    text        reads lines strictly
+    prepare     writes raw text, fairseq binaries (``binarize``) and ``dataset.json`` into a folder
+    folder      makes that folder appear atomically
+
+torch and fairseq are imported only to binarize, so ``--raw-only`` works without them.
 """

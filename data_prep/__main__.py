@@ -1,4 +1,4 @@
-"""The command `python -m data_prep`."""
+"""The command ``python -m data_prep``."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ DATASETS: tuple[Dataset, ...] = tuple(
 )
 
 
-MOST_NAMES = 20  # in a message
+MOST_NAMES = 20  # listed in a message
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with the nearest names for a name that does not exist."""
+    """An argument parser whose errors take one line and suggest the nearest names for an unknown one."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options, allow_abbrev=False)
@@ -55,18 +55,18 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
-        """Refuses an unknown option before anything else: a misspelt one would seem to be missing."""
+        """Rejects unknown options first: argparse would report a misspelt required option as missing."""
         args = sys.argv[1:] if args is None else list(args)
-        own = args if self._subparsers is None else args[:1]  # the others are the dataset's
+        own = args if self._subparsers is None else args[:1]  # later words belong to the dataset's parser
         for option in (word.partition("=")[0] for word in own):
-            # Numbers below zero are values.
+            # Negative numbers are values, not options.
             if re.fullmatch(r"-+[^\d.\s-]\S*", option) and option not in self._option_string_actions:
-                first = ", and the name of a dataset comes first" if self._subparsers else ""
+                first = "; the name of a dataset comes first" if self._subparsers else ""
                 self.error(f"unknown option {option}{first or nearest(option, self._option_string_actions)}")
         return super().parse_known_args(args, namespace)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """argparse's own check, with the nearest names instead of all."""
+        """Checks the choice as argparse does, but suggests the nearest names instead of all."""
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
             hint = nearest(str(value), names)
@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the names that begin with it or are spelt like it, if any."""
+    """Suggests the names that begin with ``name`` or resemble it, as the end of a message; '' if there are none."""
     name, bare = name.lstrip("-"), {known: known.lstrip("-") for known in names}
     similar = [known for known in bare.values() if known.startswith(name)][:3]
     similar = similar or difflib.get_close_matches(name, bare.values())
@@ -84,8 +84,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def make_parser() -> Parser:
-    """One subcommand a dataset, and `list`, `verify` and `reorder`."""
-    parser = Parser(prog="python -m data_prep", description=data_prep.__doc__.partition("\n\n")[0])
+    """One subcommand per dataset, and ``list``, ``verify`` and ``reorder``."""
+    parser = Parser(prog="python -m data_prep", description=plain(data_prep.__doc__.partition("\n\n")[0]))
     commands = parser.add_subparsers(metavar="DATASET", required=True)
     for dataset in DATASETS:
         add_dataset(commands.add_parser(dataset.name, help=dataset.title), dataset)
@@ -93,21 +93,26 @@ def make_parser() -> Parser:
     listing.set_defaults(run=lambda args: print_list())
     verifying = commands.add_parser("verify", help="check the files of a prepared folder against its dataset.json")
     verifying.add_argument("folder", type=Path, metavar="FOLDER")
-    verifying.set_defaults(run=lambda args: print(f"{args.folder}: {verify(args.folder)} files as they were made"))
-    reordering = commands.add_parser("reorder", help="write a prepared folder with the order of words of another one")
+    verifying.set_defaults(run=lambda args: print(f"{args.folder}: {verify(args.folder)} files are unchanged"))
+    reordering = commands.add_parser("reorder", help="write a prepared folder with the dictionaries of another one")
     add_dataset(reordering, Reorder({dataset.name: dataset for dataset in DATASETS}))
     return parser
 
 
 def add_dataset(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
-    """The options that all datasets have, and those of this one."""
-    parser.description = sys.modules[type(dataset).__module__].__doc__
+    """Adds the common options and those of ``dataset``."""
+    parser.description = plain(sys.modules[type(dataset).__module__].__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     dataset.add_arguments(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to make")
-    parser.add_argument("--overwrite", action="store_true", help="replace a prepared dataset that is there")
-    parser.add_argument("--raw-only", action="store_true", help="write the text alone; needs neither torch nor fairseq")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the output folder")
+    parser.add_argument("--overwrite", action="store_true", help="replace the prepared dataset in FOLDER")
+    parser.add_argument("--raw-only", action="store_true", help="write only the text; needs neither torch nor fairseq")
     parser.set_defaults(run=lambda args: prepare(dataset, args))
+
+
+def plain(docstring: str) -> str:
+    """A docstring as ``--help`` shows it, with single backticks."""
+    return docstring.replace("``", "`")
 
 
 def print_list() -> None:
@@ -136,18 +141,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def complain(message: str, code: int) -> int:
-    """Prints an error on one line and returns `code`."""
+    """Prints an error on one line and returns ``code``."""
     print("error:", " ".join(message.splitlines()), file=sys.stderr)
     return code
 
 
 def end(signal_number: int, frame: object) -> NoReturn:
-    """Ends the command as its own end would, with nothing left half made."""
+    """Exits on SIGTERM so that ``finally`` blocks run and remove unfinished files."""
     sys.exit(128 + signal_number)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, end)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # words of the data that the terminal has no characters for
+        stream.reconfigure(errors="backslashreplace")  # the terminal may lack characters of the data
     sys.exit(main())

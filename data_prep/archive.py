@@ -1,11 +1,11 @@
-"""Reads members of a tar archive in one pass from its beginning to its end; nothing of it is ever written to the disk.
+"""Reads members of a tar archive in one pass, without writing any of them to disk.
 
-An archive may be made to do harm. Refused as a whole, whatever is wanted of it, is one with
+The archive is untrusted. It is refused, whichever members are wanted, if it has
 
-    a path that leads out of it (absolute, or with `..`), or the same path twice
+    a path that leads out of it (absolute, or with ``..``), or the same path twice
     a link, a device, a pipe, or a sparse file: published data are plain files and folders
-    more bytes, unpacked, than its reader allows, or many more than it has packed (a bomb), or endless headers
-    an end that is missing, or a checksum of gzip that is wrong
+    too many bytes unpacked, a compression ratio that is too high (a bomb), or too many bytes of headers
+    no end (truncated), or a wrong gzip checksum
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import BinaryIO
 from data_prep.common import DataError
 from data_prep.text import shorten
 
-BLOCK = 1 << 16  # bytes read at a time
+BLOCK = 1 << 16  # bytes per read
 LARGEST = 1 << 35  # bytes, unpacked: 32 GiB
 MOST_MEMBERS = 100_000
-MOST_HEADERS = 1 << 20  # bytes before a member, and behind the last one
-RATIO = 100  # bytes unpacked for a packed one; text has less than 20
-HARMLESS = 1 << 24  # bytes that may be packed by any ratio: small archives are mostly filling
+MOST_HEADERS = 1 << 20  # bytes before a member and after the last one
+RATIO = 100  # unpacked bytes per packed byte; text has less than 20
+HARMLESS = 1 << 24  # bytes allowed at any ratio: small archives are mostly padding
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
 KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
@@ -39,7 +39,7 @@ KINDS = {
 
 
 class Header(tarfile.TarInfo):
-    """A header of `tarfile`. Left to itself, `tarfile` takes a damaged or missing one for the end of the archive."""
+    """A tar header. ``tarfile`` alone takes a damaged or missing header for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Header:
@@ -48,31 +48,32 @@ class Header(tarfile.TarInfo):
         except tarfile.EOFHeaderError:
             raise
         except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"{error} where a header should be") from None
+            raise tarfile.ReadError(f"{error} in place of a header") from None
 
 
 class Unpacked:
-    """The bytes of the archive, unpacked, as `tarfile` reads a stream; at most `allowed` of them."""
+    """The unpacked bytes as a stream for ``tarfile``, at most ``allowed`` of them."""
 
     def __init__(self, path: Path, packed: BinaryIO, stream: BinaryIO) -> None:
         self.path, self.packed, self.stream = path, packed, stream
         self.size, self.allowed = 0, MOST_HEADERS
 
     def read(self, size: int) -> bytes:
-        """The next bytes. Raises DataError for too many of them."""
+        """Returns the next bytes. Raises DataError if they are too many."""
         block = self.stream.read(size)
         self.size += len(block)
         if self.size > HARMLESS and self.size > RATIO * self.packed.tell():
             raise DataError(
-                f"{self.packed.tell():,} bytes unpack to {self.size:,} or more, as in no archive of data", self.path
+                f"{self.packed.tell():,} bytes unpack to {self.size:,} or more: no archive of data has such a ratio",
+                self.path,
             )
         if self.size > self.allowed:
-            raise DataError(f"more than {MOST_HEADERS:,} bytes of headers, or behind the end", self.path)
+            raise DataError(f"more than {MOST_HEADERS:,} bytes of headers, or after the end", self.path)
         return block
 
 
 class Member(io.RawIOBase):
-    """One file of the archive, until the next one is asked for. Reading raises DataError."""
+    """One file of the archive, readable until the next one is requested. Reading raises DataError."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self.path, self.stream = path, stream
@@ -89,26 +90,31 @@ class Member(io.RawIOBase):
 
 @contextmanager
 def complaints(path: Path) -> Iterator[None]:
-    """Turns what gzip and `tarfile` raise for a broken archive into DataError."""
+    """Converts errors of gzip and ``tarfile`` for a broken archive to DataError."""
     try:
         yield
     except DataError:
         raise
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError) as error:
         reason = "headers nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise DataError(f"not a whole archive of tar or tar.gz ({reason})", path) from None
+        raise DataError(f"not a complete tar or tar.gz archive ({reason})", path) from None
 
 
 def members(path: Path, wanted: Callable[[str], int | None], largest: int = LARGEST) -> Iterator[tuple[str, BinaryIO]]:
-    """Name and content of every wanted file of an archive (.tar, .tar.gz or .tgz), in their order there.
+    """Yields name and content of every wanted file of an archive (.tar, .tar.gz or .tgz), in archive order.
 
-    wanted   name -> greatest size in bytes, or None for a file that is passed over; names as in the archive, without
-             `./` at the beginning.
-    largest  of the whole archive, unpacked, in bytes.
+    A content is readable until the next one is requested; it need not be read to its end. The archive is fully checked
+    only when the iteration ends.
 
-    A content can be read until the next one is asked for, not to its end if that is not needed. That the archive is
-    whole is known when the iteration has come to its end. Raises DataError for what the module lists, for a wanted
-    file that is too large and for what is no archive; OSError where there is nothing to read.
+    Args:
+        path: the archive.
+        wanted: maps a name to the maximum size in bytes, or to None to skip the file. Names are those of the archive
+            without a leading ``./``.
+        largest: the maximum size of the whole archive, unpacked, in bytes.
+
+    Raises:
+        DataError: the archive is refused (see the module), is not an archive, or a wanted file is too large.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as packed, complaints(path):
         zipped = packed.read(2) == b"\x1f\x8b"
@@ -121,30 +127,30 @@ def members(path: Path, wanted: Callable[[str], int | None], largest: int = LARG
                 name = check_member(path, member, names)
                 end = member.offset_data + member.size
                 if end > largest:
-                    raise DataError(f"{end:,} bytes or more, unpacked; {largest:,} are expected at most", path)
+                    raise DataError(f"{end:,} bytes or more, unpacked; expected at most {largest:,}", path)
                 unpacked.allowed = end + MOST_HEADERS
                 limit = wanted(name) if member.type in REGULAR else None
                 if limit is not None and member.size > limit:
-                    raise DataError(f"has {member.size:,} bytes; {limit:,} are expected at most", path / name)
+                    raise DataError(f"has {member.size:,} bytes; expected at most {limit:,}", path / name)
                 if limit is not None:
                     yield name, io.BufferedReader(Member(path / name, archive.extractfile(member)), BLOCK)
-        while unpacked.read(BLOCK):  # gzip has its checksum at the end
+        while unpacked.read(BLOCK):  # the gzip checksum is at the end
             pass
 
 
 def check_member(path: Path, member: tarfile.TarInfo, names: set[str]) -> str:
-    """The name of a member, and adds it to those that are there. Raises DataError for a member that is refused."""
+    """Returns the name of a member and adds it to the known ones. Raises DataError for a refused member."""
     parts = [part for part in member.name.split("/") if part not in ("", ".")]
     name = "/".join(parts)
     if member.name.startswith("/") or ".." in parts or not member.name.isprintable():
-        raise DataError(f"refused: the path {shorten(member.name)} leads out of the archive, or is none", path)
+        raise DataError(f"refused: the path {shorten(member.name)} leads out of the archive, or is empty", path)
     if member.issparse() or member.type not in (*REGULAR, tarfile.DIRTYPE):
         kind = "a sparse file" if member.issparse() else KINDS.get(member.type, f"of the unknown type {member.type!r}")
         raise DataError(f"refused: {shorten(member.name)} is {kind}, neither a file nor a folder", path)
     if member.size < 0 or (member.size and member.isdir()):
         raise DataError(f"refused: {shorten(member.name)} has a size of {member.size:,} bytes", path)
     if name in names:
-        raise DataError(f"refused: {shorten(member.name)} is there twice", path)
+        raise DataError(f"refused: {shorten(member.name)} occurs twice", path)
     if len(names) == MOST_MEMBERS:
         raise DataError(f"refused: more than {MOST_MEMBERS:,} files and folders", path)
     names.add(name)
@@ -152,9 +158,9 @@ def check_member(path: Path, member: tarfile.TarInfo, names: set[str]) -> str:
 
 
 def read_members(path: Path, wanted: Mapping[str, int], largest: int = LARGEST) -> dict[str, bytes]:
-    """The content of small files of an archive: `wanted` maps their names to their greatest sizes in bytes.
+    """Returns the contents of small files of an archive, in the order of ``wanted`` (name -> maximum size in bytes).
 
-    Returns them in the order of `wanted`. Raises DataError as `members` does, and for a file that is not there.
+    Raises DataError as ``members`` does, and for a missing file.
     """
     found = {name: stream.read() for name, stream in members(path, wanted.get, largest)}
     missing = next((name for name in wanted if name not in found), None)

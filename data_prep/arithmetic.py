@@ -5,21 +5,22 @@
 
     expression  =  digit  |  "(" expression "+" expression ")"  |  "(" expression "*" expression ")"
 
-The target is one of ten classes. The depth of an expression is the greatest number of operations inside one another:
-the first example has depth 2. No expression has more than 50 tokens, and every set has equally many of each depth:
+The target is one of ten classes. The depth of an expression is its maximum number of nested operations: the first
+example has depth 2. Expressions have at most 50 tokens. Every set has equally many of each depth:
 
-    train   100,200: all 200 expressions of depth 1, and 100,000 of depths 2 to 5 (`--train`)
+    train   100,200: all 200 expressions of depth 1, and 100,000 of depths 2 to 5 (``--train``)
     valid   1,000 more of depths 2 to 5
     dev     1,000 of depth 6
     gen     1,000 of depths 7 and 8
 
-Line N of raw/SUBSET.type is the depth of example N, for accuracy by depth. Expressions are drawn as the authors draw
-them: an operand is again an operation with probability 0.2 in train and valid, 0.3 in dev and gen; what is then too
-shallow becomes the right operand of a further operation, until it is deep enough. Their generator counts digits as
-depth 1, its depths are one more.
+Line N of raw/SUBSET.type is the depth of example N, for accuracy by depth.
 
-Not as theirs: no example of valid is in train. Their in-distribution set has 1,200, of which 200, all of depth 1, are
-in their training set, and others by chance. The answers are not equally frequent: 0 is that of a quarter.
+Expressions are drawn as in the authors' code. An operand is an operation with probability 0.2 in train and valid, and
+0.3 in dev and gen. A tree that is too shallow becomes the right operand of a further operation, until it is deep
+enough. The authors' generator counts digits as depth 1, so its depths are larger by one.
+
+Departure from the authors: valid and train are disjoint. Their in-distribution set has 1,200 examples, of which 200,
+all of depth 1, are in their training set, and others by chance. Answers are not equally frequent: 0 has a quarter.
 
 Source: generated; Csordás 2023, section 5.2.2, and github.com/RobertCsordas/ndr, dataset/simple_arithmetic.py.
 """
@@ -52,8 +53,11 @@ Recipes = dict[str, tuple[range, float]]
 
 
 def recipes(deepest: int) -> Recipes:
-    """Subset -> depths and the probability that an operand is an operation; train has depth 1 besides. In the order of
-    the draws: what is drawn for evaluation is kept out of training. `deepest` is the greatest depth in training."""
+    """Maps a subset to its depths and the probability that an operand is an operation; train also has depth 1.
+
+    The order is that of the draws: evaluation examples are drawn first and excluded from training. ``deepest`` is the
+    maximum depth in training.
+    """
     trained = range(2, deepest + 1)
     return {
         "valid": (trained, 0.2),
@@ -67,22 +71,22 @@ DEEPEST = TRAIN_DEPTHS[-1]
 RECIPES = recipes(DEEPEST)
 ORDER = ("train", "valid", "dev", "gen")
 DEFAULT_TRAIN = 100_000
-# Three quarters of all 2 · (210² − 10²), as by the authors: the last ones would take for ever to be drawn.
+# Three quarters of all 2 · (210² − 10²), as in the authors' code: drawing the last ones would take too long.
 MOST_OF_DEPTH_2 = 66_000
 PUBLISHED = {"train": 100_200, "valid": 1_200, "dev": 1_000, "gen": 1_000}
 VOCABULARY = (14, 10)
 
 
 class Meaning(NamedTuple):
-    """What an expression evaluates to, 0 to 9, and its depth."""
+    """The value of an expression, 0 to 9, and its depth."""
 
     value: int
     depth: int
 
 
 def interpret(expression: str) -> Meaning:
-    """The value and the depth of an expression. Raises DataError if it is not one."""
-    # The operations whose brackets are open, with the left operand and the operator once these are known.
+    """Returns the value and the depth of an expression. Raises DataError if it is not one."""
+    # Open operations, with the left operand and the operator once known.
     open_operations: list[tuple[Meaning, str] | None] = []
     meaning: Meaning | None = None
     for position, word in enumerate(expression.split(" "), start=1):
@@ -112,7 +116,7 @@ class Drawn(NamedTuple):
 
 
 class Sampler:
-    """Draws expressions of the depths from `least` to `most`."""
+    """Draws expressions of depths ``least`` to ``most``."""
 
     def __init__(self, seed: Sequence[int], depths: range, probability: float) -> None:
         self.uniform = uniform(seed)
@@ -120,19 +124,19 @@ class Sampler:
         self.probability = probability
 
     def operand(self, limit: int) -> Drawn:
-        """A digit, or an operation of at most this depth."""
+        """Draws a digit, or an operation of at most this depth."""
         if limit == 0 or self.uniform() >= self.probability:
             return Drawn(DIGITS[int(10 * self.uniform())], 0)
         left, right = self.operand(limit - 1), self.operand(limit - 1)
         return self.operation(left, right)
 
     def operation(self, left: Drawn, right: Drawn) -> Drawn:
-        """The sum or the product of two operands."""
+        """Draws the sum or the product of two operands."""
         operator = "+*"[int(2 * self.uniform())]
         return Drawn(f"( {left.text} {operator} {right.text} )", 1 + max(left.depth, right.depth))
 
     def expression(self) -> Drawn:
-        """An expression that is deep enough. It may be too long."""
+        """Draws an expression of sufficient depth. It may be too long."""
         drawn = self.operand(self.most)
         while drawn.depth < self.least:
             drawn = self.operation(self.operand(self.most - 1), drawn)
@@ -140,13 +144,13 @@ class Sampler:
 
 
 def sample(subset: str, size: int, seed: int, taken: set[str], recipes: Recipes = RECIPES) -> Balance:
-    """So many different expressions as a subset has them, none of which is `taken`; they are then."""
+    """Draws the distinct expressions of a subset, none of them ``taken``, and adds them to ``taken``."""
     depths, probability = recipes[subset]
     sampler = Sampler((seed, list(recipes).index(subset)), depths, probability)
     balance = Balance(depths, size, taken)
     while balance.least() is not None:
         drawn = sampler.expression()
-        # Every token is one character, and one space stands between two.
+        # Tokens are single characters, separated by single spaces.
         if balance.wants(drawn.depth) and len(drawn.text) < 2 * LONGEST:
             balance.offer(drawn.text, *interpret(drawn.text))
     return balance
@@ -158,7 +162,7 @@ def single_operations() -> list[str]:
 
 
 class Arithmetic(Dataset):
-    """`python -m data_prep arithmetic`."""
+    """``python -m data_prep arithmetic``."""
 
     name = "arithmetic"
     title = "Simple arithmetic"
@@ -170,24 +174,22 @@ class Arithmetic(Dataset):
     splits = ("depth",)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        add_size_arguments(parser, DEFAULT_TRAIN, "training examples besides the 200 of depth 1")
+        add_size_arguments(parser, DEFAULT_TRAIN, "training examples, without the 200 of depth 1")
         parser.add_argument(
             "--deepest",
             type=number_between(2, DEEPEST),
             default=DEEPEST,
             metavar="DEPTH",
-            help=f"the greatest depth in train, 2 to {DEEPEST}: less than {DEEPEST}, the paper's, makes a smaller "
-            f"task of our own",
+            help=f"maximum depth in train, 2 to {DEEPEST} (the paper's); less gives a smaller task of our own",
         )
 
     def request(self, args: argparse.Namespace) -> Json:
-        # Depth 1 is all in train; the others have equally many, and of depth 2 there are the fewest.
+        # Depth 1 is all in train; the others have equally many, and depth 2 has the fewest expressions.
         wanted = sum(-(-number // (args.deepest - 1)) for number in (args.train, args.test))
         if wanted > MOST_OF_DEPTH_2:
             raise UsageError(
-                f"--train {args.train} and --test {args.test} want {wanted:,} expressions of depth 2, of which there "
-                f"are "
-                f"88,000, and {MOST_OF_DEPTH_2:,} are the most here: ask for fewer, or raise --deepest"
+                f"--train {args.train} and --test {args.test} need {wanted:,} expressions of depth 2; at most "
+                f"{MOST_OF_DEPTH_2:,} of the 88,000 are drawn: lower them, or raise --deepest"
             )
         return size_request(args) | ({} if args.deepest == DEEPEST else {"deepest": args.deepest})
 
@@ -208,8 +210,7 @@ class Arithmetic(Dataset):
             pairs,
             PUBLISHED if deepest == DEEPEST else {},
             f"depths 1 to {deepest} in train, 2 to {deepest} in valid, {deepest + 1} in dev, {deepest + 2} and "
-            f"{deepest + 3} in gen,"
-            " equally many of each but of depth 1",
+            f"{deepest + 3} in gen, equally many of each but of depth 1",
             "generated by the authors' procedure, with a seed of our own",
             {"generator": "data_prep.arithmetic"},
             VOCABULARY,

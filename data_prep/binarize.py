@@ -1,4 +1,4 @@
-"""Binarizes the raw text with fairseq's own classes, into what `fairseq-preprocess` would write for the same text."""
+"""Binarizes raw text with fairseq's classes, with the output of ``fairseq-preprocess`` for the same text."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ LANGUAGES = ("src", "tgt")
 
 
 def require_fairseq() -> None:
-    """Raises DataError if fairseq, or the torch it needs, cannot be imported."""
+    """Raises DataError if fairseq or torch cannot be imported."""
     try:
         import fairseq.data  # noqa: F401
     except ImportError as error:
         raise DataError(
-            f"binarizing needs fairseq ({error}): install it, or make the text alone by --raw-only"
+            f"binarizing needs fairseq ({error}): install it, or use --raw-only to write only the text"
         ) from None
 
 
 def binarize(folder: Path, subsets: Iterable[str], joined: bool = False, words: Iterable[str] = ()) -> None:
-    """Makes `dict.{src,tgt}.txt` and `SUBSET.src-tgt.{src,tgt}.{bin,idx}` of `raw/SUBSET.{src,tgt}`, all in `folder`.
+    """Makes ``dict.{src,tgt}.txt`` and ``SUBSET.src-tgt.{src,tgt}.{bin,idx}`` from
+    ``raw/SUBSET.{src,tgt}``, all in ``folder``.
 
-    The dictionaries hold `words` and those of all subsets, in the order of `make_dictionary`, and no filling up to a
-    multiple of 8: a word seen in testing alone has an embedding rather than being unknown, and the sizes are those of
-    the papers plus fairseq's four specials. If `joined`, both dictionaries are the same one, with the words of both
-    languages: embeddings can then be shared.
+    The dictionaries hold ``words`` and the words of all subsets, in the order of ``make_dictionary``, without padding
+    to a multiple of 8. So a word that occurs only in testing has an embedding, and sizes are those of the papers plus
+    fairseq's four specials. With ``joined``, both dictionaries are the same, with the words of both languages, so
+    embeddings can be shared.
 
     Raises DataError for a word that is one of fairseq's specials.
     """
@@ -46,7 +47,7 @@ def binarize(folder: Path, subsets: Iterable[str], joined: bool = False, words: 
 
 
 def binarize_like(folder: Path, subsets: Iterable[str], other: Path) -> None:
-    """Does what `binarize` does, with the dictionaries of another folder. Raises DataError for a word they lack."""
+    """Binarizes with the dictionaries of another folder. Raises DataError for a word that they lack."""
     from fairseq.data import Dictionary
 
     for language in LANGUAGES:
@@ -61,16 +62,16 @@ def texts_of(folder: Path, subsets: Iterable[str], languages: Iterable[str]) -> 
 
 
 def write_texts(folder: Path, subsets: Iterable[str], language: str, dictionary: Dictionary) -> None:
-    """Makes the indexed datasets of one language. Raises DataError for a word that the dictionary lacks."""
+    """Writes the indexed datasets of one language. Raises DataError for a word that the dictionary lacks."""
     for text in texts_of(folder, subsets, [language]):
         entries = progress(numbered(text, dictionary), f"binarizing {text.name}", unit=" lines")
         write_indexed(folder / f"{text.stem}.{'-'.join(LANGUAGES)}.{language}", entries, len(dictionary))
 
 
 def write_indexed(prefix: Path, entries: Iterable[list[int]], symbols: int) -> int:
-    """Writes lists of numbers below `symbols` as fairseq's memory-mapped dataset, `prefix`.{bin,idx}.
+    """Writes lists of numbers below ``symbols`` as fairseq's memory-mapped dataset, ``prefix``.{bin,idx}.
 
-    Returns how many numbers there are. What fairseq's builder would write, without a tensor for every list.
+    The bytes are those of fairseq's builder, without a tensor per list. Returns how many numbers were written.
     """
     import numpy
     from fairseq.data import indexed_dataset
@@ -87,9 +88,9 @@ def write_indexed(prefix: Path, entries: Iterable[list[int]], symbols: int) -> i
 
 
 def numbered(text: Path, dictionary: Dictionary) -> Iterator[list[int]]:
-    """The words of every line as their numbers in the dictionary, and the end symbol. Raises DataError.
+    """Yields every line as the numbers of its words and of the end symbol. Raises DataError for an unknown word.
 
-    What `Dictionary.encode_line` gives, in a fraction of its time: it is called for millions of lines.
+    Equals ``Dictionary.encode_line``, in a fraction of its time: there are millions of lines.
     """
     indices, eos = dictionary.indices, dictionary.eos()
     for number, line in enumerate(lines_of(text), start=1):
@@ -100,15 +101,17 @@ def numbered(text: Path, dictionary: Dictionary) -> Iterator[list[int]]:
 
 
 def lines_of(text: Path) -> Iterator[str]:
-    """The lines of a file that `text.write_lines` wrote."""
+    """Yields the lines of a file written by ``text.write_lines``."""
     with text.open(encoding="utf-8", newline="\n") as stream:
         yield from stream
 
 
 def link_labels(folder: Path, subsets: Iterable[str]) -> None:
-    """Shows a binarized corpus in the form of fairseq's `sentence_prediction`: the sources as
-    `input0/SUBSET.{bin,idx}`, the targets, one word each, as `label/SUBSET.{bin,idx}`, and `dict.txt` in both. The
-    files are the same ones (hard links), or copies where the file system has no links."""
+    """Links a binarized corpus into the form of fairseq's ``sentence_prediction``.
+
+    Sources become ``input0/SUBSET.{bin,idx}``, targets (one word each) ``label/SUBSET.{bin,idx}``, with ``dict.txt`` in
+    both. The files are hard links, or copies where the file system has no links.
+    """
     pair = "-".join(LANGUAGES)
     for language, name in zip(LANGUAGES, ("input0", "label"), strict=True):
         place = folder / name
@@ -120,7 +123,7 @@ def link_labels(folder: Path, subsets: Iterable[str]) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Makes `target` the same file as `source`, or else a copy of it."""
+    """Makes ``target`` a hard link to ``source``, or a copy."""
     try:
         os.link(source, target)
     except OSError:
@@ -128,10 +131,10 @@ def link(source: Path, target: Path) -> None:
 
 
 def make_dictionary(texts: Iterable[Path], words: Iterable[str] = ()) -> Dictionary:
-    """fairseq's dictionary of `words` and the words in all `texts`, with how often they are there.
+    """Makes fairseq's dictionary of ``words`` and the words in all ``texts``, with their frequencies.
 
-    The specials come first, then the words in the order of their code points. So texts of the same words have the same
-    dictionary, however often each word is in them, and a model of one text can read the other.
+    The specials come first, then the words in the order of their code points. So texts with the same words have the
+    same dictionary, whatever the frequencies, and a model of one text can read the other.
     """
     from fairseq.data import Dictionary
 
@@ -144,7 +147,7 @@ def make_dictionary(texts: Iterable[Path], words: Iterable[str] = ()) -> Diction
             found = line.split()
             if not specials.isdisjoint(found):
                 word = next(word for word in found if word in specials)
-                raise DataError(f"{word} is a symbol of fairseq's own and cannot be a word", text.name, number)
+                raise DataError(f"{word} is a special symbol of fairseq and cannot be a word", text.name, number)
             counts.update(found)
     for word in sorted(counts):
         dictionary.add_symbol(word, n=counts[word])

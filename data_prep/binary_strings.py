@@ -1,6 +1,6 @@
-"""What PARITY and FIRST share: random strings of 0 and 1 of chosen lengths, a token CLS, and two classes.
+"""PARITY and FIRST: random strings of 0 and 1 of chosen lengths, a token CLS, and two classes.
 
-Both show whether a transformer generalizes from short strings to long ones (Chiang & Cholak 2022).
+Both test generalization of transformers from short to long strings (Chiang & Cholak 2022).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from data_prep.packed import PackedPairs
 from data_prep.text import shorten
 
 CLS = "CLS"
-# The transformer of the paper, but for its number of heads.
+# The transformer of the paper, without its number of heads.
 SIZES = "sg_encoder --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 64"
 LONGEST = 10_000  # symbols
-# Strings of a length: the default number, and the least and the most that can be asked for.
+# Strings per length: default, minimum and maximum.
 TRAIN_SIZES, TEST_SIZES = (10_000, 100, 1_000_000), (1_000, 10, 100_000)
 DEFAULT_SEED = 1
-HELD_OUT = 10  # valid has at most one in so many of all strings of a length
+HELD_OUT = 10  # valid has at most 1 / HELD_OUT of all strings of a length
 VOCABULARY = (3, 2)
 Strings = dict[int, list[str]]
 
 
 class BinaryStrings(Dataset):
-    """A language of strings of 0 and 1, and the examples made of them."""
+    """A language over 0 and 1, and its labelled examples."""
 
     source = "its rule (Chiang & Cholak 2022)"
     licence = "none (generated)"
@@ -42,7 +42,9 @@ class BinaryStrings(Dataset):
 
     @abstractmethod
     def example(self, string: str) -> Pair:
-        """The symbols of a string, at least one, and CLS as tokens; and `1` if it is in the language, `0` if not."""
+        """Returns the symbols of a nonempty string and CLS as tokens, with the target ``1`` if it is in
+        the language, else ``0``.
+        """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         for name, what in (("train", "train and valid"), ("test", "gen")):
@@ -51,7 +53,7 @@ class BinaryStrings(Dataset):
                 type=lengths,
                 required=True,
                 metavar="LENGTHS",
-                help=f"the lengths of the strings in {what}, CLS not counted, such as 30 or 10,30 or 1-40",
+                help=f"lengths of the strings in {what} without CLS, such as 30 or 10,30 or 1-40",
             )
         for name, sizes, what in (("train", TRAIN_SIZES, "train"), ("test", TEST_SIZES, "valid and gen each")):
             default, least, most = sizes
@@ -60,23 +62,27 @@ class BinaryStrings(Dataset):
                 type=number_between(least, most),
                 default=default,
                 metavar="N",
-                help=f"strings of every length in {what} (default: {default})",
+                help=f"strings per length in {what} (default: {default})",
             )
         parser.add_argument(
-            "--seed", type=seed_number, default=DEFAULT_SEED, metavar="N", help=f"of the draw (default: {DEFAULT_SEED})"
+            "--seed",
+            type=seed_number,
+            default=DEFAULT_SEED,
+            metavar="N",
+            help=f"seed of the draw (default: {DEFAULT_SEED})",
         )
 
     def request(self, args: argparse.Namespace) -> Json:
         common = sorted(set(args.train_lengths) & set(args.test_lengths))
         if common:
             raise UsageError(
-                f"length {common[0]} is in --train-lengths and --test-lengths: valid is for training lengths, gen for"
-                " others"
+                f"length {common[0]} is in --train-lengths and --test-lengths: valid has "
+                "training lengths, gen has others"
             )
         if all(number_held_out(length, args.test) == 0 for length in args.train_lengths):
             raise UsageError(
-                f"--train-lengths: {2 ** max(args.train_lengths)} strings are too few to keep some for valid;"
-                f" add a length of {shortest_held_out()} or more"
+                f"--train-lengths: {2 ** max(args.train_lengths)} strings are too few for a valid set; add a length "
+                f"of {shortest_held_out()} or more"
             )
         names = ("train_lengths", "test_lengths", "train", "test", "seed")
         return {name: getattr(args, name) for name in names}
@@ -101,7 +107,7 @@ class BinaryStrings(Dataset):
 
 
 def lengths(text: str) -> list[int]:
-    """The argument type of lengths: numbers and ranges between commas; returns them in ascending order, each once."""
+    """Argument type: numbers and ranges, separated by commas. Returns them in ascending order without repetitions."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
@@ -115,7 +121,7 @@ def lengths(text: str) -> list[int]:
 
 
 def named(numbers: list[int]) -> str:
-    """Lengths as `lengths` takes them, runs as ranges."""
+    """Formats lengths as ``lengths`` reads them, with runs as ranges."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -126,17 +132,17 @@ def named(numbers: list[int]) -> str:
 
 
 def number_held_out(length: int, wanted: int) -> int:
-    """How many strings of a length valid has: those wanted, but at most a tenth of all there are."""
+    """The number of strings of a length in valid: ``wanted``, but at most a tenth of all strings."""
     return min(wanted, (1 << length) // HELD_OUT)
 
 
 def shortest_held_out() -> int:
-    """The least length of which valid can have a string."""
+    """The minimum length of strings in valid."""
     return HELD_OUT.bit_length()
 
 
 def draws(length: int, seed: tuple[int, ...]) -> Iterator[str]:
-    """Strings of a length without end, each uniform among all, by numpy's frozen legacy generator."""
+    """Yields strings of a length without end, uniformly, from numpy's frozen legacy generator."""
     generator = RandomState(list(seed))
     while True:
         bits = (generator.random_sample(length) >= 0.5).astype(np.uint8)
@@ -144,7 +150,7 @@ def draws(length: int, seed: tuple[int, ...]) -> Iterator[str]:
 
 
 def different(length: int, number: int, seed: tuple[int, ...]) -> list[str]:
-    """The first so many different strings of the draws; at most 2 ** length."""
+    """The first ``number`` distinct strings of the draws; at most 2 ** length."""
     found: dict[str, None] = {}
     stream = draws(length, seed)
     while len(found) < number:
@@ -153,7 +159,7 @@ def different(length: int, number: int, seed: tuple[int, ...]) -> list[str]:
 
 
 def others(length: int, number: int, seed: tuple[int, ...], but: set[str]) -> list[str]:
-    """The first so many strings of the draws, repetitions included, that are not among `but`."""
+    """The first ``number`` strings of the draws that are not in ``but``, with repetitions."""
     stream = (string for string in draws(length, seed) if string not in but)
     return [next(stream) for _ in range(number)]
 

@@ -5,25 +5,29 @@
     Did M0 's star influence M1  ->  SELECT count ( * ) WHERE { ?x0 film.actor.film/ns:film.performance.film M0 .
                                      ?x0 influence.influence_node.influenced M1 }
 
-Of every record only questionPatternModEntities and sparqlPatternModEntities are used, and put into words as the
-reference does (transformer_generalization, Csordás et al. 2021). Questions: every punctuation mark of ASCII is a word,
-so that M0's is M0 ' s. Queries: words are between white space, `count(*)` is four of them; of each word, one `ns:` at
-its beginning goes, and `m.` at what is then its beginning becomes `m_`. Source and target share one dictionary.
+Records are used with their questionPatternModEntities and sparqlPatternModEntities, tokenized as in the reference
+(transformer_generalization, Csordás et al. 2021):
+
+    questions   every ASCII punctuation mark is a word, so M0's is M0 ' s
+    queries     words are separated by white space; ``count(*)`` is four words; a word loses one leading ``ns:``, then a
+                leading ``m.`` becomes ``m_``
+
+Source and target share one dictionary.
 
 Splits, by the official index files:
 
-    mcd1, mcd2, mcd3            maximum compound divergence: 95,743 to train, 11,968 `dev`, 11,968 `gen`
-    query_complexity_split      training queries are short, those of `dev` and `gen` long ("output length")
+    mcd1, mcd2, mcd3            maximum compound divergence: 95,743 to train, 11,968 ``dev``, 11,968 ``gen``
+    query_complexity_split      training queries are short, those of ``dev`` and ``gen`` long ("output length")
     question_complexity_split, question_pattern_split, query_pattern_split
                                 likewise by the complexity or the pattern of question or query
-    random_split                `train`, `valid` and `test` are drawn alike
+    random_split                ``train``, ``valid`` and ``test`` are drawn alike
 
-But for random_split, `dev` has the distribution of `gen`, not of training. The training set is whole by default. The
-authors advise to tune on a part of it: `--holdout 0.1` takes a tenth, as `valid`.
+``dev`` has the distribution of ``gen``, not of training, except with random_split. By default the training set is
+complete. The authors recommend tuning on a part of it: ``--holdout 0.1`` takes a tenth as ``valid``.
 
-Source: cfq1.1.tar.gz of github.com/google-research/google-research/tree/master/cfq, CC BY 4.0: `--archive FILE`, or
-`--raw-dir FOLDER` for the unpacked folder `cfq`. Neither its size nor its hash is known here: the hashes of what was
-read are recorded, and the sizes of the subsets are checked. This has been run on small invented files of the same form,
+Source: cfq1.1.tar.gz of github.com/google-research/google-research/tree/master/cfq, CC BY 4.0: ``--archive FILE``, or
+``--raw-dir FOLDER`` for the unpacked folder ``cfq``. Its size and hash are not known here. The hashes of the input
+are recorded, and the sizes of the subsets are checked. The code was tested on small invented files of the same form,
 never on the archive itself.
 """
 
@@ -65,7 +69,7 @@ PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 
 
 class Cfq(Dataset):
-    """`python -m data_prep cfq`."""
+    """``python -m data_prep cfq``."""
 
     name = "cfq"
     title = "CFQ"
@@ -79,15 +83,17 @@ class Cfq(Dataset):
         parser.add_argument("--split", required=True, choices=self.splits, metavar="SPLIT", help=", ".join(self.splits))
         source = parser.add_mutually_exclusive_group(required=True)
         source.add_argument("--archive", type=Path, metavar="FILE", help="the official cfq1.1.tar.gz")
-        source.add_argument("--raw-dir", type=Path, metavar="FOLDER", help="the folder cfq that was unpacked from it")
+        source.add_argument("--raw-dir", type=Path, metavar="FOLDER", help="the folder cfq unpacked from it")
         parser.add_argument(
             "--holdout",
             type=share,
             metavar="F",
-            help="share of the training questions that becomes valid (default: 0, which keeps the published training "
-            "set whole and makes no valid; not with random_split, which has its own)",
+            help="share of the training questions that becomes valid (default: 0, no valid; not with "
+            "random_split, which has its own)",
         )
-        parser.add_argument("--seed", type=seed_number, metavar="N", help=f"of --holdout (default: {DEFAULT_SEED})")
+        parser.add_argument(
+            "--seed", type=seed_number, metavar="N", help=f"seed of --holdout (default: {DEFAULT_SEED})"
+        )
 
     def request(self, args: argparse.Namespace) -> Json:
         holdout = args.holdout or 0.0
@@ -96,7 +102,7 @@ class Cfq(Dataset):
                 raise UsageError("--holdout does not go with random_split, which has its own validation set")
             holdout = None
         if args.seed is not None and not holdout:
-            raise UsageError("--seed changes nothing: nothing is held out")
+            raise UsageError("--seed has no effect: nothing is held out")
         seed = DEFAULT_SEED if args.seed is None else args.seed
         return {
             "split": args.split,
@@ -124,9 +130,7 @@ class Cfq(Dataset):
 
 
 def source_files(args: argparse.Namespace) -> list[Path]:
-    """The archive, or those that are there of the files that are read of the folder. Raises DataError if it is not
-    there.
-    """
+    """The archive, or the existing files of the folder that are read. Raises DataError if there are none."""
     if args.archive is None:
         dataset = find_dataset(args.raw_dir)
         return [path for path in (dataset, dataset.parent / "splits" / f"{args.split}.json") if path.is_file()]
@@ -136,12 +140,12 @@ def source_files(args: argparse.Namespace) -> list[Path]:
 
 
 def question_words(question: str) -> str:
-    """A question as words between single spaces."""
+    """Splits a question into words between single spaces."""
     return " ".join(PUNCTUATION.sub(r" \1 ", question).split())
 
 
 def query_words(query: str) -> str:
-    """A query as words between single spaces."""
+    """Splits a query into words between single spaces."""
     words = (word.removeprefix("ns:") for word in query.replace("count(*)", "count ( * )").split())
     return " ".join("m_" + word.removeprefix("m.") if word.startswith("m.") else word for word in words if word)
 

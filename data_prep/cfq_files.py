@@ -1,6 +1,6 @@
-"""Reads the files of CFQ: dataset.json of some 4 GB record by record, never whole, from a folder or out of the archive.
+"""Reads the files of CFQ: dataset.json (some 4 GB) record by record, from a folder or out of the archive.
 
-The archive is read from its beginning to its end, once, and nothing of it is written to the disk.
+The archive is read once, from beginning to end, without writing any of it to disk.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from data_prep.archive import members
 from data_prep.common import DataError, Json, Pair
 from data_prep.progress import progress
 
-BLOCK = 1 << 20  # bytes read at a time
+BLOCK = 1 << 20  # bytes per read
 LARGEST_DATASET, LARGEST_SPLIT = 1 << 34, 1 << 26  # bytes; the official ones have some 4 GB and 2 MB
 LONGEST_RECORD = 1 << 24  # characters; records have some 20,000
 KEYS = ("questionPatternModEntities", "sparqlPatternModEntities")
 PARTS = ("trainIdxs", "devIdxs", "testIdxs")
 DECODER = json.JSONDecoder()
-# What puts a question, and what puts a query, into words between single spaces.
+# Tokenizers of questions and of queries: words between single spaces.
 Words = tuple[Callable[[str], str], Callable[[str], str]]
 
 
 class Content(NamedTuple):
-    """All pairs, the indices of one split by the names in `PARTS`, and the descriptions of the two files."""
+    """All pairs, the indices of one split under the names in ``PARTS``, and the descriptions of the two files."""
 
     pairs: list[Pair]
     indices: dict[str, list[int]]
@@ -35,7 +35,7 @@ class Content(NamedTuple):
 
 
 class Hashed:
-    """A binary stream that is read once, in blocks; it counts and hashes what was read."""
+    """A binary stream that is read once, in blocks, and counts and hashes its bytes."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.size, self.hash = stream, 0, hashlib.sha256()
@@ -47,12 +47,12 @@ class Hashed:
             yield block
 
     def describe(self, name: str) -> Json:
-        """The entry in `dataset.json`, after everything was read."""
+        """The entry in ``dataset.json``, after everything has been read."""
         return {"name": name, "bytes": self.size, "sha256": self.hash.hexdigest()}
 
 
 class Window:
-    """The text of a file in UTF-8, of which only the part that is being read is in memory."""
+    """The UTF-8 text of a file, of which only the current part is in memory."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self.blocks = blocks
@@ -60,7 +60,7 @@ class Window:
         self.text, self.position = "", 0
 
     def more(self) -> bool:
-        """Takes in the next block; False at the end. Raises UnicodeDecodeError."""
+        """Reads the next block; returns False at the end. Raises UnicodeDecodeError."""
         block = next(self.blocks, b"")
         self.text = self.text[self.position :] + self.decode(block, final=not block)
         self.position = 0
@@ -75,13 +75,13 @@ class Window:
                 return self.text[self.position : self.position + 1]
 
     def skip(self) -> str:
-        """Goes behind what `peek` returns, and returns it."""
+        """Returns the character of ``peek`` and moves past it."""
         character = self.peek()
         self.position += len(character)
         return character
 
     def record(self) -> Json:
-        """The JSON object that begins at the next character. Raises ValueError, RecursionError."""
+        """Reads the JSON object at the next character. Raises ValueError or RecursionError."""
         if self.peek() != "{":
             raise ValueError(f"'{{' expected, not {self.peek() or 'the end'!r}")
         while True:
@@ -94,9 +94,9 @@ class Window:
 
 
 def records(blocks: Iterator[bytes], path: Path) -> Iterator[Json]:
-    """The objects of a file that is one JSON list of objects, one after the other.
+    """Yields the objects of a JSON file that is one list of objects.
 
-    Raises DataError, with the number of the record counted from 0, for anything else.
+    Raises DataError with the number of the record, counted from 0, for any other content.
     """
     window, number = Window(blocks), 0
     try:
@@ -111,7 +111,7 @@ def records(blocks: Iterator[bytes], path: Path) -> Iterator[Json]:
             if separator != ",":
                 raise ValueError(f"',' or ']' expected before it, not {separator or 'the end'!r}")
         if window.peek():
-            raise DataError(f"goes on behind the list of {number:,} records", path)
+            raise DataError(f"continues after the list of {number:,} records", path)
     except (ValueError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
@@ -119,14 +119,14 @@ def records(blocks: Iterator[bytes], path: Path) -> Iterator[Json]:
 
 
 def reason(error: Exception) -> str:
-    """What is wrong, for a message."""
+    """Describes ``error`` for a message."""
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8, byte 0x{error.object[error.start]:02x}"
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def read_pairs(blocks: Iterator[bytes], path: Path, words: Words) -> list[Pair]:
-    """The question and the query of every record, each put into words by one of the two functions. Raises DataError."""
+    """Returns question and query of every record, each tokenized by its function. Raises DataError."""
     pairs = []
     for number, record in enumerate(progress(records(blocks, path), "reading dataset.json", unit=" records")):
         for key in KEYS:
@@ -135,13 +135,15 @@ def read_pairs(blocks: Iterator[bytes], path: Path, words: Words) -> list[Pair]:
         pair = Pair(*(split(record[key]) for split, key in zip(words, KEYS, strict=True)))
         for key, text in zip(KEYS, pair, strict=True):
             if not text or not text.isprintable():
-                raise DataError(f"record {number:,} (counted from 0): {key} is not words: {text[:60]!a}", path)
+                raise DataError(
+                    f"record {number:,} (counted from 0): {key} does not consist of words: {text[:60]!a}", path
+                )
         pairs.append(pair)
     return pairs
 
 
 def read_indices(blocks: Iterator[bytes], path: Path) -> dict[str, list[int]]:
-    """The content of a split file: three lists of different positions in dataset.json. Raises DataError."""
+    """Reads a split file: three lists of distinct positions in dataset.json. Raises DataError."""
     try:
         found: Any = json.loads(b"".join(blocks))
     except (ValueError, RecursionError) as error:
@@ -152,13 +154,13 @@ def read_indices(blocks: Iterator[bytes], path: Path) -> dict[str, list[int]]:
         if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
             raise DataError(f"{part} is not a list of positions", path)
         if len(numbers) != len(set(numbers)) or not seen.isdisjoint(numbers):
-            raise DataError(f"{part} has a position that is there already", path)
+            raise DataError(f"{part} has a position twice", path)
         seen.update(numbers)
     return {part: found[part] for part in PARTS}
 
 
 class Reader:
-    """Takes in dataset.json and the file of one split, in whatever order they come."""
+    """Reads dataset.json and the file of one split, in any order."""
 
     def __init__(self, split: str, words: Words) -> None:
         self.places = ("dataset.json", f"splits/{split}.json")
@@ -168,7 +170,7 @@ class Reader:
         self.files: dict[str, Json] = {}
 
     def take(self, place: str, stream: BinaryIO, path: Path) -> None:
-        """Reads one of `places`; `path` is for messages. Raises DataError."""
+        """Reads one of ``places``; ``path`` is for messages. Raises DataError."""
         data = Hashed(stream)
         if place == "dataset.json":
             self.pairs = read_pairs(data.blocks(), path, self.words)
@@ -177,21 +179,21 @@ class Reader:
         self.files[place] = data.describe(f"cfq/{place}")
 
     def content(self, path: Path) -> Content:
-        """Puts both together. Raises DataError if one did not come, or if the split names a record that is missing."""
+        """Joins both files. Raises DataError if one is missing, or if the split names a missing record."""
         for place in self.places:
             if place not in self.files:
                 raise DataError(f"has no cfq/{place}", path)
         greatest = max((number for numbers in self.indices.values() for number in numbers), default=0)
         if greatest >= len(self.pairs):
             last = len(self.pairs) - 1
-            raise DataError(f"{self.places[1]} names record {greatest:,}, and dataset.json ends with {last:,}", path)
+            raise DataError(f"{self.places[1]} names record {greatest:,}, but dataset.json ends at {last:,}", path)
         return Content(self.pairs, self.indices, [self.files[place] for place in self.places])
 
 
 def read_folder(folder: Path, split: str, words: Words) -> Content:
-    """Reads an unpacked archive: `folder` is `cfq` or has it. Raises DataError."""
+    """Reads an unpacked archive: ``folder`` is ``cfq`` or contains it. Raises DataError."""
     reader, base = Reader(split, words), find_dataset(folder).parent
-    for place in reversed(reader.places):  # the small file first: what is wrong with it is then said at once
+    for place in reversed(reader.places):  # the small file first, so its errors come at once
         if not (base / place).is_file():
             raise DataError(f"has no {place}", base)
         with (base / place).open("rb") as stream:
@@ -200,7 +202,7 @@ def read_folder(folder: Path, split: str, words: Words) -> Content:
 
 
 def find_dataset(folder: Path) -> Path:
-    """Where dataset.json is. Raises DataError."""
+    """The path of dataset.json. Raises DataError if there is none."""
     for path in (folder / "dataset.json", folder / "cfq" / "dataset.json"):
         if path.is_file():
             return path
@@ -208,7 +210,7 @@ def find_dataset(folder: Path) -> Path:
 
 
 def read_archive(path: Path, split: str, words: Words) -> Content:
-    """Reads the archive from its beginning to its end; see `archive.members` for what is refused. Raises DataError."""
+    """Reads the archive from beginning to end. Raises DataError, also for what ``archive.members`` refuses."""
     reader = Reader(split, words)
     limits = dict(zip(reader.places, (LARGEST_DATASET, LARGEST_SPLIT), strict=True))
     for name, stream in members(path, lambda name: limits.get(name.removeprefix("cfq/"))):

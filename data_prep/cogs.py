@@ -5,7 +5,7 @@
     The captain ate .             ->  * captain ( x _ 1 ) ; eat . agent ( x _ 2 , x _ 1 )
     shark                         ->  LAMBDA a . shark ( a )
 
-The four subsets are four official files of three columns, sentence, logical form and type, all split into words:
+The four subsets are four official files with three columns, sentence, logical form and type, all split into words:
 
     train   24,155: 24,000 sentences, 143 single words (primitives) and 12 sentences that show one word in one role each
     valid   3,000 sentences like those of training (dev.tsv)
@@ -13,12 +13,12 @@ The four subsets are four official files of three columns, sentence, logical for
     gen     21,000 in 21 types of generalization, 1,000 each: 18 lexical (known words in new roles), 3 structural
             (deeper recursion of clauses, or of prepositional phrases, and such phrases at the subject)
 
-No sentence is in two subsets. Sources and targets share one dictionary, 871 words. The type of line N of raw/SUBSET.src
-is line N of raw/SUBSET.type: evaluation logs the accuracy of the lexical and of the structural types, and of each
-of them with `--accuracy-by types`.
+Subsets have no sentence in common. Sources and targets share one dictionary of 871 words. Line N of raw/SUBSET.type is
+the type of line N of raw/SUBSET.src. Evaluation logs the accuracy of the lexical and of the structural types, and of
+each type with ``--accuracy-by types``.
 
 On 2022-09-13 the authors corrected 51 logical forms of gen.tsv, all of type obj_pp_to_subj_pp (theme instead of agent
-for subjects of unaccusative verbs). Papers of 2021 and before used the old file: `--gen-2021` takes that one instead.
+for subjects of unaccusative verbs). Papers of 2021 and before used the old file, which ``--gen-2021`` takes.
 
 Source: github.com/najoungkim/COGS, MIT licence.
 """
@@ -84,7 +84,7 @@ TYPES = {
 
 
 class Cogs(Dataset):
-    """`python -m data_prep cogs`."""
+    """``python -m data_prep cogs``."""
 
     name = "cogs"
     title = "COGS"
@@ -98,7 +98,7 @@ class Cogs(Dataset):
         parser.add_argument(
             "--gen-2021",
             action="store_true",
-            help="take gen.tsv as it was before the correction of 51 logical forms in September 2022",
+            help="use gen.tsv from before the correction of 51 logical forms in September 2022",
         )
         add_source_arguments(parser, BASE_URL)
 
@@ -123,7 +123,7 @@ class Cogs(Dataset):
 
 
 def files_of(args: argparse.Namespace) -> OfficialFiles:
-    """Where the official files come from."""
+    """The locations of the official files."""
     return OfficialFiles(args, Cogs.name, BASE_URL_2021 if args.gen_2021 else BASE_URL)
 
 
@@ -133,12 +133,12 @@ def official_files(gen_2021: bool) -> dict[str, OfficialFile]:
 
 
 def load(file: OfficialFile, source: OfficialFiles, subset: str) -> tuple[list[Pair], list[str]]:
-    """The pairs and the types of an official file. Raises DataError."""
+    """Reads the pairs and the types of an official file. Raises DataError."""
     path, data = source.read(file)
     pairs, types = parse(path, data, TYPES[subset])
     other = {FILES["gen"]: GEN_2021, GEN_2021: FILES["gen"]}.get(file)
     if other is not None and other.matches(data):
-        advice = "--gen-2021 takes it" if other is GEN_2021 else "leave --gen-2021 out, or get the old one"
+        advice = "--gen-2021 takes it" if other is GEN_2021 else "omit --gen-2021, or get the old file"
         age = "of 2021, before 51 logical forms were corrected" if other is GEN_2021 else "of September 2022"
         raise DataError(f"this is the gen.tsv {age}: {advice}", path)
     file.check(path, data)
@@ -146,10 +146,12 @@ def load(file: OfficialFile, source: OfficialFiles, subset: str) -> tuple[list[P
 
 
 def parse(path: Path, data: bytes, known: dict[str, int]) -> tuple[list[Pair], list[str]]:
-    """The pairs and the types of lines such as `shark<tab>LAMBDA a . shark ( a )<tab>primitive`.
+    """Reads pairs and types from lines such as ``shark<tab>LAMBDA a . shark ( a )<tab>primitive``.
 
-    Raises DataError with the line for anything else: see `text.split_lines` and `parse_line`; for a type that is not
-    one of `known`; and for a sentence that is there twice.
+    Raises:
+        DataError: with the line, for another form (see ``text.split_lines`` and ``parse_line``), for a type that is not
+            in
+            ``known``, and for a repeated sentence.
     """
     seen: dict[str, int] = {}
     pairs, types = [], []
@@ -169,7 +171,9 @@ def parse(path: Path, data: bytes, known: dict[str, int]) -> tuple[list[Pair], l
 
 
 def parse_line(line: str) -> tuple[Pair, str]:
-    """One line: the pair and its type. Raises ValueError if it is not three columns of words between single spaces."""
+    """Reads one line: the pair and its type. Raises ValueError unless it is three columns of
+    words between single spaces.
+    """
     columns = line.split("\t")
     if len(columns) != 3:
         raise ValueError(f"{len(columns)} columns between tabs instead of sentence, logical form and type")
@@ -177,18 +181,18 @@ def parse_line(line: str) -> tuple[Pair, str]:
         if not column:
             raise ValueError(f"the {name} is empty")
         if " ".join(column.split()) != column:
-            raise ValueError(f"the {name} is not words between single spaces: {shorten(column)}")
+            raise ValueError(f"the {name} does not consist of words between single spaces: {shorten(column)}")
     sentence, form, kind = columns
     return Pair(sentence, form), kind
 
 
 def render(pair: Pair, kind: str) -> str:
-    """The line of an official file for a pair: the inverse of `parse_line`."""
+    """Writes the line of an official file for a pair: the inverse of ``parse_line``."""
     return f"{pair.source}\t{pair.target}\t{kind}"
 
 
 def check_types(types: dict[str, list[str]]) -> None:
-    """Raises DataError for a type that has not its published number of examples."""
+    """Raises DataError for a type whose number of examples is not the published one."""
     for subset, expected in TYPES.items():
         found = Counter(types[subset])
         for kind, size in expected.items():

@@ -1,4 +1,4 @@
-"""What the datasets share: pairs of sentences, the errors, the contract of a dataset, and hold-outs."""
+"""The basis of all datasets: pairs of sentences, errors, the contract of a dataset, and hold-outs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 from numpy.random import RandomState
 
-# A request, an origin or a manifest: whatever survives a round trip through JSON unchanged.
+# A request, an origin or a manifest: values that a round trip through JSON does not change.
 Json = dict[str, Any]
 
 
 class UsageError(ValueError):
-    """A command line that asks for something that cannot be."""
+    """A command line that cannot be carried out."""
 
 
 class DataError(ValueError):
-    """Data that are not what they should be: `path` and `line` (1-based), where there are such, and `message`."""
+    """Invalid data: ``message``, with ``path`` and ``line`` (1-based) where they apply."""
 
     def __init__(self, message: str, path: str | os.PathLike[str] | None = None, line: int | None = None) -> None:
         self.message, self.path, self.line = message, path, line
@@ -39,11 +39,12 @@ class Pair(NamedTuple):
 
 
 class Material(ABC):
-    """What a dataset makes of a request, ready to be written.
+    """The data of one request, ready to be written.
 
-    rule        how the subsets were made, in words.
-    membership  whether the subsets hold the very examples of the published ones, in words.
-    origin      what it was made from: the generator, or the files with their sizes and hashes.
+    Attributes:
+        rule: how the subsets were made, in words.
+        membership: whether the examples are those of the published subsets, in words.
+        origin: the generator, or the files with their sizes and hashes.
     """
 
     rule: str
@@ -52,75 +53,83 @@ class Material(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raises DataError for what must not be written."""
+        """Raises DataError for data that must not be written."""
 
     @abstractmethod
     def write(self, folder: Path, raw_only: bool) -> None:
-        """Writes everything but `dataset.json` into `folder`, an empty one; without binaries if `raw_only`."""
+        """Writes everything except ``dataset.json`` into the empty ``folder``; no binaries with ``raw_only``."""
 
     @abstractmethod
     def describe(self) -> Json:
-        """The entries `subsets` and `vocabulary` of `dataset.json`, and others of its own."""
+        """The entries ``subsets`` and ``vocabulary`` of ``dataset.json``, and further ones."""
 
     @abstractmethod
     def summary(self, description: Json) -> list[str]:
-        """The lines that tell the user what was made, from what `describe` returned."""
+        """Lines for the user on the result of ``describe``."""
 
     @abstractmethod
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
-        """`fairseq-train` commands for the folder `out`, with the sizes meant for the dataset: one for each form that
-        the data have."""
+        """``fairseq-train`` commands for the folder ``out`` with the sizes for this dataset,
+        one per form of the data.
+        """
 
 
 class Dataset(ABC):
-    """One dataset of `python -m data_prep`. A module makes one instance and is named in `__main__.DATASETS`."""
+    """One dataset of ``python -m data_prep``. A module makes one instance, listed in ``__main__.DATASETS``."""
 
     name: str
     title: str
     source: str
     licence: str
-    size: str  # what there is to download, or that it is generated
-    # The architecture of fairseq_sg whose sizes are meant for this dataset, or, for classes, which the papers give to
-    # classifiers alone, that of a small encoder-decoder.
+    size: str  # of the download, or "generated"
+    # The architecture of fairseq_sg with the sizes for this dataset. Papers train only classifiers on classes; for
+    # those it is a small encoder-decoder.
     arch: str
-    classifier: str = ""  # for classes: the architecture of the papers' classifier, or the sizes where none has a name
+    classifier: str = ""  # for classes: the papers' classifier, by architecture or by sizes
     splits: tuple[str, ...]
-    words: tuple[str, ...] = ()  # those of `Corpus.words`
+    words: tuple[str, ...] = ()  # as `Corpus.words`
 
     @abstractmethod
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the options of this dataset, beyond `--out`, `--overwrite` and `--raw-only`."""
+        """Adds the options of this dataset, beyond ``--out``, ``--overwrite`` and ``--raw-only``."""
 
     @abstractmethod
     def request(self, args: argparse.Namespace) -> Json:
-        """Everything in `args` that decides the bytes of the result, defaults filled in; no path of this machine.
+        """Returns everything in ``args`` that decides the bytes of the result, with defaults,
+        without paths of this machine.
 
-        Raises UsageError where options do not go together. Must be quick: it runs before a prepared folder is reused.
+        Must be quick: it runs before a prepared folder is reused. Raises UsageError for options
+        that exclude each other.
         """
 
     @abstractmethod
     def build(self, args: argparse.Namespace, request: Json) -> Material:
-        """Makes the data in memory, touching no file but the cache of downloads. Raises DataError."""
+        """Makes the data in memory; writes no file except to the download cache. Raises DataError."""
 
 
 def check_sizes(subsets: Mapping[str, Sequence[Pair]], published: Mapping[str, int]) -> None:
-    """Raises DataError where a subset has not its published size."""
+    """Raises DataError for a subset whose size is not the published one."""
     for name, size in published.items():
         if len(subsets[name]) != size:
             raise DataError(
-                f"subset {name} has {len(subsets[name]):,} examples, and {size:,} are published: are these the"
-                " official files, and whole?"
+                f"subset {name} has {len(subsets[name]):,} examples instead of the published {size:,}: are these "
+                "the official files, and complete?"
             )
 
 
 def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:
     """Draws an in-distribution validation set from a training set.
 
-    Only sources that occur once can be drawn: of a repeated one the other copies would stay in training.
+    Only sources that occur once are drawn, since copies of the others would stay in training. The draw uses numpy's
+    frozen legacy generator, which is the same in every version.
 
-    Returns the training set without the drawn pairs, and the drawn pairs, ⌊fraction · number of such sources⌋ of them;
-    both in the order of `pairs`. The draw is by numpy's frozen legacy generator, the same in every version.
-    Raises DataError if that is not even one.
+    Returns:
+        The training set without the drawn pairs, and the ⌊fraction · number of such sources⌋ drawn pairs; both in the
+            order
+        of ``pairs``.
+
+    Raises:
+        DataError: not even one pair would be drawn.
     """
     once = occurring_once(pairs)
     size = int(len(once) * fraction)
@@ -132,19 +141,19 @@ def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair],
 
 
 def occurring_once(pairs: Sequence[Pair]) -> list[int]:
-    """The positions of the pairs whose source is there once."""
+    """The positions of the pairs whose source occurs once."""
     count = Counter(pair.source for pair in pairs)
     return [position for position, pair in enumerate(pairs) if count[pair.source] == 1]
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """The number of processors that this process may use."""
     # os.process_cpu_count() is new in Python 3.13.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share(text: str) -> float:
-    """The argument type of a share, 0 included and 1 not."""
+    """Argument type: a number from 0 to below 1."""
     try:
         value = float(text)
     except ValueError:
@@ -155,7 +164,7 @@ def share(text: str) -> float:
 
 
 def seed_number(text: str) -> int:
-    """The argument type of a seed, as numpy's legacy generator takes it."""
+    """Argument type: a seed of numpy's legacy generator."""
     if not re.fullmatch("[0-9]{1,10}", text) or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to {2**32 - 1}, not {text!r}")
     return int(text)

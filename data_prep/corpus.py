@@ -1,4 +1,4 @@
-"""A corpus of sentence pairs in named subsets: its checks, its files, its description."""
+"""A corpus of sentence pairs in named subsets: its checks, files and description."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from data_prep.common import DataError, Dataset, Json, Material, Pair
 from data_prep.text import shorten, write_lines
 from data_prep.training import batch_to_evaluate, saving
 
-FAIRSEQ_LONGEST = 1_024  # of a sequence with its end symbol, unless an option allows more
-UPDATES = 10_000  # of a training that is recommended
+FAIRSEQ_LONGEST = 1_024  # maximum tokens with the end symbol, unless an option raises it
+UPDATES = 10_000  # of the recommended training
 
 
 class Counts(NamedTuple):
-    """How many words there are in the sources, in the targets, and in both together."""
+    """The number of different words in the sources, in the targets, and in both together."""
 
     source: int
     target: int
@@ -32,20 +32,22 @@ class Counts(NamedTuple):
 class Corpus(Material):
     """Pairs of sentences, or of a sentence and its class.
 
-    subsets     name -> pairs, `train` first; the name is the one fairseq will know, so never `valid1`.
-    published   name -> size in the paper or the official files, before anything was held out; may lack subsets.
-    rule, membership, origin: see `Material`.
-    vocabulary  how many words the sources and the targets of all subsets together must have, where that is known.
-    joined      whether sources and targets share one dictionary, as in the papers.
-    together    how many words that dictionary must have, where that is known.
-    types       name -> the type of every example, for the subsets whose examples have types.
-    groups      name of a group of types -> those types.
-    labels      whether every target is one word, a class: then written for classification too (`link_labels`).
-    plain       name -> the pairs as plain text, before they were split into words, for the subsets that keep it.
-    files       name -> content of further files, such as the model that splits text into words.
-    repeated    the subsets that may hold training examples, because the test is meant so; the others may not.
-    official    whether all examples are published files as they are, which may hold some anyway: then they are counted.
-    words       of a `joined` dictionary: all words of the language, where some data of the same language lack some.
+    Attributes:
+        subsets: name -> pairs, ``train`` first. The names are those for fairseq, so never ``valid1``.
+        published: name -> size in the paper or the official files, before any hold-out; may lack subsets.
+        rule, membership, origin: see ``Material``.
+        vocabulary: the expected numbers of source and of target words in all subsets, or None.
+        joined: whether sources and targets share one dictionary, as in the papers.
+        together: the expected number of words in the joined dictionary, or None.
+        types: name -> the type of every example, for subsets whose examples have types.
+        groups: name of a group of types -> those types.
+        labels: whether every target is one word, a class; then the data are also written for classification
+            (``link_labels``).
+        plain: name -> the pairs as plain text before tokenization, for subsets that keep it.
+        files: name -> content of further files, such as a subword model.
+        repeated: the subsets that may share examples with training by design; the others may not.
+        official: whether all examples are unchanged published files. Examples shared with training are then counted.
+        words: further words for a ``joined`` dictionary: all words of the language, where other data lack some.
     """
 
     subsets: Mapping[str, Sequence[Pair]]
@@ -66,9 +68,11 @@ class Corpus(Material):
     words: Sequence[str] = ()
 
     def check(self) -> None:
-        """Raises DataError for a subset that fairseq would mistake or that is empty, for a training example in another
-        subset, for a vocabulary of another size than it should have, and for types, groups, labels or plain text that
-        do not match the examples."""
+        """Raises DataError for an inconsistent corpus.
+
+        Checked are the names of subsets, empty subsets, training examples in other subsets, the size of the vocabulary,
+        and that types, groups, labels and plain text match the examples.
+        """
         if next(iter(self.subsets)) != "train":
             raise DataError(f"the first subset is {next(iter(self.subsets))}, not train")
         for name, pairs in self.subsets.items():
@@ -83,8 +87,8 @@ class Corpus(Material):
 
     @cached_property
     def _overlaps(self) -> Mapping[str, set[str]]:
-        """The sources that subsets share with training, of those that share some and are not meant to."""
-        # Hashes, because the sources of millions of examples need not all be in memory for a second time.
+        """Subset -> sources shared with training, for subsets that must not share any."""
+        # Hashes save memory: sources of millions of examples are not stored twice.
         trained = {hash(pair.source) for pair in self.subsets["train"]}
         shared = {}
         for name, pairs in self.subsets.items():
@@ -102,8 +106,8 @@ class Corpus(Material):
             source = self.subsets["train"][first - 1].source
             other = next(n for n, pair in enumerate(self.subsets[name], start=1) if pair.source == source)
             raise DataError(
-                f"train and {name} overlap: example {first:,} of train is example {other:,} of {name}, "
-                f"{shorten(source)}"
+                f"train and {name} overlap: example {first:,} of train is example "
+                f"{other:,} of {name}, {shorten(source)}"
             )
 
     def _check_companions(self) -> None:
@@ -115,7 +119,7 @@ class Corpus(Material):
         for group, kinds in self.groups.items():
             missing = next((kind for kind in kinds if kind not in known), None)
             if missing is not None:
-                raise DataError(f"group {group} names the type {missing}, which no example has")
+                raise DataError(f"group {group} names the type {missing}, but no example has it")
         for name, pairs in self.subsets.items() if self.labels else ():
             wrong = next((pair for pair in pairs if not pair.target or " " in pair.target), None)
             if wrong is not None:
@@ -123,7 +127,7 @@ class Corpus(Material):
 
     @cached_property
     def _words(self) -> Counts:
-        """The sizes of the vocabularies: counting takes a pass over every subset, which may be millions of pairs."""
+        """The sizes of the vocabularies, from one pass over possibly millions of pairs."""
         return count_words(self.subsets)
 
     def _check_vocabulary(self) -> None:
@@ -135,7 +139,9 @@ class Corpus(Material):
             raise DataError(f"the common vocabulary has {found.together} words instead of {self.together}")
 
     def write(self, folder: Path, raw_only: bool) -> None:
-        """`raw/SUBSET.{src,tgt}` and, where there are such, `.type` and `.plain.{src,tgt}`; the binaries; the files."""
+        """Writes ``raw/SUBSET.{src,tgt}``, ``.type`` and ``.plain.{src,tgt}`` if there are any, the
+        binaries and further files.
+        """
         raw = folder / "raw"
         raw.mkdir(parents=True)
         for name, pairs in self.subsets.items():
@@ -154,7 +160,7 @@ class Corpus(Material):
                 link_labels(folder, self.subsets)
 
     def describe(self) -> Json:
-        """Sizes, greatest lengths and types of the subsets, and the vocabulary."""
+        """Sizes, maximum lengths and types of the subsets, and the vocabulary."""
         entries: Json = {
             "subsets": {
                 name: {
@@ -204,9 +210,12 @@ class Corpus(Material):
         return [*lines, f"vocabulary: {words['source']} source and {words['target']} target words{together}{classes}"]
 
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
-        """For an encoder-decoder and, where targets are classes, for a classifier. The first subset that is named for
-        validation picks the best checkpoint. It is never a test: without another subset, nothing is validated."""
-        # With their end symbols.
+        """Commands for an encoder-decoder and, if targets are classes, for a classifier.
+
+        The first validation subset picks the best checkpoint. It is never a test set: without another subset, the
+        commands do not validate.
+        """
+        # Lengths include the end symbol.
         longest = {
             side: 1 + max(entry[f"longest_{side}"] for entry in self._measured.values()) for side in Pair._fields
         }
@@ -215,8 +224,8 @@ class Corpus(Material):
         validation = "--disable-validation"
         if validates:
             validation = (
-                f"--valid-subset {','.join(names)} --batch-size-valid {batch_to_evaluate(max(longest.values()))}"
-                " --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric"
+                f"--valid-subset {','.join(names)} --batch-size-valid {batch_to_evaluate(max(longest.values()))} "
+                "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric"
             )
         for side, length in longest.items():
             if length > FAIRSEQ_LONGEST:
@@ -225,15 +234,15 @@ class Corpus(Material):
         if self.labels:
             forms["_classifier"] = f"--task sg_classification --arch {dataset.classifier} --criterion classification"
         return [
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg {form} {validation}"
-            f" --optimizer torch_adam --lr 1e-3 --clip-norm 5 --batch-size 64 --required-batch-size-multiple 1"
-            f" --max-update {UPDATES} {saving(out, UPDATES, validates, suffix)}"
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg {form} {validation} --optimizer torch_adam "
+            f"--lr 1e-3 --clip-norm 5 --batch-size 64 --required-batch-size-multiple 1 --max-update {UPDATES} "
+            f"{saving(out, UPDATES, validates, suffix)}"
             for suffix, form in forms.items()
         ]
 
 
 def vocabulary(lines: Iterable[str]) -> set[str]:
-    """The words of all lines."""
+    """The set of words in all lines."""
     words: set[str] = set()
     for line in lines:
         words.update(line.split(" "))
@@ -241,7 +250,7 @@ def vocabulary(lines: Iterable[str]) -> set[str]:
 
 
 def count_words(subsets: Mapping[str, Sequence[Pair]]) -> Counts:
-    """The sizes of the vocabularies of all subsets."""
+    """Counts the vocabularies of all subsets."""
     sources, targets = (
         vocabulary(getattr(pair, side) for pairs in subsets.values() for pair in pairs) for side in Pair._fields
     )
@@ -249,7 +258,7 @@ def count_words(subsets: Mapping[str, Sequence[Pair]]) -> Counts:
 
 
 def measure(pairs: Sequence[Pair]) -> Json:
-    """The size of a subset and the greatest lengths in it, in words, the end symbol not counted."""
+    """The size of a subset and its maximum lengths in words, without the end symbol."""
     return {
         "size": len(pairs),
         "longest_source": max(pair.source.count(" ") + 1 for pair in pairs),

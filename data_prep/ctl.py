@@ -1,32 +1,32 @@
-"""CTL, compositional table lookup (Liška et al. 2018), as Csordás et al. 2022 (ICLR) test the Neural Data Router with.
+"""CTL, compositional table lookup (Liška et al. 2018), in the version of Csordás et al. 2022 (ICLR).
 
     --order forward     101 d a b   ->  011        the symbol, then the functions in the order of their application
     --order backward    b a d 101   ->  011        as b(a(d(101))) is written: the functions, then the symbol
 
-Eight symbols, 000 to 111, each one word, and eleven random bijections of them, `a` to `k`. The target is the resulting
-symbol alone, one word: a class. Both orders are made of the same examples.
+The language has eight symbols, 000 to 111, each one word, and eleven random bijections of them, ``a`` to ``k``. The
+target is the resulting symbol, one word: a class. Both orders have the same examples.
 
-    train               53,704: 53,136 distinct examples with 2 to 5 of the functions `a` to `i`, and the 88 with one
-                        of the eleven alone, those of `j` and `k` 31 times
+    train 53,704: 53,136 distinct examples with 2 to 5 of the functions ``a`` to ``i``, and the 88 with one
+                        of the eleven alone, those of ``j`` and ``k`` 31 times
     valid, test         4,000 each of the same kind as the 53,136, and distinct from them
-    dev                 1,000 with 6 to 8 functions, to choose models by
+    dev                 1,000 with 6 to 8 functions, for model selection
     gen                 1,000 with 9 and 10 functions: "longer" in the papers
-    new_composition     605, each of another composition of at most 5 functions (once of none) that is in no other
-                        subset, whatever the symbol
+    new_composition     605, each with its own composition of at most 5 functions (once of none) that is in no other
+                        subset, with any symbol
     new_primitive_one, new_primitive_two
-                        1,000 each with 2 to 5 functions of which one at least is `j`, or `k`: in training these occur
-                        alone only
+                        1,000 each with 2 to 5 functions, at least one of them ``j``, or ``k``, which occur only alone
+                            in
+                        training
 
-The length of a training example is drawn uniformly, but what has been drawn before is dropped, and short ones are few:
-of the 53,136, with the default seed, 432 have 2 functions, 3,749 have 3, 20,859 have 4 and 28,096 have 5. The type of
-an example is its number of functions, `length_2`, for the accuracy by length.
+The length of a training example is drawn uniformly, but repeated examples are dropped, and there are few short ones.
+With the default seed, 432 of the 53,136 have 2 functions, 3,749 have 3, 20,859 have 4 and 28,096 have 5. The type of an
+example is its number of functions, ``length_2``, for accuracy by length.
 
-With the default seed, the tables and all examples are those of the reference code (github.com/RobertCsordas/ndr); which
-of them are valid, test and train, the reference leaves to an unseeded generator (`ctl_sample` has the details). Two
-departures, that nothing tested be in training: `test` is without the 88 functions alone that the reference's has, and
-`new_composition` without 3 of them.
+With the default seed, the tables and all examples are those of the reference code (github.com/RobertCsordas/ndr). The
+reference assigns examples to valid, test and train by an unseeded generator (see ``ctl_sample``). Two departures keep
+tests out of training: ``test`` lacks the reference's 88 functions alone, and ``new_composition`` lacks 3 of them.
 
-A smaller task of our own, for a first look on a CPU, is made with `--functions` and `--longest`.
+``--functions`` and ``--longest`` make a smaller task of our own, for a first look on a CPU.
 
 Source: generated, nothing is downloaded.
 """
@@ -58,7 +58,7 @@ RULE = "train, valid and test have at most 5 functions, dev 6 to 8, gen 9 and 10
 
 
 class Ctl(Dataset):
-    """`python -m data_prep ctl`."""
+    """``python -m data_prep ctl``."""
 
     name = "ctl"
     title = "CTL"
@@ -76,18 +76,18 @@ class Ctl(Dataset):
             type=seed_number,
             metavar="N",
             default=REFERENCE_SEED,
-            help=f"of the tables and the examples (default: {REFERENCE_SEED}, the reference's)",
+            help=f"seed of the tables and the examples (default: {REFERENCE_SEED}, the reference's)",
         )
         small = parser.add_argument_group("a smaller task, of our own (see data_prep/ctl_small.py)")
         small.add_argument(
-            "--functions", type=number_between(2, COMPOSED), metavar="N", help=f"so many functions, 2 to {COMPOSED}"
+            "--functions", type=number_between(2, COMPOSED), metavar="N", help=f"number of functions, 2 to {COMPOSED}"
         )
         small.add_argument(
             "--longest",
             type=number_between(3, 6),
             metavar="N",
-            help=f"the most functions of a training example, 3 to 6 (default: {DEFAULT_LONGEST}); dev has one more, gen"
-            " two and three",
+            help=f"maximum functions of a training example, 3 to 6 (default: {DEFAULT_LONGEST}); dev has "
+            "one more, gen two and three more",
         )
 
     def request(self, args: argparse.Namespace) -> Json:
@@ -99,8 +99,8 @@ class Ctl(Dataset):
         longest = DEFAULT_LONGEST if args.longest is None else args.longest
         if len(SYMBOLS) * args.functions**longest < 4 * HELD_OUT:
             raise UsageError(
-                f"--functions {args.functions} --longest {longest} has too few examples to hold some out for valid:"
-                " choose a greater number"
+                f"--functions {args.functions} --longest {longest} has too few examples for a "
+                "valid set: choose a greater number"
             )
         return request | {"functions": args.functions, "longest": longest}
 
@@ -111,8 +111,8 @@ class Ctl(Dataset):
         membership = "drawn as by the reference, from another seed"
         if request["seed"] == REFERENCE_SEED:
             membership = (
-                "the reference's own; which of its training examples are held out for valid and test, and which of"
-                " its 3,000 candidates are new_primitive_two, it draws unseeded"
+                "the reference's own; without a seed it draws which training examples are held out for valid and "
+                "test, and which of 3,000 candidates are new_primitive_two"
             )
         return Corpus(
             {
@@ -144,7 +144,7 @@ class Ctl(Dataset):
 
 
 def types_of(drawn: Sample) -> dict[str, list[str]]:
-    """The numbers of functions, of all but the training examples."""
+    """The numbers of functions as types, for all subsets except train."""
     return {
         name: [f"length_{len(example.functions)}" for example in examples]
         for name, examples in drawn.subsets.items()
@@ -153,13 +153,13 @@ def types_of(drawn: Sample) -> dict[str, list[str]]:
 
 
 def render(example: Example, tables: Tables, order: str) -> Pair:
-    """The example as words. `order` is `forward` or `backward`."""
+    """The example as words. ``order`` is ``forward`` or ``backward``."""
     words = [*(FUNCTIONS[function] for function in example.functions), SYMBOLS[example.symbol]]
     return Pair(" ".join(words if order == "backward" else words[::-1]), SYMBOLS[example.result(tables)])
 
 
 def named(tables: Tables) -> list[str]:
-    """For every function, what it makes of 000, 001 … 111."""
+    """Function -> its values for 000, 001 … 111."""
     return [" ".join(SYMBOLS[result] for result in table) for table in tables]
 
 

@@ -1,14 +1,14 @@
-"""The examples of compositional table lookup, drawn number by number as the reference draws them (see `ctl`).
+"""Draws the examples of compositional table lookup number by number as the reference does (see ``ctl``).
 
-The reference (Csordás et al. 2022, `ndr`) has a seeded generator, which is followed here to the last draw, and makes
-three choices that its seed does not decide:
+The reference (Csordás et al. 2022, ``ndr``) has a seeded generator, which is reproduced to the last draw. Its seed does
+not decide three choices:
 
-    which 8,000 of the 61,136 training examples are held out, and which 1,000 of 3,000 make up its second test of new
-    primitives, are drawn by numpy's global generator; here by the seeded one, when everything else has been drawn
-    the symbols of the new compositions are drawn in the order of a Python set; here in the order of drawing
+    which 8,000 of the 61,136 training examples are held out, and which 1,000 of 3,000 are its second test of new
+    primitives: drawn there by numpy's global generator, here by the seeded one after all other draws
+    the symbols of the new compositions: drawn there in the order of a Python set, here in the order of drawing
 
-So the default seed gives the reference's own tables, reserved compositions, pool of training examples, `dev`, `gen` and
-`new_primitive_one`.
+So the default seed gives the reference's tables, reserved compositions, pool of training examples, ``dev``, ``gen``
+and ``new_primitive_one``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ COMPOSED = 9  # a to i; j and k are the new primitives
 J, K = 9, 10
 TRAINED, TUNED, TESTED = range(2, 6), range(6, 9), range(9, 11)  # numbers of functions
 POSSIBLE = len(SYMBOLS) * sum(COMPOSED**length for length in TRAINED)
-REPEATS = 30  # how often each row of j and k is repeated in training, beyond the once that all functions have
-HELD_OUT = 4_000  # as many for valid and as many for test
+REPEATS = 30  # further copies in training of each row of j and k
+HELD_OUT = 4_000  # each for valid and for test
 TEST_SIZE = 1_000
-NEW_PRIMITIVE_TWO = 3_000  # drawn, though only TEST_SIZE of them are tested
+NEW_PRIMITIVE_TWO = 3_000  # drawn; only TEST_SIZE of them are tested
 MOST_RESERVED = 200  # compositions of each length
 
 Tables = Sequence[Sequence[int]]
@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 
 class Example(NamedTuple):
-    """A symbol, 0 to 7, and the functions applied to it, 0 to 10, the outermost first."""
+    """A symbol, 0 to 7, and the functions applied to it, 0 to 10, outermost first."""
 
     symbol: int
     functions: tuple[int, ...]
 
     def result(self, tables: Tables) -> int:
-        """The symbol that results."""
+        """The resulting symbol."""
         symbol = self.symbol
         for function in reversed(self.functions):
             symbol = tables[function][symbol]
@@ -52,8 +52,9 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """tables    function -> symbol -> symbol.
-    subsets   name -> examples, `train` first.
+    """Attributes:
+    tables: function -> symbol -> symbol.
+    subsets: name -> examples, ``train`` first.
     """
 
     tables: Tables
@@ -61,7 +62,7 @@ class Sample:
 
 
 class Sampler:
-    """Draws by numpy's frozen legacy generator, in the reference's order."""
+    """Draws from numpy's frozen legacy generator in the reference's order."""
 
     def __init__(self, seed: int) -> None:
         self.random = RandomState(seed)
@@ -70,16 +71,16 @@ class Sampler:
         return int(self.random.randint(len(SYMBOLS)))
 
     def functions(self, most: int, length: int) -> tuple[int, ...]:
-        """So many functions, each uniform over the first `most`."""
+        """Draws ``length`` functions, each uniform over the first ``most``."""
         return tuple(self.random.randint(most, size=length).tolist())
 
     def composition(self, most: int, lengths: range) -> list[int]:
-        """Functions, each uniform over the first `most`, and their number uniform over `lengths`."""
+        """Draws functions, each uniform over the first ``most``, their number uniform over ``lengths``."""
         drawn = self.functions(most, lengths[-1])
         return list(drawn[: self.random.randint(lengths[0], lengths[-1] + 1)])
 
     def reserve(self) -> list[tuple[int, ...]]:
-        """Distinct compositions of every length up to the longest in training: a quarter of them, or 200."""
+        """Draws distinct compositions of every training length: a quarter of them, or 200."""
         reserved: list[tuple[int, ...]] = []
         for length in range(TRAINED[-1] + 1):
             quarter = -(-(COMPOSED**length) // 4)
@@ -87,7 +88,7 @@ class Sampler:
         return reserved
 
     def seen(self, reserved: set[tuple[int, ...]]) -> Example:
-        """A composition that is not reserved, of a symbol."""
+        """Draws a symbol and a composition that is not reserved."""
         while (functions := tuple(self.composition(COMPOSED, TRAINED))) in reserved:
             pass
         return Example(self.symbol(), functions)
@@ -97,25 +98,25 @@ class Sampler:
         return Example(symbol, tuple(self.composition(COMPOSED, lengths)))
 
     def with_j(self) -> Example:
-        """A composition with `j` at a random place, and elsewhere any function but `k`."""
+        """Draws a composition with ``j`` at a random place and any function except ``k`` elsewhere."""
         symbol, functions = self.symbol(), self.composition(COMPOSED + 1, TRAINED)
         functions[self.random.randint(len(functions))] = J
         return Example(symbol, tuple(functions))
 
     def with_k(self) -> Example:
-        """The same with `k`, and elsewhere any function but `j`."""
+        """Draws a composition with ``k`` at a random place and any function except ``j`` elsewhere."""
         symbol = self.symbol()
         functions = [K if function == J else function for function in self.composition(COMPOSED + 1, TRAINED)]
         functions[self.random.randint(len(functions))] = K
         return Example(symbol, tuple(functions))
 
     def choose(self, size: int, pool: Sequence[Example]) -> list[Example]:
-        """So many of them, in random order."""
+        """Draws ``number`` of ``items``, in random order."""
         return [pool[index] for index in self.random.choice(len(pool), size, replace=False)]
 
 
 def distinct(size: int, draw: Callable[[], T]) -> list[T]:
-    """The first so many different values that are drawn."""
+    """Returns the first ``number`` distinct draws."""
     found: dict[T, None] = {}
     while len(found) < size:
         found[draw()] = None
@@ -123,10 +124,10 @@ def distinct(size: int, draw: Callable[[], T]) -> list[T]:
 
 
 def sample(seed: int) -> Sample:
-    """All subsets. The examples of a subset are distinct, except the repeated ones of training.
+    """Draws all subsets. Examples of a subset are distinct, except the repeated ones of training.
 
-    Of the reserved compositions three are of one function, and all those are in training: they are left out of
-    `new_composition`, which thereby has 605 examples and not the reference's 608.
+    Three reserved compositions have one function. All of those are in training, so ``new_composition`` omits them and
+    has 605 examples instead of the reference's 608.
     """
     sampler = Sampler(seed)
     tables = [sampler.random.permutation(len(SYMBOLS)).tolist() for _ in FUNCTIONS]

@@ -1,8 +1,9 @@
-"""A smaller compositional table lookup, of our own: few functions, short compositions, every length equally frequent.
+"""A smaller compositional table lookup of our own: few functions, short compositions, all lengths equally frequent.
 
-The published task (`ctl_sample`) takes a model of the published size some 30,000 steps. Here `train` has compositions
-of 1 to `longest` functions, as many of each length, the few short ones repeated; `dev` has one function more, `gen` two
-and three. What is to be learnt is the same: to look up a table step by step, however often.
+The published task (``ctl_sample``) takes a model of the published size some 30,000 steps. Here ``train`` has
+compositions of 1 to ``longest`` functions, as many of each length, with the few short ones repeated. ``dev``
+has one function more, ``gen`` two and three more. The model has to learn the same: a table lookup step by step,
+for any number of steps.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from numpy.random import RandomState
 
 from data_prep.ctl_sample import SYMBOLS, Example, Sample, distinct
 
-EACH_LENGTH = 1_500  # training examples of every number of functions
-HELD_OUT = 250  # for valid, of every length that has four times as many
+EACH_LENGTH = 1_500  # training examples per number of functions
+HELD_OUT = 250  # for valid, per length with at least four times as many examples
 LONGER = 500  # examples in dev and in gen
 
 
 def sample_small(functions: int, longest: int, seed: int) -> Sample:
-    """All subsets; those of evaluation have no example twice, and none of training.
+    """Draws all subsets. Evaluation subsets have no repeated example and none of training.
 
     Args:
-        functions: how many there are. longest: the most functions of a training example.
-        seed: of numpy's frozen legacy generator.
+        functions: number of functions.
+        longest: maximum number of functions in a training example.
+        seed: seed of numpy's frozen legacy generator.
     """
     random = RandomState(seed)
     tables = [random.permutation(len(SYMBOLS)).tolist() for _ in range(functions)]

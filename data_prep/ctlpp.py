@@ -1,41 +1,43 @@
-"""CTL++: compositions of known functions in orders never seen (Csordás et al. 2022, EMNLP).
+"""CTL++: compositions of known functions in unseen orders (Csordás et al. 2022, EMNLP).
 
     b a 3     ->  5
     c b a 3   ->  0        c(b(a(3))): the symbol last, the function applied first directly before it
 
-Eight symbols, `0` to `7`, and 32 random bijections of them, `a` to `z` and `A` to `F`. The target is the resulting
-symbol alone, one word: a class. The functions are in groups, and the variants say which group may follow which:
+The language has eight symbols, ``0`` to ``7``, and 32 random bijections of them, ``a`` to ``z`` and ``A`` to
+``F``. The target is the resulting symbol, one word: a class. Functions are in groups, and a variant says
+which group may follow which:
 
-    --variant A   alternating: functions of two groups of 16 take turns in training; in `gen` all are of one group
-    --variant R   repeating, the other way round: of one group in training; in `gen` they take turns
-    --variant S   staged: an example is of one to three pairs of functions. In training, a pair is of groups a1 and a2,
-                  or b1 and b2; in `gen`, of a1 and b2, or b1 and a2. In training, a pair may also end in a function of
-                  a fifth group, o, of --overlap functions; but each of them only after some symbols: after
-                  --shared-symbols K of the eight behind a1 and b1 alike, and after one half of the others behind a1,
-                  the other half behind b1. From function to function the K symbols go round all eight, in an order
-                  that is drawn again when all have had their turn. The four groups share out the other functions.
+    --variant A   alternating: functions of two groups of 16 take turns in training; in ``gen`` all are of one group
+    --variant R   repeating, the other way round: of one group in training; in ``gen`` they take turns
+    --variant S   staged: an example has one to three pairs of functions. In training, a pair is from groups a1 and a2,
+                  or b1 and b2; in ``gen``, from a1 and b2, or b1 and a2.
+
+In variant S, a training pair may also end in a function of a fifth group, o, of --overlap functions. Each of them may
+follow only some symbols: --shared-symbols K of the eight after both a1 and b1, one half of the others after a1, the
+other half after b1. From function to function the K symbols cycle through all eight, in an order that is redrawn after
+each cycle. The four groups share the other functions.
 
 Subsets:
 
-    train   300,000 distinct examples with 2 to 6 functions (S: 2, 4, 6), equally many of each length as far as there
-            are: of no length more than half of all that the variant allows. Further every allowed example of two
-            functions (A and R: 4,096; they have been drawn partly, and are there twice then). Further, for A and R,
-            the 256 of a single function.
-    valid   1,000 more of the 301,000 that were drawn so, none of two functions
-    gen     1,000, of the same lengths, equally many of each as far as there are
+    train   300,000 distinct examples with 2 to 6 functions (S: 2, 4, 6), as equally many of each length as possible: of
+            no length more than half of all that the variant allows. In addition, every allowed example of two
+            functions (A and R: 4,096; those drawn before occur twice). In addition, for A and R, the 256 of a single
+            function.
+    valid   1,000 more of the 301,000 drawn so, none of two functions
+    gen     1,000, of the same lengths, as equally many of each as possible
 
-The type of an example is its number of functions, `length_2`, for the accuracy by length.
+The type of an example is its number of functions, ``length_2``, for accuracy by length.
 
-On the 256 paper and code disagree: for A and R "single functions are always part of the training set", but the
-released code has none. They are made, and --without-singles leaves them out, as the code does. The code's `iid` set,
-here `valid`, also has examples of two functions (seven or so for A and R), all of them in training.
+Paper and code disagree on the 256: for A and R "single functions are always part of the training set", but the released
+code has none. They are included by default; --without-singles omits them, as the code does. The code's ``iid`` set,
+here ``valid``, also has examples of two functions (seven or so for A and R), all of them in training.
 
-The authors' examples depend on the number of processor cores of their machine, so these are others, drawn in the same
-way: the symbol uniformly, then each function uniformly from those that may follow. With the default seed the 32
-bijections are theirs, and the symbols of the first, second, third function of o, and so on; but which bijection has
-which letter, and so which are in one group, is decided there by the order of a Python set. For S their code takes
-163,840 (o of 16, 4 shared symbols) for the number of allowed examples of four functions, which is 131,312, and so uses
-more than half of these; here it is half.
+The authors' examples depend on the number of processor cores of their machine. These are others, drawn in the same
+way: the symbol uniformly, then each function uniformly from those that may follow. With the default seed, the 32
+bijections are theirs, and so are the symbols of the first, second, third function of o, and so on. The order of a
+Python set decides there which bijection has which letter, and so which are in one group. For S with o of 16 and 4
+shared symbols, their code assumes 163,840 allowed examples of four functions. There are 131,312, so it uses more than
+half of them; here it is half.
 
 Source: generated, by the rules in the paper and in github.com/RobertCsordas/ctlpp; nothing is downloaded.
 """
@@ -74,7 +76,7 @@ RULES = {
     "R": "all functions are of one group in train and valid, functions of two groups alternate in gen",
     "S": "groups a1 a2 | b1 b2 | a1 o | b1 o in train and valid, a1 b2 | b1 a2 in gen",
 }
-# What may follow a group, by variant: in training, and in gen. The edges to o depend on the symbol.
+# Variant -> group -> its successors, in training and in gen. Edges to o depend on the symbol.
 ALTERNATE = {"IN": "ab", "a": "b", "b": "a"}
 REPEAT = {"IN": "ab", "a": "a", "b": "b"}
 FIRST = ("a1", "b1")
@@ -84,10 +86,11 @@ CROSSED = {"IN": FIRST, "a1": ["b2"], "b1": ["a2"], "a2": FIRST, "b2": FIRST}
 
 @dataclass(frozen=True)
 class Variant:
-    """groups    name -> functions; disjoint, and together all 32.
-    train     what is allowed in training.
-    gen       what is allowed in `gen`.
-    symbols   group -> function of o -> the symbols of that group after which it may stand in training.
+    """Attributes:
+    groups: name -> functions; disjoint, and together all 32.
+    train: the graph of training examples.
+    gen: the graph of ``gen``.
+    symbols: group -> function of o -> the symbols of that group that it may follow in training.
     """
 
     groups: Groups
@@ -97,7 +100,7 @@ class Variant:
 
 
 class CtlPlusPlus(Dataset):
-    """`python -m data_prep ctlpp`."""
+    """``python -m data_prep ctlpp``."""
 
     name = "ctlpp"
     title = "CTL++"
@@ -115,26 +118,26 @@ class CtlPlusPlus(Dataset):
             type=int,
             choices=OVERLAPS,
             metavar="N",
-            help=f"S only: number of functions that both paths share in training: {', '.join(map(str, OVERLAPS))}",
+            help=f"S only: number of functions shared by both paths in training: {', '.join(map(str, OVERLAPS))}",
         )
         parser.add_argument(
             "--shared-symbols",
             type=int,
             choices=SHARED,
             metavar="K",
-            help=f"S only: number of symbols for which both paths share them: {', '.join(map(str, SHARED))}",
+            help=f"S only: number of symbols with which both paths share them: {', '.join(map(str, SHARED))}",
         )
         parser.add_argument(
             "--without-singles",
             action="store_true",
-            help="A and R only: leave the examples of a single function out of train, as the authors' code does",
+            help="A and R only: omit the examples of a single function from train, as the authors' code does",
         )
         parser.add_argument(
             "--seed",
             type=seed_number,
             metavar="N",
             default=DEFAULT_SEED,
-            help=f"of the functions and the examples (default: {DEFAULT_SEED})",
+            help=f"seed of the functions and the examples (default: {DEFAULT_SEED})",
         )
 
     def request(self, args: argparse.Namespace) -> Json:
@@ -170,7 +173,7 @@ class CtlPlusPlus(Dataset):
             {name: [pair for part in parts for pair in render(part, tables)] for name, parts in subsets.items()},
             PUBLISHED,
             rule,
-            "drawn by the authors' rules; their own cannot be drawn again",
+            "drawn by the authors' rules; theirs cannot be reproduced",
             describe(variant, tables),
             (FUNCTIONS + SYMBOLS, SYMBOLS),
             types={
@@ -191,7 +194,7 @@ def unstaged(tables: Rows, name: str) -> Variant:
 
 
 def staged(tables: Rows, overlap: int, shared: int, random: RandomState) -> Variant:
-    """Variant S. `random` gives the symbols of o."""
+    """Variant S. ``random`` draws the symbols of o."""
     size = (FUNCTIONS - overlap) // 4
     groups = {"o": range(overlap)}
     for place, name in enumerate(("a1", "a2", "b1", "b2")):
@@ -205,11 +208,11 @@ def staged(tables: Rows, overlap: int, shared: int, random: RandomState) -> Vari
 
 
 def draw_symbols(overlap: int, shared: int, random: RandomState) -> dict[str, NDArray[np.bool_]]:
-    """After which symbols of a1, and of b1, each function of o may stand (overlap, 8).
+    """The symbols of a1, and of b1, that each function of o may follow (overlap, 8).
 
-    Function j shares the symbols at the places j·shared to (j + 1)·shared − 1 of an order that goes round; it is the
-    natural order first, and drawn again after every ⌈8 / shared⌉ functions. Of the other symbols the lower half belongs
-    to a1, the upper to b1; to a1 one more if they are odd.
+    Function j shares the symbols at places j·shared to (j + 1)·shared − 1 of a cyclic order. That order is the natural
+    one first, and is redrawn after every ⌈8 / shared⌉ functions. The lower half of the other symbols belongs to a1, the
+    upper to b1; a1 gets one more if their number is odd.
     """
     allowed = {group: np.zeros((overlap, SYMBOLS), np.bool_) for group in FIRST}
     order = list(range(SYMBOLS))
@@ -225,7 +228,7 @@ def draw_symbols(overlap: int, shared: int, random: RandomState) -> dict[str, ND
 
 
 def draw_subsets(variant: Variant, singles: bool, random: RandomState) -> dict[str, list[Rows]]:
-    """The examples of every subset, in parts of one length each. Raises DataError if the variant allows too few."""
+    """Draws the examples of every subset, by length. Raises DataError if the variant allows too few."""
     drawn = draw(variant.train, 2, PUBLISHED["train"] + PUBLISHED["valid"], random)
     gen = draw(variant.gen, 1, PUBLISHED["gen"], random)
     train, valid = hold_out(drawn, random)
@@ -236,9 +239,9 @@ def draw_subsets(variant: Variant, singles: bool, random: RandomState) -> dict[s
 
 
 def draw(graph: Graph, divisor: int, size: int, random: RandomState) -> list[Rows]:
-    """So many distinct examples, in parts of one length each.
+    """Draws ``size`` distinct examples, by length.
 
-    Of no length more than all there are, divided by `divisor`. Raises DataError if there are too few.
+    No length has more than all its examples, divided by ``divisor``. Raises DataError if there are too few.
     """
     possible = {length: count for length in LENGTHS if (count := graph.count(length) // divisor)}
     shares = allocate(possible, size)
@@ -248,7 +251,9 @@ def draw(graph: Graph, divisor: int, size: int, random: RandomState) -> list[Row
 
 
 def hold_out(parts: list[Rows], random: RandomState) -> tuple[list[Rows], list[Rows]]:
-    """`parts` without those drawn for `valid`, and these. Those of two functions, the first part, stay in training."""
+    """Returns ``parts`` without the examples drawn for ``valid``, and those. Examples of two
+    functions, the first part, stay.
+    """
     ends = np.cumsum([len(part) for part in parts])
     drawn = random.permutation(np.arange(ends[0], ends[-1]))[: PUBLISHED["valid"]]
     held_out = np.zeros(ends[-1], np.bool_)
@@ -270,7 +275,7 @@ def render(rows: Rows, tables: Rows) -> list[Pair]:
 
 
 def describe(variant: Variant, tables: Rows) -> Json:
-    """The entry of the functions in `dataset.json`: what each makes of 0, 1 … 7, and the groups."""
+    """The entry of the functions in ``dataset.json``: their values for 0, 1 … 7, and the groups."""
     return {
         "generator": "data_prep.ctlpp_graph",
         "tables": {name: " ".join(map(str, table)) for name, table in zip(NAMES, tables, strict=True)},
@@ -280,7 +285,7 @@ def describe(variant: Variant, tables: Rows) -> Json:
 
 
 def digits(allowed: NDArray[np.bool_]) -> str:
-    """The symbols that are allowed."""
+    """The allowed symbols."""
     return " ".join(map(str, np.flatnonzero(allowed)))
 
 

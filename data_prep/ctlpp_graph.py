@@ -1,8 +1,8 @@
-"""The graphs of CTL++: which function may follow which, how many examples that allows, and random ones of them.
+"""The graphs of CTL++: which function may follow which, the number of allowed examples, and random ones.
 
 An example is a row of integers: a symbol, 0 to 7, and the functions applied to it, 0 to 31, in the order of
-application. It belongs to a graph if the graph lets its first function be first, each function stand after the one
-before it, given the symbol that this one returned, and its last be last.
+application. It belongs to a graph that allows its first function at the start, each further function after its
+predecessor (given the symbol that the predecessor returned), and its last function at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 SYMBOLS, FUNCTIONS = 8, 32
-START = FUNCTIONS  # the row of `Graph.follows` for what may be first
+START = FUNCTIONS  # the row of `Graph.follows` for first functions
 
 Rows = NDArray[np.int64]
 Groups = Mapping[str, range]
@@ -23,10 +23,11 @@ Groups = Mapping[str, range]
 
 @dataclass(frozen=True)
 class Graph:
-    """follows   (33, 8, 32), bool: whether a function may stand after another that returned a symbol; and, in the last
-              row, whether it may be first.
-    last      (32,), bool: whether it may be last.
-    tables    (32, 8): function -> symbol -> symbol.
+    """Attributes:
+    follows: (33, 8, 32), bool: whether a function may follow another that returned a symbol. The last row has the
+        functions that may be first.
+    last: (32,), bool: whether a function may be last.
+    tables: (32, 8): function -> symbol -> symbol.
     """
 
     follows: NDArray[np.bool_]
@@ -34,8 +35,8 @@ class Graph:
     tables: Rows
 
     def count(self, length: int) -> int:
-        """How many examples have so many functions: exactly, by going backwards from the last one."""
-        # ways[f, s]: in how many ways an example can go on after f has returned s. 8 · 32^6 at most, which int64 holds.
+        """The exact number of examples with ``length`` functions, counted backwards from the last one."""
+        # ways[f, s]: number of continuations after f has returned s; at most 8 · 32^6, which fits int64.
         ways = np.zeros((FUNCTIONS + 1, SYMBOLS), np.int64)
         ways[:FUNCTIONS] = self.last[:, None]
         for _ in range(length):
@@ -44,12 +45,12 @@ class Graph:
         return int(ways[START].sum())
 
     def walk(self, length: int, size: int, random: RandomState) -> Rows:
-        """Random examples of so many functions (size, 1 + length), not necessarily distinct.
+        """Draws random examples with ``length`` functions (size, 1 + length), possibly repeated.
 
-        The symbol is uniform, and then each function is uniform over those that may follow. Of no graph here does that
-        lead where an example cannot end, if there are examples of this length at all.
+        The symbol is uniform, and each function is uniform over those that may follow. In the graphs here, if examples
+        of this length exist, such a walk never reaches a function that cannot be last.
         """
-        # stable: the functions that may follow come first, in their order
+        # stable: allowed functions come first, in their order
         options = np.argsort(~self.follows, axis=-1, kind="stable")
         counts = self.follows.sum(axis=-1)
         uniform = random.random_sample((1 + length, size))
@@ -64,15 +65,16 @@ class Graph:
         return np.stack(rows, axis=1)
 
     def sample(self, length: int, size: int, random: RandomState) -> Rows:
-        """So many distinct examples (size, 1 + length), in the order in which `walk` came upon them. There must be so
-        many."""
+        """Draws ``size`` distinct examples (size, 1 + length), in the order of ``walk``. At
+        least as many must exist.
+        """
         rows = np.empty((0, 1 + length), np.int64)
         while len(rows) < size:
             rows = unique(np.concatenate([rows, self.walk(length, size, random)]))
         return rows[:size]
 
     def every(self, length: int) -> Rows:
-        """All examples of so many functions (count(length), 1 + length)."""
+        """All examples with ``length`` functions (count(length), 1 + length)."""
         symbols = np.arange(SYMBOLS)
         rows, functions = symbols[:, None], np.full(SYMBOLS, START)
         for _ in range(length):
@@ -83,14 +85,14 @@ class Graph:
 
 
 def unique(rows: Rows) -> Rows:
-    """The rows without those that were there before."""
+    """The rows without repetitions of earlier ones."""
     digits = FUNCTIONS ** np.arange(rows.shape[1])  # 32^7 = 2^35 for the longest
     _, first = np.unique(rows @ digits, return_index=True)
     return rows[np.sort(first)]
 
 
 def results(rows: Rows, tables: Rows) -> Rows:
-    """The symbols that result (len(rows),)."""
+    """The resulting symbols (len(rows),)."""
     symbols = rows[:, 0]
     for functions in rows[:, 1:].T:
         symbols = tables[functions, symbols]
@@ -98,7 +100,7 @@ def results(rows: Rows, tables: Rows) -> Rows:
 
 
 def draw_tables(random: RandomState) -> Rows:
-    """Different random bijections, in the order of drawing (32, 8)."""
+    """Draws distinct random bijections, in drawing order (32, 8)."""
     drawn: dict[tuple[int, ...], None] = {}
     while len(drawn) < FUNCTIONS:
         drawn[tuple(random.permutation(SYMBOLS).tolist())] = None
@@ -106,9 +108,9 @@ def draw_tables(random: RandomState) -> Rows:
 
 
 def make_graph(tables: Rows, groups: Groups, edges: Mapping[str, Sequence[str]], last: Sequence[str]) -> Graph:
-    """The graph in which a group may follow the groups that `edges` has it follow, whatever the symbol.
+    """The graph in which ``edges`` says which groups may follow a group (or IN, the start), with any symbol.
 
-    `edges` maps a group, or IN, to the groups that may follow; members of the groups in `last` may end an example.
+    Functions of the groups in ``last`` may end an example.
     """
     follows = np.zeros((FUNCTIONS + 1, SYMBOLS, FUNCTIONS), np.bool_)
     for group, followers in edges.items():
@@ -122,10 +124,10 @@ def make_graph(tables: Rows, groups: Groups, edges: Mapping[str, Sequence[str]],
 
 
 def allocate(possible: Mapping[int, int], size: int) -> dict[int, int]:
-    """Shares `size` examples out among the lengths, evenly, but no length has more than there are.
+    """Distributes ``size`` examples evenly over the lengths; no length gets more than ``available``.
 
-    What a length lacks the longer ones share, of which there must be at least as many each. The result has less than
-    `size` in all if there are not enough.
+    Longer lengths share the deficit of shorter ones, so each of them must have at least as many examples. The result
+    has less than ``size`` in all if there are not enough.
     """
     shares: dict[int, int] = {}
     for left, (length, most) in zip(range(len(possible), 0, -1), sorted(possible.items()), strict=True):

@@ -1,6 +1,7 @@
-"""What simple arithmetic and ListOps share: random numbers, sets with equally many expressions of every depth, sizes.
+"""Random numbers, sizes, and sets with equally many expressions of every depth, for simple arithmetic and ListOps.
 
-In both, training has depths 1 to 5, `dev` has depth 6 and `gen` depths 7 and 8 (Csordás 2023, sections 5.2.2, 5.2.3).
+In both, training has depths 1 to 5, ``dev`` has depth 6 and ``gen`` depths 7 and 8 (Csordás
+2023, sections 5.2.2, 5.2.3).
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ DRAWN_AT_ONCE = 4_096
 
 
 def uniform(seed: Sequence[int]) -> Callable[[], float]:
-    """A function that returns another uniform number in [0, 1) at every call, by numpy's frozen legacy generator: the
-    same everywhere. `seed` is one or more whole numbers from 0 to 2³² − 1."""
+    """Returns a function that draws uniform numbers in [0, 1) from numpy's frozen legacy generator.
+
+    The numbers are the same on every machine. ``seed`` is one or more whole numbers from 0 to 2³² − 1.
+    """
 
     def numbers() -> Iterator[float]:
         generator = RandomState(list(seed))
@@ -36,14 +39,14 @@ def uniform(seed: Sequence[int]) -> Callable[[], float]:
 
 
 def depth_type(depth: int) -> str:
-    """The type of the examples of a depth, for accuracy by depth."""
+    """The type of examples of a depth, for accuracy by depth."""
     return f"depth_{depth}"
 
 
 class Balance:
-    """A set being filled with expressions, equally many of every depth: number i is to have depth i mod len(depths).
+    """A set that is filled with equally many expressions of every depth: number i has depth i mod len(depths).
 
-    `taken` are the expressions that may not be in it, and what is put into it is added to them.
+    Expressions in ``taken`` are excluded, and accepted ones are added to ``taken``.
     """
 
     def __init__(self, depths: Sequence[int], size: int, taken: set[str]) -> None:
@@ -53,15 +56,15 @@ class Balance:
         self._found: dict[int, list[Pair]] = {depth: [] for depth in depths}
 
     def wants(self, depth: int) -> bool:
-        """Whether an expression of this depth is still missing."""
+        """Whether the set still lacks an expression of this depth."""
         return depth in self._wanted and len(self._found[depth]) < self._wanted[depth]
 
     def least(self) -> int | None:
-        """The smallest depth of which an expression is still missing, None once the set is full."""
+        """The minimum depth of a missing expression; None once the set is full."""
         return min(filter(self.wants, self._wanted), default=None)
 
     def offer(self, expression: str, value: int, depth: int) -> bool:
-        """Puts in an expression, unless it is taken or its depth is not wanted any more; returns whether it did."""
+        """Accepts an expression unless it is taken or its depth is complete; returns whether it did."""
         if not self.wants(depth) or expression in self._taken:
             return False
         self._taken.add(expression)
@@ -69,18 +72,18 @@ class Balance:
         return True
 
     def pairs(self) -> PackedPairs:
-        """The expressions with their values, the depths in turn, each in the order of the offers."""
+        """The expressions with their values: depths in turn, each depth in the order of the offers."""
         depths = list(self._found)
         return PackedPairs(self._found[depths[i % len(depths)]][i // len(depths)] for i in range(self.size))
 
     def types(self) -> list[str]:
-        """The types of `pairs`."""
+        """The types of ``pairs``."""
         names = [depth_type(depth) for depth in self._found]
         return [names[i % len(names)] for i in range(self.size)]
 
 
 def number_between(least: int, most: int) -> Callable[[str], int]:
-    """The argument type of a whole number from `least` to `most`."""
+    """Argument type: a whole number from ``least`` to ``most``."""
 
     def number(text: str) -> int:
         if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
@@ -91,7 +94,7 @@ def number_between(least: int, most: int) -> Callable[[str], int]:
 
 
 def add_size_arguments(parser: argparse.ArgumentParser, train: int, what: str) -> None:
-    """The options `--train`, `--test` and `--seed`; `what` says what `train` is the default number of."""
+    """Adds ``--train``, ``--test`` and ``--seed``; ``what`` describes the default of ``train``."""
     parser.add_argument(
         "--train",
         type=number_between(LEAST_TRAIN, MOST_TRAIN),
@@ -107,10 +110,14 @@ def add_size_arguments(parser: argparse.ArgumentParser, train: int, what: str) -
         help=f"examples in each of valid, dev and gen (default: {DEFAULT_TEST}, the paper's)",
     )
     parser.add_argument(
-        "--seed", type=seed_number, default=DEFAULT_SEED, metavar="N", help=f"of the draw (default: {DEFAULT_SEED})"
+        "--seed",
+        type=seed_number,
+        default=DEFAULT_SEED,
+        metavar="N",
+        help=f"seed of the draw (default: {DEFAULT_SEED})",
     )
 
 
 def size_request(args: argparse.Namespace) -> Json:
-    """What the options of `add_size_arguments` add to the request."""
+    """The request entries of the options of ``add_size_arguments``."""
     return {"train": args.train, "test": args.test, "seed": args.seed}

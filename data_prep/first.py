@@ -3,20 +3,21 @@
     CLS 1 0 0 1 0     ->  1
     CLS 0 1 1 0 1     ->  0
 
-Strings of 0 and 1, each symbol drawn with probability 1/2, after CLS, the first token, where the class is read. The
-class is the symbol right after it. `--train-lengths` are those of the strings in `train` and `valid`, `--test-lengths`
-those in `gen`, and no length may be in both. The authors train on length 10, 30, 100 or 300 and test on 1,000:
+Strings have symbols 0 and 1, each with probability 1/2, after CLS, the first token, from which the class is
+read. The class is the symbol right after it. ``--train-lengths`` are those of the strings in ``train`` and
+``valid``, ``--test-lengths`` those in ``gen``; no length may be in both. The authors train on length 10, 30, 100
+or 300 and test on 1,000:
 
     python -m data_prep first --train-lengths 10 --test-lengths 1000 --out FOLDER
 
-    train   10,000 strings of every training length (`--train`), as they are drawn, so that short ones repeat
-    valid   1,000 different ones of every training length (`--test`), but at most a tenth of all strings of that length
+    train   10,000 strings per training length (``--train``), drawn with repetitions
+    valid   1,000 distinct ones per training length (``--test``), but at most a tenth of all strings of that length
             (102 of length 10); none of them is in train
-    gen     1,000 different ones of every test length, or all there are
+    gen     1,000 distinct ones per test length, or all there are
 
-Line N of raw/SUBSET.type is the length of string N, CLS not counted, for accuracy by length. The authors draw new
-strings in every step; here the files are fixed, and --seed makes others. fairseq takes sources of up to 1,024 tokens,
-the end symbol included: beyond length 1,022 it needs --max-source-positions.
+Line N of raw/SUBSET.type is the length of string N without CLS, for accuracy by length. The authors draw new strings in
+every step; here the files are fixed, and --seed makes others. fairseq takes sources of up to 1,024 tokens with the end
+symbol: beyond length 1,022 it needs --max-source-positions.
 
 Source: generated; Chiang & Cholak 2022, section 3, and github.com/ndnlp/parity, first.py.
 """
@@ -28,7 +29,7 @@ from data_prep.common import Pair
 
 
 class First(BinaryStrings):
-    """`python -m data_prep first`."""
+    """``python -m data_prep first``."""
 
     name = "first"
     title = "FIRST"

@@ -1,4 +1,4 @@
-"""A dataset folder appears atomically, whatever interrupts the run, also beside other runs."""
+"""Makes a dataset folder appear atomically, in spite of interruptions and parallel runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ WORKSPACE = ".data_prep-"
 
 
 def lock_file(path: Path, *, wait: bool, create: bool = True) -> FileIO | None:
-    """Opens `path` for appending, without a buffer, and locks it. The lock goes with the stream, and with the process
-    however it ends.
+    """Opens ``path`` for appending without a buffer, and locks it. The lock ends with the stream or the process.
 
-    Returns None if another process has the lock (unless `wait`), or has moved or removed the file in the meantime, so
-    that what was locked is no longer what the path names. Raises DataError where the file system has no locks.
+    Returns None if another process holds the lock (without ``wait``), or has moved or removed the file in the meantime.
+    Raises DataError if the file system has no locks.
     """
     try:
         stream = path.open("ab" if create else "r+b", buffering=0)
@@ -43,10 +42,10 @@ def lock_file(path: Path, *, wait: bool, create: bool = True) -> FileIO | None:
 
 @contextmanager
 def workspace(out: Path) -> Iterator[Path]:
-    """A locked, hidden folder beside `out`, on the same file system, which is gone when the block ends, and so are
-    folders above `out` that were made for it and are empty.
+    """A locked, hidden folder beside ``out``, on the same file system.
 
-    What is to become `out` is made inside and moved out with `publish`. Raises DataError if it cannot be made.
+    Make the future ``out`` inside it, and move it out with ``publish``. When the block ends, the folder is removed,
+    with parent folders that were made for it and are empty. Raises DataError if it cannot be made.
     """
     above = [folder for folder in out.parents if not folder.exists()]
     try:
@@ -60,15 +59,15 @@ def workspace(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def hidden_folder(out: Path) -> Iterator[Path]:
-    """That of `workspace`, with the folders above it, which stay."""
+    """The folder of ``workspace``, without removing its parents."""
     lock = None
-    while lock is None:  # a run that clears away dead workspaces may take this one before it is locked
+    while lock is None:  # another run may discard this workspace before it is locked
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             room = Path(tempfile.mkdtemp(prefix=f".{out.name}{WORKSPACE}", dir=out.parent))
         except OSError as error:
             reason = "a file is in the way" if isinstance(error, FileExistsError) else error.strerror
-            raise DataError(f"cannot be made ({reason}): name another --out", out) from None
+            raise DataError(f"cannot be made ({reason}): choose another --out", out) from None
         try:
             lock = lock_file(room / "lock", wait=False)
         except DataError:
@@ -82,7 +81,7 @@ def hidden_folder(out: Path) -> Iterator[Path]:
 
 
 def discard(room: Path) -> None:
-    """Removes a workspace, the lock last: a removal that is interrupted can then be taken up again."""
+    """Removes a workspace, the lock last, so that an interrupted removal can be resumed."""
     for path in room.iterdir():
         if path.name != "lock":
             shutil.rmtree(path)
@@ -91,7 +90,7 @@ def discard(room: Path) -> None:
 
 
 def discard_dead(out: Path) -> None:
-    """Removes the workspaces for `out` whose process is no more."""
+    """Removes workspaces for ``out`` whose process has ended."""
     for name in glob.glob(f".{glob.escape(out.name)}{WORKSPACE}*", root_dir=out.parent, include_hidden=True):
         room = out.parent / name
         lock = lock_file(room / "lock", wait=False, create=False)
@@ -99,16 +98,16 @@ def discard_dead(out: Path) -> None:
             with lock:
                 discard(room)
         else:
-            # In use, or dead before its lock was made; then it is empty, and rmdir removes nothing but empty folders.
+            # In use, or dead before it was locked: then it is empty, and rmdir removes only empty folders.
             with suppress(OSError):
                 room.rmdir()
 
 
 def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> None:
-    """Moves the folder `made` to `out`, which may be an empty folder.
+    """Moves the folder ``made`` to ``out``, which may be an empty folder.
 
-    With `replace`, what is at `out` goes into the workspace `room` first, to vanish with it.
-    Raises DataError, leaving `out` as it is, if something is there that is not to be replaced.
+    With ``replace``, existing content of ``out`` moves into the workspace ``room`` first and is removed with it. Raises
+    DataError, with ``out`` unchanged, if there is content that must not be replaced.
     """
     for path in [made, *made.rglob("*")]:
         sync(path)
@@ -119,12 +118,12 @@ def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> None
     except OSError as error:
         if replace:
             os.rename(room / "replaced", out)
-        raise DataError(f"cannot be put there ({error.strerror}): is another run making it?", out) from None
+        raise DataError(f"cannot be moved there ({error.strerror}): is another run making it?", out) from None
     sync(out.parent)
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk: a crash of the machine then leaves no name without its content."""
+    """Waits until a file or folder is on the disk, so that a crash leaves no name without its content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,25 +1,25 @@
-"""IWSLT'15 English-Vietnamese: sentences of TED talks, and a test on sentences that are longer than in training.
+"""IWSLT'15 English-Vietnamese: sentences of TED talks, and a test on sentences longer than in training.
 
     Imagine the first piece : a man burning his life 's work .
         ->  Hãy tưởng tượng mảnh đầu tiên : một người đàn ông đốt cháy sự nghiệp cả đời mình .
     I don 't know .  ->  Tôi không biết .
 
-Chiang & Cholak (2022) train on sentences of at most 20 words and test on longer ones, where attention whose logits are
-scaled by the logarithm of the length gains a point of BLEU, and none where all lengths are trained. `--max-length 20`
-(the default) makes that split, by the words of the English sentence; `--max-length 0` keeps all lengths together.
+Chiang & Cholak (2022) train on sentences of at most 20 words and test on longer ones. There, logits scaled by the
+logarithm of the length gain a point of BLEU; with training on all lengths they gain none. ``--max-length 20`` (the
+default) makes that split by the words of the English sentence. ``--max-length 0`` keeps all lengths together.
 
               official file          pairs      at most 20    longer
-    train     train-en-vi.tgz        133,317    train         left out
+    train     train-en-vi.tgz        133,317    train         omitted
     tst2012   dev-2012-en-vi.tgz       1,553    valid 1,051   dev 502
     tst2013   test-2013-en-vi.tgz      1,268    test    737   gen 531
 
-The files are tokenized, cased, and escaped as by Moses; &apos; and the like are read back, so the plain text, the
-subwords and the references have an apostrophe. The subwords (SentencePiece, `--model`, `--vocab-size`), plain text and
-scoring are those of `python -m data_prep parallel`. The paper does not say which subwords it uses; its BLEU is not that
-of sacreBLEU on this text, so compare differences between models rather than scores.
+The files are tokenized, cased, and escaped as by Moses. &apos; and the like are unescaped, so plain text, subwords and
+references have an apostrophe. Subwords (SentencePiece, ``--model``, ``--vocab-size``), plain text and scoring are those
+of ``python -m data_prep parallel``. The paper does not name its subwords, and its BLEU is not that of sacreBLEU on this
+text: compare differences between models rather than scores.
 
-`--small` needs no training file: it trains on tst2012, and validates and tests on the first and the second half of
-tst2013. That is a re-split for small experiments, not the published sets, and no score of it is one of the papers.
+``--small`` needs no training file. It trains on tst2012, and validates and tests on the first and the second half of
+tst2013. This re-split is for small experiments; its scores are not comparable with the papers'.
 
 Source: github.com/stefan-it/nmt-en-vi, from nlp.stanford.edu/projects/nmt. It states no licence; TED talks are
 published as CC BY-NC-ND.
@@ -65,7 +65,7 @@ DEFAULT_SIZE, SMALL_SIZE = 8_000, 2_000
 
 
 class IwsltEnVi(Dataset):
-    """`python -m data_prep iwslt_en_vi`."""
+    """``python -m data_prep iwslt_en_vi``."""
 
     name = "iwslt_en_vi"
     title = "IWSLT'15 English-Vietnamese"
@@ -106,16 +106,16 @@ class IwsltEnVi(Dataset):
 
 
 def published_sizes(request: Json) -> dict[str, int]:
-    """The official sizes of the subsets that are made of one official file each."""
+    """The official sizes of the subsets that consist of one official file each."""
     if request["small"]:
         return {}
     return {"train": SIZES["train"]} if request["max_length"] else SIZES
 
 
 def load(name: str, source: OfficialFiles) -> tuple[list[Pair], int]:
-    """The pairs of an official file, and how many of them, in training, are left out for an empty side.
+    """Reads the pairs of an official file; returns them and how many training pairs were omitted for an empty side.
 
-    Raises DataError, also for another number of pairs than is published.
+    Raises DataError, also if the number of pairs is not the published one.
     """
     path = source.get(FILES[name])
     FILES[name].check(path, path.read_bytes())
@@ -124,12 +124,12 @@ def load(name: str, source: OfficialFiles) -> tuple[list[Pair], int]:
     english, vietnamese = ((Path(f"{path}:{member}"), contents[member]) for member in wanted)
     pairs, empty = pair_up(*english, *vietnamese, unescape=True, may_be_empty=name == "train")
     if len(pairs) + empty != SIZES[name]:
-        raise DataError(f"has {len(pairs) + empty:,} pairs, and {SIZES[name]:,} are published", path)
+        raise DataError(f"has {len(pairs) + empty:,} pairs instead of the published {SIZES[name]:,}", path)
     return pairs, empty
 
 
 def resplit(subsets: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
-    """The subsets of `--small`."""
+    """The subsets of ``--small``."""
     tested = subsets["test"]
     half = len(tested) // 2
     return {"train": subsets["valid"], "valid": tested[:half], "test": tested[half:]}

@@ -3,23 +3,25 @@
     [MED 4 8 5 [MAX 8 4 9 ] ]             ->  6
     [SM 7 [MIN 3 [SM 9 8 ] ] 5 ]          ->  5
 
-An operator has 2 to 5 arguments; `listops_functions` has the language with its meaning. The target is one of ten
-classes. What counts is the dependency depth, the number of operations inside one another that the value depends on: 1
-in the first example, where the median is that of 5 and 8, and 2 in the second one, where 3 is the minimum. Every set
-has equally many expressions of each dependency depth, none twice, no two sets a common one:
+An operator has 2 to 5 arguments; ``listops_functions`` has the language with its meaning. The
+target is one of ten classes.
 
-    train   1,000,000 of depths 1 to 5 (`--train`)
+The dependency depth is the number of nested operations that the value depends on. It is 1 in the first example, where
+the median is that of 5 and 8, and 2 in the second, where 3 is the minimum. Every set has equally many expressions of
+each dependency depth, without repetitions; sets are disjoint:
+
+    train   1,000,000 of depths 1 to 5 (``--train``)
     valid   1,000 more of them
     dev     1,000 of depth 6
     gen     1,000 of depths 7 and 8
 
 Line N of raw/SUBSET.type is the dependency depth of example N, for accuracy by depth. Expressions have the distribution
-of the authors' generator (`listops_sample`), which counts digits as depth 1: its depths are one more.
+of the authors' generator (``listops_sample``), which counts digits as depth 1, so its depths are larger by one.
 
-Not as theirs: their evaluation sets are not checked against their training set; which one of equal arguments is in the
-middle of a median is left to an unstable sort there, and is a matter of their order here.
+Departures from the authors: they do not check evaluation sets against the training set, and an unstable sort decides
+there which of equal arguments is in the middle of a median; here their order decides.
 
-Expressions of depth 8 are rare: everything takes some four minutes of one processor, and all processors are used.
+Expressions of depth 8 are rare: the whole set takes about four minutes of one processor. All processors are used.
 
 Source: generated; Csordás 2023, section 5.2.3, and github.com/RobertCsordas/ndr, dataset/listops.py.
 """
@@ -34,7 +36,7 @@ from data_prep.common import Dataset, Json
 from data_prep.corpus import Corpus
 from data_prep.depths import DEV_DEPTHS, GEN_DEPTHS, TRAIN_DEPTHS, Balance, add_size_arguments, size_request
 
-# In the order of the draws: what is drawn for evaluation is kept out of training.
+# In drawing order: evaluation examples are drawn first and excluded from training.
 DEPTHS = {"valid": TRAIN_DEPTHS, "dev": DEV_DEPTHS, "gen": GEN_DEPTHS, "train": TRAIN_DEPTHS}
 ORDER = ("train", "valid", "dev", "gen")
 DEFAULT_TRAIN = 1_000_000
@@ -44,7 +46,7 @@ RULE = "dependency depths 1 to 5 in train and valid, 6 in dev, 7 and 8 in gen, e
 
 
 class ListOps(Dataset):
-    """`python -m data_prep listops`."""
+    """``python -m data_prep listops``."""
 
     name = "listops"
     title = "ListOps"
@@ -76,7 +78,7 @@ class ListOps(Dataset):
 
 
 def sample_sets(train: int, test: int, seed: int, processes: int) -> dict[str, Balance]:
-    """The sets of so many examples, drawn in so many processes; their number changes nothing but the time."""
+    """Draws the sets with ``workers`` processes, whose number affects only the time."""
     taken: set[str] = set()
     sizes = {subset: train if subset == "train" else test for subset in DEPTHS}
     with listops_sample.processes(processes) if processes > 1 else nullcontext(map) as call:

@@ -1,4 +1,4 @@
-"""The language of ListOps, what its expressions evaluate to, and on how deep a computation that depends.
+"""The language of ListOps: values of expressions and the depth of the computation they depend on.
 
     expression  =  digit  |  operator expression expression … "]"     with 2 to 5 expressions, the arguments
 
@@ -7,8 +7,8 @@
     [MED        the median of the arguments, of an even number of them the mean of the middle two, rounded down
     [SM         the sum of the arguments modulo 10
 
-The dependency depth is the number of operations inside one another that the value depends on (Csordás 2023, appendix
-D.3.2): arguments that are not selected do not count, whatever is inside them.
+The dependency depth is the number of nested operations that the value depends on (Csordás 2023, appendix D.3.2).
+Arguments that are not selected do not count, whatever their depth.
 
     digit       0
     [MIN, [MAX  1 + that of the selected argument, the first one of equals
@@ -30,23 +30,23 @@ FEWEST, MOST = 2, 5  # arguments
 
 
 class Meaning(NamedTuple):
-    """What an expression evaluates to, 0 to 9, and its dependency depth."""
+    """The value of an expression, 0 to 9, and its dependency depth."""
 
     value: int
     depth: int
 
 
-# What digits mean.
+# The meanings of digits.
 MEANINGS = {digit: Meaning(int(digit), 0) for digit in DIGITS}
 
 
 def value_of(meaning: Meaning) -> int:
-    """By what arguments are compared: `min`, `max` and `sorted` then take the first one of equals first."""
+    """Sort key of arguments: ``min``, ``max`` and ``sorted`` then take the first of equals first."""
     return meaning.value
 
 
 def apply(operator: str, arguments: list[Meaning]) -> Meaning:
-    """What an operator with these arguments means."""
+    """Applies an operator to the meanings of its arguments."""
     if operator == "[MIN":
         selected = [min(arguments, key=value_of)]
     elif operator == "[MAX":
@@ -61,8 +61,8 @@ def apply(operator: str, arguments: list[Meaning]) -> Meaning:
 
 
 def interpret(expression: str) -> Meaning:
-    """What an expression, its tokens separated by single spaces, means. Raises DataError if it is not one."""
-    # The operators whose arguments are being read, with those arguments; the first one stands for the whole.
+    """Evaluates an expression, tokens separated by single spaces. Raises DataError if it is not one."""
+    # Open operators with the arguments read so far; the first entry holds the whole expression.
     open_operators: list[tuple[str, list[Meaning]]] = [("", [])]
     for position, word in enumerate(expression.split(" "), start=1):
         operator, arguments = open_operators[-1]

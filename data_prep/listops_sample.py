@@ -1,21 +1,21 @@
-"""Draws ListOps expressions as the generator of Csordás et al. 2022 does, in a fraction of its time.
+"""Draws ListOps expressions from the distribution of Csordás et al. 2022's generator, in a fraction of its time.
 
-A tree for dependency depths from `least` to `most`:
+A tree for dependency depths from ``least`` to ``most``:
 
     subtree     with probability 0.3 an operator with 2 to 5 arguments, each again a subtree; else, and always inside
-                `most` operators, a digit
-    tree        a subtree; while it has fewer than `least` operators inside one another, it becomes an argument of a
-                further operator, at any place but the last one, beside 2 to 4 further subtrees
+                ``most`` operators, a digit
+    tree        a subtree; while it has fewer than ``least`` nested operators, it becomes an argument of a further
+                operator, at any place but the last one, beside 2 to 4 further subtrees
 
-Numbers of arguments, operators, digits and places are uniform. What is longer than 50, an operator counted as 3 (the
-bracket, its name, the closing bracket) and a digit as 1, is drawn again; so is what has another dependency depth.
+Numbers of arguments, operators, digits and places are uniform. Length counts an operator as 3 (bracket, name, closing
+bracket) and a digit as 1. Expressions longer than 50, or of another dependency depth, are redrawn.
 
-Two things make this fast, and neither changes the distribution. A tree is given up as soon as its operators and open
-places exceed the length. And operators and digits, on which the tree does not depend, are drawn for trees alone that
-are deep enough for what is still wanted: the dependency depth is never greater than the depth of the tree.
+Two shortcuts keep the distribution and save time. A tree is given up as soon as its operators and open places exceed
+the length. Operators and digits, which do not affect the tree, are drawn only for trees of sufficient depth: the
+dependency depth is at most the depth of the tree.
 
-Draws are made in blocks with a random stream each, the blocks in rounds. What is still wanted is looked up between
-rounds, whose sizes are fixed: so the result is the same for any number of processes that work the blocks off.
+Draws are made in blocks with a random stream each, and blocks in rounds of fixed sizes. The missing depths are updated
+between rounds. So the result is the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ OPERATOR_LENGTH = 3
 DRAWS = 5_000  # trees in a block
 MOST_BLOCKS = 16  # in a round
 
-# A list of the arguments of an operator; of a digit, nothing.
+# The list of an operator's arguments; empty for a digit.
 Tree = list["Tree"]
 
 
 class TooLong(Exception):
-    """A tree that was given up."""
+    """Raised when a tree is given up."""
 
 
 class Block(NamedTuple):
-    """A piece of work: DRAWS trees for the depths from `least` to `most`, of which those below `wanted` are useless."""
+    """A unit of work: DRAWS trees for the depths from ``least`` to ``most``; those below ``wanted`` are useless."""
 
     seed: tuple[int, ...]
     least: int
@@ -57,7 +57,7 @@ class Block(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """An expression, what it evaluates to, and its dependency depth."""
+    """An expression with its value and its dependency depth."""
 
     expression: str
     value: int
@@ -65,15 +65,15 @@ class Candidate(NamedTuple):
 
 
 class Shapes:
-    """Draws trees, without their operators and digits."""
+    """Draws trees without their operators and digits."""
 
     def __init__(self, seed: Sequence[int], least: int, most: int) -> None:
         self.uniform = uniform(seed)
         self.least, self.most = least, most
-        self.room = 0  # how much longer the tree may become
+        self.room = 0  # by which the tree may still grow
 
     def subtree(self, limit: int) -> Tree:
-        """A subtree with at most `limit` operators inside one another, into a place already counted as a digit."""
+        """Draws a subtree with at most ``limit`` nested operators, into a place already counted as a digit."""
         if limit == 0 or self.uniform() >= PROBABILITY:
             return []
         arguments = FEWEST + int((MOST - FEWEST + 1) * self.uniform())
@@ -81,7 +81,7 @@ class Shapes:
         return [self.subtree(limit - 1) for _ in range(arguments)]
 
     def tree(self) -> Tree:
-        """A tree of at least `least` operators inside one another. Raises TooLong."""
+        """Draws a tree with at least ``least`` nested operators. Raises TooLong."""
         self.room = LONGEST - 1
         tree = self.subtree(self.most)
         while height(tree) < self.least:
@@ -93,19 +93,19 @@ class Shapes:
         return tree
 
     def occupy(self, length: int) -> None:
-        """Takes from the room. Raises TooLong if there is not enough."""
+        """Reduces the room. Raises TooLong if there is not enough."""
         self.room -= length
         if self.room < 0:
             raise TooLong
 
 
 def height(tree: Tree) -> int:
-    """How many operators there are inside one another."""
+    """The number of nested operators."""
     return 1 + max(map(height, tree)) if tree else 0
 
 
 def fill(tree: Tree, number: Callable[[], float]) -> str:
-    """The expression of a tree with random operators and digits; `number` returns uniform numbers in [0, 1)."""
+    """The expression of a tree with random operators and digits; ``number`` draws uniform numbers in [0, 1)."""
     if not tree:
         return DIGITS[int(len(DIGITS) * number())]
     operator = OPERATORS[int(len(OPERATORS) * number())]
@@ -113,7 +113,7 @@ def fill(tree: Tree, number: Callable[[], float]) -> str:
 
 
 def draw(block: Block) -> list[Candidate]:
-    """The expressions of a block whose depths are in its range and not below `wanted`, in the order of the draws."""
+    """The expressions of a block whose depths are in its range and not below ``wanted``, in drawing order."""
     shapes = Shapes(block.seed, block.least, block.most)
     found = []
     for _ in range(DRAWS):
@@ -129,14 +129,15 @@ def draw(block: Block) -> list[Candidate]:
     return found
 
 
-# Calls `draw` with every block and returns what it returned, in their order.
+# Maps `draw` over blocks, in their order.
 Mapping = Callable[[Callable[[Block], list[Candidate]], list[Block]], Iterator[list[Candidate]]]
 
 
 def sample(depths: range, size: int, seed: Sequence[int], taken: set[str], call: Mapping = map) -> Balance:
-    """So many different expressions, equally many of each dependency depth, none of which is `taken`; they are then.
+    """Draws distinct expressions, equally many per dependency depth, none of them ``taken``,
+    and adds them to ``taken``.
 
-    `call` is `map`, or does the same in several processes.
+    ``call`` is ``map``, or its equivalent over several processes.
     """
     balance = Balance(depths, size, taken)
     number, blocks = 0, 1
@@ -151,24 +152,26 @@ def sample(depths: range, size: int, seed: Sequence[int], taken: set[str], call:
 
 @contextmanager
 def processes(number: int) -> Iterator[Mapping]:
-    """A `map` in so many processes, which end with it. Raises DataError if one of them is ended by something else."""
-    # Fresh processes rather than forked ones: torch, if it is there, has threads.
+    """Yields a ``map`` over ``number`` processes, which end with the block. Raises DataError
+    if one of them is killed.
+    """
+    # Spawned, not forked: torch, if imported, has threads.
     pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), initializer=ignore_interrupts)
     try:
         yield pool.map
     except BrokenProcessPool:
         raise DataError(
-            "a process that drew expressions was ended from outside (is memory short?): run it again"
+            "a process that drew expressions was killed (is memory short?): run the command again"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def ignore_interrupts() -> None:
-    """Leaves an interrupt from the keyboard to the process that started this one."""
+    """Leaves keyboard interrupts to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def number_of_processes() -> int:
-    """As many as there are processors for this process, but not more than could be busy."""
+    """The number of processors for this process, but at most the number that could be busy."""
     return min(processors(), MOST_BLOCKS)

@@ -1,8 +1,8 @@
-"""Text for language modelling: streamed from files into the indexed datasets that `sg_language_modeling` and fairseq's
-`language_modeling` read.
+"""Text for language modelling, streamed into indexed datasets for ``sg_language_modeling`` and
+fairseq's ``language_modeling``.
 
-The text becomes one long row of tokens per subset, which the tasks cut into streams, or blocks. Nothing is ever in
-memory but one line, or one block, at a time.
+Text becomes one long row of tokens per subset, which the tasks cut into streams or blocks. Memory holds only one
+line or one block at a time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from data_prep.training import saving
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-BLOCK = 1 << 20  # bytes read at a time
-# Tokens in an entry of the indexed dataset where the text has no lines: fairseq reads an entry as a whole.
+BLOCK = 1 << 20  # bytes per read
+# Tokens per entry of the indexed dataset for text without lines: fairseq reads whole entries.
 ENTRY = 1 << 12
-UPDATES = 100_000  # of a training that is recommended
+UPDATES = 100_000  # of the recommended training
 
 
 class Span(NamedTuple):
-    """The bytes of a file from `start` to before `end`."""
+    """The bytes of a file from ``start`` (inclusive) to ``end`` (exclusive)."""
 
     path: Path
     start: int
@@ -41,11 +41,12 @@ class Span(NamedTuple):
 
 
 class Unit(ABC):
-    """What a token is. `symbols` are all of them; token N of the model is `symbols[N]`, after fairseq's specials.
+    """The kind of a token. Token N of the model is ``symbols[N]``, after fairseq's specials.
 
-    size            of a model in Table F.2 of Csordás 2023, as the end of the architecture's name.
-    context, batch  its tokens in a segment, as many as it remembers, and streams.
-    eos             whether every entry ends with fairseq's end symbol.
+    Attributes:
+        size: of a model in Table F.2 of Csordás 2023, as the end of the architecture's name.
+        context, batch: its tokens per segment (and per memory), and its streams.
+        eos: whether every entry ends with fairseq's end symbol.
     """
 
     symbols: Sequence[str]
@@ -57,11 +58,11 @@ class Unit(ABC):
 
     @abstractmethod
     def entries(self, text: Path) -> Iterator[list[int]]:
-        """The text as lists of numbers of symbols."""
+        """Yields the text as lists of symbol numbers."""
 
 
 class Bytes(Unit):
-    """A token is a byte. All 256 are in the dictionary, in their order, as `<0x00>` to `<0xFF>`; no end symbols."""
+    """A token is a byte. The dictionary has all 256 in order, ``<0x00>`` to ``<0xFF>``; there are no end symbols."""
 
     symbols = tuple(f"<0x{byte:02X}>" for byte in range(256))
     size, context, batch, eos = "e8", 512, 32, False
@@ -74,14 +75,16 @@ class Bytes(Unit):
 
 
 class Pieces(Unit):
-    """A token is a subword; every line ends with fairseq's end symbol, which stands for the newline."""
+    """A token is a subword; every line ends with fairseq's end symbol for the newline."""
 
     size, context, batch, eos = "wt_s", 256, 64, True
 
     def __init__(self, subwords: Subwords) -> None:
-        """`subwords` learnt `by_bytes`, so that no letter is unknown, and `exact`, so that all spaces are kept."""
+        """``subwords`` must be learned ``by_bytes``, so that no letter is unknown, and ``exact``, so
+        that all spaces are kept.
+        """
         self.subwords = subwords
-        self.symbols = subwords.pieces[1:]  # fairseq has an <unk> of its own
+        self.symbols = subwords.pieces[1:]  # fairseq has its own <unk>
         self.files = {"spm.model": subwords.content}
 
     def entries(self, text: Path) -> Iterator[list[int]]:
@@ -92,10 +95,11 @@ class Pieces(Unit):
 
 @dataclass(frozen=True)
 class TextCorpus(Material):
-    """Text in named subsets, and what its tokens are.
+    """Text in named subsets, and its kind of tokens.
 
-    spans  subset -> the parts of files it is made of, in order; `train` first.
-    rule, membership, origin: see `Material`.
+    Attributes:
+        spans: subset -> its parts of files, in order; ``train`` first.
+        rule, membership, origin: see ``Material``.
     """
 
     spans: Mapping[str, Sequence[Span]]
@@ -106,16 +110,20 @@ class TextCorpus(Material):
     _measured: dict[str, Json] = field(default_factory=dict, init=False, repr=False)
 
     def check(self) -> None:
-        """Raises DataError for a subset without text, or a subword that fairseq takes for a symbol of its own."""
+        """Raises DataError for a subset without text, or a subword that is a special symbol of fairseq."""
         for name, spans in self.spans.items():
             if not any(span.end > span.start for span in spans):
                 raise DataError(f"subset {name} is empty")
         special = next((symbol for symbol in ("<s>", "<pad>", "</s>", "<unk>") if symbol in self.unit.symbols), None)
         if special is not None:
-            raise DataError(f"{special} is a symbol of fairseq's own and cannot be a subword: try another --vocab-size")
+            raise DataError(
+                f"{special} is a special symbol of fairseq and cannot be a subword: try another --vocab-size"
+            )
 
     def write(self, folder: Path, raw_only: bool) -> None:
-        """`raw/SUBSET.txt`, the very bytes; `dict.txt` and `SUBSET.{bin,idx}`; the files of the unit."""
+        """Writes ``raw/SUBSET.txt`` with the unchanged bytes, ``dict.txt``, ``SUBSET.{bin,idx}``,
+        and the files of the unit.
+        """
         raw = folder / "raw"
         raw.mkdir(parents=True)
         for name, spans in self.spans.items():
@@ -129,7 +137,7 @@ class TextCorpus(Material):
         dictionary.save(str(folder / "dict.txt"))
 
     def _binarize(self, folder: Path, name: str) -> Counter[int]:
-        """Writes the indexed dataset of a subset; returns how often each symbol is in it."""
+        """Writes the indexed dataset of a subset; returns the frequency of each symbol in it."""
         from fairseq.data import Dictionary
 
         specials = Dictionary()
@@ -146,8 +154,10 @@ class TextCorpus(Material):
         return counts
 
     def describe(self) -> Json:
-        """Bytes, characters, words, lines and tokens of the subsets, by which a loss per token becomes one per byte,
-        character or word. Known once the corpus is written."""
+        """Bytes, characters, words, lines and tokens of the subsets, known once the corpus is written.
+
+        They convert a loss per token to a loss per byte, character or word.
+        """
         return {"subsets": dict(self._measured), "vocabulary": {"symbols": len(self.unit.symbols)}}
 
     def summary(self, description: Json) -> list[str]:
@@ -159,25 +169,26 @@ class TextCorpus(Material):
         return [*lines, f"vocabulary: {description['vocabulary']['symbols']} symbols"]
 
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
-        """For a language model. `valid` picks the best checkpoint, never `test`: without it, nothing is validated."""
+        """For a language model. ``valid`` picks the best checkpoint, never ``test``; without
+        ``valid``, there is no validation.
+        """
         names = ",".join(name for name in self.spans if name != "train")
         validates = "valid" in self.spans
         validation = f"--valid-subset {names} --batch-size-valid 4" if validates else "--disable-validation"
         context = self.unit.context
         command = (
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_language_modeling"
-            f" --arch {dataset.arch}_{self.unit.size} --decoder-attention relative --attention-scale learned "
-            "--attention-dropout 0"
-            f" --criterion cross_entropy_orthogonality --tokens-per-sample {context} --memory-length {context}"
-            f" --eval-memory-length {4 * context} --batch-size {self.unit.batch} {validation}"
-            f" --optimizer torch_adam --lr 2.5e-4 --lr-scheduler cosine --clip-norm 0.25 --max-update {UPDATES}"
-            f" {saving(out, UPDATES, validates)}"
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_language_modeling --arch "
+            f"{dataset.arch}_{self.unit.size} --decoder-attention relative --attention-scale learned "
+            f"--attention-dropout 0 --criterion cross_entropy_orthogonality --tokens-per-sample {context} "
+            f"--memory-length {context} --eval-memory-length {4 * context} --batch-size {self.unit.batch} "
+            f"{validation} --optimizer torch_adam --lr 2.5e-4 --lr-scheduler cosine --clip-norm 0.25 --max-update "
+            f"{UPDATES} {saving(out, UPDATES, validates)}"
         )
         return [command]
 
 
 def make_dictionary(symbols: Sequence[str], counts: Counter[int]) -> Dictionary:
-    """fairseq's dictionary of the symbols in their own order, with how often they are in training."""
+    """Makes fairseq's dictionary of the symbols in their own order, with their training frequencies."""
     from fairseq.data import Dictionary
 
     dictionary = Dictionary()
@@ -187,7 +198,7 @@ def make_dictionary(symbols: Sequence[str], counts: Counter[int]) -> Dictionary:
 
 
 def blocks(spans: Iterable[Span]) -> Iterator[bytes]:
-    """The bytes of spans, in blocks. Raises DataError for a file that has become shorter."""
+    """Yields the bytes of spans in blocks. Raises DataError for a file that has become shorter."""
     for span in spans:
         with span.path.open("rb") as stream:
             stream.seek(span.start)
@@ -201,10 +212,10 @@ def blocks(spans: Iterable[Span]) -> Iterator[bytes]:
 
 
 def copy(spans: Iterable[Span], target: Path) -> Json:
-    """Writes the bytes of spans to one file; returns how many bytes, characters, words and lines they are.
+    """Writes the bytes of spans to one file; returns its numbers of bytes, characters, words and lines.
 
-    Characters are code points, and None if the bytes are not UTF-8; words are what blank space (of ASCII) separates;
-    what follows the last newline is a line too.
+    Characters are code points, None if the bytes are not UTF-8. ASCII white space separates words. Text after the last
+    newline counts as a line.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     size, words, newlines, last = 0, 0, 0, b"\n"
@@ -224,7 +235,7 @@ def copy(spans: Iterable[Span], target: Path) -> Json:
 def count_characters(
     decoder: codecs.IncrementalDecoder, block: bytes, so_far: int | None, final: bool = False
 ) -> int | None:
-    """`so_far` and the characters that end in `block`; None once there is something that is not UTF-8."""
+    """``so_far`` plus the characters that end in ``block``; None if anything is not UTF-8."""
     if so_far is None:
         return None
     try:

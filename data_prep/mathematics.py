@@ -4,27 +4,27 @@
     What is the hundreds digit of 2068?       ->  0
     Solve 25 = 156*l - 151*l for l.           ->  5
 
-Every character is a word, and a space is the word ▁ (U+2581), as SentencePiece writes it:
+Every character is a word, and a space is the word ▁ (U+2581), as in SentencePiece:
 
     W h a t ▁ i s ▁ 8 7 ▁ - ▁ - 6 4 ?         ->  1 5 1
 
-`--post-process sentencepiece` of fairseq gives the plain text back. Sources and targets share one dictionary, of the
+``--post-process sentencepiece`` of fairseq restores the plain text. Sources and targets share one dictionary with the
 characters of this module; the 69 of the papers are those of all modules together.
 
-A module has training questions in three difficulties, 666,666 each, and 10,000 to interpolate; 15 modules have 10,000
-to extrapolate, with greater numbers, more terms or more samples than in training. As by Csordás et al. 2021, a question
-that is there already is dropped, in the order easy, medium, hard, interpolate, extrapolate; then 10,000 are drawn from
-every difficulty:
+A module has training questions in three difficulties, 666,666 each, and 10,000 to interpolate. 15 modules have
+10,000 to extrapolate, with greater numbers, more terms or more samples than in training. As in Csordás et al.
+2021, repeated questions are dropped in the order easy, medium, hard, interpolate, extrapolate. Then 10,000 are
+drawn from every difficulty:
 
-    train         what is left of easy, medium and hard, in this order
-    valid         what was drawn; raw/valid.type has the difficulty of every line
+    train         the rest of easy, medium and hard, in this order
+    valid         the drawn questions; raw/valid.type has the difficulty of every line
     interpolate   questions like the harder ones of training
-    gen           extrapolate, where the module has it
+    gen           extrapolate, if the module has it
 
-`--archive FILE` reads mathematics_dataset-v1.0.tar.gz, once from its beginning to its end, and unpacks nothing to the
-disk; its size and sha256 are those known to TensorFlow Datasets. `--raw-dir FOLDER` reads the unpacked folder.
-`--generate N` draws N questions for every difficulty by the authors' generator (pip install mathematics_dataset):
-generated, not the official data. The tests read files of the archive's form, never the archive itself.
+``--archive FILE`` reads mathematics_dataset-v1.0.tar.gz once, from beginning to end, without writing any of it to disk;
+its size and sha256 are those in TensorFlow Datasets. ``--raw-dir FOLDER`` reads the unpacked folder. ``--generate N``
+draws N questions per difficulty with the authors' generator (pip install mathematics_dataset); these are not the
+official data. The tests read files of the archive's form, never the archive itself.
 
 Source: storage.googleapis.com/mathematics-dataset, Apache 2.0.
 """
@@ -58,15 +58,15 @@ ARCHIVE = OfficialFile(
     "def638343403cb9ed60437d6b684c859dd23b72779f5cc5661b0a31e67c58576",
 )
 FOLDER = "mathematics_dataset-v1.0"
-LARGEST_FILE = 1 << 28  # bytes; 666,666 examples of the greatest length have half of it
+LARGEST_FILE = 1 << 28  # bytes; 666,666 examples of maximum length have half of it
 LONGEST_LINE = 1 << 12  # bytes; questions have at most 160 characters
 DIFFICULTIES = ("easy", "medium", "hard")
 REFERENCE_SEED, REFERENCE_HOLDOUT = 1234, 10_000  # of the draw from every difficulty, by Csordás et al. 2021
 DEFAULT_SEED = 1
-LEAST, MOST = 100, 2_000_000  # questions to generate for a difficulty
+LEAST, MOST = 100, 2_000_000  # questions to generate per difficulty
 DEFAULT_WORKERS, MOST_WORKERS = 16, 256
-TESTED = 10_000  # questions to interpolate, and to extrapolate, that are generated at most
-# Csordás et al. 2021, table of the data sets: after duplicates are dropped and valid is drawn.
+TESTED = 10_000  # maximum generated questions to interpolate, and to extrapolate
+# Csordás et al. 2021, table of the datasets, without duplicates and valid.
 SIZES = {
     "arithmetic__add_or_sub": {"train": 1_969_029, "interpolate": 10_000, "gen": 10_000},
     "numbers__place_value": {"train": 1_492_268, "interpolate": 9_988, "gen": 10_000},
@@ -120,7 +120,7 @@ Contents = Mapping[str, PackedPairs]  # regime -> its examples, as plain text
 
 
 class Mathematics(Dataset):
-    """`python -m data_prep mathematics`."""
+    """``python -m data_prep mathematics``."""
 
     name = "mathematics"
     title = "Mathematics dataset"
@@ -148,10 +148,12 @@ class Mathematics(Dataset):
             "--holdout",
             type=number_to_hold_out,
             metavar="N",
-            help=f"questions of every difficulty that become valid (default: {REFERENCE_HOLDOUT}, but at most a tenth "
-            "of those generated)",
+            help=f"questions per difficulty that become valid (default: {REFERENCE_HOLDOUT}, but at "
+            "most a tenth of generated ones)",
         )
-        parser.add_argument("--seed", type=seed_number, metavar="N", help=f"of --generate (default: {DEFAULT_SEED})")
+        parser.add_argument(
+            "--seed", type=seed_number, metavar="N", help=f"seed of --generate (default: {DEFAULT_SEED})"
+        )
         parser.add_argument(
             "--workers",
             type=number_of_workers,
@@ -200,46 +202,49 @@ class Mathematics(Dataset):
 
 
 def number_of_chunks(sizes: list[int]) -> int:
-    """How many processes could be busy."""
+    """The number of processes that could be busy."""
     return sum(1 for _ in chunks(sizes))
 
 
 def whole_number(text: str, least: int, most: int) -> int:
-    """A whole number in a range. Raises ArgumentTypeError."""
+    """Parses a whole number in a range. Raises ArgumentTypeError."""
     if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}, not {shorten(text)}")
     return int(text)
 
 
 def number_to_generate(text: str) -> int:
-    """The argument type of `--generate`."""
+    """The argument type of ``--generate``."""
     return whole_number(text, LEAST, MOST)
 
 
 def number_to_hold_out(text: str) -> int:
-    """The argument type of `--holdout`."""
+    """The argument type of ``--holdout``."""
     return whole_number(text, 1, MOST)
 
 
 def number_of_workers(text: str) -> int:
-    """The argument type of `--workers`."""
+    """The argument type of ``--workers``."""
     return whole_number(text, 1, MOST_WORKERS)
 
 
 def regimes(module: str) -> tuple[str, ...]:
-    """The regimes that a module has."""
+    """The regimes of a module."""
     return REGIMES if module in EXTRAPOLATIONS else REGIMES[:-1]
 
 
 def places(module: str) -> dict[str, str]:
-    """Path of a file below the folder of the archive -> its regime, for all files of a module."""
+    """Path of a file in the archive's folder -> its regime, for all files of a module."""
     names = dict.fromkeys(regimes(module), module) | {"extrapolate": EXTRAPOLATIONS.get(module)}
     return {f"{regime}/{names[regime]}.txt": regime for regime in regimes(module)}
 
 
 def identity(args: argparse.Namespace) -> Json:
-    """What tells the input from another one: the size of the archive, which is long to read and checked when it is, or
-    the sha256 of the module's files. Raises DataError if one is not there."""
+    """Identifies the input: the size of the archive, whose contents are checked on reading, or the
+    sha256 of the module's files.
+
+    Raises DataError for a missing file.
+    """
     if args.archive is not None:
         if not args.archive.is_file():
             raise DataError("--archive is not a file", args.archive)
@@ -248,7 +253,7 @@ def identity(args: argparse.Namespace) -> Json:
 
 
 def find_folder(args: argparse.Namespace) -> Path:
-    """The folder that has all files of the module: `--raw-dir`, or the one unpacked in it. Raises DataError."""
+    """The folder with all files of the module: ``--raw-dir``, or the unpacked one in it. Raises DataError."""
     inside = args.raw_dir / FOLDER
     folder = inside if inside.is_dir() else args.raw_dir
     for place in places(args.module):
@@ -258,7 +263,7 @@ def find_folder(args: argparse.Namespace) -> Path:
 
 
 def read_folder(args: argparse.Namespace) -> tuple[Contents, list[Json]]:
-    """The examples of a module in an unpacked folder, and the descriptions of its files. Raises DataError."""
+    """Reads a module's examples from an unpacked folder; also returns descriptions of the files. Raises DataError."""
     folder = find_folder(args)
     contents, files = {}, []
     for place, regime in places(args.module).items():
@@ -269,7 +274,7 @@ def read_folder(args: argparse.Namespace) -> tuple[Contents, list[Json]]:
 
 
 def read_archive(path: Path, module: str) -> tuple[Contents, list[Json]]:
-    """The examples of a module in the official archive, and the descriptions of its files. Raises DataError."""
+    """Reads a module's examples from the official archive; also returns descriptions of the files. Raises DataError."""
     check_archive(path)
     wanted = {f"{FOLDER}/{place}": regime for place, regime in places(module).items()}
     contents, files = {}, {}
@@ -283,7 +288,7 @@ def read_archive(path: Path, module: str) -> tuple[Contents, list[Json]]:
 
 
 def check_archive(path: Path) -> None:
-    """Raises DataError if `path` is not the official archive."""
+    """Raises DataError if ``path`` is not the official archive."""
     size = path.stat().st_size
     if size != ARCHIVE.size:
         raise DataError(f"not the official {ARCHIVE.name}: {size:,} bytes, expected {ARCHIVE.size:,}", path)
@@ -293,7 +298,7 @@ def check_archive(path: Path) -> None:
 
 
 def read_examples(stream: BinaryIO, path: Path) -> tuple[PackedPairs, Json]:
-    """The examples of one file, and its size and hash; `path` is for messages. Raises DataError."""
+    """Reads the examples of one file, with its size and hash; ``path`` is for messages. Raises DataError."""
     hashed = hashlib.sha256()
     size = 0
 
@@ -309,18 +314,21 @@ def read_examples(stream: BinaryIO, path: Path) -> tuple[PackedPairs, Json]:
 
 
 def parse(lines: Iterable[bytes], path: Path) -> Iterator[Pair]:
-    """The examples of a file with a question and its answer on two lines, spaces at their ends left out.
+    """Reads the examples of a file with a question and its answer on two lines, without spaces at their ends.
 
-    Raises DataError with the line for one that is empty, too long, not UTF-8, or has a character that is not printable
-    or is the one that stands for a space; and for a question without answer; see also `text.decode_line`.
+    Raises:
+        DataError: with the line, if one is empty, too long, not UTF-8, has an unprintable character or the sign for a
+            space, or if a question has no answer; see also ``text.decode_line``.
     """
     question, number = None, 0
     for number, raw in enumerate(lines, start=1):
         if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
-            raise DataError(f"a line of {LONGEST_LINE:,} bytes or more is no question and no answer", path, number)
+            raise DataError(
+                f"a line has {LONGEST_LINE:,} bytes or more, too long for a question or an answer", path, number
+            )
         line = decode_line(path, number, raw.removesuffix(b"\n")).strip(" ")
         if not line.isprintable() or SPACE in line:
-            raise DataError(f"a character that no question or answer has: {shorten(line)}", path, number)
+            raise DataError(f"a character that cannot occur in a question or an answer: {shorten(line)}", path, number)
         if question is None:
             question = line
         else:
@@ -331,19 +339,19 @@ def parse(lines: Iterable[bytes], path: Path) -> Iterator[Pair]:
 
 
 def tokenize(text: str) -> str:
-    """Plain text as its characters, separated by spaces."""
+    """Splits plain text into its characters, separated by spaces."""
     return " ".join(text.replace(" ", SPACE))
 
 
 def detokenize(tokens: str) -> str:
-    """The inverse of `tokenize`."""
+    """The inverse of ``tokenize``."""
     return tokens.replace(" ", "").replace(SPACE, " ")
 
 
 def different(contents: Contents) -> dict[str, numpy.ndarray]:
-    """Regime -> indices of the examples whose question is not there earlier, in this regime or one before it.
+    """Regime -> indices of examples whose question does not occur earlier, in this regime or one before it.
 
-    Questions are compared by 8 bytes of a hash: of two million, two have the same one with a probability of 1e-7.
+    Questions are compared by an 8-byte hash: two of two million collide with a probability of 1e-7.
     """
     digests = array("Q")
     for pairs in contents.values():
@@ -362,9 +370,9 @@ def different(contents: Contents) -> dict[str, numpy.ndarray]:
 def make_corpus(
     module: str, contents: Contents, holdout: int, origin: Json, membership: str, published: Mapping[str, int]
 ) -> Corpus:
-    """The subsets made of the files, or of what was generated like them; `holdout` of every difficulty become valid.
+    """Makes the subsets from the files or from generated questions; ``holdout`` of every difficulty become valid.
 
-    Raises DataError if a difficulty has no more questions than that, or a subset not its published size.
+    Raises DataError if a difficulty has no more questions than that, or if a subset has not its published size.
     """
     contents = {regime: contents[regime] for regime in regimes(module)}
     kept = different(contents)
@@ -373,8 +381,8 @@ def make_corpus(
         indices = kept[regime]
         if len(indices) <= holdout:
             raise DataError(
-                f"{regime} has {len(indices):,} different questions, and {holdout:,} are to become valid:"
-                " name fewer by --holdout"
+                f"{regime} has {len(indices):,} different questions, too few for a valid set "
+                f"of {holdout:,}: lower --holdout"
             )
         chosen = numpy.zeros(len(indices), dtype=bool)
         chosen[RandomState(REFERENCE_SEED).choice(len(indices), holdout, replace=False)] = True
@@ -393,7 +401,7 @@ def make_corpus(
 
 
 def select(contents: Contents, indices: Mapping[str, numpy.ndarray]) -> PackedPairs:
-    """Some of the examples, in their order, as words."""
+    """The chosen examples in their order, tokenized."""
     return PackedPairs(
         Pair(*map(tokenize, contents[regime][index])) for regime in indices for index in indices[regime].tolist()
     )

@@ -1,15 +1,14 @@
-"""Runs the authors' generator of the Mathematics dataset, in a process of its own.
+"""Runs the authors' generator of the Mathematics dataset in a separate process.
 
     python -P mathematics_generator.py MODULE EXTRAPOLATION SEED SIZES WORKER WORKERS
 
-A process of its own, because the generator draws from the global generators of `random`, numpy and sympy, and because
-its package is fixed in memory: version 1.0.1 of 2019 fails from sympy 1.6, numpy 2 or Python 3.12 on, and some of its
-draws depend on the order of Python sets, which differs from run to run. Nothing of `data_prep` is imported.
+The process is separate for two reasons. The generator draws from the global generators of ``random``, numpy and sympy.
+Its package is patched in memory: version 1.0.1 of 2019 fails from sympy 1.6, numpy 2 or Python 3.12 on, and some of its
+draws depend on the order of Python sets, which differs between runs. The script imports nothing from ``data_prep``.
 
-SIZES has a number of examples for each of the REGIMES, in their order: 100,100,100,10,10. EXTRAPOLATION is the module's
-name there; where it is empty, the last size is left out. Examples are drawn in chunks that have seeds of their own, so
-that it does not matter who draws a chunk: worker w of W draws every W-th one from the w-th on, and prints its questions
-and answers, a line each.
+SIZES has the number of examples for each of the REGIMES, in order: 100,100,100,10,10. EXTRAPOLATION is the module's
+name there; if it is empty, the last size is omitted. Examples are drawn in chunks with their own seeds, so any worker
+can draw any chunk. Worker w of W draws every W-th one from the w-th on, and prints questions and answers, one per line.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from typing import Any, TextIO
 
 REGIMES = ("train-easy", "train-medium", "train-hard", "interpolate", "extrapolate")
 CHUNK = 1_000  # examples
-LONGEST_QUESTION, LONGEST_ANSWER = 160, 30  # characters; longer ones are dropped, as by the authors
-# Module of the package -> what is replaced in its text.
+LONGEST_QUESTION, LONGEST_ANSWER = 160, 30  # characters; longer ones are dropped, as in the authors' code
+# Module of the package -> replacements in its source.
 FIXES = {
     "mathematics_dataset.sample.polynomials": {
         "from sympy.solvers.diophantine import base": "from sympy.solvers.diophantine.diophantine import base",
@@ -42,11 +41,11 @@ FIXES = {
         "remainder_divisor / 2": "remainder_divisor // 2",
     },
 }
-Problem = Callable[[], Any]  # draws one; `question` and `answer` of what it returns become text by str
+Problem = Callable[[], Any]  # draws one; `question` and `answer` of the result become text by str
 
 
 class Mended(SourceFileLoader):
-    """Loads a module of the package with its mends."""
+    """Loads a module of the package with its patches."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Raises ValueError if the text of the module is not the expected one."""
@@ -59,7 +58,7 @@ class Mended(SourceFileLoader):
 
 
 def import_fixed(name: str) -> None:
-    """Imports a module of the package with its mends."""
+    """Imports a module of the package with its patches."""
     spec = importlib.util.find_spec(name)
     spec.loader = Mended(name, spec.origin)
     module = importlib.util.module_from_spec(spec)
@@ -68,9 +67,9 @@ def import_fixed(name: str) -> None:
 
 
 def problems(name: str, extrapolation: str | None) -> list[Problem]:
-    """What draws from a module, for each of the regimes; without the last one if there is no extrapolation.
+    """The samplers of a module, one per regime; without the last one if there is no extrapolation.
 
-    Training draws from a third of the range of entropies: easy from the lowest, hard from the highest one.
+    Training draws from thirds of the range of entropies: easy from the lowest, hard from the highest.
     """
     for fixed in FIXES:
         import_fixed(fixed)
@@ -85,7 +84,7 @@ def problems(name: str, extrapolation: str | None) -> list[Problem]:
 
 
 def third(level: int) -> Callable[[tuple[float, float]], tuple[float, float]]:
-    """What maps a range to its lower (0), middle (1) or upper (2) third."""
+    """Returns a function that maps a range to its lower (0), middle (1) or upper (2) third."""
 
     def part(whole: tuple[float, float]) -> tuple[float, float]:
         low, high = whole
@@ -95,14 +94,14 @@ def third(level: int) -> Callable[[tuple[float, float]], tuple[float, float]]:
 
 
 def chunks(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Regime, number of the chunk in it, and number of examples in the chunk, for all chunks in their order."""
+    """Yields regime, number of the chunk in it, and number of examples, for all chunks in order."""
     for regime, size in enumerate(sizes):
         for chunk, start in enumerate(range(0, size, CHUNK)):
             yield regime, chunk, min(CHUNK, size - start)
 
 
 def seed_everything(seed: int, regime: int, chunk: int) -> None:
-    """Seeds all generators that are drawn from."""
+    """Seeds all generators that the package draws from."""
     import numpy
     import sympy.core.random
 
@@ -113,7 +112,7 @@ def seed_everything(seed: int, regime: int, chunk: int) -> None:
 
 
 def draw(problem: Problem) -> tuple[str, str]:
-    """Question and answer of one problem."""
+    """Returns question and answer of one problem."""
     while True:
         drawn = problem()
         question, answer = str(drawn.question), str(drawn.answer)

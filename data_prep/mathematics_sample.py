@@ -1,8 +1,8 @@
-"""Questions of the Mathematics dataset drawn by the authors' generator: generated, not the official data.
+"""Draws questions of the Mathematics dataset with the authors' generator; these are not the official data.
 
-The generator is the package mathematics_dataset 1.0.1 of PyPI, which runs in processes of its own
-(`mathematics_generator`): the generators of random numbers of this one stay as they are. The same seed gives the same
-examples whatever the number of processes and Python's hash seed, with the same versions of sympy and numpy.
+The generator is the package mathematics_dataset 1.0.1 of PyPI. It runs in separate processes
+(``mathematics_generator``), so the random generators of this process do not change. With the same versions of sympy and
+numpy, the same seed gives the same examples for any number of processes and any Python hash seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEEDED = f"--generate needs the package {PACKAGE} {VERSION}: pip install {PACKAG
 
 
 def check_package() -> None:
-    """Raises DataError if the generator, in its only version, is not installed."""
+    """Raises DataError unless version 1.0.1 of the generator is installed."""
     try:
         found = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -38,23 +38,26 @@ def check_package() -> None:
 
 
 def describe() -> Json:
-    """The entry `origin` of `dataset.json`."""
+    """The entry ``origin`` of ``dataset.json``."""
     versions = {name: importlib.metadata.version(name) for name in (PACKAGE, "sympy", "numpy")}
     return {"generator": PACKAGE, "versions": versions, "generated": "generated, not the official data"}
 
 
 def sample(module: str, extrapolation: str | None, sizes: list[int], seed: int, workers: int) -> dict[str, PackedPairs]:
-    """So many examples of a module in each of the regimes, as plain text; no extrapolation where the module has none.
+    """Draws examples of a module in each of its regimes, as plain text.
 
-    `sizes` are those of the regimes there are, in the order of `REGIMES`. Raises DataError if the package is missing or
-    fails.
+    Args:
+        sizes: numbers of examples, in the order of ``REGIMES``; without extrapolation if the module has none.
+
+    Raises:
+        DataError: the package is missing or fails.
     """
     check_package()
     with ExitStack() as stack:
         processes = []
         numbers = (str(seed), ",".join(map(str, sizes)))
         for worker in range(workers):
-            # Not a pipe, which the warnings of old code could fill before it is read.
+            # A file, not a pipe: warnings of old code could fill a pipe before it is read.
             complaints = stack.enter_context(tempfile.TemporaryFile())
             processes.append(Process([module, extrapolation or "", *numbers, str(worker), str(workers)], complaints))
             stack.callback(processes[-1].stop)
@@ -63,7 +66,7 @@ def sample(module: str, extrapolation: str | None, sizes: list[int], seed: int, 
 
 
 def drawn(processes: list[Process], sizes: list[int]) -> Iterator[Pair]:
-    """The examples of all chunks, in their order."""
+    """Yields the examples of all chunks in order."""
     with bar("generating", sum(sizes), " examples") as shown:
         for position, (_, _, size) in enumerate(chunks(sizes)):
             yield from processes[position % len(processes)].examples(size)
@@ -71,7 +74,7 @@ def drawn(processes: list[Process], sizes: list[int]) -> Iterator[Pair]:
 
 
 class Process:
-    """One process that draws every so-many-th chunk."""
+    """One process that draws every W-th chunk."""
 
     def __init__(self, arguments: list[str], complaints: BinaryIO) -> None:
         self.complaints = complaints
@@ -85,7 +88,7 @@ class Process:
         )
 
     def examples(self, size: int) -> Iterator[Pair]:
-        """The next examples. Raises DataError if the process ends before."""
+        """Yields the next examples. Raises DataError if the process ends early."""
         for _ in range(size):
             question, answer = (self.process.stdout.readline() for _ in Pair._fields)
             if not answer:
@@ -96,7 +99,7 @@ class Process:
             yield Pair(question.removesuffix("\n"), answer.removesuffix("\n"))
 
     def stop(self) -> None:
-        """Ends the process, at the latest now."""
+        """Ends the process if it still runs."""
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()

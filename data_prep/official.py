@@ -1,4 +1,4 @@
-"""Finds the published files of a dataset in a folder of the user, or downloads them into a cache, and checks them."""
+"""Finds the published files of a dataset in the user's folder, or downloads them into a cache, and checks them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from data_prep.progress import bar
 from data_prep.text import read_bytes
 
 ATTEMPTS = 4
-PAUSE = 1.0  # seconds before the second attempt; doubled before each further one
-TIMEOUT = 30.0  # seconds without a sign of life from the server
+PAUSE = 1.0  # seconds before the second attempt; doubles each time
+TIMEOUT = 30.0  # seconds without an answer from the server
 
 
 @dataclass(frozen=True)
 class OfficialFile:
-    """A published file: its path below the base URL, its size in bytes and its sha256, both uncompressed.
+    """A published file: its path below the base URL, and its uncompressed size in bytes and sha256.
 
-    `where` says how to come by a file that cannot be downloaded from the base URL. Where neither size nor sha256 are
-    known, `git_blob` is: the id under which git keeps the file, as `git hash-object FILE` prints it.
+    ``where`` tells how to get a file that cannot be downloaded from the base URL. If size and sha256 are unknown,
+    ``git_blob`` is known: the id of the file in git, as ``git hash-object FILE`` prints it.
     """
 
     path: str
@@ -45,49 +45,49 @@ class OfficialFile:
 
     @property
     def digest(self) -> str:
-        """What its bytes are recognized by, in words."""
+        """The expected hash, in words."""
         return f"git blob {self.git_blob}" if self.sha256 is None else f"sha256 {self.sha256}"
 
     def digest_of(self, data: bytes) -> str:
-        """What `digest` would be if the file were `data`."""
+        """The ``digest`` of ``data``."""
         if self.sha256 is None:
             blob = b"blob %d\0" % len(data) + data
             return f"git blob {hashlib.sha1(blob, usedforsecurity=False).hexdigest()}"
         return f"sha256 {hashlib.sha256(data).hexdigest()}"
 
     def matches(self, data: bytes) -> bool:
-        """Whether `data` are this file."""
+        """Whether ``data`` are this file."""
         return self.digest_of(data) == self.digest
 
     def is_at(self, path: Path) -> bool:
-        """Whether `path` is this file, uncompressed."""
+        """Whether the uncompressed file at ``path`` is this file."""
         return path.is_file() and self.matches(path.read_bytes())
 
     def check(self, path: Path, data: bytes) -> None:
-        """Raises DataError if `data`, read from `path`, are not this file."""
+        """Raises DataError unless ``data``, read from ``path``, are this file."""
         if not self.matches(data):
             size = "" if self.size is None else f"{self.size:,} bytes with "
             raise DataError(
-                f"not the official {self.name}: {len(data):,} bytes with {self.digest_of(data)},"
-                f" expected {size}{self.digest}",
+                f"not the official {self.name}: {len(data):,} bytes with "
+                f"{self.digest_of(data)}, expected {size}{self.digest}",
                 path,
             )
 
     def describe(self) -> Json:
-        """The entry of this file in `dataset.json`."""
+        """The entry of this file in ``dataset.json``."""
         if self.sha256 is None:
             return {"name": self.name, "git_blob": self.git_blob}
         return {"name": self.name, "bytes": self.size, "sha256": self.sha256}
 
 
 class OfficialFiles:
-    """The published files of one dataset, as far as the options of the command line make them known."""
+    """The published files of one dataset, from the sources that the command line names."""
 
     def __init__(self, args: argparse.Namespace, dataset: str, base_url: str) -> None:
-        """Raises UsageError for options that mean nothing without `--download`, DataError for a wrong `--raw-dir`."""
+        """Raises UsageError for options that need ``--download``, DataError for a wrong ``--raw-dir``."""
         for option in ("mirror", "cache_dir"):
             if getattr(args, option) is not None and not args.download:
-                raise UsageError(f"--{option.replace('_', '-')} says how to download: add --download, or leave it out")
+                raise UsageError(f"--{option.replace('_', '-')} belongs to --download: add that, or omit it")
         if args.mirror is not None and not is_web_address(args.mirror):
             raise UsageError(f"--mirror must be a URL such as https://example.org/SCAN, not {args.mirror!r}")
         if args.raw_dir is not None and not args.raw_dir.is_dir():
@@ -99,30 +99,33 @@ class OfficialFiles:
 
     @property
     def asked_for(self) -> bool:
-        """Whether the command line names any source of official files."""
+        """Whether the command line names a source of official files."""
         return self.download or self.raw_dir is not None
 
     def find(self, file: OfficialFile) -> Path | None:
-        """Where the file is in `--raw-dir`: under its official path or its bare name, as it is or with `.gz`."""
+        """The path of the file in ``--raw-dir``: its official path or its bare name, with or without ``.gz``."""
         if self.raw_dir is None:
             return None
         names = [file.path, file.path + ".gz", file.name, file.name + ".gz"]
         return next((self.raw_dir / name for name in names if (self.raw_dir / name).is_file()), None)
 
     def get(self, file: OfficialFile) -> Path:
-        """Where the file is on this machine, after a download if need be. Raises DataError if there is no way to it."""
+        """The local path of the file, downloaded if necessary. Raises DataError if it cannot be found."""
         found = self.find(file)
         if found is not None:
             return found
         if self.download and file.where is None:
             return download(file, f"{self.base_url}/{file.path}", self.cache / file.path)
         way = file.where or f"--download gets {self.base_url}/{file.path}"
-        missing = "is not in this folder" if self.raw_dir else "is needed; name its folder with --raw-dir"
+        missing = "is not in this folder" if self.raw_dir else "is needed; pass its folder with --raw-dir"
         raise DataError(f"the official {file.name} ({file.digest}) {missing}. {way}", self.raw_dir)
 
     def read(self, file: OfficialFile) -> tuple[Path, bytes]:
-        """The path and the uncompressed content of a file. A file that is cut off is refused here, and only that:
-        callers look for errors of single lines first, which say more, and call `OfficialFile.check` after."""
+        """The path and the uncompressed content of a file. Raises DataError for a truncated one.
+
+        Other damage is left to the caller, who checks single lines first for better messages, then
+        calls ``OfficialFile.check``.
+        """
         path = self.get(file)
         data = read_bytes(path)
         if not data.endswith(b"\n"):
@@ -131,7 +134,7 @@ class OfficialFiles:
 
 
 def add_source_arguments(parser: argparse.ArgumentParser, base_url: str) -> None:
-    """Adds the options that say where official files come from."""
+    """Adds the options for the source of official files."""
     parser.add_argument("--raw-dir", type=Path, metavar="FOLDER", help="folder with the official files (also as .gz)")
     parser.add_argument("--download", action="store_true", help="download the official files that are not in --raw-dir")
     parser.add_argument("--mirror", metavar="URL", help=f"base URL to download from (default: {base_url})")
@@ -149,7 +152,7 @@ def default_cache() -> Path:
 
 
 def is_web_address(text: str) -> bool:
-    """Whether `text` is an http or https URL in ASCII with a host and, if any, a number for a port."""
+    """Whether ``text`` is an ASCII http or https URL with a host and, if any, a numeric port."""
     try:
         parts = urllib.parse.urlsplit(text)
         if not (text.isascii() and parts.scheme in ("http", "https") and parts.hostname):
@@ -160,17 +163,19 @@ def is_web_address(text: str) -> bool:
 
 
 class Unfinished(Exception):
-    """A transfer that may succeed when it is tried again."""
+    """A transfer that may succeed when it is retried."""
 
 
 def download(file: OfficialFile, url: str, target: Path) -> Path:
-    """Downloads a file to `target`, where only the whole, checked file ever appears.
+    """Downloads a file to ``target``, which appears only complete and checked.
 
-    The bytes gather in `target` + `.part`, which outlives a failure; the next attempt, or run, asks for the rest only.
-    Several runs may download the same file: one does, the others wait for it.
+    Bytes are collected in ``target`` + ``.part``, which survives a failure, so that the next attempt or run requests
+    only the rest. If several runs download the same file, one does and the others wait.
 
-    Raises DataError if the server has no such file, sends another one, or cannot be reached in `ATTEMPTS` attempts, and
-    if the disk is full.
+    Raises:
+        DataError: the server has no such file, sends another one, or cannot be reached in ``ATTEMPTS`` attempts; or the
+            disk
+            is full.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +190,7 @@ def download(file: OfficialFile, url: str, target: Path) -> Path:
         stream = lock_file(part, wait=True)
     with stream:
         try:
-            if not file.is_at(target):  # made while this run waited
+            if not file.is_at(target):  # another run may have downloaded it meanwhile
                 size = "" if file.size is None else f" ({file.size:,} bytes)"
                 print(f"downloading {url}{size}", file=sys.stderr)
                 retry(file, url, stream)
@@ -198,7 +203,7 @@ def download(file: OfficialFile, url: str, target: Path) -> Path:
 
 
 def retry(file: OfficialFile, url: str, stream: FileIO) -> None:
-    """Calls `transfer` until it succeeds. Raises DataError as `download` does."""
+    """Calls ``transfer`` until it succeeds. Raises DataError as ``download`` does."""
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE * 2 ** (attempt - 1))
@@ -206,7 +211,7 @@ def retry(file: OfficialFile, url: str, stream: FileIO) -> None:
             return transfer(file, url, stream)
         except urllib.error.HTTPError as error:
             reason = f"HTTP status {error.code}, {error.reason}"
-            if error.code == 416:  # our beginning is longer than the server's file
+            if error.code == 416:  # our part is longer than the server's file
                 clear(stream)
             elif error.code not in (408, 429) and error.code < 500:
                 break
@@ -214,11 +219,11 @@ def retry(file: OfficialFile, url: str, stream: FileIO) -> None:
             reason = str(error.reason)
         except (Unfinished, OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
-    raise DataError(f"cannot be downloaded ({reason}); get it another way and name its folder with --raw-dir", url)
+    raise DataError(f"cannot be downloaded ({reason}); get it another way and pass its folder with --raw-dir", url)
 
 
 def transfer(file: OfficialFile, url: str, stream: FileIO) -> None:
-    """One attempt to complete `stream`, which holds the first bytes of the file, or none."""
+    """Tries once to complete ``stream``, which holds the first bytes of the file, or none."""
     have = stream.seek(0, os.SEEK_END)
     if file.size is None or have >= file.size:
         have = clear(stream)
@@ -239,15 +244,15 @@ def transfer(file: OfficialFile, url: str, stream: FileIO) -> None:
 
 
 def promised_size(url: str, response: http.client.HTTPResponse) -> int:
-    """The size that a server says the file has. Raises DataError if it says none."""
+    """The size of the file according to the server. Raises DataError if it does not say."""
     size = response.headers.get("Content-Length", "")
     if not size.isdecimal():
-        raise DataError("the server does not say how long the file is; get it another way and use --raw-dir", url)
+        raise DataError("the server does not give the size of the file; get it another way and use --raw-dir", url)
     return int(size)
 
 
 def append(stream: FileIO, block: bytes) -> None:
-    """Writes all of `block`. Raises DataError where the disk is full: another attempt would not help."""
+    """Writes all of ``block``. Raises DataError if the disk is full: a retry would not help."""
     left = memoryview(block)
     try:
         while left:
@@ -258,19 +263,18 @@ def append(stream: FileIO, block: bytes) -> None:
 
 
 def clear(stream: FileIO) -> int:
-    """Empties a file opened for appending; returns its new length, 0."""
+    """Truncates a file opened for appending; returns its new length, 0."""
     stream.truncate(0)
     return stream.seek(0)
 
 
 def check_transfer(file: OfficialFile, url: str, stream: FileIO, resumed: bool) -> None:
-    """Raises Unfinished for wrong bytes of which some come from an earlier run, DataError for wrong bytes of one go;
-    either way they are thrown away."""
+    """Discards wrong bytes: raises Unfinished if some come from an earlier run, else DataError."""
     try:
         file.check(Path(stream.name), Path(stream.name).read_bytes())
     except DataError as error:
         clear(stream)
         if resumed:
-            raise Unfinished("the rest does not fit the beginning that was there") from None
+            raise Unfinished("the rest does not fit the part from an earlier run") from None
         raise DataError(error.message, url) from None
     os.fsync(stream.fileno())

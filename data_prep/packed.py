@@ -1,4 +1,4 @@
-"""Millions of pairs in little memory: all their text in one block of UTF-8, and where in it each one ends."""
+"""Stores millions of pairs compactly: all text in one block of UTF-8, with the end of each sentence."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from data_prep.common import Pair
 
 
 class PackedPairs(Sequence[Pair]):
-    """A sequence of pairs that takes 16 bytes a pair besides its text; a list of them takes some 200.
+    """A sequence of pairs with 16 bytes of overhead per pair; a list has some 200.
 
-    It is made once, of an iterable that is read once, and indexed by whole numbers; slices are not made.
+    It is made from an iterable that is read once, and indexed by whole numbers; it has no slices.
     """
 
     def __init__(self, pairs: Iterable[Pair] = ()) -> None:

@@ -3,24 +3,23 @@
     Imagine the first piece : …  ->  Hãy tưởng tượng mảnh đầu tiên : …
     ▁I m ag ine ▁the ▁first ▁piece ▁: …  ->  ▁H ãy ▁tư ởng ▁tư ợng ▁mảnh …      (as the model sees them)
 
-`--src` and `--tgt` are for training. What is validated and tested on is in files of its own, or is drawn from them:
-`--valid-share` and `--test-share`, of the pairs whose source is there once.
+``--src`` and ``--tgt`` are for training. Validation and test sets have files of their own, or are drawn from the
+training files: ``--valid-share`` and ``--test-share``, of the pairs whose source occurs once.
 
-`--max-length L` makes a test of length generalization, as in Chiang & Cholak (2022), who train English-Vietnamese
-translation on sentences of at most 20 words and test it on longer ones. By the words of the source:
+``--max-length L`` makes a test of length generalization. Chiang & Cholak (2022) train English-Vietnamese translation on
+sentences of at most 20 words and test it on longer ones. By the words of the source:
 
-    train, valid, test    the pairs with at most L words; longer ones are left out of train
+    train, valid, test    the pairs with at most L words; longer ones are omitted from train
     gen, dev              the longer ones of the test and of the validation set
 
-Text is cut into subwords by SentencePiece, trained on `train` alone, one model for both languages (`--joint`:
-spm.model) or one for each (`--separate`: spm.src.model and spm.tgt.model). A letter that is in no training sentence is
-a piece of its own in the dictionary. raw/SUBSET.plain.{src,tgt} keep the text as it was before; score translations
-against it:
+SentencePiece cuts text into subwords. It is trained on ``train`` alone, with one model for both languages (``--joint``:
+spm.model) or one for each (``--separate``: spm.src.model and spm.tgt.model). A letter that no training sentence has is
+its own piece in the dictionary. raw/SUBSET.plain.{src,tgt} keep the plain text; score translations against it:
 
     python -m fairseq_sg.scoring.plain_bleu FOLDER gen GENERATE-test.txt
 
-Blank space of any kind, and SentencePiece's sign ▁, are taken for one space each run; the text is otherwise left as it
-is. Left out of train, and counted, are pairs with an empty side and pairs whose source is in another subset.
+Each run of white space, and SentencePiece's sign ▁, becomes one space; the text is otherwise unchanged. Pairs with an
+empty side, and pairs whose source is in another subset, are omitted from train and counted.
 
 Source: yours. Files are UTF-8, also as .gz.
 """
@@ -44,9 +43,9 @@ DEFAULT_SEED = 1
 DEFAULT_SHARE = 0.05
 DEFAULT_SIZE = 8_000
 LARGEST_SIZE = 1_000_000
-HELD_OUT = {"valid": "dev", "test": "gen"}  # subset -> the subset of its sentences that are too long for training
+HELD_OUT = {"valid": "dev", "test": "gen"}  # subset -> the subset for its sentences that are too long
 LENGTHS: dict[str, Callable[[str], int]] = {"words": lambda text: len(text.split(" ")), "characters": len}
-# What the Moses tokenizer writes for the letters that its files cannot hold.
+# Escapes of the Moses tokenizer for characters that its files cannot hold.
 ENTITIES = {
     f"&{name};": letter
     for letter, names in {
@@ -65,14 +64,14 @@ Subsets = dict[str, list[Pair]]
 
 
 class Split(NamedTuple):
-    """Subsets of plain text, and what was left out of train on the way: reason -> number of pairs."""
+    """Subsets of plain text, and the pairs omitted from train: reason -> number."""
 
     subsets: Subsets
     left_out: dict[str, int]
 
 
 class Parallel(Dataset):
-    """`python -m data_prep parallel`."""
+    """``python -m data_prep parallel``."""
 
     name = "parallel"
     title = "Parallel corpus"
@@ -93,8 +92,8 @@ class Parallel(Dataset):
                 f"--{subset}-share",
                 type=share,
                 metavar="F",
-                help=f"share of the training pairs that is drawn for {subset} where it has no files of its own; 0 "
-                f"makes no {subset} (default: {DEFAULT_SHARE})",
+                help=f"share of the training pairs drawn for {subset} if it has no files; 0 makes no "
+                f"{subset} (default: {DEFAULT_SHARE})",
             )
         parser.add_argument(
             "--unescape", action="store_true", help="the text is escaped as by Moses: read &apos; as an apostrophe, …"
@@ -102,7 +101,7 @@ class Parallel(Dataset):
         add_subword_arguments(parser, str(DEFAULT_SIZE))
         add_length_arguments(parser, default=0)
         parser.add_argument(
-            "--seed", type=seed_number, metavar="N", help=f"of the draws for the shares (default: {DEFAULT_SEED})"
+            "--seed", type=seed_number, metavar="N", help=f"seed of the draws for the shares (default: {DEFAULT_SEED})"
         )
 
     def request(self, args: argparse.Namespace) -> Json:
@@ -116,7 +115,7 @@ class Parallel(Dataset):
             if all(own.values()):
                 if given is not None:
                     raise UsageError(
-                        f"--{subset}-share draws a {subset} set, and --{subset}-src gives one: leave one out"
+                        f"--{subset}-share draws a {subset} set, and --{subset}-src gives one: omit one of them"
                     )
                 files |= own
             elif given != 0:
@@ -124,7 +123,7 @@ class Parallel(Dataset):
         if sum(shares.values()) >= 1:
             raise UsageError("--valid-share and --test-share leave nothing to train on")
         if args.seed is not None and not shares:
-            raise UsageError("--seed changes nothing: nothing is drawn")
+            raise UsageError("--seed has no effect: nothing is drawn")
         return {
             "files": {name: sha256(path) for name, path in files.items()},
             "shares": shares,
@@ -153,7 +152,7 @@ class Parallel(Dataset):
 
 
 def add_subword_arguments(parser: argparse.ArgumentParser, size: str) -> None:
-    """Adds `--model`, `--vocab-size`, `--joint` and `--separate`."""
+    """Adds ``--model``, ``--vocab-size``, ``--joint`` and ``--separate``."""
     parser.add_argument("--model", choices=KINDS, default="unigram", help="kind of subwords (default: unigram)")
     parser.add_argument(
         "--vocab-size", type=vocabulary_size, metavar="N", help=f"number of subwords in a model (default: {size})"
@@ -170,68 +169,69 @@ def add_subword_arguments(parser: argparse.ArgumentParser, size: str) -> None:
 
 
 def subword_request(args: argparse.Namespace, size: int) -> Json:
-    """The entries of a request for the options of `add_subword_arguments`; `size` is the default of `--vocab-size`."""
+    """The request entries for the options of ``add_subword_arguments``; ``size`` is the default of ``--vocab-size``."""
     return {"model": args.model, "vocab_size": args.vocab_size or size, "joint": args.joint}
 
 
 def add_length_arguments(parser: argparse.ArgumentParser, default: int) -> None:
-    """Adds `--max-length` and `--length-unit`."""
+    """Adds ``--max-length`` and ``--length-unit``."""
     parser.add_argument(
         "--max-length",
         type=greatest_length,
         metavar="L",
         default=default,
-        help="greatest length of a source in training; longer ones are tested as gen; 0 is no bound, and no gen "
-        f"(default: {default})",
+        help="maximum length of a training source; longer ones are tested as gen; 0 sets no limit and "
+        f"makes no gen (default: {default})",
     )
     parser.add_argument("--length-unit", choices=tuple(LENGTHS), help="what --max-length counts (default: words)")
 
 
 def length_request(args: argparse.Namespace) -> Json:
-    """The entries of a request for the options of `add_length_arguments`. Raises UsageError."""
+    """The request entries for the options of ``add_length_arguments``. Raises UsageError."""
     if args.length_unit is not None and not args.max_length:
-        raise UsageError("--length-unit says what --max-length counts: give a --max-length, or leave it out")
+        raise UsageError("--length-unit is the unit of --max-length: add --max-length, or omit it")
     return {"max_length": args.max_length, "length_unit": (args.length_unit or "words") if args.max_length else None}
 
 
 def vocabulary_size(text: str) -> int:
-    """The argument type of `--vocab-size`."""
+    """The argument type of ``--vocab-size``."""
     if not re.fullmatch("[0-9]{1,9}", text) or not 2 <= int(text) <= LARGEST_SIZE:
         raise argparse.ArgumentTypeError(f"must be a whole number from 2 to {LARGEST_SIZE}, not {shorten(text)}")
     return int(text)
 
 
 def greatest_length(text: str) -> int:
-    """The argument type of `--max-length`."""
+    """The argument type of ``--max-length``."""
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise argparse.ArgumentTypeError(f"must be a whole number, and 0 for no bound, not {shorten(text)}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, or 0 for no limit, not {shorten(text)}")
     return int(text)
 
 
 def describe(name: str, path: Path) -> Json:
-    """The entry of a file of the user's in `dataset.json`."""
+    """The entry of a user's file in ``dataset.json``."""
     return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def read_pairs(source: Path, target: Path, unescape: bool, may_be_empty: bool = False) -> tuple[list[Pair], int]:
-    """The pairs of two files; see `pair_up`."""
+    """Reads the pairs of two files; see ``pair_up``."""
     return pair_up(source, read_bytes(source), target, read_bytes(target), unescape, may_be_empty)
 
 
 def pair_up(
     source: Path, source_data: bytes, target: Path, target_data: bytes, unescape: bool, may_be_empty: bool = False
 ) -> tuple[list[Pair], int]:
-    """The pairs of plain text of two contents, and how many were left out for an empty side.
+    """Pairs the lines of two plain texts; also returns how many pairs were omitted for an empty side.
 
-    Raises DataError with file and line for text that is not UTF-8, for files with different numbers of lines, and for
-    an empty side unless that `may_be_empty`: a test must not lose examples silently.
+    Raises:
+        DataError: with file and line, for text that is not UTF-8, for different numbers of lines, and, unless
+            ``may_be_empty``, for an empty side: a test must not lose examples silently.
     """
     sources, targets = (
         [clean(line, unescape) for line in decode(*content)]
         for content in ((source, source_data), (target, target_data))
     )
     if len(sources) != len(targets):
-        message = f"{len(targets):,} lines, and {source.name} has {len(sources):,}: line N of one must translate line N"
+        message = f"{len(targets):,} lines, but {source.name} has {len(sources):,}: line N of one must translate line N"
         raise DataError(f"{message} of the other", target)
     pairs = list(map(Pair, sources, targets))
     empty = [number for number, pair in enumerate(pairs, start=1) if not all(pair)]
@@ -241,29 +241,34 @@ def pair_up(
 
 
 def decode(path: Path, data: bytes) -> list[str]:
-    """The lines of a text file in UTF-8; only a newline ends one, whatever else looks like it. Raises DataError."""
+    """The lines of a UTF-8 text file; only a newline ends a line. Raises DataError."""
     return [decode_utf8(path, number, raw) for number, raw in enumerate(raw_lines(path, data), start=1)]
 
 
 def clean(line: str, unescape: bool) -> str:
-    """A line as words between single spaces; what Moses has escaped is read back if `unescape`."""
+    """A line as words between single spaces; with ``unescape``, escapes of Moses are reversed."""
     if unescape:
         line = re.sub("&[a-z#0-9]{2,4};", lambda match: ENTITIES.get(match[0], match[0]), line)
     return " ".join(line.replace(SPACE, " ").split())
 
 
 def without(train: list[Pair], others: Iterable[list[Pair]]) -> tuple[list[Pair], int]:
-    """The training pairs whose source is in none of the other subsets, and how many are left out."""
+    """The training pairs whose source is in no other subset, and how many were omitted."""
     tested = {pair.source for pairs in others for pair in pairs}
     kept = [pair for pair in train if pair.source not in tested]
     return kept, len(train) - len(kept)
 
 
 def draw(pairs: list[Pair], shares: Mapping[str, float], seed: int | None) -> tuple[list[Pair], Subsets]:
-    """Draws subsets of pairs whose source is there once, ⌊share · number of such pairs⌋ each.
+    """Draws subsets from the pairs whose source occurs once, ⌊share · number of such pairs⌋ each.
 
-    Returns the other pairs, and the subsets; all in the order of `pairs`. The draw is by numpy's frozen legacy
-    generator, the same in every version. Raises DataError for a subset without even one.
+    The draw uses numpy's frozen legacy generator, which is the same in every version.
+
+    Returns:
+        The other pairs, and the subsets; all in the order of ``pairs``.
+
+    Raises:
+        DataError: a subset would not have even one pair.
     """
     once = occurring_once(pairs)
     order, home = RandomState(seed).permutation(len(once)), dict.fromkeys(range(len(pairs)), "train")
@@ -281,9 +286,9 @@ def draw(pairs: list[Pair], shares: Mapping[str, float], seed: int | None) -> tu
 
 
 def split_by_length(split: Split, request: Json) -> Split:
-    """Takes the sources that are too long out of train, and puts those of valid and test into dev and gen.
+    """Omits sources that are too long from train, and moves those of valid and test to dev and gen.
 
-    Raises DataError if there is no long one to test, or no short one in a subset.
+    Raises DataError if there is no long one to test, or if a subset has no short one.
     """
     limit = request["max_length"]
     if not limit:
@@ -307,7 +312,7 @@ def split_by_length(split: Split, request: Json) -> Split:
 
 
 def subword_corpus(split: Split, published: Mapping[str, int], membership: str, origin: Json, request: Json) -> Corpus:
-    """Learns subwords on train and splits all subsets by them. Raises UsageError and DataError as `learn` does."""
+    """Learns subwords on train and splits all subsets by them. Raises UsageError and DataError as ``learn`` does."""
     kind, size = request["model"], request["vocab_size"]
     train = split.subsets["train"]
     if request["joint"]:

@@ -3,20 +3,20 @@
     0 1 1 0 1 CLS     ->  1
     1 0 0 1 0 CLS     ->  0
 
-Strings of 0 and 1, each symbol drawn with probability 1/2, and CLS, the last token, where the class is read. The class
-is 1 for an odd number of ones. `--train-lengths` are those of the strings in `train` and `valid`, `--test-lengths`
-those in `gen`, and no length may be in both:
+Strings have symbols 0 and 1, each with probability 1/2, and CLS, the last token, from which the class is read. The
+class is 1 for an odd number of ones. ``--train-lengths`` are those of the strings in ``train`` and ``valid``,
+``--test-lengths`` those in ``gen``; no length may be in both:
 
     python -m data_prep parity --train-lengths 1-40 --test-lengths 50,100,1000 --out FOLDER
 
-    train   10,000 strings of every training length (`--train`), as they are drawn, so that short ones repeat
-    valid   1,000 different ones of every training length (`--test`), but at most a tenth of all strings of that length;
+    train   10,000 strings per training length (``--train``), drawn with repetitions
+    valid   1,000 distinct ones per training length (``--test``), but at most a tenth of all strings of that length;
             none of them is in train
-    gen     1,000 different ones of every test length, or all there are
+    gen     1,000 distinct ones per test length, or all there are
 
-Line N of raw/SUBSET.type is the length of string N, CLS not counted, for accuracy by length. The authors train on one
-length and draw new strings in every step; here the files are fixed, and --seed makes others. fairseq takes sources of
-up to 1,024 tokens, the end symbol included: beyond length 1,022 it needs --max-source-positions.
+Line N of raw/SUBSET.type is the length of string N without CLS, for accuracy by length. The authors train on one length
+and draw new strings in every step; here the files are fixed, and --seed makes others. fairseq takes sources of up to
+1,024 tokens with the end symbol: beyond length 1,022 it needs --max-source-positions.
 
 Source: generated; Chiang & Cholak 2022, section 3, and github.com/ndnlp/parity, parity.py.
 """
@@ -28,7 +28,7 @@ from data_prep.common import Pair
 
 
 class Parity(BinaryStrings):
-    """`python -m data_prep parity`."""
+    """``python -m data_prep parity``."""
 
     name = "parity"
     title = "PARITY"

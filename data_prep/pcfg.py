@@ -1,42 +1,47 @@
-"""PCFG SET: string edits such as `append reverse A1 B2 , C3` and the strings they make (Hupkes et al. 2020).
+"""PCFG SET: string edits such as ``append reverse A1 B2 , C3`` and the strings they make (Hupkes et al. 2020).
 
     swap_first_last shift reverse copy M2 H16 K3 Z20               ->  Z20 H16 M2 K3
     repeat append I19 V5 , S11 B10                                 ->  I19 V5 S11 B10 I19 V5 S11 B10
     remove_second K3 F20 M4 , reverse echo E19 Y4                  ->  K3 F20 M4
 
-Ten functions of strings of 520 letters, in prefix notation, a comma between two arguments; `pcfg_functions` has them
-with their meaning, and every target is checked against it. Sources and targets share one dictionary of 535 words, the
-same for all conditions, as in the papers: the 531 words and the four synonyms of substitutivity.
+Ten functions act on strings of 520 letters, in prefix notation, with a comma between two arguments. ``pcfg_functions``
+has their meaning; every target is checked against it. Sources and targets share one dictionary of 535 words, the same
+for all conditions, as in the papers: 531 words and the four synonyms of substitutivity.
 
-`--condition` says what is tested. 97,203 examples were drawn; 4,860 of them are `dev`, whatever is tested.
+``--condition`` is the test. The authors drew 97,203 examples; 4,860 of them are ``dev`` in every condition.
 
-    iid             82,622 to train; `test` has 9,721 others of the same kind
-    systematicity   `gen` has the 10,175 expressions in which one of four functions stands directly before one of its
+    iid             82,622 to train; ``test`` has 9,721 others of the same kind
+    systematicity   ``gen`` has the 10,175 expressions in which one of four functions stands directly before one of its
                     partners: swap_first_last repeat | append remove_second | repeat remove_second | append
-                    swap_first_last. `train` has the 82,168 without such a pair.
-    productivity    `gen` has the 11,333 expressions with 9 to 35 functions, `train` the 81,010 with at most 8
+                    swap_first_last. ``train`` has the 82,168 without such a pair.
+    productivity    ``gen`` has the 11,333 expressions with 9 to 35 functions, ``train`` the 81,010 with at most 8
     substitutivity_primitive, substitutivity_equally_distributed
-                    four functions have synonyms such as append_twin. Line N of `gen` is line N of `test` with one
-                    function renamed. In `train` synonyms are in 332 lines of their own, with no other function, or
+                    four functions have synonyms such as append_twin. Line N of ``gen`` is line N of ``test`` with one
+                    function renamed. In ``train`` synonyms are in 332 lines of their own, with no other function, or
                     stand for about half of the functions. The score is how often both lines get the same answer.
-    localism        trained and tested as iid; `gen` has 10,070 strings of up to 20 letters for a single function (in
-                    training strings have 2 to 5); raw/unrolled.tsv takes 9,567 expressions of `test` apart into steps.
-                    The score is how often the steps, each on the answers before, lead to the answer for the whole.
+    localism        trained and tested as iid; ``gen`` has 10,070 strings of up to 20 letters for a single function (in
+                    training strings have 2 to 5); raw/unrolled.tsv takes 9,567 expressions of ``test`` apart into
+                        steps.
+                    The score is how often the steps, each on earlier answers, lead to the answer for the whole.
     overgeneralisation --ratio R
-                    `train` has 9, 59, 125 or 554 exceptions, in which two adjacent functions mean something else.
-                    `exception` has them again, `original` with their targets by the rule: answers of both kinds are
-                    counted after every epoch. No other line of `train` has such a pair of functions.
+                    ``train`` has 9, 59, 125 or 554 exceptions, in which two adjacent functions mean something else.
+                    ``exception`` has them again, ``original`` with their targets by the rule: answers of both kinds are
+                    counted after every epoch. No other line of ``train`` has such a pair of functions.
 
-`valid` is what of the official dev set is like `train`: all 4,860, or the 4,339 without a pair of systematicity, the
-4,249 with at most 8 functions, the 4,333 without a pair of overgeneralisation; for equally distributed synonyms, all
-with half of the functions renamed by a draw of our own. (Csordás et al. 2021 validate systematicity and productivity on
-`gen` itself.)
+``valid`` has the examples of the official dev set that are like ``train``: all 4,860, or the 4,339 without a pair of
+systematicity, the 4,249 with at most 8 functions, the 4,333 without a pair of overgeneralisation. For equally
+distributed synonyms it has all of them, half of the functions renamed by a draw of our own. (Csordás et al. 2021
+validate systematicity and productivity on ``gen`` itself.)
 
-Types, for accuracy by type: functions_01, functions_02, … by their number; of `test` and `gen` of substitutivity the
-function that is renamed; of `gen` of localism letters_02 … letters_20, the longest string; of exceptions their pair.
+Types, for accuracy by type:
 
-`--generate N` draws N expressions by a sampler of our own (`pcfg_sample`) and splits them by the rules of iid,
-systematicity and productivity: generated, not the official data, so the results are not those of the papers.
+    functions_01, functions_02, …   the number of functions
+    the renamed function            ``test`` and ``gen`` of substitutivity
+    letters_02 … letters_20         the longest string, ``gen`` of localism
+    the pair of functions           exceptions
+
+``--generate N`` draws N expressions by a sampler of our own (``pcfg_sample``) and splits them by the rules of iid,
+systematicity and productivity. These are not the official data, so results are not comparable with the papers'.
 
 Source: github.com/i-machine-think/am-i-compositional, data/pcfgset, MIT licence. localism/unrolled_train.tsv there, and
 test sets of one function each, are not made here.
@@ -77,7 +82,7 @@ CONDITIONS = (
     *(f"{SUBSTITUTIVITY}primitive", f"{SUBSTITUTIVITY}equally_distributed"),
     *("localism", "overgeneralisation"),
 )
-# Published sizes of the training and the test set, and the size of the part of the dev set that is like training.
+# Published sizes of the training and the test set, and the size of the part of the dev set like training.
 SIZES = {"iid": (82_622, 9_721), "systematicity": (82_168, 10_175), "productivity": (81_010, 11_333)}
 VALID_SIZES = {"iid": 4_860, "systematicity": 4_339, "productivity": 4_249}
 
@@ -86,7 +91,7 @@ HELD_OUT_PAIRS = (
     *("repeat remove_second", "append swap_first_last"),
 )
 MOST_FUNCTIONS = 8
-# Condition -> whether an expression belongs to its test; iid has no such rule.
+# Condition -> predicate: an expression belongs to its test; iid has no such rule.
 TESTED: dict[str, Callable[[str], bool]] = {
     "systematicity": lambda source: any(mentions(source, pair) for pair in HELD_OUT_PAIRS),
     "productivity": lambda source: count_functions(source) > MOST_FUNCTIONS,
@@ -101,7 +106,7 @@ DEFAULT_SEED = 1
 
 
 class Pcfg(Dataset):
-    """`python -m data_prep pcfg`."""
+    """``python -m data_prep pcfg``."""
 
     name = "pcfg"
     title = "PCFG SET"
@@ -120,15 +125,17 @@ class Pcfg(Dataset):
             "--ratio",
             choices=EXCEPTION_SIZES,
             metavar="R",
-            help="of exceptions, with --condition overgeneralisation: " + ", ".join(EXCEPTION_SIZES),
+            help="ratio of exceptions, with --condition overgeneralisation: " + ", ".join(EXCEPTION_SIZES),
         )
         parser.add_argument(
             "--generate",
             type=number_to_generate,
             metavar="N",
-            help="instead of the official files, draw N expressions of our own: not the official data",
+            help="draw N expressions of our own instead of the official data",
         )
-        parser.add_argument("--seed", type=seed_number, metavar="N", help=f"of --generate (default: {DEFAULT_SEED})")
+        parser.add_argument(
+            "--seed", type=seed_number, metavar="N", help=f"seed of --generate (default: {DEFAULT_SEED})"
+        )
         add_source_arguments(parser, BASE_URL)
 
     def request(self, args: argparse.Namespace) -> Json:
@@ -136,11 +143,11 @@ class Pcfg(Dataset):
         if (args.ratio is not None) != (args.condition == "overgeneralisation"):
             raise UsageError("--condition overgeneralisation needs --ratio, and no other condition has it")
         if args.generate is not None and args.condition not in FOLDERS:
-            raise UsageError(f"--generate makes {', '.join(FOLDERS)}; {args.condition} is made of official files alone")
+            raise UsageError(f"--generate makes {', '.join(FOLDERS)}; {args.condition} needs the official files")
         if args.generate is None and args.seed is not None:
-            raise UsageError("--seed belongs to --generate; the official files are as they are")
+            raise UsageError("--seed belongs to --generate; the official files are not drawn")
         if args.generate is not None and files.asked_for:
-            raise UsageError("--generate needs no official files: leave --raw-dir and --download out")
+            raise UsageError("--generate needs no official files: omit --raw-dir and --download")
         seed = DEFAULT_SEED if args.seed is None else args.seed
         return {
             "condition": args.condition,
@@ -154,7 +161,7 @@ class Pcfg(Dataset):
 
 
 def make_corpus(args: argparse.Namespace, request: Json) -> Corpus:
-    """The examples of a condition."""
+    """Makes the examples of a condition."""
     if request["generate"] is not None:
         return generated_corpus(args.condition, args.generate, request["seed"])
     source = OfficialFiles(args, Pcfg.name, BASE_URL)
@@ -168,14 +175,14 @@ def make_corpus(args: argparse.Namespace, request: Json) -> Corpus:
 
 
 def number_to_generate(text: str) -> int:
-    """The argument type of `--generate`."""
+    """The argument type of ``--generate``."""
     if not re.fullmatch("[0-9]{1,9}", text) or not LEAST <= int(text) <= MOST:
         raise argparse.ArgumentTypeError(f"must be a whole number from {LEAST} to {MOST}, not {shorten(text)}")
     return int(text)
 
 
 def tested_subset(condition: str) -> str:
-    """The subset with the examples that are tested: `test` if they are from the training distribution."""
+    """The name of the tested subset: ``test`` if it has the training distribution."""
     return "gen" if condition in TESTED else "test"
 
 
@@ -185,7 +192,9 @@ def like_training(condition: str, pairs: list[Pair]) -> list[Pair]:
 
 
 def official_corpus(condition: str, source: OfficialFiles) -> Corpus:
-    """The official training and test set of a condition, and of the dev set what is like training. Raises DataError."""
+    """The official training and test set of a condition, and the part of the dev set like
+    training. Raises DataError.
+    """
     names = {"train": f"{FOLDERS[condition]}/train", "valid": DEV}
     names[tested_subset(condition)] = f"{FOLDERS[condition]}/test"
     subsets = {subset: load(name, source) for subset, name in names.items()}
@@ -206,7 +215,7 @@ def official_corpus(condition: str, source: OfficialFiles) -> Corpus:
 
 
 def generated_corpus(condition: str, number: int, seed: int) -> Corpus:
-    """Expressions of our own: the official shares, 5 % dev and 10 % test, and the official rules."""
+    """Our own expressions with the official shares, 5 % dev and 10 % test, and the official rules."""
     pairs = sample(number, seed)
     dev, rest = pairs[: number // 20], pairs[number // 20 :]
     if condition in TESTED:
@@ -222,7 +231,7 @@ def generated_corpus(condition: str, number: int, seed: int) -> Corpus:
 
 
 def check_rule(condition: str, subsets: Subsets) -> None:
-    """Raises DataError for an example that the rule of the condition has in another subset."""
+    """Raises DataError for an example in the wrong subset by the rule of the condition."""
     if condition not in TESTED:
         return
     for subset, pairs in subsets.items():

@@ -1,10 +1,10 @@
 """Overgeneralisation: when does a model learn exceptions to a rule (Hupkes et al. 2020, section 7.6)?
 
-In training, four pairs of adjacent functions mean something else than by the rule (`pcfg_functions` says what). There
-are as many exceptions for each pair as the ratio says of the occurrences of its rarer function, about half of them with
-no other function; all other lines with such a pair are left out. The exceptions are tested as they were trained:
+In training, four pairs of adjacent functions have an exceptional meaning (see ``pcfg_functions``). The ratio relates
+the number of exceptions for a pair to the occurrences of its rarer function. About half of the exceptions have no other
+function. All other lines with such a pair are omitted. The exceptions are tested as trained:
 
-    exception   their sources with the targets that were trained: accuracy here is memorisation
+    exception   their sources with the trained targets: accuracy here is memorisation
     original    the same sources with the targets by the rule: accuracy here is overgeneralisation
 """
 
@@ -17,7 +17,7 @@ from data_prep.pcfg_files import DEV, TOGETHER, VOCABULARY, describe, function_c
 from data_prep.pcfg_functions import exception_in, with_exception
 from data_prep.text import shorten
 
-# Ratio -> number of exceptions. They stand at the end of the training set, after the lines that all ratios have.
+# Ratio -> number of exceptions, at the end of the training set, after the lines common to all ratios.
 EXCEPTION_SIZES = {"0.0001": 9, "0.0005": 59, "0.001": 125, "0.005": 554}
 REGULAR_SIZE = 82_278
 VALID_SIZE = 4_333
@@ -25,7 +25,7 @@ TESTS = ("exception", "original")
 
 
 def exceptions_corpus(ratio: str, source: OfficialFiles) -> Corpus:
-    """The official training set and tests of a ratio, and of the dev set what is like training. Raises DataError."""
+    """The official training set and tests of a ratio, and the part of the dev set like training. Raises DataError."""
     folder = "overgeneralisation"
     names = {"train": f"{folder}/train_pcfg_ratio={ratio}", "valid": DEV}
     names |= {test: f"{folder}/test_pcfg_ratio={ratio}_{test}" for test in TESTS}
@@ -39,8 +39,8 @@ def exceptions_corpus(ratio: str, source: OfficialFiles) -> Corpus:
     published = {"train": REGULAR_SIZE + exceptions} | dict.fromkeys(TESTS, exceptions)
     check_sizes(subsets, published | {"valid": VALID_SIZE})
     rule = (
-        "train has the pairs of functions with another meaning in its exceptions alone, valid has none;"
-        " exception has these as trained, original has them by the rule"
+        "train has the pairs of functions with another meaning in its exceptions alone, valid has none; exception "
+        "has these as trained, original has them by the rule"
     )
     membership = "the published ones; valid has those of the official dev set that are like train"
     origin = describe(pair_files(names.values()))
@@ -50,11 +50,13 @@ def exceptions_corpus(ratio: str, source: OfficialFiles) -> Corpus:
 
 
 def check_exceptions(train: list[Pair], exceptions: list[Pair], name: str) -> None:
-    """Raises DataError unless the lines of `train`, read from the official file `name`, that have one of the pairs of
-    functions are just the exceptions, in their order."""
+    """Raises DataError unless the lines of ``train`` with one of the pairs are exactly the exceptions, in order.
+
+    ``name`` is the official file of ``train``.
+    """
     found = [(number, pair) for number, pair in enumerate(train, start=1) if exception_in(pair.source) is not None]
     for (number, pair), expected in zip(found, exceptions):
         if pair != expected:
-            raise DataError(f"{shorten(pair.source)} is not the exception that is tested here", f"{name}.src", number)
+            raise DataError(f"{shorten(pair.source)} is not the exception tested on this line", f"{name}.src", number)
     if len(found) != len(exceptions):
-        raise DataError(f"{len(found):,} exceptions, and {len(exceptions):,} are tested", f"{name}.src")
+        raise DataError(f"{len(found):,} exceptions, but {len(exceptions):,} are tested", f"{name}.src")

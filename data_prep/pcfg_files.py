@@ -1,4 +1,4 @@
-"""The official files of PCFG SET: which they are, and how pairs are read from two of them."""
+"""The official files of PCFG SET, and the parser of their pairs."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ Rewrite = Callable[[str], str]
 
 
 def load(name: str, source: OfficialFiles, rewrite: Rewrite = str) -> list[Pair]:
-    """The pairs of two official files, NAME.src and NAME.tgt; see `parse`. Raises DataError."""
+    """Reads the pairs of two official files, NAME.src and NAME.tgt; see ``parse``. Raises DataError."""
     files = [FILES[f"{name}.{end}"] for end in ENDS]
     contents = [source.read(file) for file in files]
     pairs = parse(*(part for content in contents for part in content), rewrite)
@@ -243,13 +243,13 @@ def load(name: str, source: OfficialFiles, rewrite: Rewrite = str) -> list[Pair]
 def parse(
     source_path: Path, source_data: bytes, target_path: Path, target_data: bytes, rewrite: Rewrite = str
 ) -> list[Pair]:
-    """The pairs of two files with one expression, or what it means, on a line.
+    """Reads the pairs of two files with an expression, or its value, on each line.
 
-    `rewrite` makes of a source the expression of the ten functions that it stands for (see `pcfg_functions`).
+    ``rewrite`` maps a source to the expression of the ten functions that it stands for (see ``pcfg_functions``).
 
-    Raises DataError with file and line for a line that is not an expression, for a target that is not what the
-    expression on the same line of the other file means (see `pcfg_functions`), and if the files have not equally many
-    lines; see also `text.split_lines`.
+    Raises:
+        DataError: with file and line, for a line that is not an expression, for a target that is not the value of its
+            expression, and for different numbers of lines; see also ``text.split_lines``.
     """
     sources, targets = split_lines(source_path, source_data), split_lines(target_path, target_data)
     pairs = []
@@ -262,16 +262,16 @@ def parse(
             raise DataError(difference(pair.target, meant), target_path, number)
         pairs.append(pair)
     if len(sources) != len(targets):
-        raise DataError(f"{len(targets):,} lines, and {source_path.name} has {len(sources):,}", target_path)
+        raise DataError(f"{len(targets):,} lines, but {source_path.name} has {len(sources):,}", target_path)
     return pairs
 
 
 def difference(target: str, meant: str) -> str:
-    """Where a target departs from what its expression means."""
+    """Describes the first difference between a target and the value of its expression."""
     found, expected = ([*text.split(" "), "the end"] for text in (target, meant))
     position = next(i for i, (one, other) in enumerate(zip(found, expected)) if one != other)
     word = shorten(found[position])
-    return f"wrong target: word {position + 1} is {word}, and the expression means {expected[position]}"
+    return f"wrong target: word {position + 1} is {word}, but the expression means {expected[position]}"
 
 
 def pair_files(names: Iterable[str]) -> list[str]:
@@ -280,10 +280,10 @@ def pair_files(names: Iterable[str]) -> list[str]:
 
 
 def describe(paths: Iterable[str]) -> Json:
-    """The origin of data made from these files, as `dataset.json` has it."""
+    """The origin of data from these files, for ``dataset.json``."""
     return {"files": [{**FILES[path].describe(), "name": path} for path in paths]}
 
 
 def function_counts(pairs: list[Pair]) -> list[str]:
-    """The type of every example: the number of its functions, `functions_01` and so on."""
+    """The type of every example: the number of its functions, ``functions_01`` and so on."""
     return [f"functions_{count_functions(pair.source):02}" for pair in pairs]

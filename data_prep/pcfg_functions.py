@@ -1,26 +1,25 @@
-"""The language of PCFG SET: functions on strings in prefix notation, and what they mean (Hupkes et al. 2020, table 1).
+"""The language of PCFG SET: functions on strings in prefix notation, and their meaning (Hupkes et al. 2020, table 1).
 
     expression  =  unary expression  |  binary expression "," expression  |  letters
     letters     =  one or more of A1 … A20, B1 … Z20
 
-A string of letters ends at the next comma or at the end, so that no brackets are needed. With x and y strings:
+A string of letters ends at the next comma or at the end, so no brackets are needed. With x and y strings:
 
     copy x -> x              reverse x -> x backwards              append x , y -> x y      remove_first x , y -> y
     repeat x -> x x          shift x -> x, its first letter last   prepend x , y -> y x     remove_second x , y -> x
     echo x -> x, its last letter twice                             swap_first_last x -> x, its ends exchanged
 
-Two tests change the language by rewriting: an expression then means what its rewritten form means.
+Two tests change the language by rewriting: an expression then means the value of its rewritten form.
 
-Synonyms (substitutivity, section 7.4 there): FUNCTION_twin means what FUNCTION means, for four functions.
+Synonyms (substitutivity, section 7.4 there): FUNCTION_twin means the same as FUNCTION, for four functions.
 
-Exceptions (overgeneralisation, section 7.6): two functions mean others where one stands directly before the
-other:
+Exceptions (overgeneralisation, section 7.6): two functions mean others where one stands directly before the other:
 
     reverse echo        ->  echo copy                   prepend remove_first  ->  remove_second append
     echo remove_first   ->  copy append                 prepend reverse       ->  remove_second echo
 
-An expression has one exception: the first pair of this list, in this order, that is in it, where it is first. This is
-found from the official files, in which it gives every exceptional target; no official line has a pair twice.
+An expression has one exception: the first pair of this list that it contains, at its first place. This rule was
+inferred from the official files, in which it gives every exceptional target; no official line has a pair twice.
 """
 
 from __future__ import annotations
@@ -61,13 +60,15 @@ LIMIT = 10_000  # letters; the official targets have at most 736
 
 
 def interpret(expression: str) -> str:
-    """The letters an expression means, separated by spaces. Raises ValueError if it is not an expression, or if it
-    means more than `LIMIT` letters anywhere."""
+    """The letters that an expression means, separated by spaces.
+
+    Raises ValueError if it is not an expression, or if any part of it means more than ``LIMIT`` letters.
+    """
     words = expression.split(" ")
     for word in words:
         if word not in WORDS:
             raise ValueError(f"unknown word {shorten(word)}")
-    # The functions whose argument is being read; of a binary one also its first argument, once that is known.
+    # Open functions, with the first argument of a binary one once known.
     open_functions: list[tuple[str, Letters | None]] = []
     value: Letters | None = None
     for names, letters in arguments(words):
@@ -81,9 +82,9 @@ def interpret(expression: str) -> str:
 
 
 def apply(open_functions: list[tuple[str, Letters | None]], value: Letters) -> Letters | None:
-    """Applies the functions whose last argument is `value`, the innermost first, and takes them off the list.
+    """Applies the open functions that end with the argument ``value``, innermost first, and removes them.
 
-    Returns None if `value` then becomes the first argument of a binary function, which stays on the list.
+    Returns None if ``value`` becomes the first argument of a binary function, which stays open.
     """
     while open_functions:
         name, first = open_functions[-1]
@@ -98,7 +99,7 @@ def apply(open_functions: list[tuple[str, Letters | None]], value: Letters) -> L
 
 
 def arguments(words: list[str]) -> list[tuple[list[str], Letters]]:
-    """What stands between the commas: the names of functions, and the letters after them. Raises ValueError."""
+    """Yields the text between commas: names of functions, and the letters after them. Raises ValueError."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == ",":
@@ -109,24 +110,26 @@ def arguments(words: list[str]) -> list[tuple[list[str], Letters]]:
 
 
 def cut(part: list[str]) -> tuple[list[str], Letters]:
-    """Separates the functions from the letters. Raises ValueError without letters, and for a function after one."""
+    """Separates the functions from the letters. Raises ValueError without letters, and for a
+    function after a letter.
+    """
     number = next((position for position, word in enumerate(part) if word not in FUNCTIONS), len(part))
     names, letters = part[:number], part[number:]
     if not letters:
         raise ValueError(f"{names[-1]} has no argument" if names else "nothing between commas")
     misplaced = next((word for word in letters if word in FUNCTIONS), None)
     if misplaced is not None:
-        raise ValueError(f"{misplaced} after a letter, without a comma between")
+        raise ValueError(f"{misplaced} after a letter without a comma")
     return names, tuple(letters)
 
 
 def count_functions(expression: str) -> int:
-    """How many functions are applied in an expression, synonyms included."""
+    """The number of functions in an expression, including synonyms."""
     return sum(word in FUNCTIONS or word in TWINS for word in expression.split(" "))
 
 
 def mentions(expression: str, words: str) -> bool:
-    """Whether these words stand next to each other in an expression."""
+    """Whether these words are adjacent in an expression."""
     return f" {words} " in f" {expression} "
 
 
@@ -141,6 +144,6 @@ def exception_in(expression: str) -> str | None:
 
 
 def with_exception(expression: str) -> str:
-    """The expression with the exceptional meaning of its pair written out; itself, if it has no such pair."""
+    """The expression with its exceptional pair rewritten; unchanged if it has none."""
     pair = exception_in(expression)
     return expression if pair is None else f" {expression} ".replace(f" {pair} ", f" {EXCEPTIONS[pair]} ", 1)[1:-1]

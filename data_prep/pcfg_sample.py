@@ -1,18 +1,21 @@
-"""Expressions in the manner of PCFG SET, drawn by a sampler of our own: generated, not the official data.
+"""Draws expressions like those of PCFG SET with a sampler of our own; these are not the official data.
 
-An expression is drawn from above. Its number n of functions has the distribution of the official data. Then, for n
-functions:
+An expression is drawn top down. Its number n of functions has the distribution of the official
+data. Then, for n functions:
 
     n = 0        2 to 5 letters, the length distributed as in the official data, each letter uniform over the 520
-    n > 0        one of the ten functions, uniformly; n − 1 are left for its argument, or, if it is binary, for both:
-                 each in turn goes to the first argument with probability (a + first) / (2a + first + second),
-                 a = 0.4, where so many already went to the first and to the second (an urn of Pólya's)
+    n > 0        one of the ten functions, uniformly; its argument gets the other n − 1. For a binary function each of
+                 them goes to the first argument with probability (a + first) / (2a + first + second), a = 0.4, where
+                 first and second count those already assigned (a Pólya urn)
 
-Lines of 500 characters or more are dropped, as the authors drop theirs, and targets longer than the longest official
-one, and what was drawn before. With a = 0.4 the result resembles the official data: of 20,000
-expressions 0.15, 0.22 and 0.21 have nesting depth 2, 3 and 4 (there 0.13, 0.23 and 0.23), 0.11 have a pair that
-systematicity holds out (there 0.11), and a line has 18.4 words in the mean (there 18.3). Not imitated: official lines
-with a single function are mostly unary, 86 % of them; here it is 60 %, as for every function.
+Lines of 500 characters or more are dropped, as in the authors' code; so are targets longer than the longest official
+one, and repetitions. With a = 0.4 the result resembles the official data, here for 20,000 expressions:
+
+                                              sampled             official
+    nesting depth 2, 3 and 4                  0.15, 0.22, 0.21    0.13, 0.23, 0.23
+    with a pair that systematicity holds out  0.11                0.11
+    words per line, mean                      18.4                18.3
+    unary, of lines with a single function    60 %                86 %
 """
 
 from __future__ import annotations
@@ -25,14 +28,14 @@ from numpy.random import RandomState
 from data_prep.common import Pair
 from data_prep.pcfg_functions import FUNCTIONS, LETTERS, UNARY, interpret
 
-# Number of functions -> number of official lines in training and test set. From 9 on counted, in productivity/test; up
-# to 8, the shares in the official dev and test set, times the 81,010 lines there are.
+# Number of functions -> number of official lines in training and test set. From 9 on, counts in productivity/test; up
+# to 8, shares in the official dev and test set, times the 81,010 lines.
 FUNCTION_COUNTS = {
     1: 1424, 2: 11835, 3: 17892, 4: 17373, 5: 12221, 6: 9462, 7: 6120, 8: 4683, 9: 3232, 10: 2296, 11: 1738, 12: 1175,
     13: 811, 14: 631, 15: 411, 16: 271, 17: 225, 18: 154, 19: 103, 20: 68, 21: 67, 22: 46, 23: 34, 24: 18, 25: 28,
     26: 5, 27: 6, 28: 5, 29: 2, 30: 4, 32: 2, 35: 1,
 }  # fmt: skip
-# Number of letters in a string -> how often, in the official dev and test set.
+# Number of letters in a string -> frequency in the official dev and test set.
 STRING_LENGTHS = {2: 7071, 3: 13185, 4: 12300, 5: 11841}
 URN = 0.4
 LONGEST_LINE = 499  # characters
@@ -40,23 +43,24 @@ LONGEST_TARGET = 736  # letters
 
 
 class Sampler:
-    """Draws expressions. Only uniform numbers in [0, 1) are drawn, by numpy's frozen legacy generator: the same
-    everywhere."""
+    """Draws expressions from uniform numbers in [0, 1) of numpy's frozen legacy generator,
+    the same on every machine.
+    """
 
     def __init__(self, seed: int) -> None:
         self.uniform = RandomState(seed).random_sample
 
     def one_of(self, weights: dict[int, int]) -> int:
-        """A key, with a probability proportional to its value."""
+        """Draws a key with a probability proportional to its value."""
         sums = list(accumulate(weights.values()))
         return list(weights)[bisect_right(sums, self.uniform() * sums[-1])]
 
     def index(self, size: int) -> int:
-        """A whole number from 0 to size − 1, uniformly."""
+        """Draws a whole number from 0 to size − 1, uniformly."""
         return int(self.uniform() * size)
 
     def words(self, functions: int) -> list[str]:
-        """The words of an expression with so many functions."""
+        """Draws the words of an expression with ``functions`` functions."""
         if functions == 0:
             return [LETTERS[self.index(len(LETTERS))] for _ in range(self.one_of(STRING_LENGTHS))]
         name = FUNCTIONS[self.index(len(FUNCTIONS))]
@@ -68,7 +72,7 @@ class Sampler:
         return [name, *self.words(first), ",", *self.words(functions - 1 - first)]
 
     def expression(self) -> str:
-        """An expression that is not too long to be written."""
+        """Draws an expression that is short enough."""
         while True:
             line = " ".join(self.words(self.one_of(FUNCTION_COUNTS)))
             if len(line) <= LONGEST_LINE:
@@ -76,7 +80,7 @@ class Sampler:
 
 
 def sample(size: int, seed: int) -> list[Pair]:
-    """So many different expressions, with what they mean, in the order in which they were drawn."""
+    """Draws distinct expressions with their meanings, in drawing order."""
     sampler = Sampler(seed)
     pairs: dict[str, Pair] = {}
     while len(pairs) < size:

@@ -1,12 +1,12 @@
-"""Substitutivity: does a model treat `append_twin` as it treats `append` (Hupkes et al. 2020, section 7.4)?
+"""Substitutivity: does a model treat ``append_twin`` as it treats ``append`` (Hupkes et al. 2020, section 7.4)?
 
-Four functions get a synonym each, in training in one of two ways:
+Four functions have a synonym each. Training has them in one of two ways:
 
     primitive            the official training set, and 332 lines in which a synonym is the only function
     equally_distributed  the official training set with about half of the occurrences of the four functions renamed
 
-The test is the same for both: 2,500 lines for each of the four functions. Line N of `gen` is line N of `test` with that
-function renamed throughout, so that the targets are the same.
+The test is the same for both: 2,500 lines for each of the four functions. Line N of ``gen`` is line N of ``test`` with
+that function renamed throughout, so the targets are the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VALID_SEED = 1
 
 
 def synonyms_corpus(variant: str, source: OfficialFiles) -> Corpus:
-    """The official training and test sets of a variant, and the dev set, made like training. Raises DataError."""
+    """The official training and test sets of a variant, and the dev set in the form of training. Raises DataError."""
     folder = f"substitutivity/{variant}"
     names = {"train": f"{folder}/train", "valid": DEV, "test": f"{folder}/test", "gen": f"{folder}/test_twin"}
     subsets = {subset: load(name, source, without_twins) for subset, name in names.items()}
@@ -63,13 +63,13 @@ def check_plain(subsets: Subsets, names: tuple[str, ...]) -> None:
 
 
 def renamed_functions(plain: list[Pair], renamed: list[Pair], name: str) -> list[str]:
-    """The function that is renamed on each line of `renamed`, read from the official file `name`.
+    """The renamed function of each line of ``renamed``, read from the official file ``name``.
 
-    Raises DataError unless each line is that of `plain` with one of the four functions renamed wherever it occurs, and
-    if there are not equally many lines.
+    Raises DataError unless each line is that of ``plain`` with one of the four functions renamed throughout, or if the
+    numbers of lines differ.
     """
     if len(plain) != len(renamed):
-        raise DataError(f"{len(renamed):,} lines, and the test without synonyms has {len(plain):,}", f"{name}.src")
+        raise DataError(f"{len(renamed):,} lines, but the test without synonyms has {len(plain):,}", f"{name}.src")
     functions = []
     for number, (one, other) in enumerate(zip(plain, renamed), start=1):
         function = next((word.removesuffix(TWIN) for word in other.source.split(" ") if word in TWINS), None)
@@ -81,12 +81,12 @@ def renamed_functions(plain: list[Pair], renamed: list[Pair], name: str) -> list
 
 
 def rename(expression: str, function: str) -> str:
-    """The expression with the synonym of a function in its place."""
+    """The expression with a function replaced by its synonym."""
     return " ".join(word + TWIN if word == function else word for word in expression.split(" "))
 
 
 def check_primitive(train: list[Pair], name: str) -> None:
-    """Raises DataError for a synonym that is not the only function of its line."""
+    """Raises DataError for a synonym with another function on its line."""
     for number, pair in enumerate(train, start=1):
         if pair.source != without_twins(pair.source) and count_functions(pair.source) > 1:
             message = f"a synonym is not the only function of {shorten(pair.source)}"
@@ -94,8 +94,10 @@ def check_primitive(train: list[Pair], name: str) -> None:
 
 
 def rename_half(pairs: list[Pair], seed: int) -> list[Pair]:
-    """The pairs with every occurrence of one of the four functions renamed, or not, by the toss of a coin, as in the
-    training set of `equally_distributed`. The draw is by numpy's frozen legacy generator, the same everywhere."""
+    """Renames each occurrence of the four functions with probability 1/2, as in training of ``equally_distributed``.
+
+    The draw uses numpy's frozen legacy generator, the same on every machine.
+    """
     uniform = RandomState(seed).random_sample
     return [
         Pair(

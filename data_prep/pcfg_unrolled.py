@@ -1,17 +1,18 @@
 """Localism: is an expression computed from its parts, the inner ones first (Hupkes et al. 2020, section 7.5)?
 
-An official file has, for every test expression with more than one function, the steps that compute it one function at a
-time, and then the expression itself, in three columns:
+An official file has the steps of every test expression with more than one function, one function per step, and then the
+expression itself, in three columns:
 
     unrolled<tab>copy M5 B15<tab>*1
     unrolled<tab>repeat *1<tab>M5 B15 M5 B15
     original<tab>repeat copy M5 B15<tab>M5 B15 M5 B15
 
-*K is what a model answers in step K. The score is consistency: how often its answer in the last step, whose input has
-its own earlier answers in place of every *K, is its answer to the original expression, right or wrong.
+*K stands for the model's answer in step K. The score is consistency. In the last step, every *K is replaced by the
+model's own earlier answer. Consistency is how often the answer to that input equals its answer to the original
+expression, right or wrong.
 
 The second official set has one function on strings of 2 to 20 letters; in training, strings have 2 to 5. It was drawn
-by itself, so that one of its shortest lines may be a training example.
+separately, so one of its shortest lines may be a training example.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ NAMES = {
 UNROLLED = "localism/unrolled_test.tsv"
 SIZES = {"train": 82_622, "valid": DEV_SIZE, "test": 9_721, "gen": 10_070}
 RULE = (
-    "train, valid and test as in iid; gen has one function on strings of 2 to 20 letters;"
-    " raw/unrolled.tsv has the steps of the expressions of test that have more than one function"
+    "train, valid and test as in iid; gen has one function on strings of 2 to 20 letters; raw/unrolled.tsv has "
+    "the steps of the expressions of test that have more than one function"
 )
 
 
 def localism_corpus(source: OfficialFiles) -> Corpus:
-    """The official sets for the task itself, the longer strings, and the unrolled test. Raises DataError."""
+    """The official sets of the task, the longer strings, and the unrolled test. Raises DataError."""
     subsets = {subset: load(name, source) for subset, name in NAMES.items()}
     path, data = source.read(FILES[UNROLLED])
     composed = parse_unrolled(path, data)
@@ -76,10 +77,9 @@ def longest_string(expression: str) -> int:
 
 
 def parse_unrolled(path: Path, data: bytes) -> list[Pair]:
-    """The expressions of the lines `original`, with what they mean.
+    """The expressions of the lines ``original`` with their meanings.
 
-    Raises DataError with file and line for anything that is not as described above: see `Unrolling` and
-    `text.split_lines`.
+    Raises DataError with file and line for any other form: see the module, ``Unrolling`` and ``text.split_lines``.
     """
     pairs, current, number = [], Unrolling(), 0
     for number, line in enumerate(split_lines(path, data), start=1):
@@ -97,9 +97,10 @@ def parse_unrolled(path: Path, data: bytes) -> list[Pair]:
 class Unrolling:
     """The steps of one expression.
 
-    steps   how many have been read.
-    parts   *K -> the expression that it stands for, as long as it is not an argument of another step.
-    last    the whole expression and the target of the last step, once this has been read.
+    Attributes:
+        steps: number of steps read.
+        parts: *K -> the expression it stands for, until another step takes it as an argument.
+        last: the whole expression and the target of the last step, once read.
     """
 
     def __init__(self) -> None:
@@ -108,13 +109,13 @@ class Unrolling:
         self.last: Pair | None = None
 
     def read(self, line: str) -> bool:
-        """Takes the next line; returns whether it is `original`. Raises ValueError if it cannot be the next line."""
+        """Reads the next line; returns whether it is ``original``. Raises ValueError for a wrong line."""
         columns = line.split("\t")
         if len(columns) != 3:
             raise ValueError(f"{len(columns)} columns between tabs instead of label, source and target")
         label, source, target = columns
         if label == "unrolled":
-            # Official sources that have no *K end in a space.
+            # Official sources without a *K end in a space.
             self.add_step(source.removesuffix(" "), target)
         elif label == "original":
             self.check_original(Pair(source, target))
@@ -123,7 +124,7 @@ class Unrolling:
         return label == "original"
 
     def add_step(self, source: str, target: str) -> None:
-        """A line `unrolled`. Raises ValueError."""
+        """Reads a line ``unrolled``. Raises ValueError."""
         if self.last is not None:
             raise ValueError("a step after the last one")
         if count_functions(source) != 1:
@@ -133,18 +134,18 @@ class Unrolling:
         if target == f"*{self.steps}":
             self.parts[target] = expression
         elif self.parts:
-            raise ValueError(f"the last step, and {next(iter(self.parts))} is not used: {shorten(target)}")
+            raise ValueError(f"the last step does not use {next(iter(self.parts))}: {shorten(target)}")
         else:
             self.last = Pair(expression, target)
 
     def take(self, placeholder: str) -> str:
-        """What a placeholder stands for; it can then not be taken again. Raises ValueError."""
+        """Returns and removes the expression of a placeholder. Raises ValueError."""
         if placeholder not in self.parts:
             raise ValueError(f"{shorten(placeholder)} is not the result of a step, or is used twice")
         return self.parts.pop(placeholder)
 
     def check_original(self, pair: Pair) -> None:
-        """A line `original`. Raises ValueError unless the steps are those of its expression, with what it means."""
+        """Checks a line ``original``. Raises ValueError unless expression and meaning are those of the steps."""
         if self.last is None:
             raise ValueError("`original` before the last step")
         if pair.source != self.last.source:

@@ -1,4 +1,4 @@
-"""From a request to a folder: makes the data, has them written, describes them, and knows what is already done."""
+"""Turns a request into a folder: builds, writes and describes the data, and detects prepared ones."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from data_prep.text import sha256
 # of a dictionary were sorted by their frequency in the folder.
 FORMAT = 2
 MANIFEST = "dataset.json"
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing, which name no file
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing; they name no file
 
 
 def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
-    """Makes `args.out`, or says that it is made already. Prints a summary.
+    """Makes ``args.out``, unless it is already prepared, and prints a summary.
 
-    Raises UsageError, DataError or OSError, and then leaves `args.out` as it was and nothing beside it.
+    Raises UsageError, DataError or OSError; then ``args.out`` is unchanged and temporary files are removed.
     """
     request = {"dataset": dataset.name, **dataset.request(args), "raw_only": args.raw_only}
     out = Path(os.path.realpath(args.out))
@@ -50,7 +50,7 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise DataError(
-                    f"cannot be written ({error.strerror}): make room, or name another --out", out
+                    f"cannot be written ({error.strerror}): make room, or choose another --out", out
                 ) from None
             raise
     lines = [f"{dataset.title}: {material.rule}", *material.summary(description), f"written to {args.out}"]
@@ -61,21 +61,21 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
 
 
 def say(lines: list[str]) -> None:
-    """Prints what was done. It is done even if nobody reads that any more."""
+    """Prints the result. The data exist even if standard output is closed."""
     try:
         print(*lines, sep="\n", flush=True)
     except OSError:
-        # What is left in the stream would be an error again when Python ends.
+        # Otherwise Python flushes the rest at exit and fails again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_occupied(out: Path) -> bool:
-    """Whether something is at `out` that must not be written over unasked. An empty folder is not."""
+    """Whether ``out`` has content that needs permission to overwrite. An empty folder has none."""
     return out.exists() and not (out.is_dir() and not any(out.iterdir()))
 
 
 def write(folder: Path, material: Material, request: Json) -> Json:
-    """Makes `folder` with the data and `dataset.json`, whose content it returns."""
+    """Fills ``folder`` with the data and ``dataset.json``, and returns the content of the latter."""
     folder.mkdir(parents=True)
     material.write(folder, request["raw_only"])
     content = manifest(folder, material, request)
@@ -84,7 +84,7 @@ def write(folder: Path, material: Material, request: Json) -> Json:
 
 
 def manifest(folder: Path, material: Material, request: Json) -> Json:
-    """The content of `dataset.json`: no date and no path of this machine, so that equal data have equal bytes."""
+    """The content of ``dataset.json``, without dates and local paths, so that equal data have equal bytes."""
     return {
         "format": FORMAT,
         "fairseq_sg": version(),
@@ -98,13 +98,13 @@ def manifest(folder: Path, material: Material, request: Json) -> Json:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Every file below `folder` but `dataset.json`, relative, in alphabetical order."""
+    """All files below ``folder`` except ``dataset.json``, as sorted relative paths."""
     files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(name for path in files if (name := path.relative_to(folder).as_posix()) != MANIFEST)
 
 
 def version() -> str:
-    """The version of fairseq_sg, from the checkout this file is in or else from the installed package."""
+    """The version of fairseq_sg, from this checkout or else from the installed package."""
     project = Path(__file__).parents[1] / "pyproject.toml"
     if project.is_file():
         return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
@@ -112,7 +112,7 @@ def version() -> str:
 
 
 def read_manifest(folder: Path) -> Json:
-    """The `dataset.json` of a prepared folder. Raises DataError if it is not one."""
+    """Reads the ``dataset.json`` of a prepared folder. Raises DataError if it is not one."""
     path = folder / MANIFEST
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -122,23 +122,25 @@ def read_manifest(folder: Path) -> Json:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         known = False
     if not known:
-        raise DataError(f"not a prepared dataset (no {MANIFEST} of ours), left as it is: name another folder", folder)
+        raise DataError(
+            f"not a prepared dataset (no {MANIFEST} of ours), left unchanged: choose another folder", folder
+        )
     return found
 
 
 def damage(folder: Path, found: Json) -> str | None:
-    """The first way in which the files of `folder` differ from its `dataset.json`, or None."""
+    """The first difference between the files of ``folder`` and its ``dataset.json``, or None."""
     for name, expected in found["files"].items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
         if sha256(path) != expected:
-            return f"{name} has changed since it was made"
+            return f"{name} has changed since its preparation"
     return None
 
 
 def verify(folder: Path) -> int:
-    """Checks a prepared folder against its `dataset.json`; returns the number of files. Raises DataError."""
+    """Checks a prepared folder against its ``dataset.json``; returns the number of files. Raises DataError."""
     found = read_manifest(folder)
     problem = damage(folder, found)
     if problem is not None:
@@ -147,15 +149,17 @@ def verify(folder: Path) -> int:
 
 
 def has_old_order(found: Json) -> bool:
-    """Whether a folder with this `dataset.json` was made when dictionaries were sorted by frequency, and has such."""
+    """Whether the folder of this ``dataset.json`` has dictionaries sorted by frequency, as
+    earlier versions made them.
+    """
     return found["format"] == 1 and "dict.src.txt" in found["files"]
 
 
 def check_same(out: Path, request: Json) -> None:
-    """Raises DataError unless `out` is, whole and unchanged, what `request` would make."""
+    """Raises DataError unless ``out`` is unchanged and has the data of ``request``."""
     found = read_manifest(out)
     there, here = ({"format": m["format"], **m["request"]} for m in (found, {"format": FORMAT, "request": request}))
-    if there["format"] == 1:  # is the same but for the order of words
+    if there["format"] == 1:  # differs only in the order of words
         there["format"] = FORMAT
     differences = [
         f"{key} is {json.dumps(there.get(key))} there and {json.dumps(here.get(key))} here"
@@ -164,18 +168,18 @@ def check_same(out: Path, request: Json) -> None:
     ]
     problem = ", ".join(differences) or damage(out, found)
     if problem is not None:
-        raise DataError(f"is there already, and {problem}: --overwrite replaces it, or name another --out", out)
+        raise DataError(f"exists, but {problem}: use --overwrite to replace it, or choose another --out", out)
     if has_old_order(found):
         raise DataError(
-            "is there already, made by an earlier version, with its words in another order: name another --out. Models "
-            "that were trained on it need it as it is, or new data in its order (python -m data_prep reorder --help); "
-            "if there are none, --overwrite makes it again",
+            "exists, made by an earlier version with another order of words: choose another --out. Models "
+            "trained on it need these data, or new data in this order (python -m data_prep reorder --help). "
+            "Without such models, use --overwrite",
             out,
         )
 
 
 def check_replaceable(out: Path) -> None:
-    """Raises DataError unless `out` holds a prepared dataset and nothing of the user's besides."""
+    """Raises DataError unless ``out`` holds only a prepared dataset, without files of the user."""
     found = read_manifest(out)
     foreign = next((name for name in files_in(out) if name not in found["files"]), None)
     if foreign is not None:

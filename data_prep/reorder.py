@@ -1,13 +1,13 @@
-"""Writes the data of a prepared folder with the dictionaries of another one: words then have the numbers of that one.
+"""Writes the data of a prepared folder with the dictionaries of another one.
 
-A model knows words by their numbers, so it reads only data with the order of words that it was trained with. Folders of
-one language have the same order, but those of earlier versions are sorted by how often a word is in the folder.
+A model knows words by their numbers, so it reads only data with the order of words of its training data. Folders of one
+language have the same order, but earlier versions sorted words by their frequency in the folder.
 
     python -m data_prep reorder data-bin/scan_mcd1 --like data-bin/scan26_old --out data-bin/scan_mcd1_old_order
 
-writes SCAN's mcd1 for models that were trained on data-bin/scan26_old. Without `--like`, the order is that of a new
-preparation. The text is that of raw/SUBSET.{src,tgt}. Both folders stay as they are. A word that the dictionaries of
-`--like` lack is an error.
+writes SCAN's mcd1 for models trained on data-bin/scan26_old. Without ``--like``, the order is that of a new
+preparation. The text is that of raw/SUBSET.{src,tgt}. Both folders stay unchanged. A word that the dictionaries of
+``--like`` lack is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIKE = "reordered_like"  # the entry of the request
 
 
 class Reorder(Dataset):
-    """`python -m data_prep reorder`: a dataset that is made of a prepared one."""
+    """``python -m data_prep reorder``: a dataset made from a prepared one."""
 
     name, title = "reorder", "reordered"
 
@@ -39,14 +39,15 @@ class Reorder(Dataset):
         parser.add_argument("--like", type=Path, metavar="OTHER", help="the prepared folder with the order of words")
 
     def request(self, args: argparse.Namespace) -> Json:
-        """That of the folder, and like what it is reordered. Raises UsageError; DataError for another kind of
-        folder.
+        """The request of the folder, with the folder that gives the order.
+
+        Raises UsageError; DataError for another kind of folder.
         """
         if args.raw_only:
-            raise UsageError("--raw-only writes no numbers of words: leave it out")
+            raise UsageError("--raw-only writes no numbers of words: omit it")
         for name, folder in (("FOLDER", args.folder), ("--like", args.like)):
             if folder is not None and os.path.realpath(folder) == os.path.realpath(args.out):
-                raise UsageError(f"--out and {name} are the same folder, which stays as it is: name another --out")
+                raise UsageError(f"--out and {name} are the same folder, which must not change: choose another --out")
         request = {name: value for name, value in read_pairs(args.folder)["request"].items() if name != LIKE}
         if args.like is not None:
             other = read_manifest(args.like)
@@ -65,18 +66,20 @@ class Reorder(Dataset):
 
 
 class Reordered(Material):
-    """The data of `folder` in the order of the folder `like`, or else of a new preparation; `words` as in `Corpus`."""
+    """The data of ``folder`` in the order of the folder ``like``, or of a new preparation;
+    ``words`` as in ``Corpus``.
+    """
 
     def __init__(self, folder: Path, like: Path | None, words: tuple[str, ...]) -> None:
         self.folder, self.like, self.words, self.found = folder, like, words, read_pairs(folder)
         self.rule, self.membership, self.origin = (self.found[name] for name in ("rule", "membership", "origin"))
 
     def check(self) -> None:
-        """Does nothing: the data were checked when the folder was made."""
+        """Does nothing: the data were checked at their preparation."""
 
     def write(self, folder: Path, raw_only: bool) -> None:
-        """Copies all but dictionaries and binaries, which are made again. Raises DataError for a word without
-        number.
+        """Copies all files except dictionaries and binaries, which are rebuilt. Raises
+        DataError for an unknown word.
         """
         for name in files_in(self.folder):
             made_again = name.endswith((".bin", ".idx")) or PurePosixPath(name).name in ("dict.txt", *DICTIONARIES)
@@ -107,7 +110,7 @@ class Reordered(Material):
 
 
 def read_pairs(folder: Path) -> Json:
-    """The `dataset.json` of a folder of sentence pairs. Raises DataError for another folder."""
+    """Reads the ``dataset.json`` of a folder of sentence pairs. Raises DataError for another folder."""
     found = read_manifest(folder)
     texts = [f"raw/{subset}.{language}" for subset in found.get("subsets", ()) for language in LANGUAGES]
     missing = next((text for text in texts if text not in found["files"]), None)

@@ -1,37 +1,39 @@
-"""SCAN: commands such as `jump twice` and the actions they stand for (Lake & Baroni 2018).
+"""SCAN: commands such as ``jump twice`` and the actions they stand for (Lake & Baroni 2018).
 
     jump twice                            ->  I_JUMP I_JUMP
     walk opposite left and run            ->  I_TURN_LEFT I_TURN_LEFT I_WALK I_RUN
     look after turn around right          ->  I_TURN_RIGHT I_TURN_RIGHT I_TURN_RIGHT I_TURN_RIGHT I_LOOK
 
-Grammar (`scan_grammar` has it with the meaning):
+Grammar (``scan_grammar`` has it with the meaning):
 
     command  =  clause  |  clause "and" clause  |  clause "after" clause
     clause   =  phrase  |  phrase "twice"  |  phrase "thrice"
     phrase   =  verb | move direction | move "opposite" direction | move "around" direction
 
 It has 20,910 commands of 13 words, at most 9 words long, with at most 48 of 6 actions. They are generated in the order
-of the grammar, or read from the official `tasks.txt`, which has an order of its own and is checked line by line.
+of the grammar, or read from the official ``tasks.txt``, which has another order and is checked line by line.
 
-Splits. Each has `train`; a test set `gen`, or `test` where it is from the training distribution; and `valid`, from the
-training distribution.
+Each split has ``train``, a test set ``gen`` (or ``test`` if it has the training distribution), and ``valid`` from
+the training distribution:
 
-    length --cutoff C         training commands have at most C actions, `gen` the longer ones, and a tenth of the short
-                              ones is `valid`: cutoffs of Newman et al. 2020, drawn as by Csordás et al. 2021. They draw
-                              by position in tasks.txt, so only the official file gives the very sets of their papers.
+    length --cutoff C         training commands have at most C actions, ``gen`` the longer ones; a tenth of the short
+                              ones is ``valid``: cutoffs of Newman et al. 2020, drawn as by Csordás et al. 2021. They
+                                  draw
+                              by position in tasks.txt, so only the official file gives the sets of their papers.
     length                    at most 22 actions, and at least 24 (Lake & Baroni 2018, experiment 2)
-    addprim_jump              `gen`: commands with `jump`, but for the bare one, which is a tenth of the training lines
-    addprim_turn_left         the same with the adjacent words `turn left` (both: Lake & Baroni 2018, experiment 3)
-    template_X                `gen`: commands with X after walk, look, run or jump; none of them in training
+    addprim_jump ``gen``: commands with ``jump``, except the bare one, which is a tenth of the training lines
+    addprim_turn_left         the same with the adjacent words ``turn left`` (both: Lake & Baroni 2018, experiment 3)
+    template_X                ``gen``: commands with X after walk, look, run or jump; none of them in training
     template_jump_around_right, filler_numN
-                              `gen`: commands with `jump around right`; in training `around right` follows the other
+                              ``gen``: commands with ``jump around right``; in training ``around right`` follows the
+                                  other
                               verbs, or N of them: none, then look, walk and run (all: Loula et al. 2018)
-    simple                    a random fifth is `test` (Lake & Baroni 2018, experiment 1); the official one is in two
-                              files of its own, without which another fifth is drawn
-    mcd1, mcd2, mcd3          maximum compound divergence, with an official `dev` (Keysers et al. 2020), by index files
+    simple                    a random fifth is ``test`` (Lake & Baroni 2018, experiment 1); the official one is in two
+                              separate files; without them another fifth is drawn
+    mcd1, mcd2, mcd3 maximum compound divergence, with an official ``dev`` (Keysers et al. 2020), by index files
 
-All but the split by cutoff are published without `valid`: `--holdout` takes one out of the training commands. Those of
-mcd stay whole by default, as `dev` is there to validate on.
+Only the split by cutoff is published with ``valid``. For the others ``--holdout`` takes it from the training commands.
+By default those of mcd stay complete, because ``dev`` serves for validation.
 
 Source: github.com/brendenlake/SCAN, BSD licence. Index files of mcd: by the authors of CFQ, no licence stated; the
 hashes here are of a third party's copy of them, made for the same tasks.txt.
@@ -105,7 +107,7 @@ DEFAULT_HOLDOUT = 0.1
 
 
 class Parts(NamedTuple):
-    """A split before anything is held out; the fields are those of `Corpus`."""
+    """A split before any hold-out; the fields are those of ``Corpus``."""
 
     subsets: Subsets
     published: dict[str, int]
@@ -114,7 +116,7 @@ class Parts(NamedTuple):
 
 
 class Scan(Dataset):
-    """`python -m data_prep scan`."""
+    """``python -m data_prep scan``."""
 
     name = "scan"
     title = "SCAN"
@@ -130,21 +132,21 @@ class Scan(Dataset):
             "--cutoff",
             type=cutoff,
             metavar="C",
-            help="with --split length: the greatest number of actions in training "
-            f"(published: {published_cutoffs()}; without --cutoff the original split, {LENGTH_LIMIT})",
+            help=f"with --split length: maximum number of actions in training (published: {published_cutoffs()}; "
+            f"without --cutoff the original split, {LENGTH_LIMIT})",
         )
         parser.add_argument(
             "--holdout",
             type=share,
             metavar="F",
-            help="share of the training commands that becomes valid; 0 keeps the published training set whole, "
-            f"and makes no valid (default: {DEFAULT_HOLDOUT}, and 0 for mcd, which has dev; not with --cutoff)",
+            help=f"share of the training commands that becomes valid; 0 makes no valid (default: {DEFAULT_HOLDOUT}, "
+            "and 0 for mcd, which has dev; not with --cutoff)",
         )
         parser.add_argument(
             "--seed",
             type=seed_number,
             metavar="N",
-            help=f"of our own draws (default: {REFERENCE_SEED}; not with --cutoff)",
+            help=f"seed of our own draws (default: {REFERENCE_SEED}; not with --cutoff)",
         )
         add_source_arguments(parser, BASE_URL)
 
@@ -157,7 +159,7 @@ class Scan(Dataset):
         own_simple = args.split == "simple" and names != list(SIMPLE_FILES.values())
         draws = args.cutoff is not None or holdout or own_simple or args.split.startswith("addprim")
         if args.seed is not None and not draws:
-            raise UsageError(f"--seed changes nothing: --split {args.split} --holdout 0 draws nothing")
+            raise UsageError(f"--seed has no effect: --split {args.split} --holdout 0 draws nothing")
         seed = REFERENCE_SEED if args.seed is None else args.seed
         return {
             "split": args.split,
@@ -184,22 +186,22 @@ class Scan(Dataset):
 
 
 def cutoff(text: str) -> int:
-    """The argument type of `--cutoff`: there must be commands up to it and beyond it."""
+    """Argument type of ``--cutoff``: there must be commands up to it and beyond it."""
     if not re.fullmatch("[0-9]{1,9}", text) or not SHORTEST <= int(text) < LONGEST:
         raise argparse.ArgumentTypeError(
-            f"must be a whole number from {SHORTEST} to {LONGEST - 1}, not {shorten(text)}:"
-            f" commands have {SHORTEST} to {LONGEST} actions (published cutoffs: {published_cutoffs()})"
+            f"must be a whole number from {SHORTEST} to {LONGEST - 1}, not {shorten(text)}: commands have {SHORTEST} "
+            f"to {LONGEST} actions (published cutoffs: {published_cutoffs()})"
         )
     return int(text)
 
 
 def published_cutoffs() -> str:
-    """For messages."""
+    """The published cutoffs, for messages."""
     return " ".join(map(str, CUTOFFS))
 
 
 def check_cutoff_alone(args: argparse.Namespace) -> None:
-    """Raises UsageError for `--cutoff` where it means nothing, and beside options that mean nothing then."""
+    """Raises UsageError for ``--cutoff`` without effect, and for options without effect beside it."""
     if args.cutoff is None:
         return
     if args.split != "length":
@@ -210,7 +212,7 @@ def check_cutoff_alone(args: argparse.Namespace) -> None:
 
 
 def official_names(split: str, files: OfficialFiles) -> list[str]:
-    """The official files that a split is made from, given the options; none means the grammar."""
+    """The official files of a split with these options; none for the grammar."""
     if split.startswith("mcd"):
         return [f"{split}.json", TASKS.name]
     simple = list(SIMPLE_FILES.values())
@@ -220,7 +222,7 @@ def official_names(split: str, files: OfficialFiles) -> list[str]:
 
 
 def load(file: OfficialFile, files: OfficialFiles) -> list[Pair] | dict[str, list[int]]:
-    """The pairs of an official text file, or the content of an index file. Raises DataError."""
+    """Reads the pairs of an official text file, or the content of an index file. Raises DataError."""
     path, data = files.read(file)
     pairs = parse(path, data) if file.name.endswith(".txt") else None
     file.check(path, data)
@@ -228,10 +230,10 @@ def load(file: OfficialFile, files: OfficialFiles) -> list[Pair] | dict[str, lis
 
 
 def parse(path: Path, data: bytes) -> list[Pair]:
-    """The commands and actions of lines such as `IN: jump twice OUT: I_JUMP I_JUMP`.
+    """Reads commands and actions from lines such as ``IN: jump twice OUT: I_JUMP I_JUMP``.
 
-    Raises DataError with the line for anything else: see `text.split_lines` and `parse_line`; and for a command that is
-    there twice.
+    Raises DataError with the line for another form (see ``text.split_lines`` and ``parse_line``)
+    and for a repeated command.
     """
     seen: dict[str, int] = {}
     pairs = []
@@ -248,33 +250,33 @@ def parse(path: Path, data: bytes) -> list[Pair]:
 
 
 def parse_line(line: str) -> Pair:
-    """One line. Raises ValueError if it has another form, is not a command, or has not the actions of its command."""
+    """Reads one line. Raises ValueError for another form, an unknown command, or wrong actions."""
     if not line.startswith("IN: "):
         raise ValueError(f"does not begin with 'IN: ': {shorten(line)}")
     command, separator, actions = line.removeprefix("IN: ").partition(" OUT: ")
     if not separator:
         raise ValueError(f"no ' OUT: ' between command and actions: {shorten(line)}")
     if "  " in line or line != line.strip():
-        raise ValueError("a space too many")
+        raise ValueError("one space too many")
     meant = interpret(command).split(" ")
     for position, action in enumerate(actions.split(" "), start=1):
         if action not in ACTIONS:
             raise ValueError(f"unknown action {shorten(action)}")
         if meant[position - 1 : position] != [action]:
             expected = meant[position - 1] if position <= len(meant) else "the end"
-            raise ValueError(f"wrong actions: number {position} is {action}, and the command means {expected}")
+            raise ValueError(f"wrong actions: number {position} is {action}, but the command means {expected}")
     if actions.count(" ") + 1 < len(meant):
         raise ValueError(f"wrong actions: they end after {actions.count(' ') + 1} of {len(meant)}")
     return Pair(command, actions)
 
 
 def render(pair: Pair) -> str:
-    """The line of an official file for a pair: the inverse of `parse_line`."""
+    """Writes the line of an official file for a pair: the inverse of ``parse_line``."""
     return f"IN: {pair.source} OUT: {pair.target}"
 
 
 def make_parts(request: Json, contents: dict) -> Parts:
-    """Splits the commands as requested. `contents` has what `load` gives, by file name."""
+    """Splits the commands as requested. ``contents`` maps a file name to the result of ``load``."""
     split = request["split"]
     if split == "simple":
         return simple_parts(request["seed"], contents)
@@ -293,7 +295,7 @@ def make_parts(request: Json, contents: dict) -> Parts:
 
 
 def cutoff_parts(cutoff: int, pairs: list[Pair], official: bool) -> Parts:
-    """The split by cutoff; from the official file, at a published cutoff, it is checked to be the reference's own."""
+    """The split by cutoff. From the official file, a published cutoff is checked against the reference."""
     membership = "valid is not the reference's own (it draws by position in tasks.txt: --raw-dir or --download has it)"
     if official:
         check_draw(pairs, cutoff)
@@ -303,7 +305,7 @@ def cutoff_parts(cutoff: int, pairs: list[Pair], official: bool) -> Parts:
 
 
 def simple_parts(seed: int | None, contents: dict) -> Parts:
-    """The official split if its two files are there, or else one of our own."""
+    """The official split if its two files exist, or else one of our own."""
     rule = "test is a random fifth of all commands, train the others"
     if SIMPLE_FILES["train"] in contents:
         return Parts({subset: contents[name] for subset, name in SIMPLE_FILES.items()}, SIMPLE_SIZES, rule)

@@ -1,11 +1,11 @@
-"""The language of SCAN (Lake & Baroni 2018, fig. 6 and 7): all its commands, and what each of them means.
+"""The language of SCAN (Lake & Baroni 2018, fig. 6 and 7): all commands with their meanings.
 
     command  =  clause  |  clause "and" clause  |  clause "after" clause
     clause   =  phrase  |  phrase "twice"  |  phrase "thrice"
     phrase   =  verb | move direction | move "opposite" direction | move "around" direction
     verb     =  "walk" | "look" | "run" | "jump"        move = verb | "turn"        direction = "left" | "right"
 
-That is 34 phrases, 102 clauses and 102 + 2 · 102² = 20,910 commands. With A the action of the verb (none for `turn`)
+That is 34 phrases, 102 clauses and 102 + 2 · 102² = 20,910 commands. With A the action of the verb (none for ``turn``)
 and T the turn towards the direction:
 
     verb -> A               move direction -> T A   move opposite direction -> T T A
@@ -29,7 +29,7 @@ ACTIONS = {action for actions in (*MOVES.values(), *TURNS.values()) for action i
 
 
 def interpret(command: str) -> str:
-    """The actions of a command, as words separated by spaces. Raises ValueError if it is not a command of SCAN."""
+    """The actions of a command, separated by spaces. Raises ValueError if it is not a command of SCAN."""
     words = command.split(" ")
     for word in words:
         if word not in WORDS:
@@ -41,7 +41,7 @@ def interpret(command: str) -> str:
 
 
 def mean_command(words: list[str]) -> tuple[str, ...]:
-    """The actions of a command. Raises ValueError, like the two functions below."""
+    """The actions of a command. Raises ValueError, as the two functions below do."""
     for conjunction in ("and", "after"):
         if conjunction in words:
             middle = words.index(conjunction)
@@ -81,7 +81,7 @@ def phrases() -> Iterator[str]:
 
 
 def generate() -> list[Pair]:
-    """All 20,910 commands with their actions, in the order of the grammar: single clauses, then `and`, then `after`."""
+    """All 20,910 commands with their actions, in grammar order: single clauses, then ``and``, then ``after``."""
     clauses = [phrase + times for phrase in phrases() for times in ("", " twice", " thrice")]
     commands = clauses + [f"{x} {word} {y}" for word in ("and", "after") for x in clauses for y in clauses]
     return [Pair(command, interpret(command)) for command in commands]

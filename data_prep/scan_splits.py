@@ -1,4 +1,4 @@
-"""The splits of SCAN that follow from a rule, as pure functions on the list of all commands; `scan` explains them."""
+"""The rule-based splits of SCAN as pure functions on the list of all commands; ``scan`` explains them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SIMPLE_SIZES = {"train": 16_728, "test": 4_182}
 MCD_SIZES = {"train": 8_365, "dev": 1_046, "gen": 1_045}
 
 REFERENCE_SEED = 1234
-# Published cutoff -> sizes of train, valid and gen, and the sha256 of the line numbers of `valid` in tasks.txt, counted
-# from 0, ascending, joined by spaces: as the reference draws them.
+# Published cutoff -> sizes of train, valid and gen, and the sha256 of the reference's line numbers of `valid` in
+# tasks.txt (from 0, ascending, joined by spaces).
 CUTOFFS = {
     22: (15_292, 1_698, 3_920, "2f89cfc660fd7814c4feb5d1ffcd81e9401db5a1406584795142407adab5499c"),
     24: (15_594, 1_732, 3_584, "5f8eac20ce41ddd6d9e4eccab132bde29ed192f1a0257644c8723b57d25d1560"),
@@ -40,8 +40,8 @@ CUTOFFS = {
 class HeldOut:
     """A split by adjacent words in the command.
 
-    `gen` has the commands with one of `tested` and none of `dropped`; `train` those with none of `tested`, `dropped`
-    and `unseen`, and the command `primitive`, repeated so that it makes up a tenth of the lines.
+    ``gen`` has the commands with one of ``tested`` and none of ``dropped``. ``train`` has those with none of
+    ``tested``, ``dropped`` and ``unseen``, and the command ``primitive``, repeated to a tenth of the lines.
     """
 
     train_size: int
@@ -62,12 +62,12 @@ class HeldOut:
         dropped = f"; commands with {' | '.join(self.dropped)} are left out" if self.dropped else ""
         primitive = f"; the bare command {self.primitive} is a tenth of train" if self.primitive else ""
         return (
-            f"gen has the commands with {' | '.join(self.tested)},"
-            f" train those without {' | '.join((*self.tested, *self.unseen))}{dropped}{primitive}"
+            f"gen has the commands with {' | '.join(self.tested)}, train those without "
+            f"{' | '.join((*self.tested, *self.unseen))}{dropped}{primitive}"
         )
 
     def split(self, pairs: list[Pair], seed: int | None) -> Subsets:
-        """The subsets in the order of `pairs`; with a primitive, train is shuffled by `seed`."""
+        """The subsets in the order of ``pairs``; with a primitive, ``seed`` shuffles train."""
         train = [pair for pair in pairs if not mentions(pair, self.tested + self.dropped + self.unseen)]
         gen = [pair for pair in pairs if mentions(pair, self.tested) and not mentions(pair, self.dropped)]
         if self.primitive is not None:
@@ -79,13 +79,15 @@ class HeldOut:
 
 
 def template(words: str) -> HeldOut:
-    """`words` are tested after every verb, and seen after none."""
+    """``words`` are tested after every verb, and never seen after one."""
     tested = tuple(f"{verb} {words}" for verb in ("walk", "look", "run", "jump"))
     return HeldOut(15_225, 4_476, tested, dropped=(f"turn {words}",))
 
 
 def jump_around_right(train_size: int, *unseen: str) -> HeldOut:
-    """`jump around right` is tested; `around right` is seen after walk, look and run, except after those `unseen`."""
+    """``jump around right`` is tested; ``around right`` is seen after walk, look and run,
+    except those in ``unseen``.
+    """
     return HeldOut(
         train_size,
         1_173,
@@ -110,7 +112,7 @@ HELD_OUT = {
 
 
 def mentions(pair: Pair, phrases: tuple[str, ...]) -> bool:
-    """Whether one of the phrases is in the command, as whole adjacent words."""
+    """Whether one of the phrases is in the command, as adjacent whole words."""
     return any(f" {phrase} " in f" {pair.source} " for phrase in phrases)
 
 
@@ -120,7 +122,7 @@ def length(pair: Pair) -> int:
 
 
 def split_by_length(pairs: list[Pair], limit: int) -> Subsets:
-    """`train` has the commands with at most `limit` actions, `gen` the others."""
+    """``train`` has the commands with at most ``limit`` actions, ``gen`` the others."""
     return {
         "train": [pair for pair in pairs if length(pair) <= limit],
         "gen": [pair for pair in pairs if length(pair) > limit],
@@ -128,10 +130,10 @@ def split_by_length(pairs: list[Pair], limit: int) -> Subsets:
 
 
 def draw_valid(pairs: list[Pair], cutoff: int) -> list[int]:
-    """The positions in `pairs` of the validation set of the split by `cutoff`, ascending.
+    """The positions in ``pairs`` of the validation set of the split by ``cutoff``, ascending.
 
-    The reference (transformer_generalization) draws ⌊n · (1 − 0.9)⌋ of the n commands with at most `cutoff` actions,
-    by numpy's legacy generator with seed 1234. In floating point 1 − 0.9 is a little below 0.1, which is kept.
+    The reference (transformer_generalization) draws ⌊n · (1 − 0.9)⌋ of the n commands with at most ``cutoff`` actions,
+    by numpy's legacy generator with seed 1234. In floating point, 1 − 0.9 is slightly below 0.1; this is reproduced.
     """
     short = [position for position, pair in enumerate(pairs) if length(pair) <= cutoff]
     drawn = RandomState(REFERENCE_SEED).choice(len(short), int(len(short) * (1 - 0.9)), replace=False)
@@ -139,7 +141,7 @@ def draw_valid(pairs: list[Pair], cutoff: int) -> list[int]:
 
 
 def resplit(pairs: list[Pair], cutoff: int) -> Subsets:
-    """The split by `cutoff`; without `valid` where a tenth of the short commands is not even one (cutoff 1)."""
+    """The split by ``cutoff``, without ``valid`` if a tenth of the short commands is less than one (cutoff 1)."""
     drawn = set(draw_valid(pairs, cutoff))
     valid = {"valid": [pairs[position] for position in sorted(drawn)]} if drawn else {}
     rest = split_by_length([pair for position, pair in enumerate(pairs) if position not in drawn], cutoff)
@@ -147,25 +149,25 @@ def resplit(pairs: list[Pair], cutoff: int) -> Subsets:
 
 
 def check_draw(pairs: list[Pair], cutoff: int) -> None:
-    """Raises DataError unless the draw from the official file, at a published cutoff, is that of the reference."""
+    """Raises DataError unless the draw from the official file, at a published cutoff, equals the reference's."""
     if cutoff not in CUTOFFS:
         return
     numbers = " ".join(map(str, draw_valid(pairs, cutoff)))
     found, expected = hashlib.sha256(numbers.encode("ascii")).hexdigest(), CUTOFFS[cutoff][-1]
     if found != expected:
         raise DataError(
-            f"the validation set of cutoff {cutoff} is not the reference's: its line numbers have sha256 {found},"
-            f" expected {expected}; does this numpy draw other numbers from RandomState({REFERENCE_SEED})?"
+            f"the validation set of cutoff {cutoff} is not the reference's: its line numbers have sha256 {found}, "
+            f"expected {expected}; does this numpy draw other numbers from RandomState({REFERENCE_SEED})?"
         )
 
 
 def resplit_sizes(cutoff: int) -> dict[str, int]:
-    """The published sizes of the split by `cutoff`; none for a cutoff that is not published."""
+    """The published sizes of the split by ``cutoff``; none for an unpublished cutoff."""
     return dict(zip(("train", "valid", "gen"), CUTOFFS.get(cutoff, ())))
 
 
 def random_split(pairs: list[Pair], seed: int) -> Subsets:
-    """A split of our own with the sizes of `simple`."""
+    """A split of our own with the sizes of ``simple``."""
     drawn = set(RandomState(seed).permutation(len(pairs))[: SIMPLE_SIZES["test"]].tolist())
     return {
         "train": [pair for position, pair in enumerate(pairs) if position not in drawn],

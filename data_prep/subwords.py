@@ -1,11 +1,11 @@
-"""Splits text into subword pieces by SentencePiece (Kudo & Richardson 2018), so that the pieces give back the text.
+"""Splits text reversibly into subword pieces by SentencePiece (Kudo & Richardson 2018).
 
-The pieces of a line are what is in the vocabulary of a model trained beforehand, with `▁` (U+2581) for every space and
-before the first word. No normalization is done: joining the pieces and writing spaces for `▁` gives the very line.
+Pieces are entries of the vocabulary of a trained model, with ``▁`` (U+2581) for every space and before the first word.
+There is no normalization: joining the pieces and replacing ``▁`` by spaces restores the line.
 
-Training uses one thread, all lines it is given and no random numbers: the same lines give the same model with the same
-version of SentencePiece on the same kind of machine. BPE merges by counts of pairs, which are whole numbers; unigram
-models come from expectation-maximization in floating point, and may differ in their last bits on another processor.
+Training uses one thread, all given lines and no random numbers. So the same lines give the same model with the same
+version of SentencePiece on the same kind of machine. BPE merges by counts of pairs, which are whole numbers. Unigram
+models use expectation-maximization in floating point, and may differ in their last bits between processors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from data_prep.common import DataError, UsageError
 
 KINDS = ("unigram", "bpe")
 SPACE = "\u2581"  # SentencePiece's sign for a space
-LONGEST_LINE = 1 << 24  # bytes; SentencePiece itself would leave lines of more than 4,192 out of the training
+LONGEST_LINE = 1 << 24  # bytes; SentencePiece's default skips lines of more than 4,192
 NORMALIZATION = "identity"
 
 
 class Subwords:
-    """A trained model. `content` is its file, as SentencePiece reads it everywhere."""
+    """A trained model. ``content`` is its file in SentencePiece's format."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -33,30 +33,34 @@ class Subwords:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """All pieces by number; number 0 is SentencePiece's `<unk>`."""
+        """All pieces by number; number 0 is SentencePiece's ``<unk>``."""
         return [self._processor.id_to_piece(number) for number in range(len(self._processor))]
 
     def split(self, line: str) -> str:
-        """The pieces of a line, separated by spaces. Letters that the model does not know are pieces of their own."""
+        """The pieces of a line, separated by spaces. Unknown letters are their own pieces."""
         return " ".join(self._processor.encode(line, out_type=str))
 
     def numbers(self, line: str) -> list[int]:
-        """The pieces of a line by number."""
+        """The numbers of the pieces of a line."""
         return self._processor.encode(line)
 
 
 def learn(
     lines: Iterable[str], kind: str, size: int, *, coverage: float = 1.0, by_bytes: bool = False, exact: bool = False
 ) -> Subwords:
-    """Trains a model of `size` pieces, `<unk>` among them, on lines of text, in their order.
+    """Trains a model of ``size`` pieces, including ``<unk>``, on lines of text, in their order.
 
-    kind      `unigram` (Kudo 2018) or `bpe` (Sennrich et al. 2016).
-    coverage  share of the letters of the text that must be pieces; the rarest ones beyond it are unknown.
-    by_bytes  whether the 256 bytes are pieces too, by which letters are written that are unknown.
-    exact     whether spaces at the ends of a line, or several in a row, are kept.
+    Args:
+        lines: the text.
+        size: number of pieces.
+        kind: ``unigram`` (Kudo 2018) or ``bpe`` (Sennrich et al. 2016).
+        coverage: share of the letters of the text that must be pieces; the rarest beyond it are unknown.
+        by_bytes: whether the 256 bytes are pieces too, to spell unknown letters.
+        exact: whether spaces at the ends of a line, or several in a row, are kept.
 
-    Raises UsageError for a size that the text is too small or too rich for, DataError for no text, or without
-    SentencePiece.
+    Raises:
+        UsageError: the size is too large or too small for the text.
+        DataError: the text is empty, or SentencePiece is missing.
     """
     model = io.BytesIO()
     try:
@@ -85,7 +89,7 @@ def learn(
 
 
 def explained(message: str, kind: str, size: int) -> UsageError | DataError:
-    """The error to raise for one of SentencePiece's training."""
+    """The error to raise for an error of SentencePiece's training."""
     most, least = re.search(r"too high .* <= (\d+)", message), re.search(r"required_chars\. \d+ vs (\d+)", message)
     if most:
         return UsageError(f"--vocab-size {size} is too large: this text has at most {most[1]} pieces of kind {kind}")
@@ -97,7 +101,7 @@ def explained(message: str, kind: str, size: int) -> UsageError | DataError:
 
 
 def sentencepiece() -> ModuleType:
-    """The library. Raises DataError without it."""
+    """Imports the library. Raises DataError if it is missing."""
     try:
         import sentencepiece
     except ImportError as error:
@@ -106,5 +110,5 @@ def sentencepiece() -> ModuleType:
 
 
 def library_version() -> str:
-    """For `dataset.json`: models of other versions may differ."""
+    """The library's version for ``dataset.json``: models of other versions may differ."""
     return f"sentencepiece {sentencepiece().__version__}"

@@ -1,4 +1,4 @@
-"""Reads published text files strictly, writes our own; every complaint names the file and the line."""
+"""Reads published text files strictly and writes our own; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 
 from data_prep.common import DataError
 
-# Where Python's str.splitlines, and tools like it, would start a new line though no newline stands there.
+# Characters other than newline at which Python's str.splitlines and similar tools start a line.
 LINE_SEPARATORS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file, in hexadecimal."""
+    """The hash of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def shorten(text: str, width: int = 60) -> str:
-    """`text` quoted for a message: on one line, and never long."""
+    """Quotes ``text`` for a message: on one line, and short."""
     return repr(text if len(text) <= width else text[: width - 1] + "…")
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked if its name ends in `.gz`.
+    """Reads a file, and unpacks it if its name ends in ``.gz``.
 
-    Raises DataError for a broken gzip file; OSError where there is nothing to read.
+    Raises DataError for a broken gzip file, OSError for an unreadable one.
     """
     if path.suffix != ".gz":
         return path.read_bytes()
@@ -38,33 +38,34 @@ def read_bytes(path: Path) -> bytes:
         with gzip.open(path) as stream:
             return stream.read()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"not a whole gzip file ({error})", path) from None
+        raise DataError(f"not a complete gzip file ({error})", path) from None
 
 
 def split_lines(path: Path, data: bytes) -> list[str]:
-    """The lines of a text file in UTF-8, without their newlines.
+    """The lines of a UTF-8 text file, without their newlines.
 
-    Raises DataError for what `check_beginning` and `decode_line` refuse: a byte order mark, bytes that are not UTF-8, a
-    carriage return or another character that some tools take for the end of a line (U+2028 …), and a line with nothing
-    on it.
+    Raises:
+        DataError: for a byte order mark, bytes that are not UTF-8, a carriage return or another character that some
+            tools
+            take for a line end (U+2028 …), and an empty line; see ``check_beginning`` and ``decode_line``.
     """
     return [decode_line(path, number, raw) for number, raw in enumerate(raw_lines(path, data), start=1)]
 
 
 def raw_lines(path: Path, data: bytes) -> list[bytes]:
-    """The lines of a text file as bytes; nothing but a newline ends one. Raises DataError for a byte order mark."""
+    """The lines of a text file as bytes; only a newline ends a line. Raises DataError for a byte order mark."""
     check_beginning(path, data)
     return data.removesuffix(b"\n").split(b"\n")
 
 
 def check_beginning(path: Path, data: bytes) -> None:
-    """Raises DataError for a byte order mark, which would be a letter of the first word."""
+    """Raises DataError for a byte order mark, which would become a letter of the first word."""
     if data.startswith(codecs.BOM_UTF8):
         raise DataError("starts with a byte order mark: save the file as UTF-8 without it", path, 1)
 
 
 def decode_utf8(path: Path, number: int, raw: bytes) -> str:
-    """The text of line `number`. Raises DataError if it is not UTF-8."""
+    """Decodes line ``number``. Raises DataError if it is not UTF-8."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -73,7 +74,7 @@ def decode_utf8(path: Path, number: int, raw: bytes) -> str:
 
 
 def decode_line(path: Path, number: int, raw: bytes) -> str:
-    """One line of `split_lines`."""
+    """Decodes and checks one line for ``split_lines``."""
     line = decode_utf8(path, number, raw)
     if line.endswith("\r"):
         raise DataError("ends in CR LF: save the file with plain newlines", path, number)
@@ -87,9 +88,9 @@ def decode_line(path: Path, number: int, raw: bytes) -> str:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes lines of tokens that fairseq will read back as just these tokens.
+    """Writes lines of tokens so that fairseq reads back the same tokens.
 
-    Raises DataError for a line that is empty, or whose tokens are not separated by exactly one plain space.
+    Raises DataError for an empty line, or for tokens not separated by exactly one plain space.
     """
     with path.open("wb") as stream:
         for number, line in enumerate(lines, start=1):

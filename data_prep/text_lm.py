@@ -1,4 +1,4 @@
-"""Text for language modelling, of your own files: byte by byte as Enwik8, or in subwords as WikiText-103.
+"""Your own text for language modelling: byte by byte as Enwik8, or in subwords as WikiText-103.
 
     --unit bytes          "Anarchism …"  ->  <0x41> <0x6E> <0x61> <0x72> <0x63> …
     --unit sentencepiece  " = Robert Boulter = "  ->  ▁ ▁= ▁Robert ▁B oul ter ▁= ▁ </s>
@@ -11,21 +11,22 @@ The two protocols of the models in chapter 7 of Csordás (2023):
     WikiText-103  --unit sentencepiece --vocab-size 8000 --input wiki.train.tokens
                   --valid-input wiki.valid.tokens --test-input wiki.test.tokens
 
-Any other text works as well. What has no files of its own is the end of `--input`: the last `--test-share` of its bytes
-are test, the `--valid-share` before them valid; by subwords, a share ends where its last line does. Several files are
-taken as one, in the order in which they are given.
+Any other text works as well. Subsets without files come from the end of ``--input``: the last ``--test-share`` of its
+bytes is test, the ``--valid-share`` before it valid. With subwords, a share ends at the end of a line. Several files
+are concatenated in the given order.
 
-bytes: the dictionary has all 256 bytes; nothing is added to the text, and byte b is token b + 4, after fairseq's four
-specials. sentencepiece: one model (spm.model), trained on train; it has the 256 bytes among its pieces and writes rare
-letters by them, so nothing is unknown and the tokens say what the text says (but ▁, SentencePiece's sign for a space,
-which is read as one). A line ends with fairseq's end symbol,
-also an empty one.
+    bytes          The dictionary has all 256 bytes. Nothing is added to the text, and byte b is token b + 4, after
+                   fairseq's four specials.
+    sentencepiece  One model (spm.model) is trained on train. Its pieces include the 256 bytes, which spell rare
+                   letters, so nothing is unknown and the tokens restore the text (except ▁, SentencePiece's sign for a
+                   space, which is read as one). A line, also an empty one, ends with fairseq's end symbol.
 
-raw/SUBSET.txt has the very bytes of the text, and dataset.json how many bytes, characters, words, lines and tokens they
-are. `--task sg_language_modeling` logs bits per character and byte and the perplexity per word by these. With a loss of
-x bits per token, as fairseq-eval-lm prints it (base 2): x · tokens / characters is bits per character, and
-2^(x · tokens / (words + lines)) the perplexity per word, where the end of a line counts as a word. Give fairseq-eval-lm
-`--required-batch-size-multiple 1`: without it, the last few blocks are lost.
+raw/SUBSET.txt has the unchanged bytes of the text, and dataset.json its numbers of bytes, characters, words, lines and
+tokens. ``--task sg_language_modeling`` uses them to log bits per character and byte, and the perplexity per word.
+
+fairseq-eval-lm prints a loss of x bits per token (base 2). Then x · tokens / characters is bits per character, and 2^(x
+· tokens / (words + lines)) the perplexity per word, where a line end counts as a word. Give fairseq-eval-lm
+``--required-batch-size-multiple 1``: without it, the last few blocks are lost.
 
 Source: yours.
 """
@@ -50,14 +51,14 @@ HELD_OUT = ("valid", "test")
 DEFAULT_SHARE = 0.05
 DEFAULT_SIZE = 8_000
 DEFAULT_LINES = 1_000_000
-COVERAGE = 0.9995  # of the letters of train; the others, in WikiText-103 thousands, are written by bytes
+COVERAGE = 0.9995  # of the letters of train; bytes spell the others (thousands in WikiText-103)
 ENWIK8_SIZE, ENWIK8_SHA1 = 100_000_000, "57b8363b814821dc9d47aa4d41f58733519076b2"
-# Options that mean something only by subwords, and their defaults.
+# Options for subwords only, and their defaults.
 SUBWORD_OPTIONS = {"model": "unigram", "vocab_size": DEFAULT_SIZE, "model_lines": DEFAULT_LINES}
 
 
 class Text(Dataset):
-    """`python -m data_prep text`."""
+    """``python -m data_prep text``."""
 
     name = "text"
     title = "Text for language modelling"
@@ -76,8 +77,8 @@ class Text(Dataset):
                 f"--{subset}-share",
                 type=share,
                 metavar="F",
-                help=f"share of --input that is {subset}, without --{subset}-input; 0 makes no {subset} "
-                f"(default: {DEFAULT_SHARE})",
+                help=f"share of --input used as {subset} without --{subset}-input; 0 makes no "
+                f"{subset} (default: {DEFAULT_SHARE})",
             )
         parser.add_argument("--model", choices=KINDS, help="kind of subwords (default: unigram)")
         parser.add_argument(
@@ -87,8 +88,8 @@ class Text(Dataset):
             "--model-lines",
             type=number_of_lines,
             metavar="N",
-            help="most lines of train to learn subwords from, which takes memory; every second, third … if there are "
-            f"more (default: {DEFAULT_LINES})",
+            help="maximum lines of train to learn subwords from, limited by memory; takes every second, third … line "
+            f"if there are more (default: {DEFAULT_LINES})",
         )
 
     def request(self, args: argparse.Namespace) -> Json:
@@ -97,7 +98,7 @@ class Text(Dataset):
             raise UsageError("--valid-share and --test-share leave nothing to train on")
         for option in SUBWORD_OPTIONS if args.unit == "bytes" else ():
             if getattr(args, option) is not None:
-                raise UsageError(f"--{option.replace('_', '-')} is about subwords, and --unit bytes has none")
+                raise UsageError(f"--{option.replace('_', '-')} is for subwords, and --unit bytes has none")
         subwords = {
             option: default if getattr(args, option) is None else getattr(args, option)
             for option, default in SUBWORD_OPTIONS.items()
@@ -127,36 +128,36 @@ class Text(Dataset):
 
 
 def number_of_lines(text: str) -> int:
-    """The argument type of `--model-lines`."""
+    """The argument type of ``--model-lines``."""
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, not {shorten(text)}")
     return int(text)
 
 
 def share_of(args: argparse.Namespace, subset: str) -> float:
-    """The share of a subset that has no files."""
+    """The share of a subset without files."""
     given = getattr(args, f"{subset}_share")
     return DEFAULT_SHARE if given is None else given
 
 
 def exact(part: float) -> Fraction:
-    """A share as it was written: 0.1 is a tenth."""
+    """A share as the exact decimal fraction that was typed: 0.1 is a tenth."""
     return Fraction(repr(part))
 
 
 def files_of(args: argparse.Namespace) -> dict[str, list[Path]]:
-    """The files of every subset that has some. Raises UsageError for a share beside files."""
+    """The files of every subset that has some. Raises UsageError for both a share and files."""
     found = {"train": args.input}
     for subset in HELD_OUT:
         if getattr(args, f"{subset}_input") is not None:
             if getattr(args, f"{subset}_share") is not None:
-                raise UsageError(f"--{subset}-share and --{subset}-input both say what {subset} is: leave one out")
+                raise UsageError(f"--{subset}-share and --{subset}-input both define {subset}: omit one of them")
             found[subset] = getattr(args, f"{subset}_input")
     return found
 
 
 def check_apart(paths: dict[str, list[Path]], hashes: dict[str, list[str]]) -> None:
-    """Raises DataError for a file that is in training and in another subset."""
+    """Raises DataError for a file in training and in another subset."""
     for subset in HELD_OUT:
         for path, digest in zip(paths.get(subset, ()), hashes.get(subset, ()), strict=True):
             if digest in hashes["train"]:
@@ -164,8 +165,11 @@ def check_apart(paths: dict[str, list[Path]], hashes: dict[str, list[str]]) -> N
 
 
 def check_lines(files: Sequence[Path]) -> None:
-    """Raises DataError for text that is not UTF-8, begins with a byte order mark or has carriage returns, and for a
-    file whose last line is not ended though another file follows."""
+    """Raises DataError for text that does not consist of clean lines.
+
+    Refused are text that is not UTF-8, a byte order mark, carriage returns, and a file before another one whose
+    last line has no newline.
+    """
     for position, path in enumerate(files, start=1):
         line = b""
         with path.open("rb") as stream:
@@ -175,21 +179,26 @@ def check_lines(files: Sequence[Path]) -> None:
                 try:
                     decode_utf8(path, number, line)
                 except DataError as error:
-                    raise DataError(f"{error.message}, or take --unit bytes, for any bytes", path, number) from None
+                    raise DataError(
+                        f"{error.message}, or use --unit bytes, which accepts any bytes", path, number
+                    ) from None
                 if b"\r" in line:
                     raise DataError("has a carriage return (CR): save the file with plain newlines", path, number)
         if position < len(files) and not line.endswith(b"\n"):
-            raise DataError("does not end with a newline, so its last line would run into the next file", path)
+            raise DataError("does not end with a newline: its last line would continue in the next file", path)
 
 
 def whole(path: Path) -> Span:
-    """All of a file."""
+    """The span of a whole file."""
     return Span(path, 0, path.stat().st_size)
 
 
 def divide(spans: list[Span], shares: dict[str, float], lines: bool) -> dict[str, list[Span]]:
-    """Cuts text into train and, at its end, the shares of valid and test, each the last ⌊share · bytes⌋ of what the
-    ones after it leave; with `lines`, a cut is moved on to the next beginning of a line."""
+    """Cuts text into train and, at its end, the shares of valid and test.
+
+    Each share is the last ⌊share · bytes⌋ before the later shares. With ``lines``, a cut moves on to the
+    next beginning of a line.
+    """
     total = sum(span.end - span.start for span in spans)
     cuts, left = {}, total
     for subset in reversed(HELD_OUT):
@@ -205,7 +214,7 @@ def divide(spans: list[Span], shares: dict[str, float], lines: bool) -> dict[str
 
 
 def part(spans: Sequence[Span], start: int, end: int) -> list[Span]:
-    """The bytes from `start` to before `end` of spans taken as one text."""
+    """The bytes from ``start`` to before ``end`` of concatenated spans."""
     found, before = [], 0
     for path, first, last in spans:
         low, high = max(start - before, 0) + first, min(end - before + first, last)
@@ -216,11 +225,11 @@ def part(spans: Sequence[Span], start: int, end: int) -> list[Span]:
 
 
 def next_line(spans: Sequence[Span], position: int) -> int:
-    """The first beginning of a line at or after a position of spans taken as one text, or its end."""
+    """The first beginning of a line at or after a position of concatenated spans, or their end."""
     total = sum(span.end - span.start for span in spans)
     if not 0 < position < total:
         return position
-    position -= 1  # a line begins after a newline
+    position -= 1  # lines begin after a newline
     for block in blocks(part(spans, position, total)):
         found = block.find(b"\n")
         if found >= 0:
@@ -230,7 +239,7 @@ def next_line(spans: Sequence[Span], position: int) -> int:
 
 
 def learn_pieces(spans: Sequence[Span], request: Json) -> Pieces:
-    """Subwords learnt on the lines of spans. Raises UsageError and DataError as `learn` does."""
+    """Learns subwords on the lines of spans. Raises UsageError and DataError as ``learn`` does."""
     number = sum(block.count(b"\n") for block in blocks(spans)) + 1
     step = -(-number // request["model_lines"])
     lines = (line for index, line in enumerate(lines_in(spans)) if index % step == 0)
@@ -238,7 +247,7 @@ def learn_pieces(spans: Sequence[Span], request: Json) -> Pieces:
 
 
 def lines_in(spans: Sequence[Span]) -> Iterator[str]:
-    """The lines of spans, which begin and end with a line, without their newlines."""
+    """Yields the lines of spans, which begin and end with a line, without their newlines."""
     rest = b""
     for block in blocks(spans):
         *whole_lines, rest = (rest + block).split(b"\n")
@@ -248,7 +257,7 @@ def lines_in(spans: Sequence[Span]) -> Iterator[str]:
 
 
 def rule(shares: dict[str, float]) -> str:
-    """Where the subsets come from, in words."""
+    """The origin of the subsets, in words."""
     parts = [f"{subset} is {'the last' if subset == 'test' or 'test' not in shares else 'the'} {part:g} of the input"
              + (" before it" if subset == "valid" and "test" in shares else "")
              for subset, part in reversed(shares.items())]  # fmt: skip
@@ -267,7 +276,7 @@ def membership(paths: dict[str, list[Path]], request: Json) -> str:
 
 
 def sha1(path: Path) -> str:
-    """By which Enwik8 is published."""
+    """The hash by which Enwik8 is published."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
 

@@ -1,20 +1,20 @@
-"""What the `fairseq-train` commands for all kinds of data have in common."""
+"""The common part of the recommended ``fairseq-train`` commands."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
 
-EVALUATIONS = 20  # in a training
+EVALUATIONS = 20  # per training
 NEVER = 1_000_000  # epochs
-MOST_EXAMPLES, MOST_WORDS = 1 << 10, 1 << 16  # of a batch that is evaluated
+MOST_EXAMPLES, MOST_WORDS = 1 << 10, 1 << 16  # per evaluation batch
 
 
 def saving(out: Path, updates: int, validates: bool, suffix: str = "") -> str:
-    """Options for a training of so many updates on the folder `out`: where it is saved, and when it is validated.
+    """Options of a training of ``updates`` on the folder ``out``: save folder, and intervals of saving and validation.
 
-    Both happen after every twentieth of the updates rather than after epochs, which can be a second long. The last
-    checkpoint and, if it `validates`, the best one are kept.
+    Both happen after every twentieth of the updates instead of after epochs, which may take only a second. The last
+    checkpoint and, with ``validates``, the best one are kept.
     """
     every = updates // EVALUATIONS
     kinds = ("validate", "save") if validates else ("save",)
@@ -24,6 +24,6 @@ def saving(out: Path, updates: int, validates: bool, suffix: str = "") -> str:
 
 
 def batch_to_evaluate(longest: int) -> int:
-    """How many examples of at most `longest` words are evaluated at once: a power of two that memory has room for."""
+    """The number of examples of at most ``longest`` words per evaluation batch: a power of two that fits in memory."""
     most = max(1, min(MOST_EXAMPLES, MOST_WORDS // longest))
     return 1 << (most.bit_length() - 1)

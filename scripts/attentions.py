@@ -1,12 +1,12 @@
-"""SCAN by length: every kind of attention, feature map and position in the same universal transformer, same budget.
+"""SCAN by length: all kinds of attention, feature map and position in one universal transformer with one budget.
 
     python scripts/attentions.py                                   # at the size and length of the papers: for a GPU
     python -m data_prep scan --split length --cutoff 8 --out data-bin/scan8
-    python scripts/attentions.py --small --data data-bin/scan8 --steps 1000 --no-generation --results
-    results/attention_cpu python scripts/attentions.py --models "softmax alibi,softmax rotary" --seeds 1,2,3
+    python scripts/attentions.py --small --data data-bin/scan8 --steps 1000 --no-generation
+    python scripts/attentions.py --models "softmax alibi,softmax rotary" --seeds 1,2,3
 
-Options, files and commands are those of ``scripts/quickstart.py``; only the models differ. Speed and memory of a step
-are measured by ``benchmarks/attention.py``.
+Options, files and commands are those of ``scripts/quickstart.py``; only the models differ. ``--results PREFIX`` also
+writes the table to PREFIX.md. ``benchmarks/attention.py`` measures speed and memory of a step.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from runs import end  # noqa: E402
 
 
 def everywhere(kind: str, *options: str) -> list[str]:
-    """An attention in every role."""
+    """Options for an attention in every role."""
     return [*self_attention(kind), "--cross-attention", kind, *options]
 
 
 def self_attention(kind: str, *options: str) -> list[str]:
-    """An attention that serves between a sequence and itself; cross-attention stays softmax."""
+    """Options for an attention within a sequence; cross-attention stays softmax."""
     return ["--encoder-attention", kind, "--decoder-attention", kind, *options]
 
 
-#: Feature maps as they are compared: quadratic ones with the narrower Queries and Keys that their authors advise.
+#: Compared feature maps. Quadratic ones have the narrower Queries and Keys that their authors recommend.
 MAPS: dict[str, list[str]] = {
     **{name: [] for name in ("elu", "relu", "squared", "exp", "performer", "hedgehog", "t2r", "dpfp")},
     "cosformer": ["--cosformer-horizon", "64"],
@@ -39,7 +39,7 @@ MAPS: dict[str, list[str]] = {
     "rebased": ["--feature-dim", "sqrt"],
 }
 POSITIONS = ("learned", "none", "rotary", "alibi", "t5")
-#: The longest sentence has 49 tokens. Positions are drawn from eight times as many, and as far apart in evaluation.
+#: The longest sentence has 49 tokens. Positions are drawn from eight times as many, with equal spacing in evaluation.
 RANDOMIZED = ["--position", "randomized", "--randomized-range", "512", "--randomized-eval-length", "64"]
 
 MODELS: dict[str, list[str]] = {
@@ -74,7 +74,7 @@ SMALL = [
 
 
 def build(arguments: list[str], task: Any) -> Any:
-    """The universal transformer of SCAN that ``arguments`` of a ``fairseq-train`` command make, in training mode.
+    """Builds SCAN's universal transformer from ``arguments`` of a ``fairseq-train`` command, in training mode.
 
     ``task`` has a ``source_dictionary``, a ``target_dictionary``, and a ``cfg`` with ``left_pad_target``.
     """

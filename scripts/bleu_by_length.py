@@ -1,16 +1,16 @@
-"""BLEU by length of sentence: translations of several systems, with paired bootstrap tests against one of them.
+"""BLEU by sentence length: translations of several systems, with paired bootstrap tests against a baseline.
 
     python scripts/bleu_by_length.py data-bin/iwslt softmax=runs/softmax relative=runs/relative --results results/iwslt
 
-The data folder is one of ``python -m data_prep parallel`` (or ``iwslt_en_vi``). A system is a name and a folder with
-what ``fairseq-generate`` printed (generate-SUBSET.log) or wrote by ``--results-path`` (generate-SUBSET.txt) for every
-subset; the first system is the baseline. ``scripts/reproduce.py`` does the same for the runs of a recipe that has
-``by_length``. Nothing is generated here, so scoring can be repeated at will.
+The data folder comes from ``python -m data_prep parallel`` (or ``iwslt_en_vi``). A system is a name and a folder with
+the output of ``fairseq-generate`` for every subset: printed (generate-SUBSET.log) or written by ``--results-path``
+(generate-SUBSET.txt). The first system is the baseline. ``scripts/reproduce.py`` does the same for the runs of a recipe
+with ``by_length``. The script generates nothing, so you can repeat the scoring.
 
-Subwords are joined to words, and scored by sacreBLEU (BLEU and chrF2, Post 2018) against raw/SUBSET.plain.tgt: every
-subset, and the sentences of all subsets together by the length of their source. Confidence intervals of 95 % and
-p-values are those of sacreBLEU's paired bootstrap (Koehn 2004); its seed is the environment's SACREBLEU_SEED, or 12345.
-Written are PREFIX.json, PREFIX.md and PREFIX.png. docs/translation.md tells the rest.
+Subwords are joined to words. sacreBLEU scores them (BLEU and chrF2, Post 2018) against raw/SUBSET.plain.tgt: every
+subset, and the sentences of all subsets by the length of their source. Confidence intervals of 95 % and p-values are
+those of sacreBLEU's paired bootstrap (Koehn 2004). Its seed is SACREBLEU_SEED in the environment, or 12345. The output
+is PREFIX.json, PREFIX.md and PREFIX.png; see docs/translation.md.
 """
 
 from __future__ import annotations
@@ -37,25 +37,27 @@ from data_prep.parallel import LENGTHS  # noqa: E402
 from fairseq_sg.errors import UsageError  # noqa: E402
 from fairseq_sg.scoring.plain_bleu import hypotheses_in_order, read_lines  # noqa: E402
 
-# With fairseq, the root logger prints everything; these tell of every resampling and font.
+# With fairseq, the root logger prints everything; these log every resampling and font.
 for _name in ("sacrebleu", "matplotlib", "PIL"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 
 #: Resamples of a bootstrap: sacreBLEU's default.
 SAMPLES = 1000
 BOUNDS = "10,20,30,40,50"
-#: By sacreBLEU's names, which have the defaults of chrF in them.
+#: sacreBLEU's names, which include the defaults of chrF.
 METRICS = ("BLEU", "chrF2")
 Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Text:
-    """What is translated.
+    """The translated text.
 
     Attributes:
-        references: subset -> plain target of every sentence. lengths: subset -> length of every source. unit: what
-            lengths count. limit: the greatest length in training; 0 if there is none.
+        references: subset -> plain target of every sentence.
+        lengths: subset -> length of every source.
+        unit: the unit of lengths.
+        limit: the maximum length in training; 0 without a limit.
     """
 
     references: dict[str, list[str]]
@@ -66,7 +68,7 @@ class Text:
 
 @dataclass(frozen=True)
 class System:
-    """A model trained from a seed, and the output of ``fairseq-generate`` for every subset."""
+    """A model trained from a seed, with its output of ``fairseq-generate`` for every subset."""
 
     name: str
     seed: int
@@ -75,7 +77,7 @@ class System:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sentences whose source has from ``low`` to ``high`` (None: any number of) words, by subset and line from 0."""
+    """Sentences whose source has ``low`` to ``high`` words (None: unlimited), by subset and line from 0."""
 
     low: int
     high: int | None
@@ -88,8 +90,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Score:
-    """A corpus score, half the width of its 95 % confidence interval, and the p-value of its difference from the
-    baseline's (None for the baseline, or without one)."""
+    """A corpus score, the half-width of its 95 % confidence interval, and its p-value.
+
+    The p-value is that of the difference from the baseline; None for the baseline itself, or without one.
+    """
 
     score: float
     ci: float
@@ -97,18 +101,18 @@ class Score:
 
 
 def read_text(folder: Path, subsets: Sequence[str]) -> Text:
-    """Reads references and lengths. Raises UsageError for a folder that has not got them."""
+    """Reads references and lengths. Raises UsageError for a folder without them."""
     try:
         request = json.loads((folder / "dataset.json").read_text("utf-8"))["request"]
     except OSError as error:
-        raise UsageError(f"{folder / 'dataset.json'}: {error.strerror}: name a folder of data_prep") from None
+        raise UsageError(f"{folder / 'dataset.json'}: {error.strerror}: give a folder of data_prep") from None
     unit = request.get("length_unit") or "words"
     references = {subset: read_lines(folder / "raw" / f"{subset}.plain.tgt") for subset in subsets}
     sources = {subset: read_lines(folder / "raw" / f"{subset}.plain.src") for subset in subsets}
     for subset in subsets:
         if len(sources[subset]) != len(references[subset]):
             raise UsageError(
-                f"{folder}/raw/{subset}.plain.tgt: {len(references[subset]):,} lines, and {subset}.plain.src has "
+                f"{folder}/raw/{subset}.plain.tgt: {len(references[subset]):,} lines, but {subset}.plain.src has "
                 f"{len(sources[subset]):,}: prepare the data again"
             )
     lengths = {subset: [LENGTHS[unit](line) for line in lines] for subset, lines in sources.items()}
@@ -116,19 +120,21 @@ def read_text(folder: Path, subsets: Sequence[str]) -> Text:
 
 
 def find_output(folder: Path, subset: str) -> Path:
-    """The output of ``fairseq-generate`` for a subset. Raises UsageError if there is none, or both of the two."""
+    """The output of ``fairseq-generate`` for a subset. Raises UsageError if there is none, or both kinds."""
     names = [f"generate-{subset}.log", f"generate-{subset}.txt"]
     found = [path for path in (folder / name for name in names) if path.is_file()]
     if not found:
-        raise UsageError(f"{folder}: has no {' or '.join(names)}: run fairseq-generate for the subset {subset}")
+        raise UsageError(f"{folder}has no {' or '.join(names)}: run fairseq-generate for the subset {subset}")
     if len(found) == 2:
-        raise UsageError(f"{folder}: has {' and '.join(names)}: remove the one that is not to be scored")
+        raise UsageError(f"{folder}has {' and '.join(names)}: remove the one that should not be scored")
     return found[0]
 
 
 def make_buckets(text: Text, bounds: Sequence[int]) -> list[Bucket]:
-    """Sentences of all subsets by their length, up to each bound and beyond the last; the limit of training is always
-    one of the bounds. Buckets without a sentence are left out."""
+    """Sorts the sentences of all subsets into buckets by length: up to each bound, and beyond the last.
+
+    The limit of training is always a bound. Empty buckets are omitted.
+    """
     highs: list[int | None] = [*sorted({*bounds, *([text.limit] if text.limit else [])}), None]
     found = []
     for low, high in zip([1, *(h + 1 for h in highs if h)], highs, strict=True):
@@ -150,12 +156,13 @@ def bootstrap(
     baseline: Sequence[str] | None = None,
     samples: int = SAMPLES,
 ) -> tuple[dict[str, Score], dict[str, str]]:
-    """Scores of a system with their intervals, against those of a baseline if there is one, and sacreBLEU's
-    signatures, both by metric."""
+    """Scores of a system with their intervals, against a baseline if given, and sacreBLEU's
+    signatures; both by metric.
+    """
     from sacrebleu.metrics import BLEU, CHRF
     from sacrebleu.significance import PairedTest
 
-    # Where nothing is tokenized, text that looks tokenized is meant; sacreBLEU would warn of it.
+    # Without tokenization the text is meant to look tokenized; sacreBLEU would warn about it.
     metrics = {"BLEU": BLEU(tokenize=tokenize, force=tokenize == "none"), "chrF2": CHRF()}
     systems = [("baseline", list(baseline))] if baseline is not None else []
     test = PairedTest([*systems, ("system", list(hypotheses))], metrics, [list(references)], "bs", samples)
@@ -166,7 +173,7 @@ def bootstrap(
 
 
 def length_ratio(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -> float:
-    """Words of the translations for each word of the references, as BLEU counts them."""
+    """Words in the translations per word in the references, as BLEU counts them."""
     from sacrebleu.metrics import BLEU
 
     found = BLEU(tokenize=tokenize, force=True).corpus_score(list(hypotheses), [list(references)])
@@ -174,10 +181,12 @@ def length_ratio(hypotheses: Sequence[str], references: Sequence[str], tokenize:
 
 
 def check_seed() -> None:
-    """Raises UsageError where sacreBLEU's bootstrap would not be the same once more: it takes no seed for 0, too."""
+    """Raises UsageError for a seed with which sacreBLEU's bootstrap is not reproducible; 0 means no seed."""
     seed = os.environ.get("SACREBLEU_SEED", "12345")
     if not seed.isascii() or not seed.isdecimal() or int(seed) == 0:
-        raise UsageError(f"SACREBLEU_SEED is {seed!r} in the environment: make it a whole number above 0, or unset it")
+        raise UsageError(
+            f"SACREBLEU_SEED is {seed!r} in the environment: set it to a whole number above 0, or unset it"
+        )
 
 
 def compare(
@@ -191,10 +200,10 @@ def compare(
     """Scores of all systems on every subset and in every bucket.
 
     A system is tested against the baseline of the same seed. Buckets have intervals but no p-values: the smallest have
-    too few sentences to test anything.
+    too few sentences for a test.
 
     Raises:
-        UsageError: an output is missing, incomplete, or of other references; a seed that is none.
+        UsageError: a missing or incomplete output, one with other references, or an invalid seed.
     """
     check_seed()
     translations = {
@@ -205,7 +214,7 @@ def compare(
         for system in systems
     }
     if len(translations) < len(systems):
-        raise UsageError("two systems have the same name and seed: give them names of their own")
+        raise UsageError("two systems have the same name and seed: give them different names")
     buckets = make_buckets(text, bounds)
     signatures: dict[str, str] = {}
     found = []
@@ -247,13 +256,13 @@ def with_interval(entry: dict[str, float]) -> str:
 
 
 def p_value(entry: dict[str, Any], samples: int) -> str:
-    """Three digits, and no less than the least that so many resamples can give."""
+    """Formats a p-value with three digits, bounded below by the resolution of the resamples."""
     p = entry["p"]
     return "–" if p is None else f"< {1 / samples:.3g}" if p < 1 / samples else f"{p:.3f}"
 
 
 def subset_table(comparison: dict[str, Any]) -> list[list[str]]:
-    """Rows of text, the header first: every system on every subset."""
+    """Rows of text with a header: every system on every subset."""
     rows = [["subset", "model", "seed", "BLEU", "p", "chrF2", "p", "length"]]
     for subset in comparison["subsets"]:
         for system in comparison["systems"]:
@@ -268,7 +277,7 @@ def subset_table(comparison: dict[str, Any]) -> list[list[str]]:
 
 
 def bucket_table(comparison: dict[str, Any]) -> list[list[str]]:
-    """Rows of text, the header first: BLEU of every system by the length of the source."""
+    """Rows of text with a header: BLEU of every system by the length of the source."""
     buckets = comparison["buckets"]
     rows = [["model", "seed", *(bucket["label"] for bucket in buckets)]]
     for system in comparison["systems"]:
@@ -286,10 +295,10 @@ def markdown(title: str, command: str, note: str, comparisons: dict[str, dict[st
         lines += [
             f"## {name}: trained on {trained}",
             "",
-            f"Sentences: {sizes}. Scores ± half the width of the 95 % confidence interval; p: of the difference from "
-            f"{comparison['baseline']} (same seed), two-sided, by paired bootstrap with {comparison['samples']:,} "
-            "resamples, not corrected for the number of comparisons; length: words of the translations for each word "
-            "of the references.",
+            f"Sentences: {sizes}. Scores ± half the width of the 95 % confidence interval; p-value of the difference "
+            f"from {comparison['baseline']} (same seed), two-sided, by paired bootstrap with "
+            f"{comparison['samples']:,} resamples, not corrected for the number of comparisons; length: words of the "
+            "translations for each word of the references.",
             "",
             *(f"- {metric}: `{signature}`" for metric, signature in comparison["signatures"].items()),
             "",
@@ -304,8 +313,10 @@ def markdown(title: str, command: str, note: str, comparisons: dict[str, dict[st
 
 
 def plot(title: str, comparisons: dict[str, dict[str, Any]], path: Path) -> None:
-    """Scores by length, a row for each dataset and a panel for each metric: mean over the seeds, with a line from the
-    least to the most, or of one seed the confidence interval; the lengths of training are shaded."""
+    """Scores by length: a row for each dataset, a column for each metric; lengths of training are shaded.
+
+    Shows the mean over seeds with the range from minimum to maximum, or the confidence interval of a single seed.
+    """
     figure, panels = figures.pyplot().subplots(
         len(comparisons), 2, figsize=(12, 0.8 + 3.8 * len(comparisons)), squeeze=False
     )
@@ -332,7 +343,7 @@ def draw(axes: Any, comparison: dict[str, Any], metric: str) -> None:
             means.append(statistics.mean(scores))
             below.append(means[-1] - min(scores) if len(scores) > 1 else min(entries[0]["ci"], means[-1]))
             above.append(max(scores) - means[-1] if len(scores) > 1 else entries[0]["ci"])
-        # Side by side, so that the lines of different models do not hide one another.
+        # Side by side, so that lines of different models do not overlap.
         places = [x + 0.08 * (number - (len(models) - 1) / 2) for x in range(len(buckets))]
         axes.errorbar(places, means, [below, above], marker="o", ms=4, lw=1, elinewidth=0.8, label=model)
     axes.set(
@@ -358,7 +369,7 @@ def publish(prefix: Path, title: str, command: str, note: str, comparisons: dict
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors take one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
@@ -386,12 +397,14 @@ def parse_arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
         "systems", type=named_folder, nargs="+", metavar="NAME=FOLDER", help="a system; the first is the baseline"
     )
     parser.add_argument("--subsets", default="test,gen", help="comma separated (default: test,gen)")
-    parser.add_argument("--tokenize", choices=TOKENIZERS, default="13a", help="by sacreBLEU (default: 13a)")
+    parser.add_argument(
+        "--tokenize", choices=TOKENIZERS, default="13a", help="tokenization by sacreBLEU (default: 13a)"
+    )
     parser.add_argument(
         "--bounds",
         type=ascending,
         default=ascending(BOUNDS),
-        help=f"greatest length of every bucket but the last; that of training is always one (default: {BOUNDS})",
+        help=f"maximum lengths of the buckets; that of training is always added (default: {BOUNDS})",
     )
     parser.add_argument("--results", type=Path, required=True, metavar="PREFIX", help="where results go")
     args = parser.parse_args(line)
@@ -404,7 +417,7 @@ def parse_arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(line: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 2 for something that the user can mend."""
+    """Returns the exit code: 0, or 2 for an error that the user can fix."""
     args = parse_arguments(line)
     try:
         text = read_text(args.folder, args.subsets)

@@ -1,5 +1,7 @@
-"""Figures of trainings that every script draws alike: accuracy and loss through training, and over a number that rows
-of a recipe differ in. matplotlib is only needed when something is drawn."""
+"""Figures common to all scripts: accuracy and loss through training, and numbers over the x of a sweep.
+
+matplotlib is imported only to draw.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +10,29 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: What ``runs.curve`` reads from the log of one training: [{step, SUBSET: percent, SUBSET_loss: bits per token}].
+#: The result of ``runs.curve`` for one training: [{step, SUBSET: percent, SUBSET_loss: bits per token}].
 Curve = list[dict[str, float]]
 #: data -> model -> the curves of its seeds
 Courses = Mapping[str, Mapping[str, Sequence[Curve]]]
 LOSS = "_loss"
-#: A loss that the log has rounded to 0 is drawn here on a logarithmic axis.
+#: The place on a logarithmic axis of a loss that the log rounds to 0.
 LEAST = 5e-5
 
 
 def through_training(
     courses: Courses, accuracies: Sequence[str], losses: Sequence[str], path: Path, names: Mapping[str, str] = {}
 ) -> bool:
-    """Accuracies, and below them losses, of subsets through training: a row for each on every dataset, a column for
-    every subset. Means over seeds, with a band from the least to the most.
+    """Accuracies, and below them losses, of subsets through training.
 
-    A loss is in bits per token, on a logarithmic axis where it falls to a tenth. Nothing is drawn, and False
-    returned, where nothing was measured twice.
+    There is a row for each of them on every dataset, and a column for every subset, with means over seeds and a band
+    from minimum to maximum. A loss is in bits per token, on a logarithmic axis if it falls to a tenth. Draws nothing
+    and returns False if nothing was measured twice.
 
     Args:
-        courses: the curves. accuracies, losses: the subsets of which each is drawn. names: of subsets, in titles.
+        courses: the curves.
+        accuracies: the subsets whose accuracy is drawn.
+        losses: the subsets whose loss is drawn.
+        names: titles of the subsets.
     """
     subsets = list(dict.fromkeys((*accuracies, *losses)))
     kinds = {"": accuracies, LOSS: losses}
@@ -45,8 +50,11 @@ def through_training(
 
 
 def loss_and_accuracy(courses: Courses, subsets: Sequence[str], path: Path, names: Mapping[str, str] = {}) -> bool:
-    """Accuracy over loss, a point for every evaluation of every seed, paler the earlier: as Figure 4.2 of Csordás 2023,
-    where a higher loss goes with a higher accuracy. False, and nothing drawn, where nothing was measured twice."""
+    """Accuracy over loss, a point for every evaluation of every seed, earlier ones paler.
+
+    This is Figure 4.2 of Csordás 2023, where a higher loss comes with a higher accuracy. Draws nothing and returns
+    False if nothing was measured twice.
+    """
     rows = [data for data, models in courses.items() if all(_drawn(models, subsets, kind) for kind in ("", LOSS))]
     if not rows:
         return False
@@ -78,12 +86,13 @@ def sweep(
     units: Mapping[str, str],
     path: Path,
 ) -> None:
-    """Numbers over a number x, a panel for each column of a table: means with sample standard deviations, and every
-    seed as a point.
+    """Numbers over x, a panel for each column of a table: means with sample standard deviations, and a point per seed.
 
     Args:
-        lines: column -> line -> x -> values. levels: column -> name -> values of what has no x, drawn across.
-        label, scale: of the x axis, "linear" or "log". units: column -> its label.
+        lines: column -> line -> x -> values.
+        levels: column -> name -> values without x, drawn across.
+        label, scale: of the x axis, "linear" or "log".
+        units: column -> its label.
     """
     plt = pyplot()
     figure, panels = plt.subplots(1, len(lines), figsize=(1 + 4.5 * len(lines), 3.8), squeeze=False)
@@ -107,7 +116,7 @@ def sweep(
 
 
 def band(curves: Sequence[Curve], key: str) -> tuple[list[float], list[list[float]]]:
-    """The steps at which all ``curves`` that have ``key`` at all have it, and the values there."""
+    """The common steps of all ``curves`` that have ``key``, and the values there."""
     points = [{p["step"]: p[key] for p in curve if key in p} for curve in curves]
     points = [found for found in points if found]
     steps = sorted(set.intersection(*(set(found) for found in points))) if points else []
@@ -115,7 +124,7 @@ def band(curves: Sequence[Curve], key: str) -> tuple[list[float], list[list[floa
 
 
 def _drawn(models: Mapping[str, Sequence[Curve]], subsets: Sequence[str], kind: str) -> bool:
-    """Whether something was measured at two steps."""
+    """Whether a value was measured at two steps."""
     return any(len(band([curve], s + kind)[0]) > 1 for curves in models.values() for curve in curves for s in subsets)
 
 
@@ -126,8 +135,10 @@ def _grid(
     path: Path,
     draw: Callable[[int, Any, str, Mapping[str, str]], str],
 ) -> None:
-    """A row of panels for each of ``data``, which may have several, a column for every subset. ``draw`` gets the number
-    of the row, axes, subset and colours, and returns the panel's title."""
+    """A row of panels for each of ``data``, or several, with a column for every subset.
+
+    ``draw`` gets the number of the row, axes, subset and colours, and returns the panel's title.
+    """
     figure, panels = pyplot().subplots(
         len(data), len(subsets), figsize=(2.5 + 4.5 * len(subsets), 0.4 + 3 * len(data)), squeeze=False
     )
@@ -189,7 +200,7 @@ def _legend(across: Sequence[Any], colours: Mapping[str, str], models: Sequence[
 
 
 def pyplot() -> Any:
-    """matplotlib's, which draws into files."""
+    """matplotlib's pyplot with a backend for files."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -199,7 +210,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure and lets go of it."""
+    """Writes a figure and closes it."""
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot().close(figure)

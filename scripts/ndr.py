@@ -1,15 +1,14 @@
-"""Transformers and LSTMs that classify: CTL, simple arithmetic, ListOps and CTL++ as in Csordás et al. 2022 and Csordás
-2023.
+"""Classifying transformers and LSTMs on CTL, simple arithmetic, ListOps and CTL++ (Csordás et al. 2022, Csordás 2023).
 
     python scripts/ndr.py ctl --order forward --models ndr,relative --seeds 1,2,3
     python scripts/ndr.py arithmetic --steps-scale 0.1 --results results/arithmetic
     python scripts/ndr.py ctlpp --variant R --models ndr,bilstm
     python scripts/ndr.py ctl --small                             # a smaller task and smaller models, for a CPU
 
-The protocol is the papers': of the checkpoints of a training, evaluated every 1,000 steps, the one with the best
-accuracy on `dev` (out-of-distribution validation; the latest of several) is tested on `gen` (OOD); IID is the accuracy
-on `valid` at the end of the training. CTL++ has no `dev`: its last checkpoint is tested. What is done is skipped, what
-was stopped continues.
+The protocol is the papers'. Checkpoints are evaluated every 1,000 steps. The one with the best accuracy on ``dev``
+(out-of-distribution validation; the latest of several) is tested on ``gen`` (OOD). IID is the accuracy on
+``valid`` at the end of training. CTL++ has no ``dev``: its last checkpoint is tested. Finished runs are skipped,
+stopped ones are resumed.
 """
 
 from __future__ import annotations
@@ -29,12 +28,15 @@ from runs import REPOSITORY, Run, check_data, end, environment, on, schedule  # 
 
 @dataclass
 class Recipe:
-    """A model and how it is trained.
+    """A model and its training.
 
     Attributes:
-        arguments: its architecture and mechanisms. lr, weight_decay, batch, clip: of the optimizer (AdamW), constant.
-        steps: of the published training. buckets: whether batches have sentences of like lengths. warmup: steps of it.
-        more_layers: how many steps of the shared layer there are in the last evaluation, if not as many as in training.
+        arguments: its architecture and mechanisms.
+        lr, weight_decay, batch, clip: of the optimizer (AdamW), constant.
+        steps: of the published training.
+        buckets: whether batches have sentences of similar lengths.
+        warmup: number of warm-up steps.
+        more_layers: steps of the shared layer in the last evaluation, if not those of training.
     """
 
     arguments: str
@@ -77,8 +79,8 @@ RECIPES: dict[str, dict[str, Recipe]] = {
             buckets=False,
         ),
         "geometric": Recipe(
-            f"--arch sg_encoder_ctl_baseline {GEOMETRIC} --geometric-normalize --embedding-scaling position_down "
-            f"--dropout 0.1",
+            f"--arch sg_encoder_ctl_baseline {GEOMETRIC} --geometric-normalize "
+            "--embedding-scaling position_down --dropout 0.1",
             *(1.5e-4, 0.0025, 5, 30_000),
             buckets=False,
         ),
@@ -95,8 +97,8 @@ RECIPES: dict[str, dict[str, Recipe]] = {
             *(1.5e-4, 0.01, 5, 30_000),
         ),
         "ndr_sigma_moe": Recipe(
-            f"--arch sg_encoder_ctl {NDR} --copy-gate-dropout 0.1 --dropout 0.5 --encoder-ffn sigma_moe --moe-experts "
-            f"8 --moe-k 2",
+            f"--arch sg_encoder_ctl {NDR} --copy-gate-dropout 0.1 --dropout 0.5 --encoder-ffn "
+            "sigma_moe --moe-experts 8 --moe-k 2",
             *(1.5e-4, 0.01, 5, 30_000),
         ),
         "lstm": Recipe("--no-source-bos --arch sg_lstm_ctl --dropout 0.5", 1e-3, 0, 5, 20_000, batch=256,
@@ -211,7 +213,7 @@ SMALL: dict[str, tuple[list[str], str, dict[str, Any], dict[str, dict[str, Any]]
     ),
 }
 
-#: Batches with sentences of like lengths are cut from so many, sorted.
+#: Batches of similar lengths are cut from this many sorted sentences.
 WINDOW = 16_384
 CONDITIONS = {"ctl": ("--order", ("forward", "backward")), "ctlpp": ("--variant", ("A", "R"))}
 
@@ -219,14 +221,16 @@ CONDITIONS = {"ctl": ("--order", ("forward", "backward")), "ctlpp": ("--variant"
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", choices=RECIPES)
-    parser.add_argument("--order", choices=CONDITIONS["ctl"][1], help="of CTL (default: forward)")
-    parser.add_argument("--variant", choices=CONDITIONS["ctlpp"][1], help="of CTL++ (default: A)")
+    parser.add_argument("--order", choices=CONDITIONS["ctl"][1], help="order of CTL (default: forward)")
+    parser.add_argument("--variant", choices=CONDITIONS["ctlpp"][1], help="variant of CTL++ (default: A)")
     parser.add_argument("--models", default="all", help="comma separated (default: all that the dataset has)")
     parser.add_argument(
         "--small", action="store_true", help=f"a smaller task and smaller transformers, for a CPU ({', '.join(SMALL)})"
     )
-    parser.add_argument("--steps-scale", type=float, default=1.0, help="of the published number of steps (default: 1)")
-    parser.add_argument("--batch-size", type=int, help="sentences a step (default: the published number)")
+    parser.add_argument(
+        "--steps-scale", type=float, default=1.0, help="factor on the published number of steps (default: 1)"
+    )
+    parser.add_argument("--batch-size", type=int, help="sentences per step (default: the published number)")
     parser.add_argument("--validate-every", type=int, help="steps between evaluations (default: 1,000)")
     quickstart.add_arguments(parser, "runs/DATASET")
     args = parser.parse_args()
@@ -256,13 +260,13 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def smaller(recipe: Recipe, dataset: str, model: str) -> Recipe:
-    """The recipe with what ``--small`` changes; the last of two equal options counts."""
+    """The recipe with the changes of ``--small``; the last of two equal options counts."""
     _, sizes, changes, of_models = SMALL[dataset]
     return replace(recipe, arguments=f"{recipe.arguments} {sizes}", **changes | of_models.get(model, {}))
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Generates the data when their folder has no dataset.json. Raises ValueError where it has that of other data."""
+    """Generates the data if their folder has no dataset.json. Raises ValueError if it has that of other data."""
     condition = [CONDITIONS[args.dataset][0], args.condition] if args.condition else []
     if args.small:
         condition += SMALL[args.dataset][0]
@@ -274,7 +278,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def make_runs(args: argparse.Namespace) -> list[Run]:
-    # `dev` comes first: fairseq keeps the best checkpoint by the first subset.
+    # `dev` comes first: fairseq selects the best checkpoint by the first subset.
     selection = {} if args.dataset == "ctlpp" else {"dev": "OOD validation"}
     runs = []
     for seed in args.seeds:
@@ -321,7 +325,7 @@ def summarize(args: argparse.Namespace, records: list[dict[str, Any]]) -> dict[s
 
 
 def table(summary: dict[str, Any]) -> list[list[str]]:
-    """Rows of text, the header first; percentages over the sentences, mean ± sample std over the seeds."""
+    """Rows of text with a header; percentages over the sentences, mean ± sample std over the seeds."""
     published = summary["published"]
     columns = ["model", "steps", "IID %", "OOD %", "OOD of step", "minutes"]
     rows = [[*columns, *(["published IID / OOD"] if published else []), "folder"]]
@@ -345,10 +349,8 @@ def as_markdown(summary: dict[str, Any]) -> str:
     lines = quickstart.markdown_lines([row[:-1] for row in table(summary)])
     text = (
         f"Commit {', '.join(summary['commits'])}; {quickstart.machines(summary)}; seeds "
-        f"{', '.join(map(str, summary['seeds']))}. IID is "
-        "the accuracy on `valid` at the last step, OOD that on `gen` of the checkpoint with the best accuracy on "
-        "`dev` (of the last "
-        "one where there is no `dev`)."
+        f"{', '.join(map(str, summary['seeds']))}. IID is the accuracy on `valid` at the last step, OOD that on "
+        "`gen` of the checkpoint with the best accuracy on `dev` (of the last one without a `dev`)."
     )
     if summary["published"]:
         text += f" The published numbers are those of {SOURCE}."

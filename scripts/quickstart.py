@@ -1,13 +1,11 @@
-"""SCAN with length cutoff 26: trains, evaluates, tabulates and plots universal transformers that differ in their
-attention.
+"""SCAN with length cutoff 26: trains, evaluates, tabulates and plots universal transformers with different attentions.
 
-    python scripts/quickstart.py                                  # three models, a first result in minutes
-    python scripts/quickstart.py --paper                          # Park & Kim's model at their length: 50,000 steps of
-    256
-    python scripts/quickstart.py --models all --seeds 1,2,3 --steps 50000 --batch-size 256 --length-window 1 --results
-    results/NAME
+    python scripts/quickstart.py                    # three models, a first result in minutes
+    python scripts/quickstart.py --paper            # Park & Kim's model for their 50,000 steps of 256
+    python scripts/quickstart.py --models all --seeds 1,2,3 --steps 50000 --batch-size 256 --length-window 1
 
-What is done is skipped, what was stopped continues. Every command is printed in the summary, to be run by hand.
+Finished runs are skipped, stopped ones are resumed. The summary has every command, so that you can run it by hand.
+``--results results/NAME`` also writes the table to results/NAME.md.
 """
 
 from __future__ import annotations
@@ -71,13 +69,16 @@ SUBSETS = {"valid": "IID", "gen": "OOD"}
 
 @dataclass
 class Comparison:
-    """Models that are trained alike on SCAN, and what a script tells of them.
+    """Models that are trained alike on SCAN, with the texts of their script.
 
     Attributes:
-        models: name -> arguments. about: the script's help. out: where runs go. default: the models that it trains
-            unasked.
-        published: name -> (IID, OOD, source). paper: the model of ``--paper``, if there is that option.
-        small: the arguments of ``--small``, if there is that option.
+        models: name -> arguments.
+        about: the script's help.
+        out: folder of the runs.
+        default: the models that are trained by default.
+        published: name -> (IID, OOD, source).
+        paper: the model of ``--paper``; None without that option.
+        small: the arguments of ``--small``; empty without that option.
     """
 
     models: dict[str, list[str]]
@@ -103,11 +104,11 @@ def parse_arguments(comparison: Comparison) -> argparse.Namespace:
     )
     add_arguments(parser, comparison.out)
     parser.add_argument("--steps", type=int, help="training steps (default: 4,000 on a CPU, 20,000 on a GPU)")
-    parser.add_argument("--batch-size", type=int, help="sentences a step (default: 64 on a CPU, 256 on a GPU)")
+    parser.add_argument("--batch-size", type=int, help="sentences per step (default: 64 on a CPU, 256 on a GPU)")
     parser.add_argument(
         "--length-window",
         type=int,
-        help="see fairseq-train's --length-window; 1 draws batches as the papers do (default: 1024)",
+        help="as fairseq-train's --length-window; 1 draws batches as in the papers (default: 1024)",
     )
     parser.add_argument(
         "--validate-every", type=int, help="steps between evaluations (default: an eighth of the steps)"
@@ -115,7 +116,7 @@ def parse_arguments(comparison: Comparison) -> argparse.Namespace:
     parser.set_defaults(paper=False, small=False)
     if comparison.paper:
         parser.add_argument(
-            "--paper", action="store_true", help=f"{comparison.paper} at its paper's length, 50,000 steps of 256"
+            "--paper", action="store_true", help=f"{comparison.paper} for its paper's 50,000 steps of 256"
         )
     if comparison.small:
         parser.add_argument(
@@ -124,14 +125,14 @@ def parse_arguments(comparison: Comparison) -> argparse.Namespace:
     parser.add_argument(
         "--no-generation",
         action="store_true",
-        help="do not decode at the end (no BLEU): accuracy comes out of one teacher-forced pass",
+        help="skip decoding at the end (no BLEU): accuracy comes from one teacher-forced pass",
     )
     args = parser.parse_args()
     if args.paper:
         given = {"--models": args.models != comparison.default, "--steps": args.steps}
         given |= {"--batch-size": args.batch_size, "--length-window": args.length_window}
         for option in (option for option, is_given in given.items() if is_given):
-            parser.error(f"--paper says what {option} is: leave one of the two out")
+            parser.error(f"--paper sets {option}: omit one of them")
         args.models, args.steps, args.batch_size, args.length_window = comparison.paper, 50_000, 256, 1
     args.data = args.data or Path("data-bin/scan26")
     args.out = args.out or Path(f"{comparison.out}-paper" if args.paper else comparison.out)
@@ -144,26 +145,24 @@ def parse_arguments(comparison: Comparison) -> argparse.Namespace:
 
 
 def add_arguments(parser: argparse.ArgumentParser, out: str) -> None:
-    """The options that every comparison has; ``--data`` and ``--out`` are None where they are not given."""
+    """Adds the options of every comparison; ``--data`` and ``--out`` default to None."""
     parser.add_argument("--seeds", default="1", help="comma separated (default 1)")
     parser.add_argument(
         "--report",
         action="store_true",
-        help="train nothing; report what is in --out, at the last step that all trainings have reached",
+        help="train nothing; report the runs in --out, at the last step that all trainings have reached",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument(
-        "--jobs", type=int, help="trainings at a time (default: all, but no more than 3 or the number of cores)"
-    )
-    parser.add_argument("--data", type=Path, help="the data folder; generated when missing")
-    parser.add_argument("--out", type=Path, help=f"where runs go (default: {out})")
+    parser.add_argument("--jobs", type=int, help="parallel trainings (default: all, at most 3 or the number of cores)")
+    parser.add_argument("--data", type=Path, help="the data folder; generated if missing")
+    parser.add_argument("--out", type=Path, help=f"folder of the runs (default: {out})")
     parser.add_argument(
         "--results", help="also write PREFIX.json, PREFIX.md and PREFIX.png (default: summary.* in --out)"
     )
 
 
 def complete_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace, models: Iterable[str]) -> None:
-    """Reads ``--models`` and ``--seeds`` as lists, checks them, and puts the defaults of the other options."""
+    """Splits and checks ``--models`` and ``--seeds``, and sets the defaults of other options."""
     args.models = list(models) if args.models == "all" else args.models.split(",")
     for model in args.models:
         if model not in models:
@@ -184,7 +183,7 @@ def has_gpu() -> bool:
 
 
 def title_of(data: Path) -> str:
-    """What a prepared folder holds."""
+    """The title of a prepared folder."""
     request = json.loads((REPOSITORY / data / "dataset.json").read_text()).get("request", {})
     return request.get("dataset", "scan").upper() + (
         f", length cutoff {request['cutoff']}" if request.get("cutoff") else ""
@@ -192,7 +191,7 @@ def title_of(data: Path) -> str:
 
 
 def prepare_data(data: Path) -> None:
-    """Generates the data when its folder has no dataset.json."""
+    """Generates the data if their folder has no dataset.json."""
     if not (REPOSITORY / data / "dataset.json").exists():
         command = [sys.executable, "-m", "data_prep", "scan", "--split", "length", "--cutoff", "26", "--out", str(data)]
         subprocess.run(command, cwd=REPOSITORY, env=environment(), check=True)
@@ -216,7 +215,7 @@ def make_runs(args: argparse.Namespace, comparison: Comparison) -> list[Run]:
             steps=args.steps,
             arguments=common + comparison.models[model],
             subsets=SUBSETS,
-            # The longest target has 48 tokens; a model that has not learned to stop is stopped at 64.
+            # The longest target has 48 tokens; 64 stops models that do not predict the end.
             evaluation=["--batch-size", "256", *on(args.device)],
             generation=["--max-len-b", "64"],
             generate=not args.no_generation,
@@ -227,7 +226,7 @@ def make_runs(args: argparse.Namespace, comparison: Comparison) -> list[Run]:
 
 
 class Watcher:
-    """Progress of the trainings: bars on a terminal, otherwise a line for every evaluation."""
+    """Progress of the trainings: bars on a terminal, otherwise a line per evaluation."""
 
     def __init__(self, runs: list[Run]):
         self.seen: dict[str, Any] = {}
@@ -251,7 +250,7 @@ class Watcher:
             self.bars.start()
 
     def left(self, runs: list[Run], state: dict[str, str], steps: dict[str, int]) -> str:
-        """About how long the trainings still take, by the steps made since the start; empty before the first ones."""
+        """The estimated remaining time from the steps since the start; empty before the first steps."""
         made = sum(steps[str(r.folder)] - self.at_start[str(r.folder)] for r in runs)
         to_make = sum(max(0, r.steps - steps[str(r.folder)]) for r in runs if state[str(r.folder)] not in ENDED)
         if made <= 0 or not to_make:
@@ -264,7 +263,7 @@ class Watcher:
         if time.time() - self.asked < 5 and not finished:
             return
         self.asked = time.time()
-        # A run that has ended is not read again.
+        # Ended runs are not read again.
         at_all = {str(r.folder): self.ended.get(str(r.folder)) or position(r) for r in runs}
         self.ended = {key: at for key, at in at_all.items() if state[key] in ENDED}
         left = self.left(runs, state, {key: at["step"] for key, at in at_all.items()})
@@ -275,7 +274,7 @@ class Watcher:
             note = f"{state[key]}  {note}"
             step = run.steps if state[key] == "done" else at["step"]
             if self.bars:
-                # A terminal has no room for the bars of a whole table.
+                # A terminal has no room for bars of many runs.
                 seen = len(runs) <= 20 or state[key] in ("training", "evaluating")
                 self.bars.update(self.ids[key], completed=step, note=note, visible=seen)
             elif self.seen.get(key) != note:
@@ -291,15 +290,15 @@ class Watcher:
             )
 
     def close(self) -> None:
-        """Gives the terminal back; a live display hides its cursor."""
+        """Ends the live display, which hides the cursor."""
         if self.bars:
             self.bars.stop()
 
 
 def report(runs: list[Run]) -> list[dict[str, Any]]:
-    """The records of the runs as they are: finished, or cut at the last evaluated step that all of them have reached.
+    """The records of the runs: finished, or cut at the last evaluated step common to all of them.
 
-    Those that diverged have no result, and the others are not cut for them.
+    Diverged runs have no result and do not shorten the others.
     """
     going = [run for run in runs if not diverged(run)]
     if all(result_of(run) for run in going):
@@ -307,7 +306,7 @@ def report(runs: list[Run]) -> list[dict[str, Any]]:
     reached = [{point["step"] for point in curve(run) if set(run.subsets) <= set(point)} for run in going]
     common = set.intersection(*reached)
     if not common:
-        raise ValueError("nothing to report yet: there is no step at which all trainings have been evaluated")
+        raise ValueError("nothing to report yet: no step has evaluations of all trainings")
     return [
         saved(run)
         if diverged(run)
@@ -322,8 +321,8 @@ def summarize(args: argparse.Namespace, records: list[dict[str, Any]], compariso
     sizes = "narrower than" * args.small + " Csordás 2023 Table C.1" + " (--small)" * args.small
     published = comparison.published
     return {
-        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder layer, 3 steps), "
-        f"{sizes.strip()}",
+        "what": f"{title_of(args.data)}; universal transformers (one shared encoder and decoder "
+        f"layer, 3 steps), {sizes.strip()}",
         **common_summary(args, records),
         "steps": max((r["result"]["steps"] for r in records if "result" in r), default=0),
         "batch_size": args.batch_size,
@@ -335,7 +334,7 @@ def summarize(args: argparse.Namespace, records: list[dict[str, Any]], compariso
 
 
 def common_summary(args: argparse.Namespace, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """How the records came about, and the records themselves."""
+    """The settings of the runs, and their records."""
     starts = [start for record in records if record for start in starts_of(record)]
     return {
         "command": shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
@@ -352,7 +351,7 @@ def spread(values: list[float], digits: int = 1) -> str:
 
 
 def table(summary: dict[str, Any]) -> list[list[str]]:
-    """Rows of text, the header first; percentages over the sentences, mean ± sample std over the seeds."""
+    """Rows of text with a header; percentages over the sentences, mean ± sample std over the seeds."""
     published = summary["published"]
     columns = ["model", "steps", "IID %", "OOD %", "OOD BLEU", "minutes"]
     rows = [[*columns, *(["published IID / OOD"] if published else []), "folder"]]
@@ -375,9 +374,7 @@ def table(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def by_model(summary: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]], str, str]]:
-    """For every model its records that have a result, the steps they took and whether some failed, and where they
-    are.
-    """
+    """For every model: its records with a result, their steps with failures noted, and their folders."""
     for model in dict.fromkeys(r["name"] for r in summary["runs"] if r):
         records = [r for r in summary["runs"] if r and r["name"] == model]
         done = [r for r in records if "result" in r]
@@ -411,14 +408,12 @@ def as_markdown(summary: dict[str, Any]) -> str:
             f"`{summary['command']}`",
             "",
             f"Commit {', '.join(summary['commits'])}; {machine}; batch {summary['batch_size']}, length window "
-            f"{summary['length_window']}, "
-            f"seeds {', '.join(map(str, summary['seeds']))}. IID is the subset `valid`, OOD `gen`; exact match in "
-            f"percent at the last "
-            "step"
+            f"{summary['length_window']}, seeds {', '.join(map(str, summary['seeds']))}. IID is the subset `valid`, "
+            "OOD `gen`; exact match in percent at the last step"
             + (", mean ± sample standard deviation over the seeds" if len(summary["seeds"]) > 1 else "")
             + "."
-            + f" The published numbers are the papers' ({sources}), after 50,000 steps of 256, five seeds, as "
-            f"fractions." * bool(sources),
+            + f" The published numbers are the papers' ({sources}), after 50,000 steps of "
+            "256, five seeds, as fractions." * bool(sources),
             "",
             *lines,
             "",
@@ -427,24 +422,22 @@ def as_markdown(summary: dict[str, Any]) -> str:
 
 
 def markdown_lines(rows: list[list[str]]) -> list[str]:
-    """The lines of a table, the first row being its header."""
+    """The lines of a Markdown table; the first row is its header."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
 
 
 def machines(summary: dict[str, Any]) -> str:
-    """The machines that the runs ran on, as text."""
+    """The machines of the runs, as text."""
     return "; ".join(", ".join(f"{k} {v}" for k, v in m.items()) for m in summary["machines"])
 
 
-#: More models than this are drawn as bars: their curves could not be told apart.
+#: More models than this are drawn as bars: their curves would be indistinguishable.
 CURVES = 8
 
 
 def plot(summary: dict[str, Any], path: Path) -> None:
-    """Accuracy and loss through training, or, of many models or trainings evaluated once, their last accuracies as
-    bars.
-    """
+    """Accuracy and loss through training; bars of the last accuracies for many models or single evaluations."""
     curves: dict[str, list[list[dict[str, float]]]] = {}
     for record in summary["runs"]:
         if record and "result" in record:
@@ -463,8 +456,7 @@ def plot(summary: dict[str, Any], path: Path) -> None:
 
 
 def draw_bars(axes: Any, curves: dict[str, list[list[dict[str, float]]]]) -> None:
-    """A bar for IID and one for OOD, from above in the models' order; mean over seeds, a line from the least to the
-    most."""
+    """Bars for IID and OOD, from top to bottom in the models' order: mean over seeds, range from minimum to maximum."""
     for number, (subset, shown) in enumerate(SUBSETS.items()):
         values = [[curve[-1][subset] for curve in found] for found in curves.values()]
         means = [statistics.mean(v) for v in values]
@@ -492,7 +484,7 @@ def main(comparison: Comparison = QUICKSTART) -> int:
 
 
 def write_results(prefix: Path, summary: dict[str, Any], markdown: str) -> None:
-    """PREFIX.json, PREFIX.md, and the curves as PREFIX.png."""
+    """Writes PREFIX.json, PREFIX.md, and the curves as PREFIX.png."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     write_json(prefix.with_suffix(".json"), summary)
     prefix.with_suffix(".md").write_text(markdown)
@@ -507,14 +499,14 @@ def carry_out(
     read: Callable[[list[Run]], list[dict[str, Any]]] = report,
     train: Callable[..., list[dict[str, Any]]] = run_all,
 ) -> int:
-    """Prepares the data, trains and evaluates ``runs``, or with ``--report`` only reads them, and publishes their
-    records.
+    """Prepares the data, trains and evaluates ``runs`` (with ``--report`` only reads them), and
+    publishes their records.
 
     ``read`` and ``train`` (called as ``run_all``) give the records in the two cases. Returns the exit status: a
     training that diverged is a result, one that failed is an error.
     """
     os.chdir(REPOSITORY)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a kill, too, ends the trainings with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also ends the trainings
     started = time.time()
     try:
         if args.report:
@@ -530,7 +522,7 @@ def carry_out(
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from the last checkpoints", file=sys.stderr)
+        print("stopped; the same command resumes from the last checkpoints", file=sys.stderr)
         return 130
     publish(records)
     print(

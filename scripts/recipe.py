@@ -1,5 +1,6 @@
-"""Recipes: a published table as a file ``scripts/recipes/NAME.yaml``, read strictly. ``docs/reproducing.md`` has
-the format."""
+"""Recipes: published tables as files ``scripts/recipes/NAME.yaml``, read strictly; format in
+``docs/reproducing.md``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).resolve().parent / "recipes"
-#: What ``scripts/reproduce.py`` itself says to fairseq-train.
+#: Options that ``scripts/reproduce.py`` itself passes to fairseq-train.
 RESERVED = {
     "--user-dir", "--seed", "--max-update", "--save-dir", "--valid-subset", "--log-format", "--log-interval",
     "--num-workers",
@@ -22,16 +23,16 @@ RESERVED = {
     "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
 }  # fmt: skip
 METRICS = ("accuracy", "loss", "perplexity", "bleu")
-#: sacreBLEU's, as fairseq_sg.scoring.plain_bleu has them.
+#: sacreBLEU's choices, as in fairseq_sg.scoring.plain_bleu.
 TOKENIZERS = ("13a", "none", "char", "intl", "zh")
-#: Where a column's number is read: in the evaluation of the chosen checkpoint, or at the end of training.
+#: The source of a column's number: the evaluation of the chosen checkpoint, or the end of training.
 PLACES = ("checkpoint", "end")
 _NUMBER = re.compile(r"(\d*\.?\d+)(?: ± (\d*\.?\d+))?")
 _NAME = re.compile(r"[\w.+-]+")
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be read; the message names the file, the row or other entry, and the key."""
+    """An invalid recipe; the message names the file, the row or other entry, and the key."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class Published:
     """A number as a paper prints it.
 
     Attributes:
-        text: as printed. mean, std: its parts, None where it has none. half: half a unit of its last digit. fail:
-            whether it is "Fail", a training that diverged.
+        text: as printed.
+        mean, std: its parts, None if missing.
+        half: half a unit of its last digit.
+        fail: whether it is "Fail", a training that diverged.
     """
 
     text: str
@@ -52,9 +55,12 @@ class Published:
 
 @dataclass(frozen=True)
 class Data:
-    """A dataset: its ``folder`` inside ``--data``, the arguments of ``python -m data_prep`` that make it, the
-    subsets that are evaluated (the first one chooses the best checkpoint), and what a training on it adds to the
-    arguments of all rows, such as the sizes of its models."""
+    """A dataset of a recipe.
+
+    It has its ``folder`` inside ``--data``, the arguments of ``python -m data_prep`` that make it, and the
+    evaluated subsets (the first chooses the best checkpoint). Its further training arguments, such as sizes of
+    models, apply to all rows.
+    """
 
     folder: str
     prepare: str
@@ -63,15 +69,17 @@ class Data:
 
     @property
     def needs_file(self) -> bool:
-        """Whether the user has to name a file that is not downloaded (FILE in ``prepare``)."""
+        """Whether the user must provide a file that cannot be downloaded (FILE in ``prepare``)."""
         return "FILE" in self.prepare.split()
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number of the table: of which ``subset``, by which ``metric``, and ``at`` which step: that of the
-    checkpoint that is evaluated, the end of training, or the checkpoint that would have been chosen after so many
-    steps; and on which ``data``."""
+    """A number of the table: its ``subset``, ``metric``, ``data``, and the step ``at`` which it is measured.
+
+    ``at`` is that of the evaluated checkpoint, the end of training, or a number of steps: then the checkpoint that
+    would have been chosen up to there.
+    """
 
     subset: str
     metric: str
@@ -84,10 +92,13 @@ class Row:
     """A line of the table.
 
     Attributes:
-        label: its name in the paper. arguments: what it adds to those of all rows; None for a line that is only
-            shown, and ``missing`` says why. on: the ``data`` that it is trained on. steps: of its training.
-        overrides: ``--model-overrides`` of the last evaluation. published: dataset -> column -> number. x: the number
-            that it differs by from the others of its sweep, if it is of one.
+        label: its name in the paper.
+        arguments: its further arguments; None for a line that is only shown, with the reason in ``missing``.
+        on: the ``data`` of its trainings.
+        steps: of its training.
+        overrides: ``--model-overrides`` of the last evaluation.
+        published: dataset -> column -> number.
+        x: its place in a sweep, or None.
     """
 
     label: str
@@ -102,7 +113,7 @@ class Row:
 
 @dataclass(frozen=True)
 class XAxis:
-    """What the ``x`` of rows is, and on which scale it is drawn: "linear" or "log"."""
+    """The name of the rows' ``x``, and the scale of its axis: "linear" or "log"."""
 
     label: str
     scale: str
@@ -110,9 +121,11 @@ class XAxis:
 
 @dataclass(frozen=True)
 class ByLength:
-    """How translations are also scored by the length of their source (``scripts/bleu_by_length.py``): the row that
-    is the ``baseline`` of the tests, what sacreBLEU shall ``tokenize`` by, and the greatest length of every bucket
-    but the last."""
+    """Scoring of translations by the length of their source (``scripts/bleu_by_length.py``).
+
+    ``baseline`` is the row of the tests, ``tokenize`` sacreBLEU's tokenization, ``bounds`` are the
+    maximum lengths of the buckets.
+    """
 
     baseline: str
     tokenize: str
@@ -143,7 +156,7 @@ class Recipe:
 
     @property
     def published(self) -> bool:
-        """Whether a paper has a number beside some of ours."""
+        """Whether the recipe has any published number."""
         return any(row.published for row in self.rows.values())
 
     @property
@@ -152,21 +165,21 @@ class Recipe:
 
     @property
     def about_choices(self) -> str:
-        """The line above what was ``chosen``."""
+        """The line above the choices in ``chosen``."""
         return "Chosen where the paper is silent, or differently from it:" if self.published else "Chosen:"
 
     def columns_of(self, data: str) -> dict[str, Column]:
-        """The columns that a training on ``data`` has numbers in."""
+        """The columns with numbers from trainings on ``data``."""
         return {name: column for name, column in self.columns.items() if data in column.data}
 
 
 def names() -> list[str]:
-    """The recipes that are there."""
+    """The names of the existing recipes."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def find(name: str) -> Path:
-    """The file of a recipe, by its name or as a path that ends in ``.yaml``. Raises RecipeError if there is none."""
+    """The file of a recipe, by its name or by a path that ends in ``.yaml``. Raises RecipeError if there is none."""
     path = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise RecipeError(
@@ -176,7 +189,7 @@ def find(name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key that is there twice is an error; plain YAML takes the last one."""
+    """YAML that rejects repeated keys; plain YAML takes the last one."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -184,9 +197,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise RecipeError(f"line {key_node.start_mark.line + 1}: the key {key!r} is no text: put it in quotes")
+            raise RecipeError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not text: put it in quotes")
         if key in found:
-            raise RecipeError(f"line {key_node.start_mark.line + 1}: {key!r} is there twice")
+            raise RecipeError(f"line {key_node.start_mark.line + 1}: {key!r} occurs twice")
         found[key] = loader.construct_object(value_node, deep=True)
     return found
 
@@ -198,8 +211,7 @@ def read(path: Path) -> Recipe:
     """Reads a recipe.
 
     Raises:
-        RecipeError: it is not one: no YAML, a key unknown, missing or there twice, a value of another type or
-        outside its choices.
+        RecipeError: no YAML; a key unknown, missing or repeated; a value of another type or outside its choices.
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
@@ -209,7 +221,7 @@ def read(path: Path) -> Recipe:
 
 
 class _Entry:
-    """A mapping of the file, whose keys are taken one by one; at the end none may be left."""
+    """A mapping of the file, whose keys are taken one by one; none may be left at the end."""
 
     def __init__(self, where: str, content: Any):
         self.where = where
@@ -262,7 +274,7 @@ class _Entry:
             raise self.error(key, f"cannot be split into words ({error})") from None
         for word in words:
             if word in RESERVED:
-                raise self.error(key, f"has {word}, which scripts/reproduce.py says itself")
+                raise self.error(key, f"has {word}, which scripts/reproduce.py sets itself")
         return tuple(words)
 
     def entries(self, key: str, what: str) -> dict[str, _Entry]:
@@ -271,12 +283,12 @@ class _Entry:
             raise self.error(key, "is empty")
         for name in content:
             if not _NAME.fullmatch(name):
-                raise self.error(key, f"has the name {name!r}: use letters, digits and . _ + - only")
+                raise self.error(key, f"has the name {name!r}: use only letters, digits and . _ + -")
         return {name: _Entry(f"{what} {name!r}", value) for name, value in content.items()}
 
     def close(self) -> None:
         if self.content:
-            raise self.error(next(iter(self.content)), "is not known here")
+            raise self.error(next(iter(self.content)), "is unknown")
 
 
 def _recipe(name: str, content: Any) -> Recipe:
@@ -316,7 +328,7 @@ def _recipe(name: str, content: Any) -> Recipe:
     if recipe.x_axis is None:
         for key, row in rows.items():
             if row.x is not None:
-                raise entry.error("x_axis", f"is missing: the row {key!r} has an x, and this says what it is")
+                raise entry.error("x_axis", f"is missing: the row {key!r} has an x, which needs a description")
     entry.close()
     return recipe
 
@@ -330,12 +342,12 @@ def _x_axis(recipe: _Entry, rows: dict[str, Row]) -> XAxis:
         if row.x is None:
             continue
         if found.scale == "log" and row.x <= 0:
-            raise entry.error("scale", f"is log, and the x of the row {name!r} is {row.x:g}: it must be above 0")
+            raise entry.error("scale", f"is log, but the x of the row {name!r} is {row.x:g}: it must be above 0")
         if row.x in at:
-            raise entry.error("label", f"is that of two rows with the same x, {row.x:g}: {at[row.x]!r} and {name!r}")
+            raise entry.error("label", f"has two rows with the same x, {row.x:g}: {at[row.x]!r} and {name!r}")
         at[row.x] = name
     if len(at) < 2:
-        raise entry.error("label", "is for rows with an x, of which there must be two at least")
+        raise entry.error("label", "needs at least two rows with an x")
     return found
 
 
@@ -355,7 +367,7 @@ def _data(entry: _Entry) -> Data:
     if not _NAME.fullmatch(data.folder):
         raise entry.error("folder", f"is {data.folder!r}: it must be the name of one folder, inside --data")
     if "--out" in data.prepare.split():
-        raise entry.error("prepare", "has --out, which scripts/reproduce.py says itself")
+        raise entry.error("prepare", "has --out, which scripts/reproduce.py sets itself")
     entry.close()
     return data
 
@@ -367,7 +379,7 @@ def _column(entry: _Entry, data: dict[str, Data]) -> Column:
     subset, on = entry.text("subset"), entry.texts("data", list(data))
     for name in on:
         if name not in data:
-            raise entry.error("data", f"names {name!r}, which is not among the data: {', '.join(data)}")
+            raise entry.error("data", f"names {name!r}, which is not in the data: {', '.join(data)}")
     column = Column(
         subset,
         entry.choice("metric", METRICS, "accuracy"),
@@ -375,9 +387,9 @@ def _column(entry: _Entry, data: dict[str, Data]) -> Column:
         tuple(name for name in on if subset in data[name].subsets),
     )
     if not column.data:
-        raise entry.error("subset", f"is {subset!r}, which no data has among its subsets")
+        raise entry.error("subset", f"is {subset!r}, which no data has as a subset")
     if column.metric == "bleu" and at != "checkpoint":
-        raise entry.error("at", "BLEU is measured at the checkpoint only")
+        raise entry.error("at", "BLEU is measured only at the checkpoint")
     entry.close()
     return column
 
@@ -388,13 +400,15 @@ def _row(
     arguments = entry.arguments("arguments", None) if "arguments" in entry.content else None
     missing = entry.text("missing", "")
     if (arguments is None) == (not missing):
-        raise entry.error("arguments", "must be there, or 'missing' that says why the row cannot be trained; not both")
+        raise entry.error(
+            "arguments", "is needed, or 'missing' with the reason why the row cannot be trained; not both"
+        )
     if arguments is not None and "--task" not in train + arguments:
-        raise entry.error("arguments", "name no --task, nor does 'train'")
+        raise entry.error("arguments", "have no --task, nor has 'train'")
     on = entry.texts("data", list(data))
     for name in on:
         if name not in data:
-            raise entry.error("data", f"names {name!r}, which is not among the data: {', '.join(data)}")
+            raise entry.error("data", f"names {name!r}, which is not in the data: {', '.join(data)}")
     published = {}
     given = entry.entries("published", f"{entry.where}, published on") if "published" in entry.content else {}
     for name, numbers in given.items():
@@ -416,7 +430,7 @@ def _row(
 
 
 def _x(entry: _Entry) -> float:
-    # YAML takes 1e-4 for text.
+    # YAML reads 1e-4 as text.
     x = float(entry.take("x", (int, float), "a number, with a point in it (1.0e-4)"))
     if not math.isfinite(x):
         raise entry.error("x", f"is {x}: it must be finite")
@@ -427,7 +441,7 @@ def _published(entry: _Entry, name: str, columns: dict[str, Column], data: str) 
     text = entry.take(name, str, "text in quotes, as printed in the paper")
     there = [key for key, column in columns.items() if data in column.data]
     if name not in there:
-        raise entry.error(name, f"is no column of these data: {', '.join(there)}")
+        raise entry.error(name, f"is not a column of these data: {', '.join(there)}")
     if text == "Fail":
         return Published(text, fail=True)
     match = _NUMBER.fullmatch(text)

@@ -1,4 +1,5 @@
-"""A published table in one command: its rows are trained and evaluated, and set beside the published numbers.
+"""Reproduces a published table with one command: trains and evaluates its rows, and sets them
+beside the published numbers.
 
     python scripts/reproduce.py list                                            # the recipes
     python scripts/reproduce.py park_kim_table_4 --dry-run                      # the plan and every command
@@ -6,9 +7,8 @@
     python scripts/reproduce.py thesis_table_5_1 --rows ndr --on forward --steps-scale 0.1
     python scripts/reproduce.py thesis_table_4_1 --device cuda --slurm table_4_1.sbatch && sbatch table_4_1.sbatch
 
-RECIPE is a file of scripts/recipes, or the path of your own. What is done is skipped, what was stopped continues
-from its last checkpoint, a training that diverges is stopped and counts as "Fail". docs/reproducing.md tells the
-rest.
+RECIPE is a file of scripts/recipes, or the path of your own. Finished runs are skipped, stopped ones are resumed from
+their last checkpoint. A training that diverges is stopped and counts as "Fail". See docs/reproducing.md.
 """
 
 from __future__ import annotations
@@ -37,34 +37,38 @@ def parse_arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help=f"one of: {', '.join(recipes.names())}; or the path of a .yaml file; or list")
     parser.add_argument("--rows", default="all", help="comma separated (default: all that can be trained)")
-    parser.add_argument("--on", default="all", help="the recipe's data to train on, comma separated (default: all)")
+    parser.add_argument("--on", default="all", help="the recipe's data for training, comma separated (default: all)")
     parser.add_argument(
         "--seeds", help="a number N: seeds 1 to N; or a list, as 4,5,6 (default: as many as the paper has)"
     )
-    parser.add_argument("--steps-scale", type=float, default=1.0, help="of the published number of steps (default: 1)")
+    parser.add_argument(
+        "--steps-scale", type=float, default=1.0, help="factor on the published number of steps (default: 1)"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--jobs", type=int, help="trainings at a time (default: one a core; three a GPU)")
+    parser.add_argument("--jobs", type=int, help="parallel trainings (default: one per core; three per GPU)")
     parser.add_argument(
         "--memory-guard",
         type=float,
         default=3.0,
         metavar="GB",
-        help="start another training only while so much memory is free, on the machine and on its GPU (default 3; "
-        "0: do not look)",
+        help="GB of free memory, on the machine and on its GPU, needed to start another "
+        "training (default 3; 0: no check)",
     )
     parser.add_argument(
-        "--data", type=Path, default=Path("data-bin"), help="where the data folders are (default: data-bin)"
+        "--data", type=Path, default=Path("data-bin"), help="parent of the data folders (default: data-bin)"
     )
-    parser.add_argument("--out", type=Path, help="where runs go (default: runs/RECIPE, with the scale of the steps)")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the runs (default: runs/RECIPE, with the scale of the steps)"
+    )
     parser.add_argument("--results", help="also write PREFIX.json, .md, .tex and .png (default: summary.* in --out)")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="print the plan and every command; run and write nothing")
-    what.add_argument("--report", action="store_true", help="train nothing; report what is in --out as it is")
+    what.add_argument("--report", action="store_true", help="train nothing; report the runs in --out")
     what.add_argument(
         "--slurm", type=Path, metavar="FILE", help="prepare the data and write an sbatch script of the same runs"
     )
     what.add_argument(
-        "--index", type=int, metavar="I", help="do run number I of the plan alone (from 0), for --slurm's script"
+        "--index", type=int, metavar="I", help="do only run number I of the plan (from 0), for --slurm's script"
     )
     args = parser.parse_args(line)
     if args.recipe == "list":
@@ -79,7 +83,7 @@ def parse_arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _complete(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Checks the options against the recipe, and puts the defaults."""
+    """Checks the options against the recipe, and sets the defaults."""
     recipe: Recipe = args.recipe
     trained = [name for name, row in recipe.rows.items() if row.arguments is not None]
     args.rows = trained if args.rows == "all" else args.rows.split(",")
@@ -102,7 +106,8 @@ def _complete(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
         parser.error(f"--jobs is {args.jobs}: choose at least 1")
     if args.slurm and args.device == "auto":
         parser.error(
-            "--slurm needs --device cuda or --device cpu: the machine that writes the script may not have what runs it"
+            "--slurm needs --device cuda or --device cpu: the machine that writes the script "
+            "may lack the device of the runs"
         )
     if args.device == "auto":
         args.device = "cuda" if quickstart.has_gpu() else "cpu"
@@ -111,7 +116,7 @@ def _complete(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     args.results = Path(args.results or args.out / "summary")
     args.trials = plan(args)
     if not args.trials:
-        parser.error("no row that was chosen by --rows is trained on what was chosen by --on")
+        parser.error("no row in --rows is trained on the data in --on")
     if args.index is not None and not 0 <= args.index < len(args.trials):
         parser.error(f"--index is {args.index}: the plan has runs 0 to {len(args.trials) - 1}")
 
@@ -127,7 +132,7 @@ def _seeds(parser: argparse.ArgumentParser, text: str | None, published: int) ->
 
 
 def plan(args: argparse.Namespace) -> list[Trial]:
-    """The runs, every row with its first seed before any with its second."""
+    """The runs, with the first seed of every row before any second seed."""
     recipe: Recipe = args.recipe
     trials = []
     for seed in args.seeds:
@@ -152,7 +157,7 @@ def make_run(args: argparse.Namespace, name: str, data: str, seed: int) -> Run:
         *schedule(every, args.device),
     ]
     columns = recipe.columns_of(data)
-    # What is shown in training is accuracy.
+    # Training shows accuracy only.
     shown = {column.subset: key for key, column in columns.items() if column.metric == "accuracy"}
     overrides = ["--model-overrides", row.overrides] if row.overrides else []
     return Run(
@@ -171,7 +176,7 @@ def make_run(args: argparse.Namespace, name: str, data: str, seed: int) -> Run:
 
 
 def used(args: argparse.Namespace) -> dict[str, Data]:
-    """The data that the plan needs."""
+    """The data of the plan."""
     return {name: args.recipe.data[name] for name in dict.fromkeys(trial.data for trial in args.trials)}
 
 
@@ -180,10 +185,10 @@ def prepare_command(args: argparse.Namespace, data: Data) -> list[str]:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Makes the data folders that are missing.
+    """Makes missing data folders.
 
     Raises:
-        ValueError: one needs a file that the user has to name, cannot be made, or is there and of other data.
+        ValueError: a folder needs a file from the user, cannot be made, or holds other data.
     """
     for name, data in used(args).items():
         if (args.data / data.folder / "dataset.json").exists():
@@ -192,8 +197,8 @@ def prepare(args: argparse.Namespace) -> None:
         command = prepare_command(args, data)
         if data.needs_file:
             raise ValueError(
-                f"the data {name!r} are not there, and need a file that is not downloaded: {shlex.join(command)}, with "
-                "the path for FILE (docs/datasets.md)"
+                f"the data {name!r} do not exist and need a file that cannot be downloaded: {shlex.join(command)}, "
+                "with its path for FILE (docs/datasets.md)"
             )
         print(shlex.join(command), flush=True)
         made = subprocess.run([sys.executable, *command[1:]], cwd=REPOSITORY, env=environment())
@@ -202,14 +207,15 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 class Guard:
-    """Says where another training may start, by the memory that is free: ``run_all``'s ``place``.
+    """Decides by free memory where another training may start: ``run_all``'s ``place``.
 
-    A training that has not logged anything yet may not have taken its memory: so much as is asked for is set aside
-    for it. The first one always starts.
+    A training that has not logged anything may not have allocated its memory yet, so ``gigabytes`` are reserved for it.
+    The first one always starts.
 
     Args:
-        gigabytes: that must be free; 0 does not look. gpus: their ids, none for a CPU. free: says how many are
-            free, on a GPU or (None) on the machine.
+        gigabytes: required free memory; 0 disables the check.
+        gpus: their ids; empty for a CPU.
+        free: returns the free gigabytes of a GPU, or (None) of the machine.
     """
 
     def __init__(self, gigabytes: float, gpus: Sequence[str] = (), free: Callable[[str | None], float] | None = None):
@@ -234,7 +240,7 @@ class Guard:
 
 
 def free_gigabytes(gpu: str | None) -> float:
-    """Free memory of a GPU, or of the machine for None. Raises ValueError where it cannot be asked for."""
+    """Free memory of a GPU, or of the machine for None. Raises ValueError if it cannot be determined."""
     try:
         if gpu is None:
             kilobytes = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
@@ -242,7 +248,7 @@ def free_gigabytes(gpu: str | None) -> float:
         command = ["nvidia-smi", "-i", gpu, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 2**10
     except (OSError, TypeError, ValueError, subprocess.CalledProcessError) as error:
-        raise ValueError(f"free memory cannot be asked for ({error}): give --memory-guard 0 to do without") from None
+        raise ValueError(f"free memory is unknown ({error}): use --memory-guard 0 to disable the check") from None
 
 
 def visible_gpus() -> list[str]:
@@ -253,7 +259,7 @@ def visible_gpus() -> list[str]:
 
 
 def told(args: argparse.Namespace) -> list[str]:
-    """The options that choose the same runs again."""
+    """The options that select the same runs again."""
     return [
         "python", "scripts/reproduce.py", str(args.recipe_path),
         "--rows", ",".join(args.rows), "--on", ",".join(args.on), "--seeds", ",".join(map(str, args.seeds)) + ",",
@@ -263,7 +269,7 @@ def told(args: argparse.Namespace) -> list[str]:
 
 
 def slurm_script(args: argparse.Namespace) -> str:
-    """An sbatch script whose array index chooses the run."""
+    """An sbatch script whose array index selects the run."""
     limit = f"%{args.jobs}" if args.jobs else ""
     gpu = ["#SBATCH --gres=gpu:1"] if args.device == "cuda" else []
     command = [sys.executable, *told(args)[1:]]
@@ -276,7 +282,7 @@ def slurm_script(args: argparse.Namespace) -> str:
             "#SBATCH --cpus-per-task=2",
             *gpu,
             f"# {len(args.trials)} trainings: {args.recipe.title}.",
-            "# Submitted again, what is done is skipped and the rest goes on.",
+            "# Submit it again to resume: finished runs are skipped.",
             f"# Results so far: {shlex.join(told(args))} --report",
             "set -euo pipefail",
             f"cd {shlex.quote(str(REPOSITORY))}",
@@ -291,7 +297,7 @@ def dry_run(args: argparse.Namespace) -> None:
     steps = sum(trial.run.steps for trial in args.trials)
     print(f"{recipe.title}: {recipe.source}")
     seeds = ", ".join(map(str, args.seeds))
-    print(f"{len(args.trials)} trainings, {steps:,} steps in all, seeds {seeds}; nothing is run\n")
+    print(f"{len(args.trials)} trainings, {steps:,} steps in total, seeds {seeds}; dry run\n")
     for command in dict.fromkeys(shlex.join(prepare_command(args, data)) for data in used(args).values()):
         print(command)
     for number, trial in enumerate(args.trials):
@@ -330,9 +336,9 @@ def publish(args: argparse.Namespace, records: list[dict[str, Any]]) -> None:
 
 
 def publish_by_length(args: argparse.Namespace, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """Writes PREFIX-bleu.json, .md and .png from the translations of the runs that have ended, and prints the tables.
+    """Scores the translations of finished runs by length: writes PREFIX-bleu.json, .md and .png, and prints the tables.
 
-    Ends the program with one line where translations are missing or are not of these data.
+    Exits with one line if translations are missing or come from other data.
     """
     import bleu_by_length
 

@@ -1,8 +1,8 @@
-"""Trainings as subprocesses: real ``fairseq-train`` commands, several at a time, watched, resumable, with their curves
-read back.
+"""Trainings as subprocesses: ``fairseq-train`` commands, run in parallel, watched and resumable,
+with their curves read back.
 
-A run lives in a folder of its own: ``train.log``, the checkpoints, ``run.json`` (its commands, and once it is done its
-    result).
+A run has a folder of its own with ``train.log``, the checkpoints and ``run.json``: its commands and, when it
+is finished, its result.
 """
 
 from __future__ import annotations
@@ -27,27 +27,31 @@ from typing import IO, Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
-#: A training that was right in so many percent of some subset has learnt something …
+#: A training with this accuracy in percent on some subset has learned something …
 LEARNT = 10.0
-#: … and has collapsed when it is right in none of any subset at so many evaluations, one after another.
+#: … and has collapsed if its accuracy is 0 on all subsets in this many successive evaluations.
 EVALUATIONS_AT_ZERO = 5
-#: States in which nothing more happens to a run.
+#: Final states of a run.
 ENDED = ("done", "failed", "diverged")
 
 
 @dataclass
 class Run:
-    """One training: a model's arguments, a seed, and where it lives.
+    """One training: a model's arguments, a seed, and a folder.
 
     Attributes:
-        name: the model's name in tables. seed: fairseq's ``--seed``. folder: where everything of it goes.
-        data: the data folder. steps: ``--max-update``. arguments: everything else of ``fairseq-train``.
-        subsets: evaluated through training and at the end; their names in tables are the values.
-        evaluation: arguments of ``fairseq-validate`` and ``fairseq-generate`` besides the usual (device, batch size).
+        name: the model's name in tables.
+        seed: fairseq's ``--seed``.
+        folder: the folder of all its files.
+        data: the data folder.
+        steps: ``--max-update``.
+        arguments: all other arguments of ``fairseq-train``.
+        subsets: evaluated during training and at the end; the values are their names in tables.
+        evaluation: further arguments of ``fairseq-validate`` and ``fairseq-generate`` (besides device and batch size).
         generation: further arguments of ``fairseq-generate`` alone.
-        generate: whether the subsets are also decoded at the end, besides the one teacher-forced pass.
-        best: whether the checkpoint that is evaluated is the one of the highest accuracy on the first subset (the
-            latest of several), rather than the last one.
+        generate: whether the subsets are also decoded at the end, besides the teacher-forced pass.
+        best: whether to evaluate the checkpoint with the highest accuracy on the first subset (the latest of several)
+            instead of the last one.
     """
 
     name: str
@@ -104,35 +108,33 @@ class Run:
         ]  # fmt: skip
 
     def commands(self) -> list[list[str]]:
-        """Of the training and of its evaluation."""
+        """The commands of the training and of its evaluation."""
         decoded = self.subsets if self.generate else ()
         return [self.train_command(), self.validate_command(), *(self.generate_command(s) for s in decoded)]
 
 
 def end(main: Callable[..., int], *arguments: Any) -> None:
-    """Ends a script with what its ``main`` returns; where the reader of its output has gone, such as ``head``, with
-    1.
-    """
+    """Exits with the return value of ``main``; with 1 if the reader of the output, such as ``head``, has closed it."""
     try:
         try:
             code = main(*arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Python would write the rest once more on its way out.
+        # Otherwise Python flushes the rest at exit and fails again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)
 
 
 def on(device: str) -> list[str]:
-    """The arguments of fairseq's commands that choose the device ``cpu`` or ``cuda``."""
+    """The arguments of fairseq's commands for the device ``cpu`` or ``cuda``."""
     return ["--cpu"] if device == "cpu" else []
 
 
 def schedule(every: int, device: str) -> list[str]:
-    """Arguments of a training that evaluates and saves every so many steps, keeps the last checkpoint, and can be
-    stopped.
+    """Arguments of a resumable training that evaluates and saves every ``every`` steps and
+    keeps the last checkpoint.
     """
     return [
         "--required-batch-size-multiple", "1",
@@ -144,19 +146,17 @@ def schedule(every: int, device: str) -> list[str]:
 
 
 def executable(command: list[str]) -> list[str]:
-    """The command through this very interpreter: ``fairseq-train`` is the module ``fairseq_cli.train``."""
+    """The command with this interpreter: ``fairseq-train`` becomes the module ``fairseq_cli.train``."""
     return [sys.executable, "-m", command[0].replace("fairseq-", "fairseq_cli."), *command[1:]]
 
 
 def environment() -> dict[str, str]:
-    """One thread a training: several trainings share the cores better than one training uses them."""
+    """One thread per training: parallel trainings use the cores better than one multithreaded training."""
     return os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONUNBUFFERED": "1"}
 
 
 def events(log: Path) -> list[dict[str, Any]]:
-    """fairseq's JSON log lines, in order, each with ``kind`` (train_inner, train, or a subset) and numbers as
-    floats.
-    """
+    """fairseq's JSON log lines in order, with numbers as floats; ``kind`` is train_inner, train, or a subset."""
     if not log.exists():
         return []
     found = []
@@ -190,15 +190,15 @@ def curve(run: Run) -> list[dict[str, float]]:
 
 
 def complete(run: Run, point: dict[str, float]) -> bool:
-    """Whether every subset was evaluated at a point of a curve."""
+    """Whether a point of a curve has every subset."""
     return all(subset in point or f"{subset}_loss" in point for subset in run.subsets)
 
 
 def divergence(run: Run, finished: bool = False) -> dict[str, Any] | None:
-    """Why and at which step a training is a "Fail", by its log; None if it is not.
+    """The reason and step if a training counts as "Fail" by its log; else None.
 
-    Either a loss is NaN or infinite (or fairseq gave up for that reason), or the accuracy fell to 0 and did not
-    recover: it was at least ``LEARNT`` percent on some subset and is 0 on all of them at the last
+    A training fails in two ways. Its loss is NaN or infinite (or fairseq gave up for that reason). Or its accuracy
+    collapsed: it was at least ``LEARNT`` percent on some subset and is 0 on all of them at the last
     ``EVALUATIONS_AT_ZERO`` evaluations, or at the last one of a training that has ``finished``.
     """
     for event in events(run.log):
@@ -223,14 +223,14 @@ def divergence(run: Run, finished: bool = False) -> dict[str, Any] | None:
 
 
 def _gave_up(run: Run) -> bool:
-    """Whether the last start of the training ended because fairseq met a gradient that is not finite."""
+    """Whether the last start of the training ended because of a gradient that is not finite."""
     last = run.log.read_text(errors="replace").rpartition("\n$ fairseq-train ")[2]
     return "\nFloatingPointError" in last
 
 
 def selected(run: Run, points: list[dict[str, float]]) -> dict[str, float]:
-    """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the best on the first
-    subset.
+    """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the
+    best on the first subset.
     """
     points = [point for point in points if complete(run, point)]
     selector = next(iter(run.subsets))
@@ -238,9 +238,7 @@ def selected(run: Run, points: list[dict[str, float]]) -> dict[str, float]:
 
 
 def partial_result(run: Run, step: int) -> dict[str, Any] | None:
-    """The result at ``step`` of a training that has not finished, from its log alone: accuracies, curve up to there,
-    minutes.
-    """
+    """The result at ``step`` of an unfinished training from its log: accuracies, curve and minutes up to there."""
     points = [point for point in curve(run) if point["step"] <= step]
     if not points or points[-1]["step"] != step or not complete(run, points[-1]):
         return None
@@ -261,13 +259,13 @@ def partial_result(run: Run, step: int) -> dict[str, Any] | None:
 
 
 def _log_until(run: Run, step: int) -> str:
-    """The log up to the last line that tells of ``step``."""
+    """The log up to the last line about ``step``."""
     text = run.log.read_text(errors="replace")
     return text[: text.rindex(f'_num_updates": "{step}"')]
 
 
 def position(run: Run) -> dict[str, Any]:
-    """Where a training is: its last step and accuracies, for the eye."""
+    """The last step and accuracies of a training, for display."""
     state: dict[str, Any] = {"step": 0}
     for event in events(run.log):
         if event["kind"] == "train_inner":
@@ -286,8 +284,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def check_data(folder: Path, arguments: Sequence[str]) -> None:
-    """Compares a prepared folder with what ``python -m data_prep ARGUMENTS`` would make. Where its files come from does
-    not count, nor do files that are not there; a folder that is not of ``data_prep`` is the user's own.
+    """Compares a prepared folder with the request of ``python -m data_prep ARGUMENTS``.
+
+    The source of the files does not count, nor do missing files. A folder that is not from ``data_prep`` is accepted.
 
     Raises:
         ValueError: the folder was made by another request.
@@ -304,7 +303,7 @@ def check_data(folder: Path, arguments: Sequence[str]) -> None:
     args, dataset = make_parser().parse_args([*arguments, "--out", str(folder)]), known[arguments[0]]
     try:
         wanted = {"dataset": dataset.name, **dataset.request(args)}
-    except (DataError, OSError):  # a file that is asked for is not there: options as they were given
+    except (DataError, OSError):  # a named file is missing: use the options as given
         given = {name: value for name, value in vars(args).items() if isinstance(value, (str, int, float))}
         wanted = {"dataset": dataset.name, **{name: value for name, value in given.items() if name in found}}
     origin = ("official_files", "raw_only")
@@ -315,9 +314,8 @@ def check_data(folder: Path, arguments: Sequence[str]) -> None:
     ]
     if other:
         raise ValueError(
-            f"the data in {folder} are others than `python -m data_prep {shlex.join(arguments)}` makes: "
-            f"{', '.join(other)}. "
-            "Name another folder by --data, or move this one away"
+            f"the data in {folder} differ from those of `python -m data_prep {shlex.join(arguments)}`: "
+            f"{', '.join(other)}. Choose another folder with --data, or move this one away"
         )
 
 
@@ -327,7 +325,7 @@ def saved(run: Run) -> dict[str, Any]:
 
 
 def result_of(run: Run) -> dict[str, Any] | None:
-    """The finished result of a run with the same settings, or None.
+    """The result of a finished run with the same settings, or None.
 
     Raises:
         ValueError: the folder holds a run with other settings.
@@ -337,7 +335,7 @@ def result_of(run: Run) -> dict[str, Any] | None:
 
 
 def diverged(run: Run) -> dict[str, Any] | None:
-    """Why and when a run was found to have diverged, or None. Raises ValueError as ``result_of`` does."""
+    """The reason and step of a recorded divergence, or None. Raises ValueError as ``result_of`` does."""
     return _checked(run).get("diverged")
 
 
@@ -345,8 +343,8 @@ def _checked(run: Run) -> dict[str, Any]:
     record = saved(run)
     if record and record["settings"] != _settings(run):
         raise ValueError(
-            f"{run.folder} holds a training with other settings (see its run.json): choose another --out, or delete "
-            f"the folder"
+            f"{run.folder} holds a training with other settings (see its run.json): choose "
+            "another --out, or delete the folder"
         )
     return record
 
@@ -356,19 +354,20 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _check_steps(run: Run) -> None:
-    """Raises ValueError for a training that was stopped after more steps than are asked for now: it would be
-    evaluated where it is, and its numbers told as those of fewer steps."""
+    """Raises ValueError for a training that was stopped after more steps than now requested.
+
+    Otherwise its evaluation would be reported as that of fewer steps.
+    """
     reached = max((point["step"] for point in curve(run)), default=0)
     if reached > run.steps:
         raise ValueError(
-            f"{run.folder} holds a training that has got to step {reached}, and {run.steps} are asked for: ask for "
-            f"more "
+            f"{run.folder} holds a training at step {reached}, beyond the requested {run.steps}: request more "
             "steps, or choose another --out"
         )
 
 
 class Busy(ValueError):
-    """Another process trains in a run's folder."""
+    """Another process is training in a run's folder."""
 
 
 def run_all(
@@ -378,20 +377,23 @@ def run_all(
     place: Callable[[list[dict[str, Any]]], dict[str, str] | None] | None = None,
     share: bool = False,
 ) -> list[dict[str, Any]]:
-    """Trains and evaluates what is not done yet, ``jobs`` at a time, and returns every run's record, in order.
+    """Trains and evaluates unfinished runs, ``jobs`` in parallel, and returns every run's record, in order.
 
-    ``watch`` is called every second with the state of each run by folder ("waiting", "training", "evaluating",
-    "done", "diverged", "failed", "elsewhere"). A training that fails is recorded as failed and does not stop the
-    others; one that diverges (``divergence``) is stopped and recorded as that.
+    ``watch`` is called every second with the state of each run by folder ("waiting", "training", "evaluating", "done",
+    "diverged", "failed", "elsewhere"). A failed training is recorded as such and does not stop the others; a diverging
+    one (``divergence``) is stopped and recorded as diverged.
 
     Args:
-        place: is given the jobs that are running, and says in which environment variables another one may start
-            now, or None if it has to wait. Without it, any may.
-        share: a folder in which another process trains is waited for, instead of refused.
+        runs: the runs, each with its own folder.
+        jobs: the number of parallel runs.
+        watch: called every second.
+        place: gets the running jobs and returns the environment variables for another one, or None to wait. By default,
+            every job may start.
+        share: whether to wait for a folder in which another process is training, instead of refusing it.
 
     Raises:
-        Busy: another process trains in a folder, without ``share``.
-        ValueError: a folder holds a run with other settings, or one that has gone further.
+        Busy: another process is training in a folder, without ``share``.
+        ValueError: a folder holds a run with other settings, or one with more steps.
     """
     state = {str(run.folder): "waiting" for run in runs}
     active: dict[str, dict[str, Any]] = {}
@@ -433,14 +435,14 @@ def run_all(
             time.sleep(1)
     finally:
         for job in active.values():
-            # The group: its data loaders, or the commands of its evaluation, end with it.
+            # The whole group, so that data loaders or evaluation commands end too.
             _signal(job["process"], signal.SIGTERM)
     watch(runs, state)
     return [saved(run) for run in runs]
 
 
 def starts_of(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The commits and machines that a run was started at and on, one after another; each time from which step."""
+    """The commits and machines of a run's starts, each with its first step."""
     return record.get("starts", [record])
 
 
@@ -450,11 +452,11 @@ def _ended(run: Run) -> str:
 
 
 def _advance(job: dict[str, Any]) -> bool:
-    """Carries a job on by what its process has done since; whether nothing is left to do."""
+    """Advances a job by the progress of its process; returns whether it is finished."""
     run, process = job["run"], job["process"]
     ended = process.poll() is not None
     if job["stage"] == "training":
-        # A log is read again when it has grown.
+        # Logs are read again only if they have grown.
         size = run.log.stat().st_size
         found = divergence(run, finished=process.returncode == 0) if ended or size != job["size"] else None
         job["size"] = size
@@ -475,7 +477,7 @@ def _advance(job: dict[str, Any]) -> bool:
 
 
 def begun(job: dict[str, Any]) -> bool:
-    """Whether a job's training has logged a step since it was started, and so has all the memory that it needs."""
+    """Whether a job's training has logged a step since its start, so that all its memory is allocated."""
     if not job["begun"]:
         with open(job["run"].log, "rb") as log:
             log.seek(job["from"])
@@ -489,7 +491,7 @@ def _signal(process: subprocess.Popen, number: int) -> None:
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """Ends a process and its group, by force if it has not gone after ten seconds."""
+    """Ends a process and its group, by SIGKILL after ten seconds."""
     _signal(process, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)
@@ -503,7 +505,7 @@ def _start(run: Run, where: dict[str, str]) -> dict[str, Any]:
     job = {"run": run, "lock": lock, "process": None, "stage": "training", "where": where}
     job |= {"since": time.time(), "size": 0, "from": 0, "begun": False}
     if diverged(run) or result_of(run):
-        # Another process has finished it while it was waited for.
+        # Another process has finished it in the meantime.
         return job
     before = saved(run)
     start = {"commit": commit(), "machine": machine(gpu="--cpu" not in run.arguments)}
@@ -521,25 +523,25 @@ def _start(run: Run, where: dict[str, str]) -> dict[str, Any]:
 
 
 def _lock(folder: Path) -> IO[str]:
-    """A lock on the folder that its training inherits: it lasts as long as either lives, however this process ends."""
+    """A lock on the folder that its training inherits; it lasts until both processes have ended."""
     lock = open(folder / "lock", "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise Busy(f"{folder}: another process trains there already; wait for it, or stop it") from None
+        raise Busy(f"{folder}: another process is training there; wait for it, or stop it") from None
     return lock
 
 
 def _launch(command: list[str], lock: IO[str], where: dict[str, str], **kwargs: Any) -> subprocess.Popen:
-    """Starts a command in a process group of its own, with the lock in its hands."""
+    """Starts a command in its own process group, with the lock inherited."""
     return subprocess.Popen(
         command, cwd=REPOSITORY, env=environment() | where, start_new_session=True, pass_fds=(lock.fileno(),), **kwargs
     )
 
 
 def commit() -> str:
-    """The commit that runs, "-dirty" where code differs from it; ``SG_COMMIT`` says it where there is no git."""
+    """The current commit, with "-dirty" if code differs from it; ``SG_COMMIT`` replaces it without git."""
 
     def git(*arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
@@ -553,7 +555,7 @@ def commit() -> str:
 
 
 def machine(gpu: bool = True) -> dict[str, Any]:
-    """What a run runs on, for its record; ``gpu`` says whether it would use one."""
+    """The machine for a run's record; ``gpu`` says whether the run would use one."""
     import torch
 
     cpu = platform.machine()
@@ -567,14 +569,14 @@ def machine(gpu: bool = True) -> dict[str, Any]:
 
 
 def _minutes(job: dict[str, Any]) -> float:
-    """Of a training, those of its earlier starts included, as far as they ended by themselves."""
+    """Minutes of a training, including earlier starts that ended regularly."""
     return saved(job["run"])["minutes"] + (time.time() - job["since"]) / 60
 
 
 def _finish_training(job: dict[str, Any]) -> None:
     run = job["run"]
     write_json(run.folder / "run.json", saved(run) | {"minutes": _minutes(job)})
-    # Evaluation is one shell command, so that it, too, is one process to wait for.
+    # Evaluation is one shell command, so it is also one process to wait for.
     _, *commands = run.commands()
     decoded = run.subsets if run.generate else ()
     outputs = [run.folder / "validate.log", *(run.folder / f"generate-{subset}.log" for subset in decoded)]

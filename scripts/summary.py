@@ -1,11 +1,11 @@
-"""All results in one grid: models down, experiments and their subsets across, as a picture and as Markdown.
+"""All results in one grid: models as rows, experiments and their subsets as columns, as a picture and as Markdown.
 
     python scripts/summary.py                                   # results/*.json -> results/summary.md and .png
     python scripts/summary.py runs/*/summary.json --out runs/all
 
-Reads the .json files that reproduce.py, quickstart.py, attentions.py and ndr.py write. A file of another kind is named,
-and left out. Without files, the page also lists every recipe and every comparison of these scripts: run in full, in
-part, or not yet.
+Reads the .json files of reproduce.py, quickstart.py, attentions.py and ndr.py. Files of other kinds are
+skipped and listed. Without arguments, the page also lists every recipe and comparison of these scripts: run in
+full, in part, or not yet.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ import quickstart  # noqa: E402
 import recipe as recipes  # noqa: E402
 from runs import REPOSITORY, end  # noqa: E402
 
-#: After which the numbers beside quickstart.py's models were published.
+#: The steps behind the published numbers beside quickstart.py's models.
 PUBLISHED_STEPS = 50_000
 UNITS = {"accuracy": "%", "loss": "bits", "perplexity": "ppl", "bleu": "BLEU"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a model reached: ``values`` of its seeds (accuracies in percent), and how many others diverged; ``steps`` of
-    its trainings, ``of`` those of the whole experiment."""
+    """The result of a model: ``values`` of its seeds (accuracies in percent) and the number of diverged seeds.
+
+    ``steps`` are those of its trainings, ``of`` those of the whole experiment.
+    """
 
     values: tuple[float, ...]
     diverged: int
@@ -46,7 +48,7 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Mean ± sample standard deviation, seeds if there are several, and the part of the steps if not all."""
+        """Mean ± sample standard deviation, the number of seeds if several, and the share of the steps if partial."""
         if not self.values:
             return "Fail"
         parts = [quickstart.spread(list(self.values), 1 if max(self.values) >= 10 else 2)]
@@ -61,8 +63,12 @@ class Experiment:
     """A file of results.
 
     Attributes:
-        path: the file. title: of what. steps: a text. columns: column -> metric. cells: (model, column) -> cell.
-        content: of the file.
+        path: the file.
+        title: the title of the experiment.
+        steps: the steps, as text.
+        columns: column -> metric.
+        cells: (model, column) -> cell.
+        content: the content of the file.
     """
 
     path: Path
@@ -74,12 +80,12 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """The file's, or its folder's where all files have the same name."""
+        """The name of the file, or of its folder if all files have the same name."""
         return self.path.parent.name if self.path.stem == "summary" else self.path.stem
 
 
 def read(path: Path) -> Experiment | None:
-    """The results in a file; None if it is of another kind. Raises ValueError for one that is no JSON."""
+    """The results in a file; None for a file of another kind. Raises ValueError for invalid JSON."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -92,7 +98,7 @@ def read(path: Path) -> Experiment | None:
 
 
 def _of_recipe(path: Path, content: dict[str, Any]) -> Experiment:
-    """Of ``reproduce.py``."""
+    """Results of ``reproduce.py``."""
     recipe = recipes.read(recipes.find(content["recipe"]))
     percent = 100 if recipe.unit == "fraction" else 1
     several = len({line["data"] for line in content["lines"]}) > 1
@@ -110,7 +116,7 @@ def _of_recipe(path: Path, content: dict[str, Any]) -> Experiment:
 
 
 def _of_comparison(path: Path, content: dict[str, Any]) -> Experiment:
-    """Of ``quickstart.py`` and ``attentions.py``, and of ``ndr.py``, whose OOD is of the best checkpoint."""
+    """Results of ``quickstart.py``, ``attentions.py`` and ``ndr.py``; the last has its OOD from the best checkpoint."""
     cells = {}
     for model in dict.fromkeys(run["name"] for run in content["runs"] if "name" in run):
         runs = [run for run in content["runs"] if run.get("name") == model]
@@ -134,13 +140,13 @@ def _of_comparison(path: Path, content: dict[str, Any]) -> Experiment:
 
 
 def _steps(cells: Any) -> str:
-    """The numbers of steps that there are, each with what it is a part of."""
+    """The occurring numbers of steps, each with the total that it is part of."""
     pairs = sorted({(cell.steps, cell.of) for cell in cells if cell.steps})
     return "; ".join(f"{steps:,}" + (f" of {of:,}" if steps < of else "") for steps, of in pairs) or "–"
 
 
 def ledger(experiments: Sequence[Experiment], folder: Path) -> list[list[str]]:
-    """Rows of text, the header first: every recipe and comparison, how much of it was run, and where."""
+    """Rows of text with a header: every recipe and comparison, the extent of its runs, and their files."""
     rows = [["experiment", "run", "results"]]
     known = set(recipes.names())
     for name in recipes.names():
@@ -154,7 +160,7 @@ def ledger(experiments: Sequence[Experiment], folder: Path) -> list[list[str]]:
 
 
 def comparisons() -> dict[str, list[str]]:
-    """The commands of the scripts that have their models themselves -> these models."""
+    """The commands of scripts with their own models -> these models."""
     found = {"quickstart.py": list(quickstart.MODELS)}
     found |= {f"attentions.py{small}": list(attentions.MODELS) for small in ("", " --small")}
     for what in ndr.PUBLISHED:
@@ -166,7 +172,7 @@ def comparisons() -> dict[str, list[str]]:
 
 
 def command_of(content: dict[str, Any]) -> str:
-    """The one of ``comparisons`` that a file is of."""
+    """The command in ``comparisons`` that made a file."""
     words = shlex.split(content.get("command", ""))
     script = Path(words[1]).name if len(words) > 1 else ""
     what = " " + content["what"].removesuffix(" (small)") if script == "ndr.py" else ""
@@ -194,7 +200,7 @@ def _share_of_recipe(recipe: recipes.Recipe, found: Sequence[Experiment]) -> str
 
 
 def _share_of_comparison(wanted: Sequence[str], found: Sequence[Experiment]) -> str:
-    """In full: every model, with one seed at least."""
+    """The extent of a comparison; in full means every model with at least one seed."""
     cells = [(model, cell) for e in found for (model, _), cell in e.cells.items() if model in wanted]
     if not cells:
         return "not yet"
@@ -216,12 +222,12 @@ def _page(experiment: Experiment, folder: Path) -> str:
 
 
 def models(experiments: Sequence[Experiment]) -> list[str]:
-    """In the order in which they first appear."""
+    """The models in order of first appearance."""
     return list(dict.fromkeys(model for e in experiments for model, _ in e.cells))
 
 
 def table(experiments: Sequence[Experiment]) -> list[list[str]]:
-    """Rows of text, the header first."""
+    """Rows of text with a header."""
     places = [(e, column) for e in experiments for column in e.columns]
     header = ["model"]
     for e, column in places:
@@ -236,14 +242,14 @@ def table(experiments: Sequence[Experiment]) -> list[list[str]]:
 def markdown(
     experiments: Sequence[Experiment], left_out: Sequence[str], command: str, folder: Path, whole: bool = False
 ) -> str:
-    """The page in a ``folder``, with links from there; ``whole``: with what was not run."""
+    """The page, with links relative to ``folder``; ``whole`` adds experiments that were not run."""
     about = [["results", "what", "steps"]]
     about += [[f"[{e.name}]({_page(e, folder)})", e.title, e.steps] for e in experiments]
     of_all = [
         "## Run in full, in part, not yet",
         "",
-        "Every recipe of `scripts/reproduce.py`, with the seeds and steps that it has, and the comparisons of the "
-        "other scripts, each model with one seed at least. A training that diverged is one that ended.",
+        "Every recipe of `scripts/reproduce.py` with its seeds and steps, and the comparisons of the other scripts "
+        "with at least one seed per model. Diverged trainings count as finished.",
         "",
         *quickstart.markdown_lines([[cell.replace("|", "\\|") for cell in row] for row in ledger(experiments, folder)]),
         "",
@@ -254,23 +260,23 @@ def markdown(
             "",
             f"`{command}`",
             "",
-            "Mean ± sample standard deviation over the seeds; one seed where no number is given. “% of steps”: the "
-            "trainings made only this part of the steps of their experiment, which are the paper's where published "
-            "numbers stand beside it. Experiments differ in sizes, steps and batches: compare inside a column. "
-            "Settings and commands are in the files of each.",
+            "Mean ± sample standard deviation over the seeds; one seed if no number is given. “% of steps” is the "
+            "trained share of the experiment's steps, which are the paper's if there are published numbers. "
+            "Experiments differ in sizes, steps and batches: compare inside a column. Settings and commands are "
+            "in the files of each experiment.",
             "",
             *quickstart.markdown_lines([[cell.replace("|", "\\|") for cell in row] for row in about]),
             "",
             *quickstart.markdown_lines([[cell.replace("|", "\\|") for cell in row] for row in table(experiments)]),
             "",
-            *([f"Left out, of another kind: {', '.join(left_out)}.", ""] if left_out else []),
+            *([f"Skipped files of another kind: {', '.join(left_out)}.", ""] if left_out else []),
             *(of_all if whole else []),
         ]
     )
 
 
 def draw(experiments: Sequence[Experiment], path: Path) -> None:
-    """The grid, coloured by accuracy; other measures have no colour."""
+    """The grid, coloured by accuracy; other metrics have no colour."""
     plt = figures.pyplot()
 
     rows, header = models(experiments), table(experiments)[0][1:]
@@ -306,7 +312,7 @@ def draw(experiments: Sequence[Experiment], path: Path) -> None:
 
 def main(line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, help="of results (default: results/*.json)")
+    parser.add_argument("files", nargs="*", type=Path, help="files of results (default: results/*.json)")
     parser.add_argument(
         "--out", type=Path, metavar="PREFIX", help="PREFIX.md and PREFIX.png (default: results/summary)"
     )
@@ -331,7 +337,7 @@ def main(line: Sequence[str] | None = None) -> int:
     draw(experiments, prefix.with_name(prefix.name + ".png"))
     print(f"{len(experiments)} experiments, {len(models(experiments))} models: {prefix}.md, {prefix}.png")
     for name in left_out:
-        print(f"left out, of another kind: {name}")
+        print(f"skipped, of another kind: {name}")
     return 0
 
 

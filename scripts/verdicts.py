@@ -1,4 +1,4 @@
-"""What trainings of a recipe gave beside what its paper has: numbers, verdicts, Markdown, LaTeX and figures."""
+"""The results of a recipe beside the paper's: numbers, verdicts, Markdown, LaTeX and figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runs import Run, curve, diverged, partial_result, result_of, saved, selecte
 
 @dataclass
 class Trial:
-    """A run of the plan, by its row, its data and its seed."""
+    """A run of the plan, with its row, data and seed."""
 
     run: Run
     row: str
@@ -24,7 +24,7 @@ class Trial:
 
 @dataclass
 class Cell:
-    """A number of a line: the ``values`` of its seeds, in the paper's unit, what is published, and the verdict."""
+    """A number of a line: the ``values`` of its seeds in the paper's unit, the published number, and the verdict."""
 
     values: list[float]
     published: Published | None
@@ -36,7 +36,8 @@ class Line:
     """A row on one of its datasets.
 
     Attributes:
-        steps: that its numbers are of; 0 if there are none. of: steps that the recipe has.
+        steps: the steps of its numbers; 0 without numbers.
+        of: the steps of the recipe.
         done, diverged, planned: numbers of seeds.
     """
 
@@ -53,8 +54,11 @@ class Line:
 
 
 def records_of(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Every run's record as it is. A row on one dataset none of whose seeds has ended is cut at the last step that
-    all of its seeds that have begun were evaluated at."""
+    """The record of every run.
+
+    If no seed of a row on one dataset has finished, its runs are cut at the last evaluated step
+    common to all started seeds.
+    """
     found = {id(t): saved(t.run) for t in trials}
     for key in {(t.row, t.data) for t in trials}:
         group = [t for t in trials if (t.row, t.data) == key]
@@ -72,7 +76,7 @@ def records_of(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def value(recipe: Recipe, column: Column, run: Run, record: dict[str, Any], scale: float) -> float | None:
-    """The number of a column that a run gave, in the paper's unit; None if its record does not have it."""
+    """The number of a column for a run, in the paper's unit; None if its record lacks it."""
     result = record["result"]
     if column.metric == "bleu":
         return result["generated"].get(column.subset, {}).get("bleu")
@@ -96,8 +100,9 @@ def value(recipe: Recipe, column: Column, run: Run, record: dict[str, Any], scal
 
 
 def lines(recipe: Recipe, trials: Sequence[Trial], records: Sequence[dict[str, Any]], scale: float) -> list[Line]:
-    """The table: one line for every row on every dataset, in the order of the recipe; rows that are only shown
-    included."""
+    """The lines of the table: one per row and dataset, in the order of the recipe, including
+    rows that are only shown.
+    """
     found = []
     planned = {(t.row, t.data) for t in trials}
     for name, row in recipe.rows.items():
@@ -139,10 +144,10 @@ def centre(values: Sequence[float], statistic: str) -> float:
 
 
 def verdict(values: Sequence[float], diverged: int, published: Published | None, statistic: str) -> str:
-    """ "within one std", "above", "below", "fail", "not run", or "–" where nothing is published.
+    """ "within one std", "above", "below", "fail", "not run", or "–" without a published number.
 
-    One std is the published one, but at least half a unit of the last published digit; where none is published,
-    that of ``values``. A row fails if all of its trainings that have ended diverged; the others are then left out.
+    One std is the published one, but at least half a unit of the last published digit; if none is published, that of
+    ``values``. A row fails if all its finished trainings diverged; otherwise diverged ones are ignored.
     """
     if not values:
         if not diverged:
@@ -156,14 +161,14 @@ def verdict(values: Sequence[float], diverged: int, published: Published | None,
     if std is None:
         std = statistics.stdev(values) if len(values) > 1 else 0.0
     difference = centre(values, statistic) - published.mean
-    # The last term is for the rounding of binary fractions.
+    # The last term allows for the rounding of binary fractions.
     if abs(difference) <= max(std, published.half) + 1e-9:
         return "within one std"
     return "above" if difference > 0 else "below"
 
 
 def shown(recipe: Recipe, column: Column, values: Sequence[float]) -> str:
-    """Mean ± sample std, or the median; "–" for no values."""
+    """Mean ± sample std, or the median; "–" without values."""
     if not values:
         return "–"
     digits = 1 if column.metric == "accuracy" and recipe.unit == "percent" else 2
@@ -204,7 +209,7 @@ def _verdict(recipe: Recipe, line: Line) -> str:
 
 
 def table(recipe: Recipe, found: Sequence[Line]) -> list[list[str]]:
-    """Rows of text, the header first; where nothing is published, ours alone, and verdicts only if there are any."""
+    """Rows of text with a header; without published numbers only ours. Verdicts appear only if there are any."""
     several = len(recipe.data) > 1
     header = ["model", *(["data"] if several else []), "seeds", "steps"]
     for key in recipe.columns:
@@ -221,7 +226,7 @@ def table(recipe: Recipe, found: Sequence[Line]) -> list[list[str]]:
 
 
 def legend(recipe: Recipe) -> str:
-    """What the numbers of the table are."""
+    """The explanation of the table's numbers."""
     accuracies = any(column.metric == "accuracy" for column in recipe.columns.values())
     unit = {"fraction": "as fractions", "percent": "in percent"}[recipe.unit]
     spread = "median" if recipe.statistic == "median" else "mean ± sample standard deviation"
@@ -239,10 +244,10 @@ def legend(recipe: Recipe) -> str:
     if not recipe.published:
         return f"{'; '.join(parts)}. {f'Accuracies {unit}. ' if accuracies else ''}{ours}."
     return (
-        f"{'; '.join(parts)}. {f'Accuracies {unit}, as in the paper. ' if accuracies else ''}{ours}; the paper has "
-        f"{recipe.seeds} seed{'s' * (recipe.seeds > 1)}. Verdict: within one published standard deviation (at least "
-        "half a unit of the last printed digit; where none is printed, ours), above or below; fail: all trainings "
-        "diverged."
+        f"{'; '.join(parts)}. {f'Accuracies {unit}, as in the paper. ' if accuracies else ''}{ours}; the "
+        f"paper has {recipe.seeds} seed{'s' * (recipe.seeds > 1)}. Verdict: within one published standard "
+        "deviation (at least half a unit of the last printed digit; where none is printed, ours), above or "
+        "below; fail: all trainings diverged."
     )
 
 
@@ -279,7 +284,7 @@ _LATEX = {
 
 
 def escaped(text: str) -> str:
-    """Text for LaTeX."""
+    """Escapes text for LaTeX."""
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
@@ -306,11 +311,10 @@ def latex(recipe: Recipe, found: Sequence[Line]) -> str:
 
 
 def plots(recipe: Recipe, found: Sequence[Line], prefix: Path) -> list[Path]:
-    """Draws PREFIX.png, bars of ours beside the published ones; where they were measured in training,
-    PREFIX-curves.png, accuracy and loss through it, and PREFIX-loss.png, one over the other; PREFIX-sweep.png, of rows
-    with an x.
+    """Draws the figures of a table, and returns their files.
 
-    Returns the files.
+    PREFIX.png has bars of our numbers beside the published ones. PREFIX-curves.png has accuracy and loss through
+    training, and PREFIX-loss.png accuracy over loss, if they were measured. PREFIX-sweep.png has rows with an x.
     """
     paths = {name: prefix.with_name(f"{prefix.name}{name}.png") for name in ("", "-curves", "-loss", "-sweep")}
     accuracies, losses = (
@@ -333,7 +337,7 @@ def plots(recipe: Recipe, found: Sequence[Line], prefix: Path) -> list[Path]:
 
 
 def _sweep(recipe: Recipe, found: Sequence[Line], path: Path) -> Path:
-    """Columns over the x of rows; rows that have none are levels across."""
+    """Columns over the x of rows; rows without x are horizontal levels."""
     lines: dict[str, dict[str, dict[float, list[float]]]] = {key: {} for key in recipe.columns}
     levels: dict[str, dict[str, list[float]]] = {key: {} for key in recipe.columns}
     for line in found:

@@ -1,9 +1,9 @@
-"""Trains one model in several processes on this machine's CPU (gloo), with the flags that fairseq needs for it.
+"""Trains one model in several processes on this machine's CPU (gloo), with the flags that fairseq needs.
 
     python scripts/workers.py 2 fairseq-train data-bin/scan26 --user-dir fairseq_sg --task sg_translation …
 
-Gives the losses of one process with ``--update-freq 2``. What the first process prints is shown, what the others print
-only where they fail. For GPUs use torchrun, see docs/reproducing.md.
+N processes give the losses of one process with ``--update-freq N``. The script shows the output of the first process,
+and that of the others only if they fail. For GPUs use torchrun, see docs/reproducing.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import IO
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import end, executable  # noqa: E402
 
-#: What the launcher says itself.
+#: Options that the launcher sets itself.
 OWN = (
     "--cpu", "--distributed-world-size", "--distributed-backend", "--distributed-no-spawn", "--distributed-rank",
     "--distributed-init-method", "--distributed-port", "--device-id", "--local_rank", "--ddp-backend",
@@ -49,9 +49,9 @@ def parse_arguments(line: Sequence[str]) -> argparse.Namespace:
     if args.command[:1] != ["fairseq-train"]:
         parser.error("after the number of processes comes fairseq-train with its arguments")
     for word in args.command:
-        # fairseq takes options with a dash or an underscore.
+        # fairseq accepts options with dashes or underscores.
         if word.partition("=")[0].replace("_", "-") in {own.replace("_", "-") for own in OWN}:
-            parser.error(f"{word} is what this command says itself: leave it out")
+            parser.error(f"{word} is set by this command: omit it")
     return args
 
 
@@ -62,8 +62,10 @@ def free_port() -> int:
 
 
 def wait(processes: Sequence[subprocess.Popen]) -> int:
-    """The number of the first process that fails, or -1 if none does. A process whose companion has died would wait for
-    it: all end together."""
+    """The number of the first failing process, or -1.
+
+    A process whose partner has died would wait for it, so all processes are ended together.
+    """
     try:
         while True:
             codes = [process.poll() for process in processes]
@@ -83,7 +85,7 @@ def wait(processes: Sequence[subprocess.Popen]) -> int:
 
 def main(line: Sequence[str]) -> int:
     args = parse_arguments(line)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a kill ends the processes, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also ends the processes
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     outputs: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(args.workers - 1)]
     processes = [
@@ -97,7 +99,7 @@ def main(line: Sequence[str]) -> int:
     if failed > 0:
         outputs[failed - 1].seek(0)
         print(outputs[failed - 1].read().decode(errors="replace"), file=sys.stderr)
-        print(f"error: process {failed} of {args.workers} failed; what it printed is above", file=sys.stderr)
+        print(f"error: process {failed} of {args.workers} failed; see its output above", file=sys.stderr)
     return 1 if failed >= 0 else 0
 
 

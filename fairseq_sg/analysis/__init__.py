@@ -1,8 +1,7 @@
-"""Seeing inside a trained model: ``python -m fairseq_sg.analysis COMMAND CHECKPOINT`` (docs/analysis.md).
+"""Analysis of trained models: ``python -m fairseq_sg.analysis COMMAND CHECKPOINT`` (docs/analysis.md).
 
-Numbers first, plots second: every command makes arrays and facts that can be had from Python as well, and then draws
-them. What is inside a model is seen through hooks that are there for one pass (``record``); nothing of it costs
-anything in training.
+Every command first makes arrays and facts, which are also available from Python, and then draws them. Hooks that last
+for one pass observe the model (``record``), so the analysis adds no cost to training.
 """
 
 from fairseq_sg.analysis.checkpoint import Loaded, Sentence, load, read_sentence

@@ -1,4 +1,4 @@
-"""The command ``python -m fairseq_sg.analysis``: what goes on inside a trained model, as numbers and pictures.
+"""The command ``python -m fairseq_sg.analysis``: the inside of a trained model as numbers and pictures.
 
     python -m fairseq_sg.analysis maps     CHECKPOINT --input "jump twice"
     python -m fairseq_sg.analysis gates    CHECKPOINT --input "a b c 3"
@@ -9,7 +9,8 @@
     python -m fairseq_sg.analysis accuracy NAME=CHECKPOINT CHECKPOINT … NAME=CHECKPOINT … --out OUT
     python -m fairseq_sg.analysis symbols  CHECKPOINT
 
-Each writes OUT.npz and OUT.json, the numbers, and draws them: --out OUT.pdf in PDF, OUT.svg in SVG, else in PNG.
+Each command writes the numbers to OUT.npz and OUT.json, and draws them: --out OUT.pdf in PDF,
+OUT.svg in SVG, else in PNG.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ COMMANDS = {
 
 
 def make_parser() -> Parser:
-    """One subcommand each."""
+    """One subcommand per analysis."""
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="python -m fairseq_sg.analysis", description=__doc__, formatter_class=form, allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=Command)
@@ -58,31 +59,33 @@ def make_parser() -> Parser:
             nargs="+" if several else None,
             help="a checkpoint of fairseq-train" + "; or several, NAME=CHECKPOINT, to compare them" * several,
         )
-        command.add_argument("--data", metavar="DIR", help="the data folder (default: the one it was trained on)")
+        command.add_argument("--data", metavar="DIR", help="the data folder (default: that of its training)")
         module.add_arguments(command)
         command.add_argument(
             "--out",
             metavar="OUT",
-            help="where it goes; OUT.pdf and the like choose the pictures' format "
-            f"(default: CHECKPOINT without .pt, and .{name})",
+            help="prefix of the files; OUT.pdf and the like choose the pictures' format (default: "
+            f"CHECKPOINT without .pt, and .{name})",
         )
         command.add_argument(
-            "--format", choices=[*plots.FORMATS, "none"], help="of the pictures (default: --out's extension, or png)"
+            "--format",
+            choices=[*plots.FORMATS, "none"],
+            help="format of the pictures (default: --out's extension, or png)",
         )
         command.add_argument(
             "--model-overrides",
             type=overrides,
             default={},
             metavar="DICT",
-            help="other options than it was trained with: \"{'encoder_layers': 24}\"",
+            help="options that differ from training: \"{'encoder_layers': 24}\"",
         )
         command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: auto)")
-        command.add_argument("--user-dir", metavar="DIR", help="mechanisms of your own, as fairseq's --user-dir")
+        command.add_argument("--user-dir", metavar="DIR", help="folder of your own mechanisms, as fairseq's --user-dir")
     return parser
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measures, writes, draws, and prints what was found and where it is."""
+    """Measures, writes and draws; prints the findings and the names of the files."""
     module = COMMANDS[args.command]
     if args.format != "none":
         plots.require_matplotlib()
@@ -92,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
         ((checkpoint,),) = models.values()
         result = measure(module, checkpoint, args)
     elif args.out is None:
-        raise UsageError("a comparison of several checkpoints has no place of its own: name one by --out")
+        raise UsageError("a comparison of several checkpoints needs --out")
     else:
         measured = {name: [measure(module, path, args) for path in paths] for name, paths in models.items()}
         result = module.combine(measured)
@@ -108,18 +111,18 @@ def run(args: argparse.Namespace) -> None:
 
 
 def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -> tuple[str, str, bool]:
-    """Where files go, the pictures' format, and whether a single picture has that very name.
+    """The prefix of the files, the pictures' format, and whether a single picture gets exactly the name of ``--out``.
 
-    Raises UsageError for a folder, for a place that cannot be written to, and for a format that there is not.
+    Raises UsageError for a folder, for a place that cannot be written to, and for an unknown format.
     """
     checkpoint = models.get("", [""])[0]
     if args.out is None:
         prefix, form, alone = f"{checkpoint.removesuffix('.pt')}.{args.command}", args.format, False
         if not os.path.isfile(checkpoint):
-            # That is what is wrong, and said where it is loaded.
+            # Loading the checkpoint reports this error.
             return prefix, form or "png", alone
     elif args.out.endswith("/") or os.path.isdir(args.out):
-        raise UsageError(f"--out {args.out} is a folder: name a file in it, such as {Path(args.out, args.command)}")
+        raise UsageError(f"--out {args.out} is a folder: give a file in it, such as {Path(args.out, args.command)}")
     else:
         prefix, form = plots.place(args.out, args.format, kept=list(COMMANDS))
         alone = prefix != args.out
@@ -129,13 +132,13 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        what = f"--out {args.out}" if args.out else f"{prefix}.npz (name another place by --out)"
+        what = f"--out {args.out}" if args.out else f"{prefix}.npz (choose another place with --out)"
         raise UsageError(f"{what} cannot be written: {folder}: {os.strerror(error.errno)}") from error
     return prefix, form or "png", alone
 
 
 def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
-    """What a command finds in one checkpoint."""
+    """Runs a command on one checkpoint."""
     language_models = getattr(module, "LANGUAGE_MODELS", False)
     loaded = load(checkpoint, args.data, args.model_overrides, args.device, args.user_dir, language_models)
     result = module.measure(loaded, args)
@@ -145,11 +148,11 @@ def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
 
 
 def named(words: Sequence[str]) -> dict[str, list[str]]:
-    """Model -> checkpoints: NAME=CHECKPOINT, then those that follow up to the next name; "" for one without a name.
+    """Model -> checkpoints: NAME=CHECKPOINT, then those up to the next name; "" for one without a name.
 
-    After a name the shell leaves ``*`` as it is; it is expanded here.
+    The shell does not expand ``*`` after a name, so it is expanded here.
 
-    Raises UsageError for several of which the first has no name, and for a ``*`` that stands for none.
+    Raises UsageError if the first of several has no name, and for a ``*`` without matches.
     """
     models: dict[str, list[str]] = {}
     name = ""
@@ -167,7 +170,7 @@ def named(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code: 0, 1 for what the user can fix, 2 for a wrong command line."""
+    """Runs the command; returns the exit code: 0, 1 for an error that the user can fix, 2 for a wrong command line."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     if args.command is None:
@@ -176,6 +179,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # fairseq and matplotlib report what they load.
+    # Silences reports of fairseq and matplotlib about loading.
     logging.getLogger().setLevel(logging.WARNING)
     sys.exit(main())

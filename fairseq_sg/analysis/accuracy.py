@@ -1,14 +1,17 @@
 """Accuracy by the length of sources or targets, or by type of example (number of functions, depth of nesting, …).
 
-An output is right if every word of it is, the end symbol included, in one teacher-forced pass: the ``accuracy`` of
-training and fairseq-validate, and the exact match of greedy decoding. Lengths count words, without begin and end
-symbols; types are those of --accuracy-by types, sorted by the numbers in their names. OUT.npz has SUBSET.right (bool)
-and SUBSET.group (the length, or the type's number in OUT.json's list) for every sentence, and OUT.json the counts.
-The picture, OUT.png, shades the lengths seen in training, and shows how many sentences every point is of.
+An output is right if all its words are, including the end symbol, in one teacher-forced pass. This is the ``accuracy``
+of training and fairseq-validate, and the exact match of greedy decoding. Lengths count words, without begin and end
+symbols. Types are those of --accuracy-by types, sorted by the numbers in their names.
 
-Several checkpoints are compared in one picture, NAME=CHECKPOINT each. Those of one NAME are seeds of one model: drawn
-are their mean, and a band from the least to the most. Those that follow without a name are of the one before, and
-``linear=runs/linear-seed*/checkpoint_last.pt`` names all of them. The arrays are NAME.NUMBER.SUBSET.right and .group.
+OUT.npz has SUBSET.right (bool) and SUBSET.group (the length, or the type's number in OUT.json's list) for
+every sentence. OUT.json has the counts. The picture, OUT.png, shades the lengths of training, and shows the
+number of sentences per point.
+
+Several checkpoints, NAME=CHECKPOINT each, are compared in one picture. Those of one NAME are seeds of one model:
+the picture has their mean, and a band from minimum to maximum. A checkpoint without a name belongs to the model
+before it, and ``linear=runs/linear-seed*/checkpoint_last.pt`` names all of them. The arrays are
+NAME.NUMBER.SUBSET.right and .group.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         right = np.zeros(min(len(dataset), args.limit or len(dataset)), dtype=bool)
         for batch in loaded.batches(dataset, args.batch_size, args.limit):
             logits = loaded.model(**batch["net_input"])[0]
-            # A batch is sorted by length.
+            # fairseq sorts a batch by length.
             right[batch["id"].cpu()] = exactly_right(loaded, logits, batch["target"]).cpu()
         if args.by == "type":
             groups = types(loaded, name, result.facts["types"])
@@ -73,14 +76,14 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
 
 
 def exactly_right(loaded: Loaded, logits: Tensor, target: Tensor) -> Tensor:
-    """Whether each sentence is right, bool (B,): logits (B, N, V) with target (B, N); or a classifier's, (B, K)."""
+    """Whether each sentence is right, bool (B,): logits (B, N, V) with target (B, N); for a classifier (B, K)."""
     right, real = right_tokens(loaded, logits, target)
     return (right | ~real).all(-1)
 
 
 def right_tokens(loaded: Loaded, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens of the target are right, and which are no padding, bool (B, N); of a classifier its class, (B,
-    1).
+    """The right tokens of the target and its tokens that are not padding, bool (B, N); for a
+    classifier its class (B, 1).
     """
     if not loaded.has_decoder:
         right = logits.argmax(-1, keepdim=True) == loaded.task.classes(target)[:, None]
@@ -91,7 +94,7 @@ def right_tokens(loaded: Loaded, logits: Tensor, target: Tensor) -> tuple[Tensor
 
 
 def lengths(loaded: Loaded, dataset: Any, by: str) -> np.ndarray:
-    """The number of words in every sentence's source or target, int64 (sentences,)."""
+    """The number of words in every source or target, int64 (sentences,)."""
     side, sizes, dictionary = {
         "source_length": ("source", dataset.src_sizes, loaded.task.source_dictionary),
         "target_length": ("target", dataset.tgt_sizes, loaded.task.target_dictionary),
@@ -101,7 +104,7 @@ def lengths(loaded: Loaded, dataset: Any, by: str) -> np.ndarray:
 
 
 def types(loaded: Loaded, subset: str, names: list[str]) -> np.ndarray:
-    """Every sentence's type by its number in ``names``, int64 (sentences,). Raises UsageError for a subset without."""
+    """The type of every sentence, by its number in ``names``, int64 (sentences,). Raises UsageError without types."""
     breakdown = _breakdown(loaded)
     found = breakdown.types_of(subset, len(loaded.subset(subset)))
     if found is None:
@@ -118,12 +121,12 @@ def _breakdown(loaded: Loaded) -> Any:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts names with numbers in them by the numbers: length_2 before length_10."""
+    """A sort key that orders numbers in names by value: length_2 before length_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def tabulate(right: np.ndarray, groups: np.ndarray, names: list[str] | None) -> dict[str, dict[str, float]]:
-    """For every group, by its name (its number, without names): sentences, how many are right, and in percent."""
+    """For every group, by name (by number without names): its sentences, how many are right, and the percentage."""
     table = {}
     for number in np.unique(groups).tolist():
         members = right[groups == number]
@@ -136,9 +139,9 @@ def tabulate(right: np.ndarray, groups: np.ndarray, names: list[str] | None) -> 
 
 
 def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
-    """One result of several models, each with its seeds.
+    """One result for several models, each with its seeds.
 
-    Raises UsageError where their groups differ or lengths in training do: they were not trained on the same data.
+    Raises UsageError if their groups or training lengths differ: they were not trained on the same data.
     """
     combined = Result(facts={"models": {}})
     same = None
@@ -174,7 +177,7 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
 
 
 def sentences_of(subsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """subset -> group -> how many sentences it has, from the facts of one checkpoint."""
+    """subset -> group -> number of sentences, from the facts of one checkpoint."""
     return {
         name: {group: row["sentences"] for group, row in subset["groups"].items()} for name, subset in subsets.items()
     }

@@ -1,12 +1,12 @@
-"""Attention maps of one sentence: of every head, at every step (Csordás 2023, Figures 5.3, 5.4, D.3, D.4, D.6, D.8,
-D.9).
+"""Attention maps of one sentence, for every head and step (Csordás 2023, Figures 5.3, 5.4, D.3, D.4, D.6, D.8, D.9).
 
-OUT.npz has an array ROLE.stepS of shape (heads, queries, keys) for every role (encoder, decoder, cross) and
-application S of the attention: the layers, or the steps of a shared layer, from 1 on. It is the matrix A with output
-A V; a linear attention's is implied, its rows need not be probabilities, and galerkin's multiplies LN(V). Of the
-pictures, OUT.ROLE.png, each row is a head and each column a step; rows of a map are queries, columns are keys. The
-colours of a picture reach up to its largest weight, or to --vmax. --heads max draws the maximum over the heads, as
-Figure D.8 does.
+OUT.npz has an array ROLE.stepS of shape (heads, queries, keys) for every role (encoder, decoder, cross) and application
+S of the attention: the layers, or the steps of a shared layer, from 1 on. The array is the matrix A with output A V.
+For linear attention A is implied, and its rows need not be probabilities; for galerkin, A multiplies LN(V).
+
+In the pictures, OUT.ROLE.png, each row is a head and each column a step; rows of a map are queries, columns are keys.
+The colour scale ends at the largest weight of the picture, or at --vmax. --heads max draws the maximum over the
+heads, as Figure D.8 does.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     return result
 
 
-#: role -> what its attention is, and what stands at the rows and columns of its maps.
+#: role -> the name of its attention, and the labels of rows and columns of its maps.
 LABELS = {
     "encoder": plots.Labels("encoder self-attention", "key (source word)", "query (source word)", "weight"),
     "decoder": plots.Labels("decoder self-attention", "key (word read)", "query (word read)", "weight"),
@@ -62,7 +62,7 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
 
 
 def roles_of(recording: Recording, arch: str) -> list[str]:
-    """The roles that have attentions. Raises UsageError where there are none."""
+    """The roles that have attentions. Raises UsageError if there are none."""
     if not recording.roles:
         raise UsageError(f"{arch} has none of fairseq_sg's attentions")
     return recording.roles
@@ -74,7 +74,7 @@ def draw_heads(
     limits: tuple[float, float] | None,
     labels: Mapping[str, plots.Labels],
 ) -> dict[str, Figure]:
-    """A figure for every role that is chosen: heads below each other, steps side by side."""
+    """A figure for every chosen role: heads from top to bottom, steps side by side."""
     grids = {}
     for role in choose_roles(args.roles, list(result.facts["roles"])):
         words = result.facts["roles"][role]
@@ -92,7 +92,9 @@ def draw_heads(
 
 
 def pick_heads(matrices: np.ndarray, heads: str | None) -> dict[str, np.ndarray]:
-    """What is drawn of the matrices (H, N, M) of all heads, by name. Raises UsageError for a head that is not there."""
+    """The chosen matrices (or maximum, or mean) of all heads (H, N, M), by name. Raises
+    UsageError for an unknown head.
+    """
     if heads == "max":
         return {"max of heads": matrices.max(0)}
     if heads == "mean":

@@ -1,4 +1,4 @@
-"""A checkpoint, the sentence or subset that it is looked at with, and what it answers."""
+"""A checkpoint, the sentence or subset for its analysis, and the model's answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fairseq_sg.tasks.streams import Text
 
 @dataclass
 class Loaded:
-    """A trained model in evaluation mode, with its task; ``data`` is the folder, ``arch`` the architecture's name."""
+    """A trained model in evaluation mode with its task; ``data`` is the folder, ``arch`` the architecture's name."""
 
     model: nn.Module
     task: Any
@@ -42,12 +42,12 @@ class Loaded:
 
     @property
     def subsets(self) -> list[str]:
-        """The subsets that the data folder has, binarized."""
+        """The binarized subsets of the data folder."""
         return sorted({path.name.partition(".")[0] for path in Path(utils.split_paths(self.data)[0]).glob("*.idx")})
 
     @property
     def longest_target(self) -> int | None:
-        """The length of the longest target of all subsets, with its end symbol; None where there are no targets."""
+        """The maximum target length over all subsets, with the end symbol; None without targets."""
         task = self.task.cfg
         ending = f".{task.source_lang}-{task.target_lang}.{task.target_lang}.idx"
         paths = Path(utils.split_paths(self.data)[0]).glob(f"*{ending}")
@@ -55,7 +55,7 @@ class Loaded:
         return max((int(file.sizes.max()) for file in files if len(file)), default=None)
 
     def subset(self, name: str) -> Any:
-        """A subset of the data folder. Raises UsageError for one that is not there, or is empty."""
+        """Loads a subset of the data folder. Raises UsageError for an unknown or empty one."""
         if self.subsets and name not in self.subsets:
             raise UsageError(f"the data folder {self.data} has no subset {choice(name, self.subsets)}")
         if name not in self.task.datasets:
@@ -68,16 +68,16 @@ class Loaded:
         return self.task.datasets[name]
 
     def batches(self, dataset: Any, size: int, limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """The first ``limit`` sentences, ``size`` at a time, on the model's device.
+        """Yields the first ``limit`` sentences in batches of ``size``, on the model's device.
 
-        fairseq sorts the sentences of a batch by their lengths; its ``id`` tells which they are. Of a text they are
-        segments, ``size`` of which are read side by side.
+        fairseq sorts the sentences of a batch by length; ``id`` identifies them. Sentences of running text are
+        segments, of which ``size`` are read side by side.
         """
         if isinstance(dataset, Text):
             segment = self.task.cfg.tokens_per_sample
             rows = max(1, min(size, len(dataset) // segment))
             dataset = dataset.streams(rows, rows, segment, whole=True)
-            # Whole batches: the rows of the next one remember those of this one.
+            # Complete batches: each row of the next one continues the same row of this one.
             batches = dataset.batches()[: None if limit is None else max(1, limit // rows)]
         else:
             count = len(dataset) if limit is None else min(limit, len(dataset))
@@ -86,7 +86,7 @@ class Loaded:
             yield utils.apply_to_sample(lambda x: x.to(self.device), dataset.collater([dataset[i] for i in batch]))
 
     def run(self, batch: dict[str, Any]) -> Any:
-        """The model's output for one of ``batches``; a language model remembers the batches before."""
+        """The model's output for one of ``batches``; a language model remembers earlier batches."""
         model, length = self.model, getattr(self.task, "eval_memory_length", 0)
         if length:
             model = Remembering(model, self.task.evaluated, batch["segment"], length)
@@ -101,32 +101,35 @@ def load(
     user_dir: str | None = None,
     language_models: bool = False,
 ) -> Loaded:
-    """The model of a checkpoint, as fairseq's own commands load it.
+    """Loads the model of a checkpoint as fairseq's commands do.
 
     Args:
-        checkpoint: the file. data: the data folder; the one it was trained on unless given.
-        overrides: new values of options it was trained with, by name, such as ``{"encoder_layers": 24}``.
+        checkpoint: the file.
+        data: the data folder; by default that of the training.
+        overrides: new values of training options by name, such as ``{"encoder_layers": 24}``.
         device: ``cpu``, ``cuda``, or ``auto``.
-        user_dir: a folder with mechanisms of the user's own, as fairseq's ``--user-dir``.
-        language_models: whether a model without an encoder will do.
+        user_dir: a folder with the user's own mechanisms, as fairseq's ``--user-dir``.
+        language_models: whether models without an encoder are accepted.
 
     Raises:
-        UsageError: no such file, folder, option or GPU; a checkpoint that is not whole; weights that do not fit the
-            model; a value that an option cannot have; a language model.
+        UsageError: a missing file, folder, option or GPU; a truncated checkpoint; weights that do not fit the model; an
+            invalid option value; an unaccepted language model.
     """
     if not os.path.isfile(checkpoint):
         raise UsageError(absent(checkpoint))
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device is cuda, and PyTorch finds no GPU here: choose cpu, or auto")
+        raise UsageError("--device is cuda, but PyTorch finds no GPU: choose cpu or auto")
     try:
         utils.import_user_module(Namespace(user_dir=user_dir))
     except FileNotFoundError as error:
-        if error.errno is not None:  # not fairseq's: of a file that the user's own module reads
+        if error.errno is not None:  # not from fairseq: a file that the user's module reads
             raise
-        raise UsageError(f"there is no folder {user_dir}: name one with mechanisms of your own by --user-dir") from None
+        raise UsageError(
+            f"there is no folder {user_dir}: give the folder of your own mechanisms with --user-dir"
+        ) from None
     state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint)
     if state.get("cfg") is None:
-        raise UsageError(f"the checkpoint {checkpoint} has no configuration: it is not one of fairseq 0.12's")
+        raise UsageError(f"the checkpoint {checkpoint} has no configuration: it is not from fairseq 0.12")
     cfg, overrides = state["cfg"], dict(overrides or {})
     known = option_names(cfg)
     for name in overrides:
@@ -138,20 +141,20 @@ def load(
         trained = cfg.task.data
         which = f"{data}, which the checkpoint was trained on," if data == trained else data
         more = "" if data == trained else f"; the checkpoint was trained on {trained}"
-        raise UsageError(f"the data folder {which} is not here: name one by --data{more}")
+        raise UsageError(f"the data folder {which} does not exist: give one with --data{more}")
     if "accuracy_by" in known:
-        # So that the task reads the types of all examples.
+        # Makes the task read the types of all examples.
         overrides.setdefault("accuracy_by", "types")
     overwrite_args_by_name(cfg, overrides | {"data": data})
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], state=state)
     except ValidationError as error:
-        raise UsageError(f"--model-overrides has a value that the option cannot have: {error}") from error
+        raise UsageError(f"--model-overrides has an invalid value: {error}") from error
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
     if not language_models and hasattr(model, "decoder") and not hasattr(model, "encoder"):
         raise UsageError(
-            f"{arch} is a language model: this analysis is of encoder–decoder models and classifiers, and `experts` is "
-            "of language models too"
+            f"{arch} is a language model: this analysis needs an encoder–decoder model or a classifier; "
+            "`experts` also takes language models"
         )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -159,14 +162,14 @@ def load(
 
 
 def absent(checkpoint: str) -> str:
-    """What is wrong with a checkpoint's name that is not of a file."""
+    """The error message for a checkpoint's name that is not a file."""
     there = Path(checkpoint)
     if there.is_dir():
         files = sorted(str(path) for path in there.glob("*.pt"))
-        return f"{checkpoint} is a folder: name a checkpoint in it" + f", such as {files[-1]}" * bool(files)
+        return f"{checkpoint} is a folder: give a checkpoint in it" + f", such as {files[-1]}" * bool(files)
     name, _, path = checkpoint.partition("=")
     if os.path.isfile(path):
-        return f"there is no checkpoint {checkpoint}: `accuracy` alone takes names of models, leave {name}= out"
+        return f"there is no checkpoint {checkpoint}: only `accuracy` takes names of models, omit {name}="
     if not there.parent.is_dir():
         return f"there is no checkpoint {checkpoint}: there is no folder {there.parent}"
     files = sorted(path.name for path in there.parent.glob("*.pt"))
@@ -180,11 +183,11 @@ class Sentence:
 
     Attributes:
         inputs: the model's arguments, a batch of one.
-        source: the words that the encoder sees, begin and end symbols with them.
-        previous: the words that the decoder sees, from the first on; empty for a model without a decoder.
-        expected: the words that it should say there: the given target, or what it says by itself.
-        predicted: what it does say there; the class, for a model without a decoder.
-        complete: False where the model's own output was cut at the longest allowed.
+        source: the words that the encoder reads, with begin and end symbols.
+        previous: the words that the decoder reads, from the first on; empty for a model without a decoder.
+        expected: the words that the decoder should answer: the given target, or the model's own output.
+        predicted: the words that it does answer; for a model without a decoder, the class.
+        complete: False if the model's own output was cut at the maximum length.
     """
 
     inputs: dict[str, Tensor]
@@ -195,10 +198,10 @@ class Sentence:
     complete: bool = True
 
     def words(self, role: str) -> dict[str, list[str]]:
-        """What stands at the rows (``queries``) and columns (``keys``) of the attention matrices in a role.
+        """The labels of rows (``queries``) and columns (``keys``) of the attention matrices in a role.
 
-        Rows of the decoder's self-attention are named by the word it reads there, rows of cross-attention by the word
-        it is to say.
+        Rows of the decoder's self-attention are named by the word it reads there, rows of cross-attention by
+        the word it should answer.
         """
         return {
             "encoder": {"queries": self.source, "keys": self.source},
@@ -216,12 +219,12 @@ class Sentence:
 
 @torch.no_grad()
 def read_sentence(loaded: Loaded, source: str, target: str | None = None, longest: int | None = None) -> Sentence:
-    """The sentence ``source``, of words in the form of the data, with a target, or with the model's own output.
+    """The sentence ``source``, in words of the data, with a target or with the model's own output.
 
-    Its own output is generated greedily, up to ``longest`` words, the end symbol included; unless given, to the
-    length of the longest target of the data.
+    The own output is generated greedily, up to ``longest`` words including the end symbol. The default of ``longest``
+    is the maximum target length of the data.
 
-    Raises UsageError for a word that is not in the dictionary, no words at all, and a target where there is no decoder.
+    Raises UsageError for an unknown word, an empty text, and a target for a model without a decoder.
     """
     task, model = loaded.task, loaded.model
     tokens = _encode(source, task.source_dictionary, "--input", loaded.data)
@@ -232,7 +235,7 @@ def read_sentence(loaded: Loaded, source: str, target: str | None = None, longes
     answers = task.target_dictionary
     if not loaded.has_decoder:
         if target is not None:
-            raise UsageError(f"{loaded.arch} has no decoder and takes no --target")
+            raise UsageError(f"{loaded.arch} has no decoder: omit --target")
         predicted = model(**inputs)[0].argmax(-1).item()
         return Sentence(inputs, words, [], [], [answers[answers.nspecial + predicted]])
     eos, complete = answers.eos(), True
@@ -250,7 +253,7 @@ def read_sentence(loaded: Loaded, source: str, target: str | None = None, longes
 
 @torch.no_grad()
 def record_sentence(loaded: Loaded, args: Namespace) -> tuple[Sentence, Recording]:
-    """The sentence that the options of ``add_sentence`` name, and what goes on in the model when it reads it."""
+    """The sentence that the options of ``add_sentence`` define, and the recording of its pass."""
     sentence = read_sentence(loaded, args.input, args.target, args.max_len)
     with record(loaded.model) as recording:
         loaded.model(**sentence.inputs)
@@ -271,7 +274,7 @@ def _encode(line: str, dictionary: Dictionary, option: str, data: str) -> Tensor
 
 
 def _greedy(model: nn.Module, inputs: dict[str, Tensor], dictionary: Dictionary, longest: int) -> list[int]:
-    """The model's best next word after its best earlier ones, up to the end symbol or to ``longest`` words."""
+    """The model's greedy output, up to the end symbol or to ``longest`` words."""
     encoder_out = model.encoder(**inputs)
     output: list[int] = []
     while len(output) < longest and output[-1:] != [dictionary.eos()]:
@@ -282,5 +285,5 @@ def _greedy(model: nn.Module, inputs: dict[str, Tensor], dictionary: Dictionary,
 
 
 def best(logits: Tensor, dictionary: Dictionary) -> Tensor:
-    """The word of the highest logit (…, V) -> (…); padding is no answer."""
+    """The word of the highest logit (…, V) -> (…), never padding."""
     return best_symbol(logits, dictionary.pad())

@@ -1,18 +1,19 @@
-"""What the feedforward layers do with a subset: active hidden units, and the use of experts (Csordás 2023, Figures
-7.1, 7.3 and F.2 to F.4).
+"""Feedforward layers on a subset: active hidden units, use of experts (Csordás 2023, Figures 7.1, 7.3, F.2 to F.4).
 
 For every feedforward layer SIDE.stepS (layers, or the steps of a shared layer, from 1 on), over all positions that are
 not padding, OUT.npz has
 
-    SIDE.stepS.active       (positions,), dense kinds: how many hidden units of a token are not 0
-    SIDE.stepS.selections   (experts,), mixtures of experts: how many tokens select an expert
-    SIDE.stepS.weights      (experts,), the sum of the weights they select it with
-    SIDE.stepS.together     (experts, experts), how many tokens select both; the diagonal is `selections`
+    SIDE.stepS.active       (positions,), dense kinds: the number of hidden units of a token that are not 0
+    SIDE.stepS.selections   (experts,), mixtures of experts: the number of tokens that select an expert
+    SIDE.stepS.weights      (experts,), the sum of the selection weights
+    SIDE.stepS.together     (experts, experts), the number of tokens that select both; the diagonal is ``selections``
 
-OUT.json has mean and standard deviation of the active units, the experts that nothing selects, and how many are in use
-in effect: exp of the entropy of their shares. Of the pictures, OUT.SIDE.active.png has active units by step,
-OUT.SIDE.usage.png the experts' shares of the weights, largest first, OUT.SIDE.together.png the share of an expert's
-(row's) tokens that also select another (column), experts in their own order.
+OUT.json has mean and standard deviation of the active units, the experts that are never selected, and the effective
+number of experts: exp of the entropy of their shares.
+
+Pictures: OUT.SIDE.active.png has active units by step. OUT.SIDE.usage.png has the experts' shares of the weights,
+largest first. OUT.SIDE.together.png has, for the tokens of an expert (row), the share that also select another
+(column), experts in their own order.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from fairseq_sg.modules.feedforward import FeedForward
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Language models can be looked at, too.
+#: Language models are accepted.
 LANGUAGE_MODELS = True
-#: side -> of every application in turn, the arrays of OUT.npz, of one batch.
+#: side -> the arrays of OUT.npz for one batch, per application in turn.
 Calls = dict[str, list[dict[str, Tensor]]]
 
 
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def watch(model: nn.Module) -> Iterator[Calls]:
-    """What all feedforward layers do in passes of ``model`` inside the ``with`` block; copy gates are left out."""
+    """Records all feedforward layers in passes of ``model`` inside the ``with`` block; copy gates are omitted."""
     calls: Calls = defaultdict(list)
     handles = []
 
@@ -77,7 +78,7 @@ def watch(model: nn.Module) -> Iterator[Calls]:
 
 
 def count(experts: Tensor, weights: Tensor, number: int) -> dict[str, Tensor]:
-    """experts, weights (T, K) -> selections (E,), sums of weights (E,), and selections together (E, E), float64."""
+    """experts, weights (T, K) -> selections (E,), sums of weights (E,), and joint selections (E, E), float64."""
     chosen = torch.zeros(len(experts), number, dtype=torch.float64, device=experts.device).scatter_(1, experts, 1.0)
     summed = torch.zeros(number, dtype=torch.float64, device=experts.device)
     summed.index_add_(0, experts.flatten(), weights.flatten().double())
@@ -98,7 +99,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
                 for name, values in found.items():
                     parts[f"{side}.step{step}.{name}"].append(values)
     if not parts:
-        raise UsageError(f"{loaded.arch} has no feedforward layer that this command knows")
+        raise UsageError(f"{loaded.arch} has no feedforward layer of a kind that this command supports")
     arrays = {
         name: (torch.cat(found) if name.endswith(".active") else torch.stack(found).sum(0)).numpy()
         for name, found in parts.items()
@@ -107,7 +108,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
 
 
 def effective(selections: np.ndarray) -> float:
-    """exp of the entropy of the shares: as many equally used experts have the same entropy."""
+    """exp of the entropy of the shares: the number of equally used experts with the same entropy."""
     shares = selections / selections.sum()
     return float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
 
@@ -128,8 +129,8 @@ def describe(arrays: dict[str, np.ndarray], steps: dict[str, int], args: argpars
                 used = effective(selections)
                 facts["experts"] = {"effective": used, "dead": np.flatnonzero(selections == 0).tolist()}
                 result.summary.append(
-                    f"{name}: {used:.1f} of {len(selections)} experts in use in effect, "
-                    f"{len(facts['experts']['dead'])} never"
+                    f"{name}: {used:.1f} of {len(selections)} experts in effective use, "
+                    f"{len(facts['experts']['dead'])} never used"
                 )
             result.facts["layers"][name] = facts
     return result
@@ -145,11 +146,11 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     plots.announce(len(found), "pictures")
     figures = {}
     for (side, what), arrays in found.items():
-        # A layer of another kind has none.
+        # Layers of other kinds have none.
         arrays = {step: array for step, array in enumerate(arrays, start=1) if array is not None}
         heading = f"feedforward layers of the {side}"
         if what == "active":
-            # One panel, a box a step.
+            # One panel with a box per step.
             grid = [[list(arrays.values())]], [[""]], ["active hidden units of a word"]
             figures[f"{side}.active"] = plots.boxes(*grid, "step", heading, list(arrays))
         elif what == "weights":
@@ -164,7 +165,7 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
             ]
             titles = [f"{side}, step {step}" for step in arrays]
             grid = (plots.in_rows(sequence, 4) for sequence in (panels, titles))
-            heading += ": experts that are selected together"
+            heading += ": experts selected together"
             labels = plots.Labels(heading, "also selected", "expert", "share of the expert's tokens")
             figures[f"{side}.together"] = plots.heatmaps(*grid, experts, experts, (0.0, 1.0), labels)
     return figures

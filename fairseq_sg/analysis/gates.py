@@ -1,9 +1,9 @@
 """Copy gates of one sentence, at every step (Csordás 2023, Figures 5.3 below, D.5, D.7, D.10).
 
-OUT.npz has an array SIDE.stepS of shape (positions, features) for the encoder, and the decoder where it has gates: g
-of equation 5.4, 0 where a column keeps its state and 1 where it takes its new content. OUT.json also has their means
-over the features. Of the picture, OUT.SIDE.png, each panel is a step, columns are positions, and rows are features,
-as in the figures.
+OUT.npz has an array SIDE.stepS of shape (positions, features) for the encoder, and for the decoder if it has gates.
+It is g of equation 5.4: 0 where a column keeps its state, 1 where it takes its new content. OUT.json also has the
+means over the features. In the picture, OUT.SIDE.png, each panel is a step, columns are positions, and rows are
+features, as in the figures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fairseq_sg.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Panels in a row.
+#: Panels per row.
 ACROSS = 6
 
 

@@ -1,11 +1,14 @@
-"""Distributions of the norms of Queries and Keys over a subset, of every head, at every step (Park & Kim 2024, Figure
-2).
+"""Distributions of the norms of Queries and Keys over a subset, per head and step (Park & Kim 2024, Figure 2).
 
 OUT.npz has an array ROLE.stepS.WHAT.STAGE of shape (heads, count) for WHAT query and key, over all positions of all
-sentences that are not padding. STAGE is ``projected``, ‖Q‖ after the projection, for every attention; ``mapped``,
-‖φ(Q)‖, for linear attention; and ``normalized``, ‖Q̂‖ after --qk-norm, or after the layer norm of galerkin and
-fourier, where there is one. OUT.json has means, standard deviations and quantiles. Of the pictures, OUT.ROLE.png,
-each row is a stage of Queries or Keys and each column a step, with a box for each head.
+sentences that are not padding. STAGE is one of
+
+    projected   ‖Q‖ after the projection, for every attention
+    mapped      ‖φ(Q)‖, for linear attention
+    normalized  ‖Q̂‖ after --qk-norm, or after the layer norm of galerkin and fourier, if there is one
+
+OUT.json has means, standard deviations and quantiles. In the pictures, OUT.ROLE.png, each row is a stage of Queries or
+Keys and each column a step, with a box for each head.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-#: Which sentences the Queries and the Keys of a role are of.
+#: The sentences from which the Queries and the Keys of a role come.
 SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
 
-#: Stages, and what they are of, as the pictures call them.
+#: Stages and their names in the pictures.
 PLAIN = {
     "query": "queries",
     "key": "keys",
@@ -80,7 +83,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
 
 
 def real_positions(inputs: dict[str, Tensor], loaded: Loaded) -> dict[str, Tensor]:
-    """Where source and target have words and not padding, (B, N) bool."""
+    """The positions of source and target that are not padding, (B, N) bool."""
     real = {"source": inputs["src_tokens"].ne(loaded.task.source_dictionary.pad())}
     if loaded.has_decoder:
         real["target"] = inputs["prev_output_tokens"].ne(loaded.task.target_dictionary.pad())
@@ -98,7 +101,7 @@ def describe(norms: np.ndarray) -> dict[str, Any]:
 
 
 def names_of(result: Result, role: str) -> list[str]:
-    """What is known of some step of a role, ``query.projected`` and so on, in the order of the stages."""
+    """The recorded quantities of a role, ``query.projected`` and so on, in the order of the stages."""
     candidates = [f"{what}.{stage}" for stage in STAGES for what in ("query", "key")]
     steps = range(1, result.facts["steps"][role] + 1)
     return [name for name in candidates if any(f"{role}.step{step}.{name}" in result.arrays for step in steps)]

@@ -1,4 +1,4 @@
-"""Options that several commands have, what they choose, and how a command ends."""
+"""Common options of several commands, the choices they make, and the exit of a command."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fairseq_sg.errors import UsageError
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """The end of a message on a word that is none of ``names``: those that it may be a misspelling of, or nothing."""
+    """Suggests the names that ``word`` may be a misspelling of, as the end of a message; '' if there are none."""
     by_lower = {name.lower(): name for name in names}
     found = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=3)]
     return f": did you mean {' or '.join(found)}?" if found else ""
 
 
 def choice(word: str, names: Sequence[str]) -> str:
-    """A word that is none of ``names``, for a message: with the nearest of them, and all."""
+    """An unknown word for a message, with the nearest of ``names``, and all of them."""
     return f"{word!r}{nearest(word, names) or ':'} choose from {', '.join(names)}"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with the nearest of the names that there are."""
+    """An argument parser whose errors take one line and suggest the nearest names."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command(Parser):
-    """The parser of one command, which says first what is no option: else a missing one would be said to be."""
+    """The parser of one command. It reports unknown options first; argparse would report a missing one."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         args = sys.argv[1:] if args is None else args
@@ -51,12 +51,12 @@ class Command(Parser):
                 self.error(f"{self.prog.rpartition(' ')[2]} has no option {name}{known}")
         found, rest = super().parse_known_args(args, namespace)
         if rest:
-            self.error(f"{' '.join(rest)} is too much: {self.prog.rpartition(' ')[2]} takes one CHECKPOINT")
+            self.error(f"{' '.join(rest)} is unexpected: {self.prog.rpartition(' ')[2]} takes one CHECKPOINT")
         return found, rest
 
 
 def overrides(text: str) -> dict[str, Any]:
-    """A Python dict; argparse names the option where it is none."""
+    """Argument type: a Python dict."""
     try:
         return dict(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError):
@@ -64,7 +64,7 @@ def overrides(text: str) -> dict[str, Any]:
 
 
 def finish(run: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> int:
-    """Runs a command; returns the exit code: 0, or 1 after one line that says what the user can fix."""
+    """Runs a command; returns the exit code: 0, or 1 after a one-line error that the user can fix."""
     try:
         run(args)
     except UsageError as error:
@@ -80,14 +80,14 @@ def finish(run: Callable[[argparse.Namespace], None], args: argparse.Namespace) 
 
 
 def positive(text: str) -> int:
-    """A number from 1 on; argparse names the option where it is not one."""
+    """Argument type: a whole number from 1 on."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
 def above_0(text: str) -> float:
-    """A number above 0; argparse names the option where it is not one."""
+    """Argument type: a number above 0."""
     try:
         number = float(text)
     except ValueError:
@@ -98,24 +98,22 @@ def above_0(text: str) -> float:
 
 
 def add_sentence(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", required=True, metavar="WORDS", help="the source, in words as the data have them")
-    parser.add_argument(
-        "--target", metavar="WORDS", help="the target; the model's own, greedily generated, output unless given"
-    )
+    parser.add_argument("--input", required=True, metavar="WORDS", help="the source, in words of the data")
+    parser.add_argument("--target", metavar="WORDS", help="the target (default: the model's own greedy output)")
     parser.add_argument(
         "--max-len",
         type=positive,
         metavar="N",
-        help="longest output of its own, end symbol included (default: the longest target of the data)",
+        help="maximum length of its own output, with the end symbol (default: the maximum target length of the data)",
     )
 
 
 def add_scale(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument("--vmax", type=above_0, metavar="X", help=f"where the colour scale ends (default: {default})")
+    parser.add_argument("--vmax", type=above_0, metavar="X", help=f"end of the colour scale (default: {default})")
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """What is drawn; the numbers are always those of everything."""
+    """Adds the options that select what is drawn; the written numbers are always complete."""
     parser.add_argument(
         "--roles", metavar="ROLES", help="draw encoder, decoder, cross, comma separated (default: all there are)"
     )
@@ -137,7 +135,7 @@ def add_batches(parser: argparse.ArgumentParser, limit: str) -> None:
 
 
 def choose_roles(text: str | None, there: Sequence[str]) -> list[str]:
-    """The roles that ``--roles`` names. Raises UsageError for one that is not there."""
+    """The roles in ``--roles``. Raises UsageError for an unknown one."""
     if text is None:
         return list(there)
     names = [name.strip() for name in text.split(",")]
@@ -148,7 +146,7 @@ def choose_roles(text: str | None, there: Sequence[str]) -> list[str]:
 
 
 def choose_numbers(option: str, text: str | None, count: int) -> list[int]:
-    """Numbers from 0 for ``text``, which has numbers from 1 to ``count``; all where it is None. Raises UsageError."""
+    """Parses numbers from 1 to ``count`` to indices from 0; None selects all. Raises UsageError."""
     if text is None:
         return list(range(count))
     words = [word.strip() for word in text.split(",")]

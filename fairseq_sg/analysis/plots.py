@@ -1,4 +1,4 @@
-"""The drawings. matplotlib is only needed here, and only when something is drawn."""
+"""The drawings. matplotlib is imported only to draw."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from fairseq_sg.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Rows of panels; None leaves a place empty.
+#: Rows of panels; None is an empty place.
 Panels = Sequence[Sequence[np.ndarray | None]]
-#: Of pictures, by the file name's extension; all but png are vector graphics.
+#: Formats by extension; all except png are vector graphics.
 FORMATS = ("png", "pdf", "svg")
-#: The palette of Okabe and Ito (2008), without its yellow: the colour-blind can tell its colours apart, too.
+#: The colour-blind safe palette of Okabe and Ito (2008), without its yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-#: Shapes of points, for subsets: they differ in print without colours.
+#: Markers of subsets, distinct in print without colours.
 MARKERS = "osD^vP"
-#: The sizes of text, in points: names of entries, titles of panels and of axes, and the heading.
+#: Text sizes in points: names of entries, titles of panels and of axes, and the heading.
 SMALL, MIDDLE, LARGE = 7, 8, 10
-#: The size of a grid of matrices, in inches, in which its panels shrink to fit; they are at least 1.6 inches.
+#: The size of a grid of matrices in inches. Panels shrink to fit, down to 1.6 inches.
 WIDEST, TALLEST, LEAST = 24.0, 40.0, 1.6
-#: The least size of a name; where that is still too large, some are left out.
+#: The minimum size of a name; if that is too large, some names are omitted.
 LEAST_TEXT = 4.5
-#: The number of bars whose heights are also written above them.
+#: The maximum number of bars with their heights written above them.
 MOST_NUMBERS = 60
 
 
 class Labels(NamedTuple):
-    """What a grid of panels says besides its panels' titles: a heading, both axes, and the colour scale."""
+    """The texts of a grid of panels besides panel titles: heading, both axes, and colour scale."""
 
     heading: str = ""
     across: str = ""
@@ -43,21 +43,23 @@ class Labels(NamedTuple):
 
 
 def require_matplotlib() -> None:
-    """Raises UsageError where there is none."""
+    """Raises UsageError if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"drawing needs matplotlib ({error}): pip install matplotlib, or write the numbers alone by --format none"
+            f"drawing needs matplotlib ({error}): pip install matplotlib, or write only the numbers with --format none"
         ) from None
 
 
 def place(out: str, form: str | None, kept: Sequence[str] = ()) -> tuple[str, str | None]:
-    """``--out`` and ``--format`` -> where files go, without an extension, and the format, None where neither names one.
+    """``--out`` and ``--format`` -> the prefix of the files, without an extension, and the format,
+    None if neither gives one.
 
-    Endings in ``kept`` are parts of a name, as are numbers (``v1.2``) and all that is not of three or four letters.
+    Endings in ``kept`` are parts of the name. So are numbers (``v1.2``) and endings that have
+    not three or four letters.
 
-    Raises UsageError for an extension that no format has, and for one that ``form`` contradicts.
+    Raises UsageError for an unknown extension, and for one that contradicts ``form``.
     """
     before, dot, extension = out.rpartition(".")
     if not dot or not re.fullmatch(r"[A-Za-z][A-Za-z0-9]{2,3}", extension) or extension in kept:
@@ -67,23 +69,23 @@ def place(out: str, form: str | None, kept: Sequence[str] = ()) -> tuple[str, st
             f"--out is {out}, and no picture is written as .{extension}: choose from .{', .'.join(FORMATS)}"
         )
     if form not in (None, "none", extension):
-        raise UsageError(f"--out is {out}, and --format is {form}: leave one of them out")
+        raise UsageError(f"--out is {out}, and --format is {form}: omit one of them")
     return before, form or extension
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Colours and fonts of what is drawn and saved inside the ``with`` block."""
+    """Colours and fonts of the drawings made and saved inside the ``with`` block."""
     import matplotlib
     from cycler import cycler
 
-    # 42 is TrueType: journals refuse the Type 3 fonts that are matplotlib's default.
+    # 42 is TrueType: journals reject Type 3 fonts, matplotlib's default.
     with matplotlib.rc_context({"axes.prop_cycle": cycler(color=COLORS), "pdf.fonttype": 42}):
         yield
 
 
 def announce(number: int, what: str) -> None:
-    """Says what is about to be drawn: large grids take seconds."""
+    """Prints the number of figures to come: large grids take seconds."""
     print(f"drawing {number} {what if number > 1 else what.removesuffix('s')} …", flush=True)
 
 
@@ -92,15 +94,15 @@ def count(panels: Panels) -> int:
 
 
 def save(figures: Mapping[str, Figure], prefix: str, form: str, alone: bool = False) -> list[str]:
-    """Writes every figure to PREFIX.FORM, or PREFIX.NAME.FORM if it has a name; returns the files' names.
+    """Writes every figure to PREFIX.FORM, or to PREFIX.NAME.FORM if it has a name; returns the files' names.
 
-    ``alone`` leaves the name out of a single figure's.
+    ``alone`` omits the name of a single figure.
     """
     names = []
     for name, figure in figures.items():
         named = "" if alone and len(figures) == 1 else name
         names.append(".".join(filter(None, (prefix, named, form))))
-        # Matrices are images in vector graphics, too: their entries need sharp edges there.
+        # Matrices are images also in vector graphics, where their entries need sharp edges.
         figure.savefig(names[-1], format=form, dpi=120 if form == "png" else 300, bbox_inches="tight")
     return names
 
@@ -110,7 +112,7 @@ def _grid(
 ) -> tuple[Figure, np.ndarray]:
     """A figure of rows × columns axes, of sizes and ``gaps`` (across, up) in inches.
 
-    Its layout is fixed: matplotlib's own layouts measure every text of every panel, which takes longer than drawing.
+    The layout is fixed: matplotlib's layouts measure every text of every panel, which takes longer than drawing.
     """
     from matplotlib.figure import Figure
 
@@ -126,7 +128,7 @@ def _grid(
 
 
 def in_rows(sequence: Sequence[Any], across: int) -> list[list[Any]]:
-    """A sequence cut into rows of equal length, at most ``across``; None fills the last one."""
+    """Cuts a sequence into rows of equal length, at most ``across``; None fills the last one."""
     across = min(across, len(sequence))
     filled = [*sequence, *[None] * (-len(sequence) % across)]
     return [filled[start : start + across] for start in range(0, len(filled), across)]
@@ -141,11 +143,11 @@ def heatmaps(
     labels: Labels = Labels(),
     vmax: float | None = None,
 ) -> Figure:
-    """A grid of matrices (len(rows), len(columns)) with one color scale; ``rows`` and ``columns`` name their entries.
+    """A grid of matrices (len(rows), len(columns)) with one colour scale; ``rows`` and ``columns`` name their entries.
 
-    With no ``rows``, rows have no names. The names stand at the outer edges of the grid. The scale goes to ``vmax``,
-    or reaches from one of the ``limits`` to the other, further where entries are beyond them, or as far as the entries
-    where ``limits`` is None; it is the same on both sides of 0 if some are negative, and starts at 0 if none is.
+    Empty ``rows`` give rows without names. The names are at the outer edges of the grid. The scale ends at ``vmax`` if
+    given. Otherwise it spans the ``limits``, extended by entries beyond them, or the entries without ``limits``. It is
+    symmetric around 0 if some entries are negative, and starts at 0 otherwise.
     """
     drawn = [panel for row in panels for panel in row if panel is not None]
     largest = max(float(np.abs(panel).max()) for panel in drawn)
@@ -177,7 +179,7 @@ _NO_TICKS = {"xticks": [], "yticks": []}
 
 
 def _colorbar(figure: Figure, image: Any, label: str, drawn: Sequence[np.ndarray]) -> None:
-    """The color scale, at the right of the grid's top; pointed where entries are beyond it."""
+    """The colour scale, at the upper right of the grid; pointed if entries are beyond it."""
     width, height = figure.get_size_inches()
     inside = min(height - 2, 2.5)
     bar = figure.add_axes((1 - 0.85 / width, 1 - (1 + inside) / height, 0.15 / width, inside / height))
@@ -189,7 +191,7 @@ def _colorbar(figure: Figure, image: Any, label: str, drawn: Sequence[np.ndarray
 
 
 def _name(axis: Any, names: Sequence[str], inches: float, **how: Any) -> None:
-    """Names of the entries along an axis; smaller where they lie close, at last of every second, third and so on."""
+    """Writes names of entries along an axis; dense names are smaller, then only every second, third and so on."""
     room = 72 * inches / max(len(names), 1) / 1.1  # points
     every = math.ceil(LEAST_TEXT / room)
     axis.set_ticks(range(0, len(names), every))
@@ -204,10 +206,14 @@ def boxes(
     heading: str = "",
     numbers: Sequence[int] | None = None,
 ) -> Figure:
-    """A grid of box plots of panels (H, count), a box a row (a head).
+    """A grid of box plots of panels (H, count), one box per row (head).
 
-    Boxes reach from quartile to quartile, whiskers from 5 % to 95 %.
-    ``up`` has the label of every row of panels, ``across`` is what the boxes are, ``numbers`` which, if not 1, 2, …
+    Boxes span the quartiles, whiskers 5 % to 95 %.
+
+    Args:
+        up: the label of every row of panels.
+        across: the name of the boxes.
+        numbers: the labels of the boxes; 1, 2, … by default.
     """
     most = max(len(panel) for row in panels for panel in row if panel is not None)
     width = max(2.0, 0.3 * most)
@@ -231,7 +237,7 @@ def boxes(
 
 
 def shares(curves: Mapping[str, np.ndarray], across: str, up: str, heading: str = "") -> Figure:
-    """Lines of falling shares, and for comparison the share that all would have if they were equal."""
+    """Lines of decreasing shares, with the equal share for comparison."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.5), layout="constrained")
@@ -254,10 +260,10 @@ def accuracies(
     names: Sequence[str] | None = None,
     sentences: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Figure:
-    """Accuracies in percent, of every seed: model -> subset -> group -> values.
+    """Accuracies in percent of every seed: model -> subset -> group -> values.
 
-    Lines over lengths, with those in training shaded, or bars over ``names``; means, and from the least to the most.
-    ``sentences``, subset -> group -> number, are bars below the lines, or are written above the axes.
+    Draws lines over lengths, with those of training shaded, or bars over ``names``: means with the range from minimum
+    to maximum. ``sentences``, subset -> group -> number, are bars below the lines, or are written above the axes.
     """
     from matplotlib.figure import Figure
 
@@ -274,7 +280,7 @@ def accuracies(
         several = any(len(v) > 1 for v in values.values())
         called = ", ".join(filter(None, (model, subset)))
         if names is None:
-            # Of several models, a colour is one of them, and a kind of line a subset.
+            # With several models, colours are models and line styles are subsets.
             style = {} if len(models) == 1 else {"ls": ("-", "--", ":", "-.")[subsets.index(subset) % 4]}
             color = f"C{(number if len(models) == 1 else list(models).index(model)) % 10}"
             at = [int(group) for group in values]
@@ -287,7 +293,7 @@ def accuracies(
             at = [groups.index(group) - 0.4 + (number + 0.5) * width for group in values]
             ax.bar(at, mean, width, yerr=[mean - low, high - mean] if several else None, label=called)
             if sentences is not None and model == next(iter(models)):
-                # Above the axes: bars of any height leave room there.
+                # Above the axes, where bars of any height leave room.
                 for x, group in zip(at, values, strict=True):
                     x = x if len(subsets) > 1 else groups.index(group)
                     n, turned = f"n = {sentences[subset][group]}", 90 * (len(values) * len(subsets) > 12)
@@ -300,7 +306,7 @@ def accuracies(
     figure.axes[-1].set_xlabel(label)
     ax.grid(alpha=0.3)
     if names is None:
-        # Above the axes: there may be points anywhere in them.
+        # Above the axes, since points may be anywhere inside.
         ax.legend(fontsize=MIDDLE, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
     else:
         ax.legend(fontsize=MIDDLE)
@@ -310,9 +316,9 @@ def accuracies(
 
 
 def _numbers_of_sentences(ax: Any, sentences: Mapping[str, Mapping[str, int]], as_lines: bool) -> None:
-    """Bars, subset -> length -> number, with the numbers above them; in the lines' colours, or in grays."""
+    """Bars, subset -> length -> number, with the numbers above them, in the lines' colours or in grays."""
     lengths = [length for groups in sentences.values() for length in groups]
-    # Bars stand side by side where two subsets have sentences of a length.
+    # Bars stand side by side if two subsets share a length.
     beside = len(sentences) if len(set(lengths)) < len(lengths) else 1
     for number, (subset, groups) in enumerate(sentences.items()):
         color = f"C{number % 10}" if as_lines else str(0.35 + 0.4 * number / len(sentences))

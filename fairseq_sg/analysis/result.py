@@ -1,4 +1,4 @@
-"""What a command finds out, and the files it goes to."""
+"""The findings of a command, and their files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 
 @dataclass
 class Result:
-    """arrays   the numbers, by name.
-    facts    what they mean: words, sizes, means; goes to JSON.
-    summary  the lines that are printed.
+    """Attributes:
+    arrays: the numbers by name.
+    facts: their meaning (words, sizes, means), for JSON.
+    summary: the printed lines.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)

@@ -1,14 +1,18 @@
-"""CTL++: how alike functions represent the same symbol (Csordás 2023, section 6.3.1, Figures 6.3, E.5–E.7).
+"""CTL++: how similarly functions represent the same symbol (Csordás 2023, section 6.3.1, Figures 6.3, E.5–E.7).
 
-All functions are bijections, so for an output symbol s' each function f has one input s with f(s) = s'. The
-representation of s' by f is the vector below the classification layer when the model reads "f s". OUT.npz has, for
-every symbol s', an array similarity.s' of shape (functions, functions): the cosine similarity of its representations
-by every two functions, with the functions in the order of their groups (OUT.json's list), and representations.s'
-(functions, features). Where the groups make blocks, they have learned representations of their own, and functions of
-one group cannot follow those of another. OUT.json has the means inside and between groups, and how many of the single
-functions the model gets right. The picture, OUT.png, has a panel for each symbol.
+All functions are bijections, so for an output symbol s' each function f has one input s with f(s) = s'.
+The representation of s' by f is the vector below the classification layer when the model reads "f s". For
+every symbol s', OUT.npz has
 
-The data folder must be one of `python -m data_prep ctlpp`; the model may be an encoder with a classification layer,
+    similarity.s'        (functions, functions), the cosine similarity of its representations by every two functions,
+                         with the functions in the order of their groups (OUT.json's list)
+    representations.s'   (functions, features)
+
+If the groups form blocks, they have learned separate representations, and functions of one group cannot follow those of
+another. OUT.json has the means inside and between groups, and how many single functions the model gets right. The
+picture, OUT.png, has a panel for each symbol.
+
+The data folder must come from ``python -m data_prep ctlpp``. The model may be an encoder with a classification layer,
 or an encoder–decoder model, whose first output word is the class.
 """
 
@@ -33,12 +37,12 @@ from fairseq_sg.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Panels in a row.
+#: Panels per row.
 ACROSS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no options of its own."""
+    """This command has no options of its own."""
 
 
 @torch.no_grad()
@@ -62,24 +66,24 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
 
 
 def functions_of(data: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """function -> what it makes of the symbols in their order, and group -> its functions. Raises UsageError."""
+    """function -> its values for the symbols in order, and group -> its functions. Raises UsageError."""
     path = Path(utils.split_paths(data)[0]) / "dataset.json"
     try:
         origin = json.loads(path.read_text(encoding="utf-8"))["origin"]
         tables = {name: table.split() for name, table in origin["tables"].items()}
         groups = {name: functions.split() for name, functions in origin["groups"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(f"{path} is not of CTL++: name a folder of `python -m data_prep ctlpp` by --data") from None
+        raise UsageError(f"{path} is not of CTL++: give a folder of `python -m data_prep ctlpp` with --data") from None
     return tables, groups
 
 
 def symbols_to(table: list[str]) -> dict[str, str]:
-    """A function's inverse, output symbol -> input symbol; ``table`` is what it makes of its symbols in their order."""
+    """A function's inverse, output symbol -> input symbol; ``table`` has its values for the symbols in order."""
     return dict(zip(table, sorted(table), strict=True))
 
 
 def represent(loaded: Loaded, line: str) -> tuple[Tensor, str]:
-    """The vector (C,) below the classification layer when the model reads ``line``, and the class that it answers.
+    """The vector (C,) below the classification layer when the model reads ``line``, and the predicted class.
 
     Raises UsageError for a model without such a layer.
     """

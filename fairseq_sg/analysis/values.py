@@ -1,10 +1,11 @@
-"""Cosine similarity of the Values of one sentence, of every head, at every step (Park & Kim 2024, Figures 3 and 6).
+"""Cosine similarity of the Values of one sentence, for every head and step (Park & Kim 2024, Figures 3 and 6).
 
-OUT.npz has an array ROLE.stepS of shape (heads, keys, keys): V_i·V_j / (‖V_i‖ ‖V_j‖), the matrix V̄V̄ᵀ whose distance
-from I is the orthogonality loss (0 for a Value that is 0). OUT.json also has, for every head, the mean of its
-absolute values off the diagonal: 0 for orthogonal Values, 1 for Values of one direction. The Values are those after
-the projection, as the loss sees them; the papers' figures are of an encoder. For compositional attention, heads are
-its retrievals. Of the pictures, OUT.ROLE.png, each row is a head and each column a step.
+OUT.npz has an array ROLE.stepS of shape (heads, keys, keys): V_i·V_j / (‖V_i‖ ‖V_j‖), or 0 for a zero Value. It is the
+matrix V̄V̄ᵀ whose distance from I is the orthogonality loss. OUT.json also has, for every head, the mean absolute value
+off the diagonal: 0 for orthogonal Values, 1 for parallel Values.
+
+The Values are those after the projection, as in the loss; the papers' figures show an encoder. For compositional
+attention, heads are its retrievals. In the pictures, OUT.ROLE.png, each row is a head and each column a step.
 """
 
 from __future__ import annotations
@@ -50,19 +51,19 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
 
 
 def cosines(vectors: Tensor) -> Tensor:
-    """vectors (…, N, E) -> cosines of their angles (…, N, N), float32 or wider; 0 with a vector that is 0."""
+    """vectors (…, N, E) -> cosines of their angles (…, N, N), float32 or wider; 0 for a zero vector."""
     vectors = vectors.to(accumulation_dtype(vectors))
     unit = torch.nn.functional.normalize(vectors, dim=-1)
     return unit @ unit.transpose(-1, -2)
 
 
 def mean_off_diagonal(matrix: np.ndarray) -> float | None:
-    """The mean of absolute values off the diagonal; None for a single entry."""
+    """The mean absolute value off the diagonal; None for a single entry."""
     others = np.abs(matrix[~np.eye(len(matrix), dtype=bool)])
     return float(others.mean(dtype="float64")) if others.size else None
 
 
-#: role -> whose Values they are, and what stands at the rows and columns.
+#: role -> the origin of the Values, and the labels of rows and columns.
 LABELS = {
     role: plots.Labels(f"Values of the {of}", f"Value ({word})", f"Value ({word})", "cosine similarity")
     for role, of, word in (

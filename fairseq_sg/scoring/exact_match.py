@@ -1,6 +1,6 @@
 """``--scoring exact_match``: the share of outputs that equal their reference in every token, in percent.
 
-With ``--beam 1 --min-len 0`` and a ``--max-len-b`` no reference exceeds, it equals the ``accuracy`` that training and
+With ``--beam 1 --min-len 0`` and a sufficient ``--max-len-b``, it equals the ``accuracy`` that training and
 ``fairseq-validate`` report from one teacher-forced pass.
 """
 
@@ -17,10 +17,10 @@ class ExactMatchConfig(FairseqDataclass):
 
 @register_scorer("exact_match", dataclass=ExactMatchConfig)
 class ExactMatchScorer(BaseScorer):
-    """Counts pairs of detokenized strings that are the same up to white space between tokens."""
+    """Counts pairs of detokenized strings that are equal up to white space between tokens."""
 
     def score(self) -> float:
-        """Percent of exact matches; 0 where nothing was generated."""
+        """The percentage of exact matches; 0 without outputs."""
         if not self.ref:
             return 0.0
         return 100.0 * self._matches() / len(self.ref)

@@ -1,12 +1,12 @@
-"""BLEU of translations against plain text: `python -m fairseq_sg.scoring.plain_bleu FOLDER SUBSET OUTPUT`.
+"""BLEU of translations against plain text: ``python -m fairseq_sg.scoring.plain_bleu FOLDER SUBSET OUTPUT``.
 
-FOLDER is made by `python -m data_prep parallel` (or `iwslt_en_vi`), OUTPUT is what `fairseq-generate --results-path`
-wrote for its SUBSET, or what it printed. The hypotheses (lines `H-…`) are put into the order of the text, their
-subwords joined to words, and scored by sacreBLEU against raw/SUBSET.plain.tgt; so are scores independent of the
-subwords. BLEU and chrF are printed with sacreBLEU's signatures, by which they can be compared with others (Post 2018).
+FOLDER is made by ``python -m data_prep parallel`` (or ``iwslt_en_vi``). OUTPUT is the file that `fairseq-generate
+--results-path`` wrote for SUBSET, or its printed output. The hypotheses (lines ``H-…`) are put into the order of the
+text and their subwords joined to words. sacreBLEU scores them against raw/SUBSET.plain.tgt, so scores do not depend on
+the subwords. BLEU and chrF are printed with sacreBLEU's signatures, which make them comparable (Post 2018).
 
-Text that was tokenized before it came here, such as that of IWSLT'15 en-vi, is scored as it is by `--tokenize none`, as
-multi-bleu.perl would; sacreBLEU's own tokenization, 13a, is the default.
+Use ``--tokenize none`` for text that was tokenized beforehand, such as IWSLT'15 en-vi: it is scored unchanged, as in
+multi-bleu.perl. The default is sacreBLEU's own tokenization, 13a.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Lines = dict[int, str]
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, of which only newlines are ends. Raises UsageError where there is none to read."""
+    """The lines of a text file; only newlines end them. Raises UsageError for an unreadable file."""
     try:
         return path.read_text("utf-8").removesuffix("\n").split("\n")
     except OSError as error:
@@ -36,8 +36,11 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_output(path: Path) -> tuple[Lines, Lines]:
-    """The targets (`T-`) and the hypotheses (`H-`) of fairseq-generate by number of their line, from 0; the other lines
-    are passed over. Raises UsageError with the line for a hypothesis that is there twice or has another form."""
+    """The targets (``T-``) and the hypotheses (``H-``) of fairseq-generate by line number, from 0;
+    other lines are skipped.
+
+    Raises UsageError with the line for a repeated hypothesis or one of another form.
+    """
     targets: Lines = {}
     hypotheses: Lines = {}
     for number, line in enumerate(read_lines(path), start=1):
@@ -52,7 +55,7 @@ def read_output(path: Path) -> tuple[Lines, Lines]:
                     f"{path}:{number}: a hypothesis without a score: is this the output of fairseq-generate?"
                 )
         if index in (known := targets if kind == "T" else hypotheses):
-            raise UsageError(f"{path}:{number}: {kind}-{index} is there twice: generate with --nbest 1, and one subset")
+            raise UsageError(f"{path}:{number}: {kind}-{index} occurs twice: generate one subset, with --nbest 1")
         known[index] = rest
     return targets, hypotheses
 
@@ -65,20 +68,20 @@ def to_text(lines: Lines) -> Lines:
 def hypotheses_in_order(output: Path, references: Sequence[str]) -> list[str]:
     """The hypotheses as text, one for every reference.
 
-    Raises UsageError if one is missing or too many, or if the targets in the output are not the references.
+    Raises UsageError for a missing or extra hypothesis, or if the targets in the output are not the references.
     """
     targets, hypotheses = read_output(output)
     missing = [index for index in range(len(references)) if index not in hypotheses]
     if missing:
         raise UsageError(
-            f"{output}: {len(missing):,} of {len(references):,} sentences have no hypothesis, the first is"
-            f" H-{missing[0]}: generate the whole subset, with --required-batch-size-multiple 1 (without it, tasks"
-            " of fairseq's own lose the last few), and without --quiet or --skip-invalid-size-inputs-valid-test"
+            f"{output}: {len(missing):,} of {len(references):,} sentences have no hypothesis, the first is "
+            f"H-{missing[0]}: generate the complete subset, with --required-batch-size-multiple 1 (without it, "
+            "fairseq's own tasks lose the last few), and without --quiet or --skip-invalid-size-inputs-valid-test"
         )
     foreign = next((index for index in hypotheses if index >= len(references)), None)
     if foreign is not None:
         raise UsageError(f"{output}: H-{foreign}, but there are {len(references):,} references: is it another subset?")
-    # Without a sign for a space anywhere, --post-process sentencepiece has joined the subwords already.
+    # No sign for a space: --post-process sentencepiece has already joined the subwords.
     if any(SPACE in line for lines in (targets, hypotheses) for line in lines.values()):
         targets, hypotheses = to_text(targets), to_text(hypotheses)
     for index, text in targets.items():
@@ -88,7 +91,7 @@ def hypotheses_in_order(output: Path, references: Sequence[str]) -> list[str]:
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -> list[str]:
-    """BLEU and chrF of a corpus, each in sacreBLEU's format with its signature."""
+    """BLEU and chrF of a corpus in sacreBLEU's format, each with its signature."""
     from sacrebleu.metrics import BLEU, CHRF
 
     found = []
@@ -99,14 +102,14 @@ def score(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors take one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the scores; returns the exit code: 0, or 2 for something that the user can mend."""
+    """Prints the scores; returns the exit code: 0, or 2 for an error that the user can fix."""
     parser = Parser(
         prog="python -m fairseq_sg.scoring.plain_bleu",
         description=__doc__,
@@ -116,7 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("subset", metavar="SUBSET")
     parser.add_argument("output", type=Path, metavar="OUTPUT")
-    parser.add_argument("--tokenize", choices=TOKENIZERS, default="13a", help="by sacreBLEU (default: 13a)")
+    parser.add_argument(
+        "--tokenize", choices=TOKENIZERS, default="13a", help="tokenization by sacreBLEU (default: 13a)"
+    )
     args = parser.parse_args(arguments)
     try:
         references = read_lines(args.folder / "raw" / f"{args.subset}.plain.tgt")

@@ -1,4 +1,4 @@
-"""Small data folders, and checkpoints of random models in the form of fairseq-train, made in this process."""
+"""Small data folders, and checkpoints of random models in the form of fairseq-train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from data_prep.common import Pair
 from data_prep.corpus import Corpus
 from data_prep.prepare import write
 
-#: CTL++ in small: function -> what it makes of 0, 1, 2, 3. The groups are not in the order of the alphabet.
+#: A small CTL++: function -> its values for 0, 1, 2, 3. The groups are not in alphabetical order.
 TABLES = {"p": "1 2 3 0", "a": "3 1 0 2", "q": "0 2 1 3", "b": "2 3 0 1"}
 GROUPS = {"a": "p q", "b": "a b"}
 
@@ -34,8 +34,8 @@ MODELS = {
     "gated": f"{BOTH} --encoder-attention geometric --decoder-attention relative --encoder-update copy_gate "
     "--decoder-update copy_gate --depth shared --encoder-layers 4",
     "mixed": f"{BOTH} --encoder-attention galerkin,compositional --decoder-attention abs_rel --cross-attention linear",
-    "experts": f"{BOTH} --encoder-ffn sigma_moe --decoder-ffn topk --topk-k 5 --moe-experts 6 --moe-k 2 --depth shared "
-    "--encoder-layers 3",
+    "experts": f"{BOTH} --encoder-ffn sigma_moe --decoder-ffn topk --topk-k 5 --moe-experts 6 --moe-k 2 "
+    "--depth shared --encoder-layers 3",
     "encoder": f"--arch sg_encoder {SIZES['encoder']} --encoder-layers 3 --depth shared --encoder-attention geometric "
     "--encoder-update copy_gate --readout first",
     "lstm": "--arch sg_lstm --embed-dim 8 --hidden-dim 8",
@@ -95,7 +95,7 @@ def text_folder(folder: Path) -> Path:
 
 
 def checkpoint(path: Path, data: Path, model: str, *more: str) -> Path:
-    """A random model's checkpoint, as fairseq-train writes them."""
+    """A random model's checkpoint in the form of fairseq-train."""
     kind = "classification" if model in CLASSIFIERS else "language_modeling" if model == "lm" else "translation"
     criterion = "classification" if model in CLASSIFIERS else "cross_entropy_orthogonality"
     fixed = f"{data} --task sg_{kind} --criterion {criterion} --optimizer torch_adam --cpu"
@@ -105,7 +105,7 @@ def checkpoint(path: Path, data: Path, model: str, *more: str) -> Path:
     built = tasks.setup_task(cfg.task).build_model(cfg.model)
     with torch.no_grad():
         for parameter in built.parameters():
-            # Unlike at the start of training: norms' gains are not all 1, biases not all 0.
+            # Unlike at the start of training, gains of norms are not all 1 and biases not all 0.
             parameter.add_(0.3 * torch.randn_like(parameter))
     state = {
         "args": None,

@@ -1,4 +1,4 @@
-"""The folders and checkpoints that the tests of the analysis share."""
+"""The folders and checkpoints of the analysis tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def saved(folders, tmp_path_factory) -> Callable[..., str]:
-    """The checkpoint of a model of ``analysis_models``, by default on the folder that suits it."""
+    """The checkpoint of a model of ``analysis_models``, by default on the folder that fits it."""
     room, made = tmp_path_factory.mktemp("checkpoints"), {}
 
     def get(model: str, data: str | None = None) -> str:

@@ -43,7 +43,7 @@ def test_another_data_folder(saved, folders, tmp_path):
         ),
         (
             dict(data="nowhere"),
-            "the data folder nowhere is not here: name one by --data; the checkpoint was trained on .*",
+            "the data folder nowhere does not exist: give one with --data; the checkpoint was trained on .*",
         ),
     ],
 )
@@ -56,15 +56,13 @@ def test_no_file_and_a_broken_file(saved, tmp_path):
     folder = str(Path(saved("softmax")).parent)
     with pytest.raises(UsageError, match="^there is no checkpoint nowhere.pt$"):
         load("nowhere.pt")
-    with pytest.raises(UsageError, match=f"^{folder} is a folder: name a checkpoint in it, such as {folder}/.*pt$"):
+    with pytest.raises(UsageError, match=f"^{folder} is a folder: give a checkpoint in it, such as {folder}/.*pt$"):
         load(folder)
     with pytest.raises(UsageError, match=r"^there is no checkpoint .*/sofmax-pairs.pt: did you mean softmax-pairs.pt"):
         load(f"{folder}/sofmax-pairs.pt")
     with pytest.raises(UsageError, match="^there is no checkpoint .*/nowhere/x.pt: there is no folder .*/nowhere$"):
         load(f"{folder}/nowhere/x.pt")
-    with pytest.raises(
-        UsageError, match="^there is no checkpoint a=.*: `accuracy` alone takes names .*, leave a= out$"
-    ):
+    with pytest.raises(UsageError, match="^there is no checkpoint a=.*: only `accuracy` takes names .*, omit a=$"):
         load(f"a={saved('softmax')}")
     broken = tmp_path / "broken.pt"
     broken.write_bytes(open(saved("softmax"), "rb").read()[:1000])
@@ -89,7 +87,7 @@ def test_its_own_output_is_no_longer_than_the_longest_target_of_the_data(loaded)
     raw = Path(model.data) / "raw"
     longest = max(len(line.split()) for path in raw.glob("*.tgt") for line in path.read_text().splitlines())
     assert model.longest_target == longest + 1  # the end symbol
-    # This random model never says the end symbol.
+    # This random model never predicts the end symbol.
     assert not read_sentence(model, "s t", longest=30).complete
     sentence = read_sentence(model, "s t")
     assert len(sentence.expected) == longest + 1 and not sentence.complete
@@ -133,5 +131,5 @@ def test_unknown_words(source, target, message, loaded):
 
 
 def test_no_target_for_a_classifier(loaded):
-    with pytest.raises(UsageError, match="^sg_encoder has no decoder and takes no --target$"):
+    with pytest.raises(UsageError, match="^sg_encoder has no decoder: omit --target$"):
         read_sentence(loaded("encoder"), "p 1", "1")

@@ -25,7 +25,7 @@ from fairseq_sg.analysis.__main__ import main, named
 
 @pytest.fixture
 def analyse(saved, tmp_path, capsys):
-    """Runs a command on the CPU, without pictures unless asked for; returns its arrays, facts, and what it printed."""
+    """Runs a command on the CPU, by default without pictures; returns its arrays, facts, and output."""
 
     def run(command: str, checkpoint: str, *options: str):
         out = str(tmp_path / "new" / "out")
@@ -128,7 +128,7 @@ def _cosine(v, w) -> float:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["linear", "softmax", "encoder"])
 def test_norms_are_those_of_the_sentences_one_by_one(kind, analyse, saved, loaded):
-    """Padding has no part: in a batch of all there is some, in batches of one there is none."""
+    """Padding is excluded: one large batch has some, batches of one have none."""
     subset = "valid"
     arrays, facts, _ = analyse("norms", saved(kind), "--subset", subset, "--batch-size", "5", "--limit", "12")
     model = loaded(kind)
@@ -155,7 +155,7 @@ def test_norms_are_those_of_the_sentences_one_by_one(kind, analyse, saved, loade
 
 
 class HalfRight(torch.nn.Module):
-    """Says the target where the source's words add up to an even number; elsewhere the last word is wrong."""
+    """Predicts the target if the sum of the source's words is even; otherwise its last word is wrong."""
 
     decoder = None
 
@@ -171,7 +171,7 @@ class HalfRight(torch.nn.Module):
         odd = src_tokens.masked_fill(src_tokens.eq(self.pad), 0).sum(1) % 2
         answer[rows, lengths - 2] += odd
         logits = torch.nn.functional.one_hot(answer, self.words + 1)[..., :-1].float()
-        # Padding has the highest logit of all, and is no answer.
+        # Padding has the highest logit, but is never the answer.
         logits[..., self.pad] = 2
         return logits, {}
 
@@ -180,7 +180,7 @@ class HalfRight(torch.nn.Module):
 @pytest.mark.parametrize("kind", ["softmax", "encoder", "lstm"])
 @pytest.mark.parametrize("by,side", [("source_length", "src"), ("target_length", "tgt")])
 def test_accuracy_by_length(kind, by, side, loaded):
-    """Against the criterion, a sentence at a time."""
+    """Against the criterion, one sentence at a time."""
     model = loaded(kind)
     if model.has_decoder:
         model.model = HalfRight(model.task)
@@ -311,7 +311,7 @@ def test_names_of_checkpoints(tmp_path, monkeypatch):
     "words,message",
     [
         (["a={0}", "nothing*.pt", "--out", "{2}"], r"there is no checkpoint nothing\*\.pt"),
-        (["a={0}", "b={0}"], "a comparison of several checkpoints has no place of its own: name one by --out"),
+        (["a={0}", "b={0}"], "a comparison of several checkpoints needs --out"),
         (["{0}", "b={0}", "--out", "{2}"], ".* has no name: several checkpoints are compared as NAME=CHECKPOINT …"),
         (["a={0}", "b={1}", "--out", "{2}"], "b was trained on other data than the first model: compare .*"),
     ],
@@ -348,7 +348,7 @@ def test_symbols(kind, analyse, saved, loaded):
 
 
 def below_the_classes(model, line: str):
-    """The vector that is classified, and the class: with the parts of the model, not its own pass."""
+    """The classified vector and the class, from the parts of the model instead of its own pass."""
     words, classes = model.task.source_dictionary, model.task.target_dictionary
     tokens = torch.tensor([[words.bos(), *map(words.index, line.split()), words.eos()]])
     whole = model.model
@@ -415,13 +415,13 @@ def test_files(kind, command, options, pictures, saved, tmp_path, capsys):
         ),
         ("lm", "maps", "--input a", ".* is a language model: .* `experts` .*"),
         ("softmax", "maps", "--input s --roles encodr", "--roles has 'encodr': did you mean encoder.*choose from .*"),
-        ("softmax", "symbols", "", ".*dataset.json is not of CTL.*: name a folder of .* by --data"),
+        ("softmax", "symbols", "", ".*dataset.json is not of CTL.*: give a folder of .* with --data"),
         ("softmax", "maps", "--input s --model-overrides {'layers':1}", "--model-overrides names 'layers', .*"),
         (
             "gated",
             "gates",
             "--input s --model-overrides {'encoder_layers':'x'}",
-            "--model-overrides has a value .*'x'.*",
+            "--model-overrides has an invalid value: .*'x'.*",
         ),
         ("gated", "gates", "--input s --user-dir /nowhere", "there is no folder /nowhere: .* --user-dir"),
     ],
@@ -436,7 +436,7 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     command = ["norms", saved("softmax"), "--out", str(tmp_path / "out")]
     assert main([*command, "--device", "cuda"]) == 1
-    assert capsys.readouterr().err == "error: --device is cuda, and PyTorch finds no GPU here: choose cpu, or auto\n"
+    assert capsys.readouterr().err == "error: --device is cuda, but PyTorch finds no GPU: choose cpu or auto\n"
     assert main([*command, "--format", "none"]) == 0
 
 
@@ -446,7 +446,7 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
         ([], "name a command: maps, gates, values, norms, experts, accuracy, symbols "),
         (["map", "x.pt"], "unknown command 'map': did you mean maps. choose from maps, gates, values, .*"),
         (["maps", "x.pt", "--inptu", "s"], "maps has no option --inptu: did you mean --input. "),
-        (["maps", "x.pt", "y.pt", "--input", "s"], "y.pt is too much: maps takes one CHECKPOINT "),
+        (["maps", "x.pt", "y.pt", "--input", "s"], "y.pt is unexpected: maps takes one CHECKPOINT "),
         (["maps", "x.pt", "--input", "s", "--vmax", "-1"], "argument --vmax: '-1' is not a number above 0 "),
         (
             ["norms", "x.pt", "--device", "cudda"],
@@ -510,7 +510,7 @@ def test_experts(analyse, saved, loaded, tmp_path):
                 expected[f"encoder.step{step}.weights"] += one_hot * scores.numpy()
         for step, (module, x, _) in enumerate(calls["decoder"], start=1):
             hidden = module.fc1(x).relu()
-            # Zeros are as large as the fifth where fewer are positive.
+            # With fewer than five positive units, zeros equal the fifth.
             active[step] += [min(5, int((token > 0).sum())) for token in hidden.flatten(0, 1)]
     assert set(arrays) == set(expected) | {"decoder.step1.active", "decoder.step2.active"}
     for name, value in expected.items():
@@ -522,13 +522,13 @@ def test_experts(analyse, saved, loaded, tmp_path):
     assert facts["layers"]["encoder.step2"]["experts"]["effective"] == pytest.approx(used)
     assert facts["layers"]["encoder.step2"]["experts"]["dead"] == [e for e in range(6) if shares[e] == 0]
     assert facts["layers"]["decoder.step1"]["active_units"]["mean"] == pytest.approx(np.mean(active[1]))
-    assert f"encoder.step2: {used:.1f} of 6 experts in use in effect" in printed
+    assert f"encoder.step2: {used:.1f} of 6 experts in effective use" in printed
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("limit,batches", [(1000, None), (7, 1), (13, 3)])
 def test_experts_of_a_language_model(limit, batches, analyse, saved, loaded):
-    """Whole batches of four streams, and what a layer sees is what validation with a memory sees."""
+    """Complete batches of four streams; layers see the same as in validation with a memory."""
     options = ("--subset", "valid", "--batch-size", "4", "--limit", str(limit))
     arrays, facts, _ = analyse("experts", saved("lm"), *options)
     assert facts["steps"] == {"decoder": 2}
@@ -557,4 +557,4 @@ def test_pictures_of_experts(saved, tmp_path):
 
 def test_model_without_feedforward_layers_of_ours(saved, capsys):
     assert main(["experts", saved("lstm"), "--device", "cpu"]) == 1
-    assert "sg_lstm has no feedforward layer that this command knows" in capsys.readouterr().err
+    assert "sg_lstm has no feedforward layer of a kind that this command supports" in capsys.readouterr().err

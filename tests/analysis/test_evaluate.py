@@ -1,4 +1,4 @@
-"""``python -m fairseq_sg.evaluate``: the numbers of fairseq-validate, parts that add up, errors of one line."""
+"""``python -m fairseq_sg.evaluate``: the numbers of fairseq-validate, parts that add up, one-line errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fairseq_sg.evaluate import main
 
 @pytest.fixture
 def evaluated(tmp_path, capsys):
-    """Runs the command on the CPU; returns its numbers and the lines that it printed."""
+    """Runs the command on the CPU; returns its numbers and its printed lines."""
 
     def run(*arguments: object):
         file = tmp_path / "new" / "numbers.json"
@@ -37,7 +37,7 @@ def evaluated(tmp_path, capsys):
 
 
 def validated(checkpoint: str, subset: str, batch_size: int) -> dict:
-    """What fairseq-validate logs, with the accuracy of all types."""
+    """The log of fairseq-validate, with the accuracy of all types."""
     overrides = {"accuracy_by": "types"}
     (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides=overrides)
     criterion = task.build_criterion(cfg.criterion).eval()
@@ -107,7 +107,7 @@ def test_many_lengths_are_ranges_of_about_as_many_sentences():
 
 
 class Sized(list):
-    """A dataset of which the lengths alone are looked at."""
+    """A dataset with lengths only."""
 
     def __init__(self, items, sizes):
         super().__init__(items)
@@ -120,7 +120,7 @@ def sentence(count: int):
 
 
 def any_model():
-    """A model with a decoder, of which nothing else is looked at."""
+    """A model with a decoder; other parts are unused."""
     task = SimpleNamespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
     return SimpleNamespace(has_decoder=True, task=task)
 
@@ -143,13 +143,13 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
     cases = {
         (f"{runs}/checkpoint_lst.pt",): f"there is no checkpoint {runs}/checkpoint_lst.pt: did you mean "
         "checkpoint_last.pt or checkpoint_best.pt?",
-        (runs,): f"{runs} is a folder: name a checkpoint in it, such as {runs}/checkpoint_last.pt",
-        (model, "--data", "nowhere"): "the data folder nowhere is not here: name one by --data; the checkpoint was "
-        f"trained on {folders['pairs']}",
+        (runs,): f"{runs} is a folder: give a checkpoint in it, such as {runs}/checkpoint_last.pt",
+        (model, "--data", "nowhere"): "the data folder nowhere does not exist: give one with --data; the checkpoint "
+        f"was trained on {folders['pairs']}",
         (model, "--subset", "valid,gn"): f"the data folder {folders['pairs']} has no subset 'gn': did you mean gen? "
         "choose from gen, train, valid",
-        (text, "--subset", "gen"): f"the data folder {folders['text']} has no subset 'gen': choose from test, train, "
-        "valid",
+        (text, "--subset", "gen"): f"the data folder {folders['text']} has no subset 'gen': "
+        "choose from test, train, valid",
         (model, "--json", tmp_path): f"--json is {tmp_path}, which is a folder: name a file",
         (model, "--model-overrides", "{'encoder_layer': 2}"): "--model-overrides names 'encoder_layer', which is not "
         f"an option in {model}",
@@ -168,7 +168,7 @@ def test_the_folder_that_a_checkpoint_was_trained_on_is_gone(saved, folders, tmp
     path = analysis_models.checkpoint(tmp_path / "model.pt", gone, "softmax")
     gone.rename(tmp_path / "elsewhere")
     assert main([str(path), "--cpu"]) == 1
-    message = f"the data folder {gone}, which the checkpoint was trained on, is not here: name one by --data"
+    message = f"the data folder {gone}, which the checkpoint was trained on, does not exist: give one with --data"
     assert capsys.readouterr().err == f"error: {message}\n"
     assert main([str(path), "--cpu", "--data", str(tmp_path / "elsewhere")]) == 0
 

@@ -1,4 +1,4 @@
-"""Norms of Queries and Keys at every stage, against formulas that are applied to the projections."""
+"""Norms of Queries and Keys at every stage, against formulas applied to the projections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def layer_norm(norm, x: Tensor) -> Tensor:
 
 
 def products(y: Tensor) -> Tensor:
-    """y_i y_j of all pairs i ≤ j; those of two different ones stand for two."""
+    """y_i y_j of all pairs i ≤ j; pairs of different ones count twice."""
     pairs = [(i, j) for i in range(D) for j in range(i, D)]
     return torch.stack([y[..., i] * y[..., j] * (1 if i == j else math.sqrt(2)) for i, j in pairs], dim=-1)
 
@@ -99,7 +99,7 @@ def projected(linear, x: Tensor) -> Tensor:
 
 
 def make(kind: str, role: str, **options):
-    """An attention in evaluation mode whose parameters are all random, in float64."""
+    """An attention in evaluation mode with random parameters, in float64."""
     torch.manual_seed(3)
     attention = ATTENTION_REGISTRY.find(kind)(WIDTH, HEADS, role=role, **options).double().eval()
     with torch.no_grad():
@@ -109,7 +109,7 @@ def make(kind: str, role: str, **options):
 
 
 def norms_of(attention) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What is recorded, and the projections by ``query`` and ``key``."""
+    """The recorded norms, and the projections by ``query`` and ``key``."""
     x = torch.randn(QUERIES, BATCH, WIDTH, dtype=torch.float64)
     y = torch.randn(KEYS, BATCH, WIDTH, dtype=torch.float64) if attention.role == "cross" else x
     with torch.no_grad(), record(torch.nn.ModuleList([attention]).eval()) as recording:

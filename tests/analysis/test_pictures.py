@@ -1,4 +1,4 @@
-"""The pictures: what stands at their axes, their colours, their formats, and where they go."""
+"""The pictures: axes, colours, formats and file names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SENTENCE = ["--input", "s t u", "--target", "A B"]
 
 @pytest.fixture
 def measured(saved, tmp_path, capsys):
-    """What a command finds, read from its files."""
+    """The findings of a command, read from its files."""
 
     def run(command: str, kind: str, *options: str) -> Result:
         out = str(tmp_path / "numbers")
@@ -45,7 +45,7 @@ def words(ticks) -> list[str]:
 
 
 def panels(figure) -> list:
-    """The axes with something in them, but for the colour scale's, which have no place in the grid."""
+    """The axes with content, except the colour scale's, which has no place in the grid."""
     return [ax for ax in figure.axes if ax.axison and ax.get_subplotspec() is not None]
 
 
@@ -110,7 +110,7 @@ def test_norms_are_named_in_words(measured):
     labels = {role: [ax.get_ylabel() for ax in panels(figure) if ax.get_ylabel()] for role, figure in figures.items()}
     stages = ["after the projection", "after the feature map"]
     assert labels["cross"] == [f"norm of {what}\n{stage}" for stage in stages for what in ("queries", "keys")]
-    # Of its two layers, galerkin and compositional, the first alone normalizes, and Keys alone.
+    # Of the two layers, galerkin and compositional, only the first normalizes, and only Keys.
     assert labels["encoder"] == [f"norm of {what}" for what in (
         "queries\nafter the projection", "keys\nafter the projection", "keys\nafter normalization"
     )]  # fmt: skip
@@ -174,13 +174,13 @@ def test_what_is_drawn_is_said_before(saved, tmp_path, capsys, monkeypatch):
     ],
 )
 def test_pdf(command, kind, options, pictures, saved, tmp_path):
-    """The extension of --out chooses; a single picture has the very name."""
+    """The extension of --out selects the format; a single picture has exactly that name."""
     assert main([command, saved(kind), *options, "--device", "cpu", "--out", str(tmp_path / "v1.2.pdf")]) == 0
     expected = {f"v1.2.{end}" for end in ("npz", "json", *(f"{name}pdf" for name in pictures))}
     assert {path.name for path in tmp_path.iterdir()} == expected
     for name in pictures:
         written = (tmp_path / f"v1.2.{name}pdf").read_bytes()
-        # Text is text, in TrueType fonts, and not drawn.
+        # Text is kept as text, in TrueType fonts.
         assert written.startswith(b"%PDF") and (b"/TrueType" in written or b"/CIDFontType2" in written)
 
 
@@ -204,16 +204,16 @@ def test_where_files_go(out, form, expected):
     "out,options,message",
     [
         ("{}/x.jpg", [], "--out is .*x.jpg, and no picture is written as .jpg: choose from .png, .pdf, .svg"),
-        ("{}/x.pdf", ["--format", "svg"], "--out is .*x.pdf, and --format is svg: leave one of them out"),
-        ("{}", [], "--out .* is a folder: name a file in it, such as .*/norms"),
-        ("{}/new/", [], "--out .*new/ is a folder: name a file in it, such as .*/new/norms"),
+        ("{}/x.pdf", ["--format", "svg"], "--out is .*x.pdf, and --format is svg: omit one of them"),
+        ("{}", [], "--out .* is a folder: give a file in it, such as .*/norms"),
+        ("{}/new/", [], "--out .*new/ is a folder: give a file in it, such as .*/new/norms"),
         ("{}/file/x", [], "--out .*file/x cannot be written: .*file: Not a directory"),
         ("/proc/nowhere/x", [], "--out /proc/nowhere/x cannot be written: /proc: .*"),
     ],
 )
 def test_places_that_will_not_do_are_refused_before_anything_is_measured(out, options, message, tmp_path, capsys):
     (tmp_path / "file").touch()
-    checkpoint = tmp_path / "file"  # It is no checkpoint: nobody has read it.
+    checkpoint = tmp_path / "file"  # not a checkpoint, and never read
     assert main(["norms", str(checkpoint), "--out", out.format(tmp_path), *options]) == 1
     assert re.fullmatch(f"error: {message}\n", capsys.readouterr().err)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

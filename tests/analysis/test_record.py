@@ -85,7 +85,7 @@ def test_softmax_weights_are_probabilities_causal_and_none_on_padding(loaded):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["softmax", "linear", "gated"])
 def test_weights_times_values_is_the_output(kind, loaded):
-    """Each step's own weights and Values, in the order in which the steps were made."""
+    """Each step's own weights and Values, in the order of the steps."""
     loaded = loaded(kind)
     outputs = {}
     handles = [

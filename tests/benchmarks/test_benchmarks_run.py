@@ -1,4 +1,4 @@
-"""benchmarks/run.py: what it prints and writes, and that a wrong result is not timed."""
+"""benchmarks/run.py: its output, and that wrong results are not timed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-# Behind the rest: benchmarks/data_prep.py must not be taken for the package.
+# At the end: benchmarks/data_prep.py must not hide the package.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import measure  # noqa: E402
@@ -27,7 +27,7 @@ MACHINE = measure.Machine(((1 << 18, 2e10), (1 << 22, 1e10)), 1e11)
 
 @pytest.fixture(autouse=True)
 def threads():
-    """The benchmarks set one thread, for the whole process."""
+    """Restores the number of threads, which the benchmarks set for the whole process."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -35,14 +35,14 @@ def threads():
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """Of one quick run: where its files are, and what it returned."""
+    """The files and the return value of one quick run."""
     out = tmp_path_factory.mktemp("benchmarks") / "all"
     code = run.main(["--suite", "ops", "--quick", "--rounds", "2", "--device", "cpu", "--out", str(out)])
     return out, code
 
 
 def small_case(function, ours=True, **changes):
-    """Full linear attention at length 5 with one contender more."""
+    """Full linear attention at length 5 with one more contender."""
     setting = operators.Setting("cpu", torch.float32, heads=2, dim=3, positions=20)
     case = operators.linear_attention_case(5, setting, causal=False)
     contender = measure.Contender("other", function, ours=ours)
@@ -51,7 +51,7 @@ def small_case(function, ours=True, **changes):
 
 
 def rows_of(case, monkeypatch):
-    """Rows of a case by name, and the names of those that were timed."""
+    """Rows of a case by name, and the names of the timed ones."""
     timed = []
 
     def interleaved(runs, rounds, device):
@@ -150,7 +150,7 @@ class TestRun:
         assert run.main(["--suite", "ops", "--device", "cpu"]) == 0
 
     def test_other_suites(self, monkeypatch, tmp_path):
-        """Their sections are collected, their targets computed, from the files they write."""
+        """Their sections are collected, and their targets computed from their files."""
         seen = []
 
         class Module:
@@ -207,7 +207,7 @@ class TestMeasure:
         assert rows["other"].median is None and rows["other"].peak is None
 
     def test_the_naive_form_decides(self, monkeypatch):
-        """Also where all contenders agree."""
+        """Even if all contenders agree."""
         case = small_case(linear_attention, exact=lambda q, k, v: 2 * linear_attention(q, k, v, implementation="naive"))
         rows, timed = rows_of(case, monkeypatch)
         assert timed == [] and {row.status for row in rows.values()} == {"wrong"}
@@ -245,7 +245,7 @@ class TestMeasure:
         assert operators.corners(x[:1, :1], 4).shape == (1, 1, 4)
 
     def test_sums_before_a_relu_are_exact(self):
-        """Or a sign that is a matter of rounding would make a right gradient wrong."""
+        """Otherwise a sign decided by rounding would make a correct gradient wrong."""
         setting = operators.Setting("cpu", torch.float32, tokens=64, model_dim=512, expert_dim=16)
         x, a, *_ = operators.cvmm_case(4, setting).inputs
         assert torch.equal((x @ a[0]).double(), x.double() @ a[0].double())
@@ -260,7 +260,7 @@ class TestMeasure:
         assert measure.error(found, truth) == (pytest.approx(0.01), "gradient of input 1")
         assert measure.error(found[:1], truth[:1]) == (pytest.approx(0.001), "value")
         assert measure.error([torch.zeros(3)], truth[:1])[0] == float("inf")
-        # A comparison with NaN is false, and must not pass for a small error.
+        # A comparison with NaN is false and must not count as a small error.
         assert measure.error([truth[0], torch.tensor([float("nan")])], truth) == (float("inf"), "gradient of input 1")
 
     def test_peak_memory(self):
@@ -277,7 +277,7 @@ class TestMeasure:
         assert measure.kept_activations(layer, lambda: layer(torch.ones(5, 8)).exp()) == 4 * (5 * 8 + 5 * 4)
 
     def test_floor(self):
-        # A working set that fits into the smaller copy, and one that does not; and more FLOPs than bytes.
+        # Working sets that fit into the smaller copy or not; and more FLOPs than bytes.
         assert MACHINE.floor(1 << 19, 20_000, 0.0) == (pytest.approx(1e-3), "bytes")
         assert MACHINE.floor(1 << 23, 20_000, 0.0) == (pytest.approx(2e-3), "bytes")
         assert MACHINE.floor(1, 20_000, 0.0) == (pytest.approx(1e-3), "bytes")

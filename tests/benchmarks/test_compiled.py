@@ -1,4 +1,4 @@
-"""benchmarks/compiled.py: every kernel compiles for a GPU, and what must not be in one is found."""
+"""benchmarks/compiled.py: every kernel compiles for a GPU, and forbidden properties are found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def compiled(change: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Of a process of its own, which has no GPU from then on, after a change."""
+    """The result of a separate process, which has no GPU afterwards, after a change."""
     run = f"import sys; sys.path.append({str(BENCHMARKS)!r}); import compiled; {change}; compiled.main(sys.argv[1:])"
     command = [sys.executable, "-c", run, *arguments, "--quick", "--capability", "90", "--dtype", "bfloat16"]
     return subprocess.run(command, cwd=BENCHMARKS.parent, capture_output=True, text=True, timeout=1800)
@@ -36,10 +36,10 @@ def test_all_kernels_compile_for_hopper():
     ("change", "operator", "message"),
     [
         (
-            "from fairseq_sg.ops.cvmm import triton as k; tile = k._tile; k._tile = lambda *a: tile(*a) | "
-            "{'num_stages': 3}",
+            "from fairseq_sg.ops.cvmm import triton as k; tile = k._tile; k._tile = lambda "
+            "*a: tile(*a) | {'num_stages': 3}",
             "cvmm",
-            "leaves products running that read registers",
+            "leaves asynchronous products running that read registers",
         ),
         ("compiled.SHARED = dict.fromkeys(compiled.SHARED, 4096)", "relative_attention", "bytes of shared memory"),
     ],

@@ -1,4 +1,4 @@
-"""What the tests of data preparation share."""
+"""Fixtures of the tests of data preparation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from data_prep.scan_grammar import generate
 
 
 class Result(NamedTuple):
-    """What a command returned and printed."""
+    """Exit code and printed output of a command."""
 
     code: int
     out: str
@@ -34,7 +34,7 @@ class Result(NamedTuple):
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Runs `python -m data_prep ARGUMENTS…` inside this process."""
+    """Runs ``python -m data_prep ARGUMENTS…`` in this process."""
 
     def run(*arguments: object) -> Result:
         try:
@@ -60,14 +60,14 @@ def scan_files(shared_data: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def official(scan_files: Path) -> list[Pair]:
-    """All commands as the official tasks.txt has them, read without the code under test."""
+    """All commands of the official tasks.txt, read without the code under test."""
     lines = gzip.decompress((scan_files / "tasks.txt.gz").read_bytes()).decode("ascii").splitlines()
     return [Pair(*line.removeprefix("IN: ").split(" OUT: ")) for line in lines]
 
 
 @pytest.fixture(scope="session")
 def official_splits(scan_files: Path, official: list[Pair]) -> dict[str, list[Pair]]:
-    """The official split files: `simple_train`, `simple_test`, `length_train`, …"""
+    """The official split files: ``simple_train``, ``simple_test``, ``length_train``, …"""
     indices = json.loads(gzip.decompress((scan_files / "official_split_indices.json.gz").read_bytes()))
     return {name: [official[index] for index in numbers] for name, numbers in indices.items()}
 
@@ -87,7 +87,7 @@ def raw_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def lines(generated: list[Pair]) -> list[str]:
-    """All commands as lines of a file: right in every line, but not in the official order."""
+    """All commands as lines of a file: correct, but not in the official order."""
     return [render(pair) for pair in generated]
 
 
@@ -104,7 +104,7 @@ def read_subset_fixture() -> Callable[[Path, str], list[Pair]]:
 
 @contextlib.contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Within it, no file can become larger: the system refuses to write, as it does where the disk is full."""
+    """Limits the size of files inside the block: the system refuses to write, as on a full disk."""
     before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
     try:
@@ -120,7 +120,7 @@ def largest_file_fixture() -> Callable[[int], contextlib.AbstractContextManager[
 
 @pytest.fixture
 def little_memory() -> Callable[[int], contextlib.AbstractContextManager[None]]:
-    """Within it, Python may have allocated so many bytes at any time, not more."""
+    """Limits Python's allocated bytes inside the block."""
 
     @contextlib.contextmanager
     def little_memory(most: int) -> Iterator[None]:
@@ -136,8 +136,10 @@ def little_memory() -> Callable[[int], contextlib.AbstractContextManager[None]]:
 
 @pytest.fixture
 def large_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes a tar.gz archive of names with their contents, or with the sizes of contents that do not matter: lines of
-    hexadecimal digits, which pack to half of their size."""
+    """Makes a tar.gz archive from names with contents, or with sizes of arbitrary contents.
+
+    Those are lines of hexadecimal digits, which compress to half of their size.
+    """
     folder = tmp_path_factory.mktemp("large")
     line = random.Random(1)
 
@@ -156,10 +158,10 @@ def large_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A web server on this machine whose answers a test decides.
+    """A local web server with scripted answers.
 
-    `files` maps a path to its bytes. `faults` is used up from the front, one a request: a status to answer with, or
-    `"cut"` to send only half of what was promised, or `"whole"` to ignore that a part was asked for.
+    ``files`` maps a path to its bytes. ``faults`` is consumed from the front, one per request: a status, ``"cut"`` for
+    half of the promised bytes, or ``"whole"`` to ignore a range request.
     """
 
     daemon_threads = True
@@ -196,16 +198,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = data[start:]
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # a client that has seen enough goes away
+        with contextlib.suppress(ConnectionError):  # the client may disconnect early
             self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
 
     def log_message(self, *args: object) -> None:
-        """Nothing is printed into the output of the tests."""
+        """Prints nothing."""
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A running `Server`; waiting between attempts to download takes no time, and proxies are left aside."""
+    """A running ``Server``; waiting between download attempts takes no time, and proxies are ignored."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
     with Server() as server:

@@ -1,4 +1,4 @@
-"""Simple arithmetic: the language, the draw, and what `python -m data_prep arithmetic` writes and refuses."""
+"""Simple arithmetic: the language, the draw, and the output and errors of ``python -m data_prep arithmetic``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ EXPRESSIONS = st.recursive(
 
 
 def depth_by_brackets(expression: str) -> int:
-    """The greatest number of brackets that are open at once."""
+    """The maximum number of open brackets."""
     return max(expression[:i].count("(") - expression[:i].count(")") for i in range(len(expression) + 1))
 
 
 def expected(expression: str) -> Meaning:
-    """The meaning by Python's own arithmetic: sums and products modulo 10 may be reduced at the end alone."""
+    """The meaning by Python's arithmetic: sums and products are reduced modulo 10 at the end."""
     return Meaning(eval(expression) % 10, depth_by_brackets(expression))
 
 
@@ -81,7 +81,7 @@ def test_anything_has_a_meaning_or_is_an_error(text: str) -> None:
 
 
 def test_depth_without_end() -> None:
-    """No limit of Python's on recursion."""
+    """Python's recursion limit does not apply."""
     depth = 5_000
     assert interpret("( 1 + " * depth + "1" + " )" * depth) == ((depth + 1) % 10, depth)
 
@@ -109,7 +109,7 @@ def test_limit_of_depth() -> None:
 
 
 def test_shares_of_the_depths() -> None:
-    """As the authors' generator has them: of 60,000 expressions of each kind, drawn with its code."""
+    """The shares of the authors' generator: from 60,000 expressions of each kind, drawn with its code."""
     for subset, shares in {
         "train": {2: 0.861, 3: 0.086, 4: 0.032, 5: 0.021},
         "gen": {7: 0.941, 8: 0.059},
@@ -195,10 +195,10 @@ def test_other_request_than_the_prepared_one(run, tmp_path: Path) -> None:
         ("--depth 3", "unknown option --depth: did you mean --deepest?"),
         (
             "--train 400000",
-            "--train 400000 and --test 1000 want 100,250 expressions of depth 2, of which there are 88,000",
+            "--train 400000 and --test 1000 need 100,250 expressions of depth 2; at most 66,000 of the 88,000",
         ),
-        ("--deepest 2", "--train 100000 and --test 1000 want 101,000 expressions of depth 2"),
-        ("--deepest 3 --train 132000 --test 10", "--train 132000 and --test 10 want 66,005 expressions of depth 2"),
+        ("--deepest 2", "--train 100000 and --test 1000 need 101,000 expressions of depth 2"),
+        ("--deepest 3 --train 132000 --test 10", "--train 132000 and --test 10 need 66,005 expressions of depth 2"),
     ],
 )
 def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The binaries are fairseq's own: equal to what `fairseq-preprocess` writes, and readable by its tasks."""
+"""Binaries equal those of ``fairseq-preprocess``, and fairseq's tasks read them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_binaries_hold_the_text(subset: str, language: str, prepared: Path) -> N
 
 
 def test_equal_to_fairseq_preprocess(prepared: Path, tmp_path: Path) -> None:
-    # With our dictionaries; the three subsets go under the names that the command knows.
+    # With our dictionaries; the three subsets get names that the command knows.
     raw = prepared / "raw"
     command = [sys.executable, "-m", "fairseq_cli.preprocess", "--source-lang", "src", "--target-lang", "tgt"]
     command += ["--srcdict", str(prepared / "dict.src.txt"), "--tgtdict", str(prepared / "dict.tgt.txt")]
@@ -79,7 +79,7 @@ def test_equal_to_fairseq_preprocess(prepared: Path, tmp_path: Path) -> None:
 
 
 def test_fairseq_task_loads_every_subset(prepared: Path) -> None:
-    # The languages are not given: fairseq finds them in the names of the files.
+    # fairseq infers the languages from the names of the files.
     config = TranslationConfig(data=str(prepared), dataset_impl=None, train_subset="train", required_seq_len_multiple=1)
     task = TranslationTask.setup_task(config)
     for subset in SUBSETS:
@@ -113,7 +113,7 @@ def test_training_command(names: list[str], validation: str | None) -> None:
     assert " --optimizer torch_adam --lr 1e-3 --clip-norm 5 " in command and " --no-epoch-checkpoints " in command
     best = " --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric "
     if validation is None:
-        # There would be no way to keep the test from picking the best checkpoint.
+        # Otherwise the test set would pick the best checkpoint.
         assert " --disable-validation " in command and best not in command and "--validate" not in command
     else:
         assert f" --valid-subset {validation} --batch-size-valid 1024{best}" in command
@@ -195,7 +195,7 @@ def test_labels_are_read_by_fairseqs_sentence_prediction(tmp_path: Path) -> None
 @pytest.mark.parametrize("special", ["<s>", "<pad>", "</s>", "<unk>"])
 def test_symbol_of_fairseq_is_no_word(special: str, tmp_path: Path) -> None:
     write_raw(tmp_path, train="a b\n", gen=f"a\nb {special}\n")
-    with pytest.raises(DataError, match=f"gen.src:2: {special} is a symbol of fairseq's own and cannot be a word"):
+    with pytest.raises(DataError, match=f"gen.src:2: {special} is a special symbol of fairseq and cannot be a word"):
         binarize(tmp_path, ["train", "gen"])
 
 

@@ -1,4 +1,4 @@
-"""CFQ: words, and what `python -m data_prep cfq` writes and refuses."""
+"""CFQ: tokenization, and the output and errors of ``python -m data_prep cfq``."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_question_words(question: str, words: str) -> None:
         (
             "SELECT count(*) WHERE {\n?x0 ns:film.editor.film M0 .\n?x0 ns:people.person.gender ns:m.02zsn .\n"
             "FILTER ( ?x0 != M1 )\n}",
-            "SELECT count ( * ) WHERE { ?x0 film.editor.film M0 . ?x0 people.person.gender m_02zsn ."
-            " FILTER ( ?x0 != M1 ) }",
+            "SELECT count ( * ) WHERE { ?x0 film.editor.film M0 . ?x0 people.person.gender "
+            "m_02zsn . FILTER ( ?x0 != M1 ) }",
         ),
         ("SELECT DISTINCT ?x0\\n", "SELECT DISTINCT ?x0\\n"),
         ("ns: a ns:", "a"),
@@ -64,7 +64,7 @@ def test_words_stand_between_single_spaces(text: str) -> None:
 
 @given(st.text(st.sampled_from("aM0_?'.,-~ é\u2019\t\n")))
 def test_question_words_one_character_at_a_time(text: str) -> None:
-    """A word is a mark of ASCII, or a run of what is neither mark nor blank."""
+    """A word is an ASCII mark, or a run of characters that are neither marks nor blanks."""
     words, run = [], ""
     for character in text + " ":
         if character in string.punctuation or character.isspace():
@@ -80,7 +80,7 @@ TOKENS = ["ns:", "m.", "m_", "0", "x", "ns:m.02zsn", "ns:ns:a", "a/ns:b", "count
 
 @given(st.lists(st.sampled_from([*TOKENS, " ", "\n"])).map("".join))
 def test_query_words_as_the_reference_has_them(query: str) -> None:
-    """By regular expressions on the whole text, where the code goes word by word."""
+    """By regular expressions on the whole text, while the code goes word by word."""
     text = re.sub(r"\s+", " ", query.replace("count(*)", "count ( * )")).strip()
     text = re.sub(r"(?:(?<=\s)|^)ns:", "", text)
     text = re.sub(r"(?:(?<=\s)|^)m\.", "m_", text)
@@ -88,23 +88,23 @@ def test_query_words_as_the_reference_has_them(query: str) -> None:
 
 
 def test_published_sizes() -> None:
-    # Half of the questions are in any one split; that of mcd has one more than the others.
+    # A split has half of the questions; that of mcd has one more than the others.
     totals = {split: sum(sizes) for split, sizes in SIZES.items()}
     assert totals == {split: 119_679 if split.startswith("mcd") else 119_678 for split in SIZES}
 
 
-# ---- the invented records that are here, in place of the official ones
+# ---- invented records instead of the official ones
 
 
 @pytest.fixture
 def fixture_folder(shared_data: Path) -> Path:
-    """A folder `cfq` with 14 records in the official form."""
+    """A folder ``cfq`` with 14 records in the official form."""
     return shared_data / "cfq_fixture" / "cfq"
 
 
 @pytest.fixture
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes the sizes of the invented splits for the published ones."""
+    """Publishes the sizes of the invented splits."""
     sizes = {"mcd1": (8, 3, 3), "mcd2": (7, 3, 3), "mcd3": (7, 3, 3)}
     sizes |= {"query_complexity_split": (8, 3, 3), "random_split": (8, 2, 2)}
     for split, size in sizes.items():
@@ -116,7 +116,7 @@ def manifest(folder: Path) -> dict:
 
 
 def expected_subset(folder: Path, split: str, part: str) -> list[Pair]:
-    """A subset, read as a whole and without the code under test but for the words."""
+    """A subset, read as a whole and without the code under test, except for the tokenizers."""
     found = json.loads((folder / "dataset.json").read_text("utf-8"))
     chosen = [found[index] for index in json.loads((folder / "splits" / f"{split}.json").read_text("utf-8"))[part]]
     keys = ("questionPatternModEntities", "sparqlPatternModEntities")
@@ -157,7 +157,8 @@ def test_other_sizes_than_the_published_ones(run, fixture_folder: Path, tmp_path
     assert result == (
         1,
         "",
-        "error: subset train has 8 examples, and 95,743 are published: are these the official files, and whole?\n",
+        "error: subset train has 8 examples instead of the published 95,743: "
+        "are these the official files, and complete?\n",
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -180,9 +181,9 @@ def test_missing_files(run, fixture_folder: Path, tmp_path: Path) -> None:
         ("--split mcd1 --raw-dir x --archive y", "argument --archive: not allowed with argument --raw-dir"),
         ("--split mcd4 --raw-dir x", "argument --split: invalid choice: 'mcd4'"),
         ("--split random_split --raw-dir x --holdout 0.1", "--holdout does not go with random_split"),
-        ("--split random_split --raw-dir x --seed 1", "--seed changes nothing"),
-        ("--split mcd1 --raw-dir x --holdout 0 --seed 1", "--seed changes nothing"),
-        ("--split mcd1 --raw-dir x --seed 1", "--seed changes nothing"),
+        ("--split random_split --raw-dir x --seed 1", "--seed has no effect"),
+        ("--split mcd1 --raw-dir x --holdout 0 --seed 1", "--seed has no effect"),
+        ("--split mcd1 --raw-dir x --seed 1", "--seed has no effect"),
     ],
 )
 def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reading the files of CFQ: record by record, from a folder or the archive, whatever is wrong with them."""
+"""Reading the files of CFQ: record by record, from a folder or the archive, with all kinds of errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from data_prep.cfq_files import (
 from data_prep.common import DataError, Pair
 
 FILE = Path("cfq/dataset.json")
-PLAIN = (str, str)  # puts nothing into words
+PLAIN = (str, str)  # tokenizes nothing
 
 
 def blocks(data: bytes, size: int = 7) -> Iterator[bytes]:
@@ -52,7 +52,7 @@ def test_records_are_those_of_the_whole_file(found: list, size: int, indent: int
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
-        return  # a lone surrogate, which no UTF-8 file can hold unescaped
+        return  # a lone surrogate, invalid in UTF-8
     assert list(records(blocks(data + b"\n", size), FILE)) == found
 
 
@@ -76,8 +76,8 @@ def test_layout_of_the_official_file() -> None:
         ('[{"a": 1}, {"a": ', "record 1 (counted from 0) cannot be read: Expecting value"),
         ('[{"a": 1}, {"a: 2}]', "record 1 (counted from 0) cannot be read: Unterminated string"),
         ("[{'a': 1}]", "record 0 (counted from 0) cannot be read: Expecting property name"),
-        ('[{"a": 1}] x', "goes on behind the list of 1 records"),
-        ('[{"a": 1}][', "goes on behind the list of 1 records"),
+        ('[{"a": 1}] x', "continues after the list of 1 records"),
+        ('[{"a": 1}][', "continues after the list of 1 records"),
         ('[{"a": ' + "[" * 100_000, "record 0 (counted from 0) cannot be read: nested too deeply"),
         ('[{"a": ' + "9" * 10_000 + "}]", "record 0 (counted from 0) cannot be read: Exceeds the limit"),
     ],
@@ -120,7 +120,7 @@ def test_only_a_part_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_bounded(large_archive, little_memory) -> None:
-    """A record of 12 kB has two short texts that are kept; the rest of it goes."""
+    """Of a record of 12 kB, only two short texts are kept."""
     filled = {"ruleTree": random.Random(1).randbytes(6_000).hex(), **record()}
     files = {"cfq/dataset.json": json.dumps([filled] * 1_000).encode(), "cfq/splits/mcd1.json": split_file()}
     path = large_archive({"cfq/other.json": 8 << 20, **files})
@@ -183,9 +183,12 @@ def test_any_split_file_is_positions_or_an_error(data: bytes) -> None:
         ({KEYS[1]: "q"}, "record 1 (counted from 0) has no text questionPatternModEntities"),
         (record(question=3), "record 1 (counted from 0) has no text questionPatternModEntities"),
         (record(query=None), "record 1 (counted from 0) has no text sparqlPatternModEntities"),
-        (record(question=""), "record 1 (counted from 0): questionPatternModEntities is not words: ''"),
-        (record(query="a\ud800"), "record 1 (counted from 0): sparqlPatternModEntities is not words: 'a\\ud800'"),
-        (record(query="a\0"), "record 1 (counted from 0): sparqlPatternModEntities is not words"),
+        (record(question=""), "record 1 (counted from 0): questionPatternModEntities does not consist of words: ''"),
+        (
+            record(query="a\ud800"),
+            "record 1 (counted from 0): sparqlPatternModEntities does not consist of words: 'a\\ud800'",
+        ),
+        (record(query="a\0"), "record 1 (counted from 0): sparqlPatternModEntities does not consist of words"),
     ],
     ids=["no-query", "no-question", "number", "null", "empty", "surrogate", "control"],
 )
@@ -206,8 +209,8 @@ def test_record_without_its_texts(wrong: dict, message: str) -> None:
         ('{"trainIdxs": [0], "devIdxs": 1, "testIdxs": [2]}', "devIdxs is not a list of positions"),
         ('{"trainIdxs": [true], "devIdxs": [1], "testIdxs": [2]}', "trainIdxs is not a list of positions"),
         ('{"trainIdxs": [0], "devIdxs": [-1], "testIdxs": [2]}', "devIdxs is not a list of positions"),
-        ('{"trainIdxs": [0, 0], "devIdxs": [1], "testIdxs": [2]}', "trainIdxs has a position that is there already"),
-        ('{"trainIdxs": [0, 1], "devIdxs": [2], "testIdxs": [1]}', "testIdxs has a position that is there already"),
+        ('{"trainIdxs": [0, 0], "devIdxs": [1], "testIdxs": [2]}', "trainIdxs has a position twice"),
+        ('{"trainIdxs": [0, 1], "devIdxs": [2], "testIdxs": [1]}', "testIdxs has a position twice"),
     ],
     ids=lambda text: repr(text[:30]),
 )
@@ -273,7 +276,7 @@ def test_archive(prefix: str, split_first: bool, tmp_path: Path) -> None:
         ({"cfq/dataset.json": b"[]", "cfq/splits/mcd1.json": SPLIT}, "cfq/dataset.json: record 0"),
         (
             {"cfq/dataset.json": json.dumps([record()] * 3).encode(), "cfq/splits/mcd1.json": SPLIT},
-            "splits/mcd1.json names record 5, and dataset.json ends with 2",
+            "splits/mcd1.json names record 5, but dataset.json ends at 2",
         ),
         ({}, "has no cfq/dataset.json"),
     ],

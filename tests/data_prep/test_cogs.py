@@ -1,4 +1,4 @@
-"""COGS: the parser, what `python -m data_prep cogs` writes, and what it refuses."""
+"""COGS: the parser, and the output and errors of ``python -m data_prep cogs``."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_round_trip(rows: list[tuple[Pair, str]]) -> None:
         ("\tshark\tprimitive", "the sentence is empty"),
         ("shark\t\tprimitive", "the logical form is empty"),
         ("shark\tshark\t", "the type is empty"),
-        ("a  shark\tshark\tprimitive", "the sentence is not words between single spaces: 'a  shark'"),
-        ("shark\t shark\tprimitive", "the logical form is not words between single spaces: ' shark'"),
-        ("shark\tshark\tprimitive ", "the type is not words between single spaces: 'primitive '"),
-        ("a\u00a0shark\tshark\tprimitive", "the sentence is not words between single spaces"),
+        ("a  shark\tshark\tprimitive", "the sentence does not consist of words between single spaces: 'a  shark'"),
+        ("shark\t shark\tprimitive", "the logical form does not consist of words between single spaces: ' shark'"),
+        ("shark\tshark\tprimitive ", "the type does not consist of words between single spaces: 'primitive '"),
+        ("a\u00a0shark\tshark\tprimitive", "the sentence does not consist of words between single spaces"),
         ("shark\tshark\tcp_recursion", "unknown type 'cp_recursion'"),
         ("hedgehog\tanother\tprimitive", "the sentence 'hedgehog' is already on line 1"),
         (GOOD + "\r", "ends in CR LF"),
@@ -138,7 +138,7 @@ def check_manifest(found: dict, out: Path) -> None:
 
 
 def check_binaries(out: Path) -> None:
-    """One dictionary of 871 words, and binaries that say by it what the text says."""
+    """One dictionary of 871 words, and binaries with the same text."""
     assert (out / "dict.src.txt").read_bytes() == (out / "dict.tgt.txt").read_bytes()
     dictionary = Dictionary.load(str(out / "dict.src.txt"))
     assert len(dictionary) == dictionary.nspecial + 871
@@ -170,8 +170,8 @@ def test_gen_of_2021(run, old_folder: Path, tmp_path: Path) -> None:
     result = run("cogs", "--raw-dir", old_folder, "--raw-only", "--out", tmp_path / "out")
     assert (result.code, result.out) == (1, "")
     assert result.err == (
-        f"error: {old_folder}/gen.tsv: this is the gen.tsv of 2021, before 51 logical forms were corrected:"
-        " --gen-2021 takes it\n"
+        f"error: {old_folder}/gen.tsv: this is the gen.tsv of 2021, before 51 logical forms were "
+        "corrected: --gen-2021 takes it\n"
     )
     assert list(tmp_path.iterdir()) == []
     result = run("cogs", "--gen-2021", "--raw-dir", old_folder, "--raw-only", "--out", tmp_path / "out")
@@ -182,16 +182,16 @@ def test_gen_of_2021(run, old_folder: Path, tmp_path: Path) -> None:
 
 def test_gen_of_2022_is_not_that_of_2021(run, cogs_files: Path, tmp_path: Path) -> None:
     result = run("cogs", "--gen-2021", "--raw-dir", cogs_files, "--raw-only", "--out", tmp_path / "out")
-    assert result.code == 1 and "this is the gen.tsv of September 2022: leave --gen-2021 out" in result.err
+    assert result.code == 1 and "this is the gen.tsv of September 2022: omit --gen-2021" in result.err
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- small files in place of the official ones
+# ---- small files instead of the official ones
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes a folder with the given rows as official files, and makes the module take them for the published ones."""
+    """Makes a folder with the given rows as official files, and publishes them in the module."""
 
     def make(**subsets: list[str]) -> Path:
         folder = tmp_path_factory.mktemp("small")
@@ -233,13 +233,13 @@ def test_small_files(run, small, tmp_path: Path) -> None:
             assert path.read_bytes() == (tmp_path / "again" / path.relative_to(tmp_path / "out")).read_bytes()
     assert run("verify", tmp_path / "out").code == 0
     (tmp_path / "out" / "raw" / "gen.type").write_text("pp_recursion\ncp_recursion\n")
-    assert "raw/gen.type has changed since it was made" in run("verify", tmp_path / "out").err
+    assert "raw/gen.type has changed since its preparation" in run("verify", tmp_path / "out").err
 
 
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
-        ("SIZES", {"gen": 3}, "subset gen has 2 examples, and 3 are published"),
+        ("SIZES", {"gen": 3}, "subset gen has 2 examples instead of the published 3"),
         ("TOGETHER", 9, "the common vocabulary has 8 words instead of 9"),
         ("VOCABULARY", (5, 7), "the source vocabulary has 4 words instead of 5"),
         ("TYPES", {"gen": {"cp_recursion": 2, "pp_recursion": 1}}, "subset gen has 1 examples of type cp_recursion"),
@@ -277,8 +277,9 @@ def server_names(server) -> list[str]:
 def test_nothing_named(run, tmp_path: Path) -> None:
     result = run("cogs", "--raw-only", "--out", tmp_path / "out")
     assert result.code == 1 and result.err.startswith(
-        "error: the official train.tsv (sha256 220b3804b562c0156ee986eff1bdd15c27e52142549362a64f57baf86e304c78) is"
-        " needed; name its folder with --raw-dir. --download gets https://raw.githubusercontent.com/najoungkim/COGS/"
+        "error: the official train.tsv (sha256 220b3804b562c0156ee986eff1bdd15c27e52142549362a64f57baf86e304c78) "
+        "is needed; pass its folder with --raw-dir. --download gets "
+        "https://raw.githubusercontent.com/najoungkim/COGS/"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""The checks that all datasets share."""
+"""The checks common to all datasets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_corpus_checks(subsets: dict[str, list[Pair]], message: str) -> None:
         ({"together": 5}, "the common vocabulary has 4 words instead of 5"),
         ({"types": {"gen": ["x", "y"]}}, "subset gen has 1 examples and 2 types"),
         ({"vocabulary": (2, 1)}, "the target vocabulary has 2 words instead of 1"),
-        ({"types": {"gen": ["x"]}, "groups": {"g": ("x", "y")}}, "group g names the type y, which no example has"),
+        ({"types": {"gen": ["x"]}, "groups": {"g": ("x", "y")}}, "group g names the type y, but no example has it"),
         ({"plain": {"train": []}}, "subset train has 1 examples and 0 plain pairs"),
     ],
     ids=["common-vocabulary", "types", "vocabulary", "groups", "plain"],
@@ -67,7 +67,7 @@ def test_labels_are_one_word() -> None:
 
 def test_published_size() -> None:
     check_sizes({"train": [A, B]}, {"train": 2})
-    with pytest.raises(DataError, match="subset train has 2 examples, and 1,000 are published"):
+    with pytest.raises(DataError, match="subset train has 2 examples instead of the published 1,000"):
         check_sizes({"train": [A, B]}, {"train": 1000})
 
 

@@ -1,4 +1,4 @@
-"""Compositional table lookup: the draw, and what `python -m data_prep ctl` writes and refuses."""
+"""Compositional table lookup: the draw, and the output and errors of ``python -m data_prep ctl``."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_lengths_are_uniform() -> None:
     assert set(counts) == {2, 3, 4, 5} and all(900 < count < 1_100 for count in counts.values())
 
 
-# ---- what an example means
+# ---- the meaning of an example
 
 TABLES = st.lists(st.permutations(range(8)), min_size=11, max_size=11)
 EXAMPLES = st.builds(Example, st.integers(0, 7), st.lists(st.integers(0, 10), max_size=10).map(tuple))
@@ -182,7 +182,7 @@ def test_example_of_the_paper() -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both orders as the command writes them; `forward` with its binaries."""
+    """Both orders as written by the command; ``forward`` with its binaries."""
     folder = tmp_path_factory.mktemp("ctl")
     assert main(["ctl", "--order", "forward", "--out", str(folder / "forward")]) == 0
     assert main(["ctl", "--order", "backward", "--raw-only", "--out", str(folder / "backward")]) == 0

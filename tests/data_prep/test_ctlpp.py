@@ -1,4 +1,4 @@
-"""CTL++: the graphs, the draw from them, and what `python -m data_prep ctlpp` writes and refuses."""
+"""CTL++: the graphs, the draw from them, and the output and errors of ``python -m data_prep ctlpp``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from data_prep.ctlpp_graph import START, Graph, allocate, draw_tables, make_grap
 from data_prep.prepare import read_manifest
 
 TABLES = draw_tables(RandomState(0))
-# What stands side by side, the group that is applied first in front.
+# Adjacent groups; the first is applied first.
 ALTERNATING, REPEATING = {"ab", "ba"}, {"aa", "bb"}
 
 
 def variant(name: str) -> Variant:
-    """A, R, or S as `S OVERLAP SHARED`, of the default seed."""
+    """A, R, or S as ``S OVERLAP SHARED``, of the default seed."""
     if name in ("A", "R"):
         return unstaged(TABLES, name)
     random = RandomState(0)
@@ -33,7 +33,7 @@ def variant(name: str) -> Variant:
 
 
 def examples(graph: Graph, length: int) -> list[tuple[int, ...]]:
-    """All examples of a graph, found by walking along every way: independent of the code under test."""
+    """All examples of a graph by exhaustive search, independent of the code under test."""
     found = []
 
     def go(row: tuple[int, ...], before: int, symbol: int) -> None:
@@ -74,13 +74,13 @@ def test_counts_of_staged(overlap: int, shared: int) -> None:
     found, size = variant(f"S {overlap} {shared}"), (32 - overlap) // 4
     assert [found.gen.count(length) for length in range(1, 7)] == [0, 16 * size**2, 0, 32 * size**4, 0, 64 * size**6]
     assert [found.train.count(length) for length in (1, 3, 5)] == [0, 0, 0]
-    # Every function of a1 or b1 returns each symbol once; one of o stands after 4 + K / 2 symbols in the mean.
+    # Every function of a1 or b1 returns each symbol once; one of o follows 4 + K / 2 symbols on average.
     assert found.train.count(2) == 2 * size * 8 * size + size * overlap * (8 + shared)
 
 
 def test_count_of_longer_staged_examples() -> None:
     found = variant("S 16 4").train
-    # Counted by a program of its own; the reference's counter says 163,840 and 26,214,400.
+    # Counted by a separate program; the reference's counter has 163,840 and 26,214,400.
     assert [found.count(length) for length in (2, 4, 6)] == [1_024, 131_312, 16_840_756]
 
 
@@ -100,7 +100,7 @@ def test_allocation(counts: list[int], size: int) -> None:
     shares = allocate(possible, size)
     assert sum(shares.values()) == min(size, sum(possible.values()))
     assert all(0 <= shares[length] <= possible[length] for length in possible)
-    # No length has more than one example more than another that could have more.
+    # Lengths differ by at most one example, unless all of a length are used.
     assert all(shares[a] <= shares[b] + 1 for a in shares for b in shares if shares[b] < possible[b])
 
 
@@ -232,7 +232,7 @@ WRITTEN = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One folder of each variant, as the command writes it."""
+    """One folder per variant, as written by the command."""
     folder = tmp_path_factory.mktemp("ctlpp")
     for name, options in COMMANDS.items():
         assert main(["ctlpp", *options.split(), "--raw-only", "--out", str(folder / name)]) == 0
@@ -240,7 +240,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def steps(source: str, tables: dict[str, str]) -> tuple[list[str], list[str]]:
-    """The functions in the order of application, and the symbols: the first, and what each function makes of it."""
+    """The functions in order of application, and the symbols: the first, and the value of each function."""
     *functions, symbol = source.split(" ")
     symbols = [symbol]
     for function in reversed(functions):
@@ -249,7 +249,7 @@ def steps(source: str, tables: dict[str, str]) -> tuple[list[str], list[str]]:
 
 
 def allowed_pairs(name: str, subset: str) -> set[str]:
-    """Which groups may stand side by side."""
+    """The pairs of groups that may be adjacent."""
     if name == "S":
         inside = {"a1b2", "b1a2"} if subset == "gen" else {"a1a2", "b1b2", "a1o", "b1o"}
         return inside | {second + first for second in ("a2", "b2", "o") for first in ("a1", "b1")}
@@ -258,7 +258,7 @@ def allowed_pairs(name: str, subset: str) -> set[str]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_line(name: str, folders: dict[str, Path], read_subset) -> None:
-    """What it means, and the groups side by side in it, by the functions and groups that are written beside."""
+    """Meaning and adjacent groups of every line, by the written functions and groups."""
     origin = read_manifest(folders[name])["origin"]
     tables = {function: table.replace(" ", "") for function, table in origin["tables"].items()}
     group_of = {function: group for group, members in origin["groups"].items() for function in members.split(" ")}
@@ -277,7 +277,7 @@ def test_every_line(name: str, folders: dict[str, Path], read_subset) -> None:
 
 
 def test_symbols_of_staged_lines(folders: dict[str, Path], read_subset) -> None:
-    """A function of o stands after the symbols that are written for it, after each of them, and after no other."""
+    """A function of o follows all its written symbols and no other."""
     origin = read_manifest(folders["S"])["origin"]
     tables = {function: table.replace(" ", "") for function, table in origin["tables"].items()}
     group_of = {function: group for group, members in origin["groups"].items() for function in members.split(" ")}

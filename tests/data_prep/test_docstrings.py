@@ -1,4 +1,4 @@
-"""What every dataset's file shows of it: examples, which are true, and a source."""
+"""The docstring of every dataset has true examples and names its source."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ DOCSTRINGS = {dataset.name: sys.modules[type(dataset).__module__].__doc__ for da
 
 
 def examples(name: str) -> list[Pair]:
-    """The lines `source  ->  target` of a docstring; what stands further to the right, or the left, is left out. A line
-    that begins far to the right goes on with the one above."""
+    """The lines ``source  ->  target`` of a docstring, without text to the right of them.
+
+    A line that begins far to the right continues the line above it.
+    """
     text = re.sub(r"\n {8,}(?! *--)", " ", DOCSTRINGS[name])
     found = re.findall(r"^ {4}(?:--\S+ \w+ {2,})?(\S.*?) +->  (.+?)(?: {3,}.*)?$", text, re.MULTILINE)
     return [Pair(source.strip(), " ".join(target.split())) for source, target in found]

@@ -1,4 +1,4 @@
-"""FIRST: the examples, and what `python -m data_prep first` writes. The rest is in `test_parity`."""
+"""FIRST: the examples, and what ``python -m data_prep first`` writes. The rest is in ``test_parity``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prepared folder is whole or absent: existing folders, interruptions, and runs beside each other."""
+"""A prepared folder is complete or absent: existing folders, interruptions, and parallel runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def missing_file(out: Path) -> None:
     [
         (other_request, "cutoff is 26 there and null here"),
         (other_format, "format is 0 there and 2 here"),
-        (changed_file, "raw/gen.tgt has changed since it was made"),
+        (changed_file, "raw/gen.tgt has changed since its preparation"),
         (missing_file, "raw/gen.tgt is missing"),
     ],
     ids=["other-request", "other-format", "changed-file", "missing-file"],
@@ -82,8 +82,8 @@ def test_overwrite_is_offered_and_replaces(spoil, problem: str, run, tmp_path: P
     right = contents(out)
     spoil(out)
     spoilt = contents(out)
-    fix = "--overwrite replaces it, or name another --out"
-    assert run(*LENGTH, "--out", out) == (1, "", f"error: {out}: is there already, and {problem}: {fix}\n")
+    fix = "use --overwrite to replace it, or choose another --out"
+    assert run(*LENGTH, "--out", out) == (1, "", f"error: {out}: exists, but {problem}: {fix}\n")
     assert contents(out) == spoilt
     assert run(*LENGTH, "--out", out, "--overwrite").code == 0
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
@@ -157,7 +157,7 @@ def test_out_is_a_file(run, tmp_path: Path) -> None:
 def test_out_below_a_file(run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious", "utf-8")
     result = run(*LENGTH, "--out", tmp_path / "file" / "out")
-    message = f"error: {tmp_path / 'file' / 'out'}: cannot be made (a file is in the way): name another --out\n"
+    message = f"error: {tmp_path / 'file' / 'out'}: cannot be made (a file is in the way): choose another --out\n"
     assert result == (1, "", message)
 
 
@@ -166,15 +166,15 @@ def test_out_that_cannot_be_made_is_refused_before_the_work(
 ) -> None:
     monkeypatch.setattr("data_prep.listops.sample_sets", None)
     result = run("listops", "--raw-only", "--out", "/proc/out")
-    assert result.code == 1 and result.err.endswith(": name another --out\n") and "/proc/out" in result.err
+    assert result.code == 1 and result.err.endswith(": choose another --out\n") and "/proc/out" in result.err
 
 
 def test_verify(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(*LENGTH, "--out", out).code == 0
-    assert run("verify", out) == (0, f"{out}: 6 files as they were made\n", "")
+    assert run("verify", out) == (0, f"{out}: 6 files are unchanged\n", "")
     changed_file(out)
-    assert run("verify", out) == (1, "", f"error: {out}: raw/gen.tgt has changed since it was made\n")
+    assert run("verify", out) == (1, "", f"error: {out}: raw/gen.tgt has changed since its preparation\n")
     assert run("verify", tmp_path / "nowhere").err.startswith(f"error: {tmp_path / 'nowhere'}: not a prepared dataset")
 
 
@@ -196,7 +196,7 @@ runpy.run_module("data_prep", run_name="__main__", alter_sys=True)
 
 
 def start_and_pause(where: str, arguments: list[str], call: int = 1) -> subprocess.Popen[str]:
-    """A run that has come as far as the first, or another, call of `where`, and stays there."""
+    """A run that pauses at the first, or another, call of ``where``."""
     command = [sys.executable, "-c", PAUSING.format(where=where, call=call), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "paused\n"
@@ -226,7 +226,7 @@ def test_killed_overwrite_keeps_what_was_there(run, tmp_path: Path) -> None:
 
 
 def test_run_killed_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -> None:
-    """The old folder is out of its place, the new one not yet in it: the next run makes it and clears away the rest."""
+    """The old folder has been moved away, the new one is not yet there: the next run makes it and cleans up."""
     out = tmp_path / "out"
     assert run(*LENGTH, "--out", out).code == 0
     right = contents(out)
@@ -250,7 +250,7 @@ def test_folders_above_are_kept_where_something_is_in_them(run, tmp_path: Path) 
     assert refused.code == 1 and list(tmp_path.iterdir()) == [tmp_path / "new"]
 
 
-def test_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+def test_closed_standard_output(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep", *LENGTH, "--out", str(tmp_path / "out")]
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -277,7 +277,7 @@ def test_publish_over_another_folder(tmp_path: Path) -> None:
     for name in ("made", "out"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name, "utf-8")
-    with pytest.raises(DataError, match="cannot be put there \\(Directory not empty\\): is another run making it?"):
+    with pytest.raises(DataError, match="cannot be moved there \\(Directory not empty\\): is another run making it?"):
         publish(tmp_path / "made", tmp_path / "out", tmp_path)
     assert (tmp_path / "out" / "file").read_text("utf-8") == "out"
 
@@ -294,7 +294,7 @@ def test_failed_replacement_puts_the_old_folder_back(run, tmp_path: Path, monkey
 
     monkeypatch.setattr("os.rename", refuse_made)
     result = run(*LENGTH, "--overwrite", "--out", out)
-    assert result.err == f"error: {out}: cannot be put there (Permission denied): is another run making it?\n"
+    assert result.err == f"error: {out}: cannot be moved there (Permission denied): is another run making it?\n"
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
 
 
@@ -342,11 +342,11 @@ def test_disk_error_leaves_nothing(run, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("size", [1_000, 100_000])
 def test_full_disk(size: int, run, largest_file, tmp_path: Path) -> None:
-    """As the system reports it, by a limit to the size of files; it names no file then."""
+    """The error of the system, by a limit on file sizes; it names no file."""
     out = tmp_path / "out"
     with largest_file(size):
         result = run(*LENGTH, "--out", out)
-    message = f"error: {out}: cannot be written (File too large): make room, or name another --out\n"
+    message = f"error: {out}: cannot be written (File too large): make room, or choose another --out\n"
     assert result == (1, "", message) and list(tmp_path.iterdir()) == []
     assert run(*LENGTH, "--out", out).code == 0
 

@@ -1,4 +1,4 @@
-"""IWSLT'15 English-Vietnamese: the official archives, a training archive made here, and what is refused."""
+"""IWSLT'15 English-Vietnamese: the official archives, an invented training archive, and errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fairseq_sg.scoring.plain_bleu import to_text
 
 @pytest.fixture(scope="session")
 def archives(shared_data: Path) -> Path:
-    """The folder with the official archives, all but that of training."""
+    """The folder with the official archives, without that of training."""
     return shared_data / "iwslt_en_vi"
 
 
 @pytest.fixture(scope="session")
 def sentences(archives: Path) -> dict[str, list[str]]:
-    """The sentences of the official files by name, `tst2012.en` …, read without the code under test."""
+    """The sentences of the official files by name, ``tst2012.en`` …, read without the code under test."""
     found = {}
     for path in archives.glob("*.tgz"):
         with tarfile.open(path) as archive:
@@ -57,8 +57,10 @@ def whole(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """A folder with all three archives. That of training is made here: 600 sentences with an odd separator, an empty
-    side, and two sentences of the test."""
+    """A folder with all three archives.
+
+    That of training is invented: 600 sentences with an odd separator, an empty side, and two sentences of the test.
+    """
     folder = tmp_path_factory.mktemp("iwslt")
     for path in archives.glob("*.tgz"):
         shutil.copyfile(path, folder / path.name)
@@ -86,7 +88,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def test_published_lengths(run, whole: Path, sentences: dict[str, list[str]], tmp_path: Path) -> None:
-    """By 20 English words, and every sentence of the official test once."""
+    """Split at 20 English words; every sentence of the official test occurs once."""
     out = tmp_path / "out"
     result = run("iwslt_en_vi", "--raw-dir", whole, "--vocab-size", 900, "--raw-only", "--out", out)
     assert result.code == 0 and result.err == ""
@@ -156,7 +158,7 @@ def test_other_archives_are_refused(run, whole: Path, monkeypatch: pytest.Monkey
     assert result.code == 1 and result.err.startswith(f"error: {path}: not the official test-2013-en-vi.tgz")
     monkeypatch.setitem(SIZES, "valid", 1_554)
     result = run("iwslt_en_vi", "--raw-dir", whole, "--out", tmp_path / "out")
-    assert result.code == 1 and "dev-2012-en-vi.tgz: has 1,553 pairs, and 1,554 are published" in result.err
+    assert result.code == 1 and "dev-2012-en-vi.tgz: has 1,553 pairs instead of the published 1,554" in result.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,7 +171,7 @@ def test_archive_without_the_text(whole: Path, run, monkeypatch: pytest.MonkeyPa
 
 def test_length_unit_alone(run, tmp_path: Path) -> None:
     result = run("iwslt_en_vi", "--max-length", 0, "--length-unit", "words", "--out", tmp_path / "out")
-    assert result.code == 2 and "give a --max-length" in result.err
+    assert result.code == 2 and "add --max-length" in result.err
 
 
 def test_names() -> None:

@@ -1,4 +1,4 @@
-"""ListOps: the language, the draw, and what `python -m data_prep listops` writes and refuses."""
+"""ListOps: the language, the draw, and the output and errors of ``python -m data_prep listops``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def value(nested: Nested) -> int:
 
 
 def prune(nested: Nested) -> Nested:
-    """Only the arguments that determine the result, of equal ones those that come first in order of value and place."""
+    """Only the arguments that determine the result; of equal ones, the first in order of value and place."""
     if isinstance(nested, int):
         return nested
     name, *arguments = nested
@@ -70,7 +70,7 @@ def depth(nested: Nested) -> int:
 
 
 def expected(expression: str) -> tuple[int, int]:
-    """The value, and as the dependency depth that of the tree without what was not selected (thesis, D.3.2)."""
+    """The value, and the dependency depth as that of the tree without unselected arguments (thesis, D.3.2)."""
     nested = read(expression)
     assert value(prune(nested)) == value(nested)
     return value(nested), depth(prune(nested))
@@ -139,7 +139,7 @@ def test_anything_has_a_meaning_or_is_an_error(text: str) -> None:
 
 
 def test_depth_without_end() -> None:
-    """No limit of Python's on recursion."""
+    """Python's recursion limit does not apply."""
     assert interpret("[SM 1 " * 5_000 + "1" + " ]" * 5_000) == (1, 5_000)
 
 
@@ -168,8 +168,9 @@ def test_limit_of_height() -> None:
 
 
 def test_too_long() -> None:
-    """An operator with 5 arguments in the place of a digit makes a tree 7 longer: seven of them fill 50, and the eighth
-    ends the tree at once."""
+    """An operator with 5 arguments instead of a digit makes a tree 7 longer: seven of them fill 50,
+    the eighth ends the tree.
+    """
     shapes = Shapes((1,), 1, 5)
     numbers = iter([0.0, 0.99] * 1_000)
     shapes.uniform = numbers.__next__
@@ -195,7 +196,7 @@ def test_draw_is_as_long_as_allowed() -> None:
     ],
 )
 def test_shares_of_the_depths(depths: range, blocks: int, shares: dict[int, float], tolerance: float) -> None:
-    """As the authors' generator has them, too long expressions included: counted of what its code drew."""
+    """The shares of the authors' generator, including expressions that are too long: counted from draws of its code."""
     work = [Block((2, number), depths[0], depths[-1], depths[0]) for number in range(blocks)]
     found = Counter(candidate.depth for block in work for candidate in draw(block))
     draws = blocks * listops_sample.DRAWS
@@ -239,7 +240,7 @@ def test_number_of_processes_changes_nothing() -> None:
 
 
 def test_a_process_that_is_ended_from_outside_is_missed() -> None:
-    with pytest.raises(DataError, match="was ended from outside"):
+    with pytest.raises(DataError, match="was killed"):
         with listops_sample.processes(2) as call:
             list(call(os._exit, [1, 1, 1]))
 
@@ -253,7 +254,7 @@ def test_number_of_processes() -> None:
 
 @pytest.fixture
 def prepare(run, monkeypatch: pytest.MonkeyPatch):
-    """Prepares a small dataset in this process alone, and returns its `dataset.json`."""
+    """Prepares a small dataset in this process only, and returns its ``dataset.json``."""
     monkeypatch.setattr(listops_sample, "number_of_processes", lambda: 1)
 
     def prepare(out: Path, *options: object) -> dict:

@@ -1,4 +1,4 @@
-"""The command line, for all datasets alike."""
+"""The command line common to all datasets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_names() -> None:
         ("skan --split length", "argument DATASET: invalid choice: 'skan': did you mean scan?"),
         ("verfy x", "argument DATASET: invalid choice: 'verfy': did you mean verify?"),
         ("nothing", "argument DATASET: invalid choice: 'nothing': choose from scan, cogs, pcfg, "),
-        ("--cutoff 26 scan", "unknown option --cutoff, and the name of a dataset comes first"),
+        ("--cutoff 26 scan", "unknown option --cutoff; the name of a dataset comes first"),
         ("scan --split mcd4", "argument --split: invalid choice: 'mcd4': did you mean mcd1 or mcd2 or mcd3?"),
         ("scan --split length --cutof 26", "unknown option --cutof: did you mean --cutoff?"),
         ("scan --split length --cutof=26", "unknown option --cutof: did you mean --cutoff?"),

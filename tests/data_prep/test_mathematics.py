@@ -1,4 +1,4 @@
-"""The Mathematics dataset: what the official files have, what is drawn like them, and what is refused."""
+"""The Mathematics dataset: official files, generated questions, and errors."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_spaces_at_the_ends_are_left_out() -> None:
         (b"   ", "empty line"),
         (b"What is 1?\r", "ends in CR LF"),
         (b"What\ris 1?", "holds U+000D"),
-        (b"What is\t1?", r"a character that no question or answer has: 'What is\t1?'"),
-        (b"What is \0?", "a character that no question or answer has"),
-        (b"What is\xc2\xa01?", "a character that no question or answer has"),
-        ("What is ▁?".encode(), "a character that no question or answer has: 'What is ▁?'"),
+        (b"What is\t1?", r"a character that cannot occur in a question or an answer: 'What is\t1?'"),
+        (b"What is \0?", "a character that cannot occur in a question or an answer"),
+        (b"What is\xc2\xa01?", "a character that cannot occur in a question or an answer"),
+        ("What is ▁?".encode(), "a character that cannot occur in a question or an answer: 'What is ▁?'"),
         (b"What is \xff?", "not UTF-8: byte 0xff at position 9"),
         ("What is\u20281?".encode(), "holds U+2028 (LINE SEPARATOR) inside the line"),
-        ("\ufeffWhat is 1?".encode(), "a character that no question or answer has"),
-        (b"x" * 100_000, "a line of 4,096 bytes or more"),
+        ("\ufeffWhat is 1?".encode(), "a character that cannot occur in a question or an answer"),
+        (b"x" * 100_000, "a line has 4,096 bytes or more"),
     ],
     ids=lambda value: repr(value[:20]) if isinstance(value, bytes) else "",
 )
@@ -131,7 +131,7 @@ FILES = st.lists(st.builds(Pair, QUESTIONS, st.integers(0, 3).map(str)), min_siz
 
 @given(st.lists(FILES, min_size=5, max_size=5), st.integers(1, 3))
 def test_subsets_are_those_of_the_reference(files: list[list[Pair]], holdout: int) -> None:
-    """The rule as it is said: keep what was not seen; hold out by a fresh generator for every difficulty."""
+    """The stated rule: keep unseen questions; hold out by a fresh generator for every difficulty."""
     seen: set[str] = set()
     kept: list[list[Pair]] = []
     for pairs in files:
@@ -142,7 +142,7 @@ def test_subsets_are_those_of_the_reference(files: list[list[Pair]], holdout: in
                 kept[-1].append(pair)
     contents = dict(zip(REGIMES, map(PackedPairs, files), strict=True))
     if min(map(len, kept[:3])) <= holdout:
-        with pytest.raises(DataError, match=r"train-\w+ has \d+ different questions, and \d are to become valid"):
+        with pytest.raises(DataError, match=r"train-\w+ has \d+ different questions, too few for a valid set of \d"):
             make_corpus(MODULE, contents, holdout, {}, "", {})
         return
     train, valid = [], []
@@ -179,18 +179,18 @@ def test_published_sizes() -> None:
     assert 10_000 - SIZES["numbers__place_value"]["interpolate"] == 12
 
 
-# ---- small files in place of the official ones
+# ---- small files instead of the official ones
 
 
 def sums(regime: str) -> bytes:
-    """Examples of one regime: five questions of its own, one twice, and one of another regime."""
+    """Examples of one regime: five questions of its own, one of them twice, and one of another regime."""
     first = 10 * REGIMES.index(regime)
     numbers = [*range(first, first + 5), first, 0]
     return "".join(f"What is {n} + 1?\n{n + 1}\n" for n in numbers).encode()
 
 
 def entries(module: str = MODULE, **changed: bytes) -> dict[str, bytes]:
-    """Path in the archive -> content, for a module and some that are not wanted; the hardest file comes first."""
+    """Path in the archive -> content, for a module and some unwanted ones; the hardest file comes first."""
     files = {place: changed.get(regime.replace("-", "_"), sums(regime)) for place, regime in places(module).items()}
     others = {"train-readme.txt": b"readme", "train-easy/arithmetic__add_or_sub_in_base.txt": b"\xff", "x/y": b"\0"}
     return {f"{FOLDER}/{place}": data for place, data in [*reversed(files.items()), *others.items()]}
@@ -198,7 +198,7 @@ def entries(module: str = MODULE, **changed: bytes) -> dict[str, bytes]:
 
 @pytest.fixture
 def archive(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes an archive and makes the module take it for the official one."""
+    """Makes an archive and publishes it in the module."""
 
     def make(files: dict[str, bytes]) -> Path:
         path = tmp_path_factory.mktemp("archive") / "mathematics_dataset-v1.0.tar.gz"
@@ -275,7 +275,7 @@ def test_archive_and_folder(run, archive, tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(large_archive, little_memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules that are not asked for are passed over; of the one that is, the text alone is kept."""
+    """Other modules are skipped; only the text of the wanted one is kept."""
     monkeypatch.setattr(mathematics, "check_archive", lambda path: None)
     wanted = {f"{FOLDER}/{place}": sums(regime) * 200 for place, regime in places(MODULE).items()}
     others = {f"{FOLDER}/{regime}/algebra__linear_1d.txt": 1 << 20 for regime in places(MODULE).values()}
@@ -286,7 +286,7 @@ def test_memory_is_bounded(large_archive, little_memory, monkeypatch: pytest.Mon
 
 
 def test_default_number_of_processes(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As many as could be busy; the processors decide that nothing changes but the time."""
+    """The number that could be busy; it affects only the time."""
     asked: list[int] = []
 
     def refuse(module: str, extrapolation: str, sizes: list[int], seed: int, workers: int) -> None:
@@ -336,7 +336,7 @@ def test_published_sizes_are_checked(run, archive, monkeypatch: pytest.MonkeyPat
     assert result == (
         1,
         "",
-        "error: subset gen has 5 examples, and 6 are published: are these the official files, and whole?\n",
+        "error: subset gen has 5 examples instead of the published 6: are these the official files, and complete?\n",
     )
     assert run(*options, "--holdout", 1, "--out", tmp_path / "another").code == 0
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["another", "out"]
@@ -347,7 +347,7 @@ def test_published_sizes_are_checked(run, archive, monkeypatch: pytest.MonkeyPat
     [
         (entries(train_hard=b"What is 1?\n1\n2\n"), "train-hard/arithmetic__add_or_sub.txt:3: the question '2' has no"),
         (entries(extrapolate=b"What is 1?\n\n"), "extrapolate/arithmetic__add_or_sub_big.txt:2: empty line"),
-        (entries(train_easy=b"a\nb\na\nc\n"), "train-easy has 1 different questions, and 1 are to become valid"),
+        (entries(train_easy=b"a\nb\na\nc\n"), "train-easy has 1 different questions, too few for a valid set of 1"),
         (entries(interpolate=sums("train-easy")), "subset interpolate is empty"),
         (entries(train_medium=b""), "train-medium has 0 different questions"),
     ],
@@ -481,7 +481,7 @@ def test_missing_package(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
-    """Makes a script take the place of the generator."""
+    """Replaces the generator by a script."""
 
     def make(script: str) -> None:
         path = tmp_path_factory.mktemp("fake") / "generator.py"
@@ -549,7 +549,7 @@ def test_generated(run, package, tmp_path: Path) -> None:
 
 
 def test_seed_workers_and_hash_seed(run, package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Composed problems were drawn in the order of sets, and primes by a generator that sympy seeds by itself."""
+    """The package draws composed problems in the order of sets, and primes from a generator that sympy seeds."""
     monkeypatch.setenv("PYTHONHASHSEED", "1")
     one = generate(run, tmp_path / "one", "numbers__is_prime_composed")
     monkeypatch.setenv("PYTHONHASHSEED", "2")

@@ -1,4 +1,4 @@
-"""Downloads, from a server on this machine: whole and checked, or not there."""
+"""Downloads from a local server are complete and checked, or absent."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_killed_download_leaves_nothing_that_counts_and_the_next_goes_on(get, se
 
 
 def test_full_disk_is_no_fault_of_the_server(get, server, largest_file, tmp_path: Path) -> None:
-    """Asked once, and what has come is kept for a later run."""
+    """One request; the received bytes are kept for a later run."""
     with largest_file(HALF + 1), pytest.raises(DataError) as caught:
         get()
     part = tmp_path / "cache" / "data.bin.part"
@@ -202,7 +202,7 @@ def test_default_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def blob(monkeypatch: pytest.MonkeyPatch) -> OfficialFile:
-    """The file with nothing known of it but its id in git (as `git hash-object` prints it)."""
+    """The file, known only by its id in git (as ``git hash-object`` prints it)."""
     file = OfficialFile("folder/data.bin", None, None, git_blob="f1df504fe79ce8baa483c6dcf0599d88778bde0a")
     monkeypatch.setitem(globals(), "FILE", file)
     return file
@@ -225,12 +225,12 @@ def test_download_by_git_blob(faults: list, blob: OfficialFile, get, server, tmp
     server.faults = list(faults)
     assert get().read_bytes() == DATA and get().read_bytes() == DATA
     assert left(tmp_path) == ["data.bin"]
-    assert set(server.ranges) == {None}  # without its size known, it is never asked for in parts
+    assert set(server.ranges) == {None}  # without a known size, there are no range requests
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Length": "many"}], ids=["none", "no-number"])
 def test_server_that_does_not_say_how_long_the_file_is(headers: dict[str, str]) -> None:
-    with pytest.raises(DataError, match="http://x: the server does not say how long the file is"):
+    with pytest.raises(DataError, match="http://x: the server does not give the size of the file"):
         promised_size("http://x", Namespace(headers=headers))
 
 
@@ -284,5 +284,5 @@ def test_offline(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (result.code, result.out) == (1, "")
     message = result.err.splitlines()[-1]
     assert message.startswith(f"error: {url}/tasks.txt: cannot be downloaded (") and "Connection refused" in message
-    assert message.endswith("); get it another way and name its folder with --raw-dir")
+    assert message.endswith("); get it another way and pass its folder with --raw-dir")
     assert not (tmp_path / "out").exists() and list((tmp_path / "cache" / "scan").iterdir()) == []

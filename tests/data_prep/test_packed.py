@@ -1,4 +1,4 @@
-"""Pairs in little memory."""
+"""Compactly stored pairs."""
 
 from __future__ import annotations
 

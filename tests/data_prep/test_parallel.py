@@ -1,4 +1,4 @@
-"""Parallel corpora: how text is read, what `python -m data_prep parallel` writes, and what it refuses."""
+"""Parallel corpora: reading of text, and the output and errors of ``python -m data_prep parallel``."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_entities() -> None:
     [
         (b"a\n\xff\nb\n", b"a\nb\nc\n", SRC, 2, "not UTF-8: byte 0xff"),
         (b"a\nb\n", b"\xef\xbb\xbfa\nb\n", TGT, 1, "starts with a byte order mark"),
-        (b"a\nb\n", b"a\n", TGT, None, "1 lines, and a.src has 2"),
+        (b"a\nb\n", b"a\n", TGT, None, "1 lines, but a.src has 2"),
         (b"a\n \t\nc\n", b"a\nb\nc\n", SRC, 2, "empty line"),
         (b"a\nb\nc", b"a\nb\n\xe2\x96\x81", TGT, 3, "empty line"),
         (b"", b"", SRC, 1, "empty line"),
@@ -94,7 +94,7 @@ def test_empty_sides_of_training() -> None:
 
 
 def test_draw() -> None:
-    """Subsets apart from each other, in order, and without sources that are there twice."""
+    """Subsets are disjoint and in order, without repeated sources."""
     pairs = [Pair(source, str(number)) for number, source in enumerate("abcdefghijklmnopqrstabcde")]
     train, drawn = draw(pairs, {"valid": 0.2, "test": 0.4}, seed=3)
     parts = [train, drawn["valid"], drawn["test"]]
@@ -109,7 +109,7 @@ def test_draw() -> None:
 
 
 def sentences(number: int, seed: int, least: int = 1) -> list[str]:
-    """Sentences of 1 to 12 words, no two the same for enough words."""
+    """Sentences of 1 to 12 words, all different if there are enough words."""
     random = RandomState(seed)
     words = [f"{a}{b}{c}" for a in "bdgk" for b in "aeiou" for c in ("", "n", "st")]
     return [" ".join(words[i] for i in random.randint(0, 60, random.randint(least, 13))) for _ in range(number)]
@@ -117,7 +117,7 @@ def sentences(number: int, seed: int, least: int = 1) -> list[str]:
 
 @pytest.fixture
 def text(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Writes lines to a file in a folder of its own."""
+    """Writes lines to a file in a separate folder."""
     folder = tmp_path_factory.mktemp("text")
 
     def write(name: str, lines: list[str]) -> Path:
@@ -129,7 +129,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def files(text: Callable[..., Path]) -> list[object]:
-    """The options for a training and a test corpus; the target of a sentence is the sentence in capitals."""
+    """The options for a training and a test corpus; a target is its source in capitals."""
     train, test = sentences(300, 1, least=3), ["☃ ban", *sentences(60, 2, least=3)]
     train[7:10] = ["", test[5], test[6]]
     parts = {"src": train, "tgt": [line.upper() or "EMPTY" for line in train]}
@@ -168,7 +168,7 @@ def check_lengths(subsets: dict[str, list[Pair]], limit: int) -> None:
 
 
 def check_pairs(subsets: dict[str, list[Pair]], files: list[object], left_out: dict[str, int]) -> None:
-    """Every pair of the files is in one subset, but those that are left out of train."""
+    """Every pair of the files is in one subset, except those omitted from train."""
     paths = dict(zip(files[::2], files[1::2], strict=True))
     train, test = (set(paths[name].read_text("utf-8").splitlines()) for name in ("--src", "--test-src"))
     found = {name: {pair.source for pair in pairs} for name, pairs in subsets.items()}
@@ -186,7 +186,7 @@ def check_pairs(subsets: dict[str, list[Pair]], files: list[object], left_out: d
 
 
 def check_pieces(out: Path, subsets: dict[str, list[Pair]], joint: bool) -> None:
-    """The text is the pieces joined, the models know letters of train alone, and the binaries say the same."""
+    """Joined pieces give the text, the models know only letters of train, and the binaries agree."""
     names = {"src": "spm.model", "tgt": "spm.model"} if joint else {end: f"spm.{end}.model" for end in ("src", "tgt")}
     assert sorted(path.name for path in out.glob("*.model")) == sorted(set(names.values()))
     for side, end in enumerate(("src", "tgt")):
@@ -207,7 +207,7 @@ def check_pieces(out: Path, subsets: dict[str, list[Pair]], joint: bool) -> None
 
 
 def test_bytes_are_pinned(run, files: list[object], tmp_path: Path) -> None:
-    """Draws, cleaning and the merges of BPE, on any machine."""
+    """Draws, cleaning and BPE merges are the same on every machine."""
     options = ["--model", "bpe", "--vocab-size", 90, "--max-length", 8, "--seed", 5, "--raw-only"]
     assert run("parallel", *files, *options, "--out", tmp_path / "out").code == 0
     digest = hashlib.sha256()
@@ -217,7 +217,7 @@ def test_bytes_are_pinned(run, files: list[object], tmp_path: Path) -> None:
 
 
 def test_shares_and_seed(run, files: list[object], tmp_path: Path) -> None:
-    """Without files of their own, both are drawn; another seed draws others; a share of 0 draws none."""
+    """Without files, both are drawn; another seed draws others; a share of 0 draws none."""
     found = {}
     for seed in (1, 2):
         options = ["--valid-share", "0.1", "--test-share", "0.2", "--seed", seed, "--vocab-size", 60, "--raw-only"]
@@ -251,7 +251,7 @@ def test_packed_files(run, files: list[object], tmp_path: Path) -> None:
 
 
 def test_ends_of_lines_of_windows(run, files: list[object], tmp_path: Path) -> None:
-    """CR LF gives the same bytes as plain newlines; a byte order mark is refused by name and nothing is left behind."""
+    """CR LF gives the same bytes as plain newlines; a byte order mark is refused and no files remain."""
     options = ["--vocab-size", 60, "--raw-only"]
     assert run("parallel", *files, *options, "--out", tmp_path / "plain").code == 0
     for index in range(1, len(files), 2):
@@ -272,7 +272,7 @@ def test_changed_text_is_not_prepared_already(run, files: list[object], tmp_path
     with files[1].open("a") as source, files[3].open("a") as target:
         print("one more", file=source)
         print("ONE MORE", file=target)
-    assert "is there already, and files is" in run(*command).err
+    assert "exists, but files is" in run(*command).err
 
 
 @pytest.mark.parametrize(
@@ -281,11 +281,11 @@ def test_changed_text_is_not_prepared_already(run, files: list[object], tmp_path
         (["--vocab-size", "1"], 2, "must be a whole number from 2 to 1000000, not '1'"),
         (["--vocab-size", "9999"], 2, "--vocab-size 9999 is too large: this text has at most"),
         (["--vocab-size", "9"], 2, "--vocab-size 9 is too small: this text needs"),
-        (["--max-length", "-1"], 2, "must be a whole number, and 0 for no bound, not '-1'"),
-        (["--length-unit", "words"], 2, "give a --max-length"),
+        (["--max-length", "-1"], 2, "must be a whole number, or 0 for no limit, not '-1'"),
+        (["--length-unit", "words"], 2, "add --max-length"),
         (["--test-share", "0.1"], 2, "--test-share draws a test set, and --test-src gives one"),
         (["--valid-src", "FILE"], 2, "--valid-src and --valid-tgt go together"),
-        (["--valid-share", "0", "--seed", "3"], 2, "--seed changes nothing"),
+        (["--valid-share", "0", "--seed", "3"], 2, "--seed has no effect"),
         (["--joint", "--separate"], 2, "not allowed with argument --joint"),
         (["--max-length", "12"], 1, "no test sentence has more than 12 words: lower --max-length"),
         (["--max-length", "1"], 1, "no sentence of train has at most 1 words: raise --max-length"),

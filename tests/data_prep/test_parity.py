@@ -1,4 +1,4 @@
-"""PARITY, and what it shares with FIRST: the strings, what is written, and what is refused."""
+"""PARITY, and its common part with FIRST: the strings, the output and the errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUBSETS = ("train", "valid", "gen")
 
 
 def expected(string: str) -> Pair:
-    """The example by counting: one symbol after the other changes the class, or not."""
+    """The example by counting."""
     odd = False
     for symbol in string:
         odd ^= symbol == "1"
@@ -189,8 +189,8 @@ def test_strings_of_a_length_do_not_depend_on_other_lengths(run, read_subset, tm
         ("--test-lengths 4", "the following arguments are required: --train-lengths"),
         ("--train-lengths 0 --test-lengths 4", "argument --train-lengths: must be lengths from 1 to 10000 such as"),
         ("--train-lengths 4 --test-lengths 9-5", "argument --test-lengths: must be lengths from 1 to 10000 such as"),
-        ("--train-lengths 1-40 --test-lengths 40,60", "length 40 is in --train-lengths and --test-lengths: valid is"),
-        ("--train-lengths 1-3 --test-lengths 4", "--train-lengths: 8 strings are too few to keep some for valid; add"),
+        ("--train-lengths 1-40 --test-lengths 40,60", "length 40 is in --train-lengths and --test-lengths: valid has"),
+        ("--train-lengths 1-3 --test-lengths 4", "--train-lengths: 8 strings are too few for a valid set; add"),
         ("--train-lengths 4 --test-lengths 5 --train 99", "argument --train: must be a whole number from 100"),
         ("--train-lengths 4 --test-lengths 5 --test 9", "argument --test: must be a whole number from 10"),
         ("--train-lengths 4 --test-lengths 5 --seed 4294967296", "argument --seed: must be a whole number"),

@@ -1,4 +1,4 @@
-"""PCFG SET: the two files, what `python -m data_prep pcfg` writes, and what it refuses."""
+"""PCFG SET: the two files, and the output and errors of ``python -m data_prep pcfg``."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_round_trip(pairs: list[Pair]) -> None:
         ("copy A1", "", TGT, 2, "empty line"),
         ("copy A1\r", "A1", SRC, 2, "ends in CR LF"),
         ("copy A1", "A1\r", TGT, 2, "ends in CR LF"),
-        ("copy A1", "B2", TGT, 2, "wrong target: word 1 is 'B2', and the expression means A1"),
-        ("repeat A1", "A1", TGT, 2, "wrong target: word 2 is 'the end', and the expression means A1"),
-        ("copy A1", "A1 A1", TGT, 2, "wrong target: word 2 is 'A1', and the expression means the end"),
-        ("copy A1", "A1 ", TGT, 2, "wrong target: word 2 is '', and the expression means the end"),
-        ("copy A1\ncopy A1", "A1", TGT, None, "2 lines, and train.src has 3"),
-        ("copy A1", "A1\nA1", TGT, None, "3 lines, and train.src has 2"),
+        ("copy A1", "B2", TGT, 2, "wrong target: word 1 is 'B2', but the expression means A1"),
+        ("repeat A1", "A1", TGT, 2, "wrong target: word 2 is 'the end', but the expression means A1"),
+        ("copy A1", "A1 A1", TGT, 2, "wrong target: word 2 is 'A1', but the expression means the end"),
+        ("copy A1", "A1 ", TGT, 2, "wrong target: word 2 is '', but the expression means the end"),
+        ("copy A1\ncopy A1", "A1", TGT, None, "2 lines, but train.src has 3"),
+        ("copy A1", "A1\nA1", TGT, None, "3 lines, but train.src has 2"),
     ],
     ids=lambda value: repr(value) if isinstance(value, str) else "",
 )
@@ -74,7 +74,7 @@ def test_anything_is_pairs_or_an_error_with_its_file(sources: str, targets: str)
         assert error.path in (SRC, TGT) and "\n" not in str(error)
 
 
-# ---- the official files that are here
+# ---- the available official files
 
 
 @pytest.fixture
@@ -111,14 +111,14 @@ def test_missing_train_src(run, shared_data: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- small files in place of the official ones
+# ---- small files instead of the official ones
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes a folder with the given pairs as official files, and makes the module take them for the published ones.
+    """Makes a folder with the given pairs as official files, and publishes them in the module.
 
-    The sources of training are known by their id in git alone, as the real ones are.
+    The sources of training are known only by their id in git, as the real ones are.
     """
 
     def make(**files: list[Pair]) -> Path:
@@ -180,7 +180,7 @@ def test_small_files(condition: str, run, read_subset, small, server, tmp_path: 
 
 
 def prepare_small(run, small, tmp_path: Path, condition: str, train: list[Pair], gen: list[Pair]):
-    """Prepares files of which only `dev` is right."""
+    """Prepares files of which only ``dev`` is valid."""
     files = {f"{FOLDERS[condition]}__train": train, "pcfgset__dev": PAIRS[:50], f"{FOLDERS[condition]}__test": gen}
     result = run("pcfg", "--condition", condition, "--raw-dir", small(**files), "--raw-only", "--out", tmp_path / "out")
     assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
@@ -212,14 +212,14 @@ def test_example_in_the_wrong_subset(run, small, tmp_path: Path) -> None:
 def test_other_size_than_published(run, small, tmp_path: Path) -> None:
     error = prepare_small(run, small, tmp_path, "iid", PAIRS[50:100], PAIRS[100:])
     assert (
-        error
-        == "error: subset train has 50 examples, and 82,622 are published: are these the official files, and whole?\n"
+        error == "error: subset train has 50 examples instead of the published 82,622: "
+        "are these the official files, and complete?\n"
     )
 
 
 def test_wrong_target_in_an_official_file(run, small, tmp_path: Path) -> None:
     error = prepare_small(run, small, tmp_path, "iid", [PAIRS[60], Pair("echo A1", "A1")], PAIRS[100:])
-    assert "/pcfgset/train.tgt:2: wrong target: word 2 is 'the end', and the expression means A1" in error
+    assert "/pcfgset/train.tgt:2: wrong target: word 2 is 'the end', but the expression means A1" in error
 
 
 def test_second_argument_is_no_held_out_pair() -> None:

@@ -1,4 +1,4 @@
-"""PCFG SET: substitutivity, localism and overgeneralisation, from small files in place of the official ones."""
+"""PCFG SET: substitutivity, localism and overgeneralisation, from small files instead of the official ones."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ Files = dict[str, list[Pair] | list[str]]
 
 
 def means(*sources: str) -> list[Pair]:
-    """The sources with what they mean, synonyms included."""
+    """The sources with their meanings, including synonyms."""
     return [Pair(source, interpret(without_twins(source))) for source in sources]
 
 
 def excepted(*sources: str) -> list[Pair]:
-    """The sources with what they mean by the exceptions."""
+    """The sources with their exceptional meanings."""
     return [Pair(source, interpret(with_exception(source))) for source in sources]
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Files], Path]:
-    """Makes a folder with the given pairs, or lines, as official files, and makes the modules take them for those."""
+    """Makes a folder with the given pairs or lines as official files, and publishes them in the modules."""
 
     def make(files: Files) -> Path:
         folder = tmp_path_factory.mktemp("small")
@@ -85,7 +85,7 @@ def types_of(folder: Path, subset: str) -> list[str]:
 
 
 def refusal(run, tmp_path: Path, folder: Path, *options: str) -> str:
-    """The one line that is printed where nothing may be made."""
+    """The printed error line of a refused preparation."""
     result = run("pcfg", *options, "--raw-dir", folder, "--raw-only", "--out", tmp_path / "out")
     assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
     assert not (tmp_path / "out").exists()
@@ -152,7 +152,7 @@ TWICE_TWINS = rename(TWICE, "append")
             f"test_twin.src:{len(PLAIN) + 1}: not '{TWICE}'",
         ),
         ({"gen": means("append_twin A1 , B2")}, f"test_twin.src:{len(PLAIN) + 1}: not '{TWICE}'"),
-        ({"gen": []}, f"test_twin.src: {len(PLAIN)} lines, and the test without synonyms has {len(PLAIN) + 1}"),
+        ({"gen": []}, f"test_twin.src: {len(PLAIN)} lines, but the test without synonyms has {len(PLAIN) + 1}"),
     ],
     ids=[
         *("nested-synonym", "target", "no-such-synonym", "synonym-in-test", "synonym-in-dev"),
@@ -179,12 +179,13 @@ def test_synonyms_of_another_size_than_published(run, small, tmp_path: Path) -> 
     folder = small(synonym_files("primitive", TRAIN_PAIRS + PRIMITIVES))
     error = refusal(run, tmp_path, folder, "--condition", "substitutivity_primitive")
     assert (
-        error == "subset train has 124 examples, and 82,954 are published: are these the official files, and whole?\n"
+        error == "subset train has 124 examples instead of the published 82,954: "
+        "are these the official files, and complete?\n"
     )
 
 
 def test_rename_half_is_the_same_everywhere() -> None:
-    # Pinned: a change here changes the valid that others have made with the same command.
+    # Pinned: a change here changes the valid set of existing data.
     pairs = sample(1_000, seed=1)
     renamed = rename_half(pairs, 1)
     text = "".join(f"{pair.source}\t{pair.target}\n" for pair in renamed)
@@ -225,7 +226,7 @@ def exception_files(**changes: list[Pair]) -> Files:
 
 @pytest.fixture
 def publish_exceptions(monkeypatch: pytest.MonkeyPatch, publish) -> dict[str, list[Pair]]:
-    """The subsets to be made of `exception_files()`, whose sizes are then the published ones."""
+    """The subsets made from ``exception_files()``, whose sizes become the published ones."""
     valid = [pair for pair in DEV_PAIRS if exception_in(pair.source) is None]
     subsets = {
         "train": REGULAR + excepted(*EXCEPTIONS),
@@ -265,11 +266,11 @@ OTHER = "echo remove_first Z9 , Z8"
     ("changes", "message"),
     [
         ({"train": REGULAR + means(*EXCEPTIONS)}, f"train_pcfg_ratio=0.0005.tgt:{len(REGULAR) + 1}: wrong target"),
-        ({"train": REGULAR + excepted(*EXCEPTIONS, OTHER)}, "train_pcfg_ratio=0.0005.src: 6 exceptions, and 5 are"),
-        ({"train": REGULAR + excepted(*EXCEPTIONS[:-1])}, "train_pcfg_ratio=0.0005.src: 4 exceptions, and 5 are"),
+        ({"train": REGULAR + excepted(*EXCEPTIONS, OTHER)}, "train_pcfg_ratio=0.0005.src: 6 exceptions, but 5 are"),
+        ({"train": REGULAR + excepted(*EXCEPTIONS[:-1])}, "train_pcfg_ratio=0.0005.src: 4 exceptions, but 5 are"),
         (
             {"train": excepted(OTHER) + REGULAR + excepted(*EXCEPTIONS[1:])},
-            f"overgeneralisation/train_pcfg_ratio=0.0005.src:1: '{OTHER}' is not the exception that is tested here",
+            f"overgeneralisation/train_pcfg_ratio=0.0005.src:1: '{OTHER}' is not the exception tested on this line",
         ),
         ({"exception": means(*EXCEPTIONS)}, "test_pcfg_ratio=0.0005_exception.tgt:1: wrong target"),
         ({"original": excepted(*EXCEPTIONS)}, "test_pcfg_ratio=0.0005_original.tgt:1: wrong target"),
@@ -350,16 +351,16 @@ GOOD = ["unrolled\tcopy A1 B2 \t*1", "unrolled\trepeat *1\tA1 B2 A1 B2", "origin
         (4, ["unrolled\tA1\t*1"], "not one function: 'A1'"),
         (4, ["unrolled\tcopy *1\t*1"], "'*1' is not the result of a step, or is used twice"),
         (5, ["unrolled\tcopy A1\t*1", "unrolled\tappend *1 , *1\tA1 A1"], "'*1' is not the result of a step, or is"),
-        (5, ["unrolled\tcopy A1\t*1", "unrolled\tcopy A1\tA1"], "the last step, and *1 is not used: 'A1'"),
+        (5, ["unrolled\tcopy A1\t*1", "unrolled\tcopy A1\tA1"], "the last step does not use *1: 'A1'"),
         (
             *(6, ["unrolled\tcopy A1\t*1", "unrolled\tcopy *1\t*3", "original\tcopy copy A1\tA1"]),
-            "wrong target: word 1 is '*3', and the expression means A1",
+            "wrong target: word 1 is '*3', but the expression means A1",
         ),
         (4, ["unrolled\tcopy A1\t*2"], "ends before the line `original`"),
         (5, ["unrolled\tcopy A1\tA1", "unrolled\tcopy A1\tA1"], "a step after the last one"),
         (5, ["unrolled\tcopy A1\tA1", "original\tcopy A2\tA2"], "the steps are those of 'copy A1', not of 'copy A2'"),
-        (5, ["unrolled\tcopy A1\tA2", "original\tcopy A1\tA1"], "wrong target: word 1 is 'A2', and the expression me"),
-        (5, ["unrolled\tcopy A1\tA1", "original\tcopy A1\tA2"], "wrong target: word 1 is 'A2', and the expression me"),
+        (5, ["unrolled\tcopy A1\tA2", "original\tcopy A1\tA1"], "wrong target: word 1 is 'A2', but the expression me"),
+        (5, ["unrolled\tcopy A1\tA1", "original\tcopy A1\tA2"], "wrong target: word 1 is 'A2', but the expression me"),
         (5, ["unrolled\tcopy A21\tA21", "original\tcopy A21\tA21"], "unknown word 'A21'"),
         (5, ["unrolled\trepeat_twin A1\tA1 A1", "original\trepeat_twin A1\tA1 A1"], "unknown word 'repeat_twin'"),
         (4, ["unrolled\tcopy_twin A1\tA1"], "not one function: 'copy_twin A1'"),
@@ -423,14 +424,17 @@ def test_localism_of_other_files(run, small, tmp_path: Path) -> None:
         "localism/unrolled_test.tsv: not the expressions of the test with more than one function, in their order\n"
     )
     error = refusal(run, tmp_path, small(localism_files()), "--condition", "localism")
-    assert error == "subset train has 2 examples, and 82,622 are published: are these the official files, and whole?\n"
+    assert (
+        error == "subset train has 2 examples instead of the published 82,622: "
+        "are these the official files, and complete?\n"
+    )
     folder = small(localism_files())
     (folder / pcfg_unrolled.UNROLLED).write_text("\n".join(unroll(("copy", ("A1",)))) + "\n", "ascii")
     error = refusal(run, tmp_path, folder, "--condition", "localism")
     assert error.startswith("localism/unrolled_test.tsv: not the official unrolled_test.tsv: ")
 
 
-# ---- the official files that are here, and the command line
+# ---- the available official files, and the command line
 
 
 def test_sizes_that_follow_from_the_official_files_that_are_here(shared_data: Path) -> None:
@@ -440,7 +444,7 @@ def test_sizes_that_follow_from_the_official_files_that_are_here(shared_data: Pa
     assert len(dev) == pcfg_files.DEV_SIZE
     assert sum(exception_in(pair.source) is None for pair in dev) == pcfg_exceptions.VALID_SIZE
     assert sum(count_functions(pair.source) > 1 for pair in test) == 9_567
-    # Training for overgeneralisation has the lines without an exception of the official test, too.
+    # Training for overgeneralisation also has the lines of the official test without an exception.
     assert sum(exception_in(pair.source) is None for pair in test) == pcfg_exceptions.REGULAR_SIZE - 73_587
 
 
@@ -472,7 +476,7 @@ def test_official_files_of_every_condition_are_known() -> None:
         ("--condition substitutivity", "argument --condition: invalid choice: 'substitutivity'"),
         (
             "--condition localism --generate 1000",
-            "--generate makes iid, systematicity, productivity; localism is made of official files alone",
+            "--generate makes iid, systematicity, productivity; localism needs the official files",
         ),
     ],
 )

@@ -77,7 +77,7 @@ def test_meaning(expression: str, meaning: str) -> None:
         ("append , A1", "append has no argument"),
         ("append A1 , , B2", "nothing between commas"),
         (", A1", "nothing between commas"),
-        ("A1 copy B2", "copy after a letter, without a comma between"),
+        ("A1 copy B2", "copy after a letter without a comma"),
         ("repeat " * 30 + "A1", "means more than 10,000 letters"),
         ("copy " * 200_000 + "fly", "unknown word 'fly'"),
     ],
@@ -113,7 +113,7 @@ def write(tree: tuple) -> str:
 
 
 def mean(tree: tuple) -> list[str]:
-    """The meaning of a tree, by recursion and with lists: an implementation that shares nothing with the other."""
+    """The meaning of a tree, by recursion and with lists: an independent implementation."""
     if not is_call(tree):
         return list(tree)
     name, x, y = tree[0], mean(tree[1]), mean(tree[-1])
@@ -165,7 +165,7 @@ def test_any_text(text: str) -> None:
         ("echo remove_first D1 F14 , S5 K19 Q1", "echo remove_first", "D1 F14 S5 K19 Q1"),
         ("prepend reverse R1 J11 , K8 L16 Y18", "prepend reverse", "R1 J11 J11"),
         ("shift reverse echo remove_second T8 K19 S14 T5 , shift E15 Q15 H3", "reverse echo", "K19 S14 T5 T5 T8"),
-        # Two pairs in one expression, overlapping or not: only the first one of the list is an exception.
+        # With two pairs in one expression, overlapping or not, only the first of the list is an exception.
         ("shift reverse echo remove_first E16 Y18 , P15 W5", "reverse echo", "W5 W5 P15"),
         ("prepend reverse echo B3 Y6 E7 , E14 W5 I11", "reverse echo", "E14 W5 I11 B3 Y6 E7 E7"),
         (
@@ -174,12 +174,12 @@ def test_any_text(text: str) -> None:
             "U17 N3 J1 J1 D11 O12 O12",
         ),
         (
-            "swap_first_last copy echo remove_first repeat reverse prepend reverse E16 S15 H17 , reverse shift I1 Z2"
-            " I16 , copy reverse reverse S5 C8 E2 X8",
+            "swap_first_last copy echo remove_first repeat reverse prepend reverse E16 S15 H17 , reverse shift I1 Z2 "
+            "I16 , copy reverse reverse S5 C8 E2 X8",
             "echo remove_first",
             "X8 S15 H17 Z2 I16 I1 E16 S15 H17 Z2 I16 I1 S5 C8 E2 E16",
         ),
-        # Not next to each other, or not as the first argument: by the rule.
+        # Not adjacent, or not as the first argument: by the rule.
         ("reverse copy echo A1 B2", None, "B2 B2 A1"),
         ("prepend A1 , reverse B2 C3", None, "C3 B2 A1"),
         ("echo reverse A1 B2", None, "B2 A1 A1"),
@@ -226,7 +226,7 @@ OFFICIAL = {"pcfgset/dev": 4_860, "pcfgset/test": 9_721, "systematicity/test": 1
 
 @pytest.fixture(scope="session")
 def official(shared_data: Path) -> dict[str, list[tuple[str, str]]]:
-    """The official pairs that are here, by the names of their files."""
+    """The available official pairs, by the names of their files."""
     folder = shared_data / "pcfg_set"
 
     def lines(name: str) -> list[str]:
@@ -246,7 +246,7 @@ def test_meaning_of_every_official_line(name: str, official: dict[str, list[tupl
 
 
 def test_sampler_is_the_same_everywhere() -> None:
-    # Pinned: a change here changes data that others have made with the same command.
+    # Pinned: a change here changes existing data.
     text = "".join(f"{pair.source}\t{pair.target}\n" for pair in sample(1_000, seed=1))
     expected = "eb7054823be87dfb72c3ffc96db7702bf4425badfa8d41f9653618677610657e"
     assert hashlib.sha256(text.encode("ascii")).hexdigest() == expected

@@ -1,4 +1,4 @@
-"""The order of words: one for all folders of a language, and what becomes of folders of the version that had others."""
+"""The order of words: common to all folders of a language, and reordering of folders from the earlier version."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_folder_of_the_earlier_version_is_told_apart(run, old) -> None:
     before = contents(folder)
     result = run(*FIRST, "--out", folder)
     assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
-    start = f"error: {folder}: is there already, made by an earlier version, with its words in another order: name "
+    start = f"error: {folder}: exists, made by an earlier version with another order of words: choose "
     assert result.err.startswith(f"{start}another --out.") and "python -m data_prep reorder --help" in result.err
     assert contents(folder) == before
     assert run("verify", folder).code == 0
     other = run(*FIRST[:-1], 11, "--out", folder)
-    assert other.err.startswith(f"error: {folder}: is there already, and test is 10 there and 11 here: ")
+    assert other.err.startswith(f"error: {folder}: exists, but test is 10 there and 11 here: ")
     assert run(*FIRST, "--out", folder, "--overwrite").code == 0
     assert words(folder) == ["0", "1", "CLS"]
 
@@ -101,7 +101,7 @@ def test_what_the_earlier_version_made_alike_is_taken(data, run, old) -> None:
 
 
 def test_reorder_like_another_folder(run, old, tmp_path: Path, new) -> None:
-    """Another split, for a model that was trained on a folder of the earlier version."""
+    """Another split, for a model trained on a folder of the earlier version."""
     trained, folder, out = old(*FIRST), new(*PARITY), tmp_path / "reordered"
     before = contents(folder), contents(trained)
     command = ("reorder", folder, "--like", trained, "--out", out)
@@ -160,13 +160,13 @@ def test_reorder_is_refused(run, new, tmp_path: Path) -> None:
     text = new("text", "--unit", "bytes", "--input", __file__, out="text")
     out = tmp_path / "out"
     for arguments, code, message in (
-        ([folder, "--out", folder], 2, "--out and FOLDER are the same folder, which stays as it is: name another"),
+        ([folder, "--out", folder], 2, "--out and FOLDER are the same folder, which must not change: choose another"),
         ([folder, "--like", raw, "--out", raw], 2, "--out and --like are the same folder"),
         ([text, "--out", out], 1, f"{text}: has no raw/train.src: reorder takes folders of sentence pairs, not text"),
         ([folder, "--like", raw, "--out", out], 1, f"{raw}: has no dict.src.txt: --like takes a folder of sentence"),
         ([tmp_path / "none", "--out", out], 1, f"{tmp_path / 'none'}: not a prepared dataset"),
         ([folder], 2, "the following arguments are required: --out"),
-        ([folder, "--out", out, "--raw-only"], 2, "--raw-only writes no numbers of words: leave it out"),
+        ([folder, "--out", out, "--raw-only"], 2, "--raw-only writes no numbers of words: omit it"),
     ):
         result = run("reorder", *arguments)
         assert (result.code, result.out, result.err.count("\n")) == (code, "", 1)
@@ -174,5 +174,5 @@ def test_reorder_is_refused(run, new, tmp_path: Path) -> None:
     (folder / "raw" / "gen.src").write_text("CLS\n")
     for arguments in ([folder], [new(*PARITY, out="whole"), "--like", folder]):
         result = run("reorder", *arguments, "--out", out)
-        assert result == (1, "", f"error: {folder}: raw/gen.src has changed since it was made\n")
+        assert result == (1, "", f"error: {folder}: raw/gen.src has changed since its preparation\n")
     assert not out.exists()

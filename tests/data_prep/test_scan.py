@@ -1,4 +1,4 @@
-"""What `python -m data_prep scan` writes."""
+"""The output of ``python -m data_prep scan``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The language of SCAN: all commands and their meaning."""
+"""The language of SCAN: all commands and their meanings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_all_commands(generated: list[Pair]) -> None:
 
 
 def test_order_is_fixed(lines: list[str]) -> None:
-    # The draws of --holdout and --cutoff are by position, so another order would silently be other data.
+    # --holdout and --cutoff draw by position, so another order would silently change the data.
     digest = hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest()
     assert digest == "80ab837ad99325e2780c2c75388524ce6b9ed8cf70252a7744d9e37db720118d"
     # The same lines sorted have this hash in the official file too.

@@ -1,4 +1,4 @@
-"""Reading tasks.txt: every departure from it is an error that names the file and the line."""
+"""Reading tasks.txt: every departure is an error that names the file and the line."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def test_round_trip(data: st.DataObject, generated: list[Pair]) -> None:
         ("IN:jump OUT: I_JUMP", "does not begin with 'IN: '"),
         ("IN: jump twice I_JUMP I_JUMP", "no ' OUT: ' between command and actions"),
         ("IN: jump twice\tOUT: I_JUMP I_JUMP", "no ' OUT: ' between command and actions"),
-        ("IN:  OUT: I_JUMP", "a space too many"),
-        ("IN: jump  twice OUT: I_JUMP I_JUMP", "a space too many"),
-        ("IN: jump twice OUT: I_JUMP I_JUMP ", "a space too many"),
+        ("IN:  OUT: I_JUMP", "one space too many"),
+        ("IN: jump  twice OUT: I_JUMP I_JUMP", "one space too many"),
+        ("IN: jump twice OUT: I_JUMP I_JUMP ", "one space too many"),
         ("IN: fly twice OUT: I_JUMP I_JUMP", "unknown word 'fly'"),
         ("IN: jump twice OUT: I_JUMP OUT: I_JUMP", "unknown action 'OUT:'"),
         ("IN: jump\u00a0twice OUT: I_JUMP I_JUMP", r"unknown word 'jump\xa0twice'"),
         ("IN: jump\0 OUT: I_JUMP", r"unknown word 'jump\x00'"),
         ("IN: jump and OUT: I_JUMP", "'jump and' is not a command of the grammar"),
         ("IN: jump twice OUT: I_JUMP I_FLY", "unknown action 'I_FLY'"),
-        ("IN: jump twice OUT: I_JUMP I_RUN", "wrong actions: number 2 is I_RUN, and the command means I_JUMP"),
+        ("IN: jump twice OUT: I_JUMP I_RUN", "wrong actions: number 2 is I_RUN, but the command means I_JUMP"),
         ("IN: jump twice OUT: I_JUMP", "wrong actions: they end after 1 of 2"),
         (
             "IN: jump twice OUT: I_JUMP I_JUMP I_JUMP",
-            "wrong actions: number 3 is I_JUMP, and the command means the end",
+            "wrong actions: number 3 is I_JUMP, but the command means the end",
         ),
         ("IN: look OUT: I_LOOK", "the command 'look' is already on line 1"),
         (GOOD + "\r", "ends in CR LF"),

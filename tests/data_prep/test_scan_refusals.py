@@ -1,4 +1,4 @@
-"""What `python -m data_prep scan` refuses: one line that says what is wrong, and nothing written."""
+"""The errors of ``python -m data_prep scan``: one line, and no files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LENGTH = ("scan", "--split", "length", "--raw-only")
 
 
 CUTOFF = (
-    "argument --cutoff: must be a whole number from 1 to 47, not {!r}:"
-    " commands have 1 to 48 actions (published cutoffs: 22 24 25 26 27 28 30 32 33 36 40)"
+    "argument --cutoff: must be a whole number from 1 to 47, not {!r}: commands have 1 to 48 actions "
+    "(published cutoffs: 22 24 25 26 27 28 30 32 33 36 40)"
 )
 HOLDOUT = "argument --holdout: must be a number from 0 to below 1 (0.1 is a tenth), not {!r}"
 SEED = "argument --seed: must be a whole number from 0 to 4294967295, not {!r}"
@@ -47,9 +47,9 @@ def test_wrong_value(option: str, value: str, message: str, run, tmp_path: Path)
         ("--split simple --cutoff 26", "--cutoff belongs to --split length, not to --split simple"),
         ("--split length --cutoff 26 --holdout 0.1", "--holdout does not go with --cutoff"),
         ("--split length --cutoff 26 --seed 1", "--seed does not go with --cutoff"),
-        ("--split length --holdout 0 --seed 1", "--seed changes nothing: --split length --holdout 0 draws nothing"),
-        ("--split length --mirror http://127.0.0.1", "--mirror says how to download: add --download"),
-        ("--split length --cache-dir x", "--cache-dir says how to download: add --download"),
+        ("--split length --holdout 0 --seed 1", "--seed has no effect: --split length --holdout 0 draws nothing"),
+        ("--split length --mirror http://127.0.0.1", "--mirror belongs to --download: add that"),
+        ("--split length --cache-dir x", "--cache-dir belongs to --download: add that"),
         ("--split length --cut 26", "unknown option --cut: did you mean --cutoff?"),
         ("", "the following arguments are required: --split"),
     ],
@@ -120,7 +120,8 @@ def test_other_sizes_than_the_published_ones(run, tmp_path: Path, monkeypatch: p
     assert result == (
         1,
         "",
-        "error: subset gen has 3,920 examples, and 3,921 are published: are these the official files, and whole?\n",
+        "error: subset gen has 3,920 examples instead of the published 3,921: "
+        "are these the official files, and complete?\n",
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -162,9 +163,9 @@ def test_mcd_says_what_to_get(run, tmp_path: Path) -> None:
     result = run("scan", "--split", "mcd2", "--raw-only", "--out", tmp_path / "out")
     assert (result.code, result.out) == (1, "")
     assert result.err == (
-        "error: the official mcd2.json (sha256 1ba591b2c3c1eb305584d49fde14aced3589099611a668ba28bb696f2dd34e0a)"
-        " is needed; name its folder with --raw-dir."
-        " It is in https://storage.googleapis.com/cfq_dataset/scan-splits.tar.gz (--download gets its tasks.txt)\n"
+        "error: the official mcd2.json (sha256 1ba591b2c3c1eb305584d49fde14aced3589099611a668ba28bb696f2dd34e0a) "
+        "is needed; pass its folder with --raw-dir. It is in "
+        "https://storage.googleapis.com/cfq_dataset/scan-splits.tar.gz (--download gets its tasks.txt)\n"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""The splits of SCAN: sizes, and the very examples of the official files."""
+"""The splits of SCAN: sizes, and the examples of the official files."""
 
 from __future__ import annotations
 
@@ -204,4 +204,4 @@ def test_mcd_with_a_holdout(run, read_subset, scan_files: Path, tmp_path: Path) 
     assert run(*options, "--holdout", 0.1).code == 0
     assert [len(read_subset(tmp_path / "out", name)) for name in ("train", "valid", "dev")] == [7_529, 836, 1_046]
     result = run(*options, "--seed", 3)
-    assert result == (2, "", "error: --seed changes nothing: --split mcd1 --holdout 0 draws nothing\n")
+    assert result == (2, "", "error: --seed has no effect: --split mcd1 --holdout 0 draws nothing\n")

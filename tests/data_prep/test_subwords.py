@@ -1,4 +1,4 @@
-"""Subwords: pieces that give back the text, models that are the same each time, and errors that say what to do."""
+"""Subwords: pieces restore the text, models are reproducible, and errors suggest a fix."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_same_text_same_model(kind: str) -> None:
 
 
 def test_merges_of_bpe() -> None:
-    """Sennrich et al.'s merges: the most frequent pair first, so the longest common words are whole."""
+    """Sennrich et al.'s merges: the most frequent pair first, so the longest common words are single pieces."""
     pieces = learn(TEXT, "bpe", 60).pieces
     assert hashlib.sha256("\n".join(pieces).encode("utf-8")).hexdigest() == PINNED_BPE
     assert pieces.index("st") < pieces.index("est") and f"{SPACE}the" in pieces
@@ -76,7 +76,7 @@ def test_every_letter_of_training_is_a_piece(subwords: Subwords) -> None:
 
 
 def test_long_lines_are_learnt_too() -> None:
-    """SentencePiece passes over lines of more than 4,192 bytes unless it is told otherwise."""
+    """By default SentencePiece skips lines of more than 4,192 bytes."""
     assert "zebra" in " ".join(learn([*TEXT, "zebra " * 2_000], "bpe", 80).pieces).replace(SPACE, "")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_prep.common import DataError
 from data_prep.text import read_bytes, shorten, split_lines, write_lines
 
-# Anything but white space and what cannot be encoded.
+# Any characters except white space and those that cannot be encoded.
 WORDS = st.text(st.characters(exclude_categories=["Z", "Cc", "Cs"]), min_size=1)
 
 
@@ -63,7 +63,7 @@ def test_any_bytes_are_lines_or_an_error_with_its_line(data: bytes) -> None:
 
 
 def is_wrong(raw: bytes) -> bool:
-    """A line that is not UTF-8, or that `str.splitlines` cuts into other than one, or without a word."""
+    """A line that is not UTF-8, that ``str.splitlines`` does not keep as one, or that has no word."""
     try:
         line = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -73,7 +73,7 @@ def is_wrong(raw: bytes) -> bool:
 
 @given(st.binary(max_size=60), st.integers(0, 80), st.integers(0, 255))
 def test_damaged_gzip_file_is_read_or_refused(tmp_path_factory, data: bytes, position: int, value: int) -> None:
-    """Cut off, or with another byte somewhere: never with other content than was packed."""
+    """Truncated, or with one byte changed: the content is never wrong."""
     path = tmp_path_factory.mktemp("gzip") / "file.gz"
     packed = gzip.compress(data, mtime=0)
     changed = packed[:position] + bytes([value]) + packed[position + 1 :]
@@ -82,6 +82,6 @@ def test_damaged_gzip_file_is_read_or_refused(tmp_path_factory, data: bytes, pos
         try:
             assert read_bytes(path) in (data, b"")
         except DataError as error:
-            assert error.path == path and "not a whole gzip file" in error.message
+            assert error.path == path and "not a complete gzip file" in error.message
         else:
             assert content not in (b"\x1f" + packed,)

@@ -1,4 +1,4 @@
-"""Text for language modelling: what fairseq reads back is the very text; shares, measures, and what is refused."""
+"""Text for language modelling: fairseq reads back the exact text; shares, measures and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PINNED = "f0fe5ddc564af320cb4a0b9af9960a7375aaeaefeb3d6a70a5cd2f91b2013681"
 
 @pytest.fixture
 def text(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Writes bytes to a file in a folder of its own."""
+    """Writes bytes to a file in a separate folder."""
     folder = tmp_path_factory.mktemp("text")
 
     def write(data: bytes, name: str = "text") -> Path:
@@ -53,7 +53,7 @@ def raw(folder: Path, subset: str) -> bytes:
 
 
 def blocks_of(folder: Path, subset: str, length: int) -> tuple[Dictionary, list[dict]]:
-    """The training examples that fairseq makes of a subset, through its task."""
+    """The training examples that fairseq's task makes from a subset."""
     config = LanguageModelingConfig(
         data=str(folder), sample_break_mode="none", tokens_per_sample=length, dataset_impl="mmap", use_plasma_view=False
     )
@@ -64,7 +64,7 @@ def blocks_of(folder: Path, subset: str, length: int) -> tuple[Dictionary, list[
 
 
 def decoded(dictionary: Dictionary, tokens: numpy.ndarray) -> bytes:
-    """The text of tokens: bytes as `<0x41>`, the end of a line as the end symbol, and subwords."""
+    """The text of tokens: bytes as ``<0x41>``, the end symbol for a line end, and subwords."""
     parts = []
     for token in tokens:
         symbol = "\n" if token == dictionary.eos() else dictionary[token]
@@ -77,7 +77,7 @@ def decoded(dictionary: Dictionary, tokens: numpy.ndarray) -> bytes:
 
 
 def test_bytes_are_the_text(run, text, tmp_path: Path) -> None:
-    """All 256 bytes, in all subsets, in blocks that fairseq cuts across our entries."""
+    """All 256 bytes, in all subsets, in blocks that cut across our entries."""
     data = TEXT.read_bytes() + bytes(range(256)) * 30
     out = tmp_path / "out"
     result = run("text", "--unit", "bytes", "--input", text(data), "--out", out)
@@ -103,7 +103,7 @@ def test_bytes_are_the_text(run, text, tmp_path: Path) -> None:
 
 
 def test_entries_are_small(run, text, tmp_path: Path) -> None:
-    """fairseq reads an entry as a whole for every block in it."""
+    """fairseq reads whole entries for every block."""
     assert run("text", "--unit", "bytes", "--input", text(bytes(20 * ENTRY)), "--out", tmp_path / "out").code == 0
     entries = data_utils.load_indexed_dataset(str(tmp_path / "out" / "train"))
     assert entries.sizes.tolist() == [ENTRY] * 18 and entries._index.dtype == numpy.uint16
@@ -119,7 +119,7 @@ def test_bytes_are_pinned(run, text, tmp_path: Path) -> None:
 
 
 def test_enwik8(run, text, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The file that has the size and the hash of Enwik8 is split at 90 and 95 percent, and said to be it."""
+    """The file with the size and the hash of Enwik8 is split at 90 and 95 percent, and recorded as Enwik8."""
     data = SAMPLE.encode("utf-8")[:10_000]
     monkeypatch.setattr(text_lm, "ENWIK8_SIZE", 10_000)
     command = ["text", "--unit", "bytes", "--input", text(data)]
@@ -137,7 +137,7 @@ def test_enwik8(run, text, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_subwords_are_the_text(run, text, kind: str, tmp_path: Path) -> None:
-    """Also spaces in a row, empty lines, tabs, `<unk>` and letters that are too rare to be pieces."""
+    """Also repeated spaces, empty lines, tabs, ``<unk>`` and letters too rare to be pieces."""
     out = tmp_path / "out"
     command = ["text", "--unit", "sentencepiece", "--model", kind, "--vocab-size", 420, "--out", out]
     result = run(*command, "--input", text(SAMPLE.encode("utf-8")))
@@ -156,7 +156,7 @@ def test_subwords_are_the_text(run, text, kind: str, tmp_path: Path) -> None:
 
 
 def test_files_of_their_own(run, text, tmp_path: Path) -> None:
-    """The protocol of WikiText-103; the model knows the text of train alone."""
+    """The protocol of WikiText-103; the model knows only the text of train."""
     files = {subset: text(f"{subset} {subset}\n\n".encode() * 50, subset) for subset in SUBSETS}
     options = ["--input", files["train"], "--valid-input", files["valid"], "--test-input", files["test"], files["test"]]
     command = ["text", "--unit", "sentencepiece", "--vocab-size", 264, "--out", tmp_path / "out"]
@@ -169,7 +169,7 @@ def test_files_of_their_own(run, text, tmp_path: Path) -> None:
 
 
 def test_some_lines_to_learn_from(run, text, tmp_path: Path) -> None:
-    """With at most half of the lines, every second is learnt from; here those have all the letters x."""
+    """With at most half of the lines, every second one is used; here those have all the letters x."""
     data = b"xxx xx\nyyy yy\n" * 50
     options = ["--valid-share", "0", "--test-share", "0", "--model-lines", 51, "--vocab-size", 259]
     command = ["text", "--unit", "sentencepiece", "--input", text(data), *options, "--out", tmp_path / "out"]
@@ -210,14 +210,14 @@ def test_shares_are_the_text_once(tmp_path_factory, contents: list[bytes], share
     ("content", "cut"), [(b"ab\n" * 20, 30), (b"ab\n" * 21, 33), (b"abcd\n" * 7, 20), (b"a" * 9, 9)]
 )
 def test_cut_at_the_next_beginning_of_a_line(text, content: bytes, cut: int) -> None:
-    """Half of the text is test; a cut where a line begins already stays."""
+    """Half of the text is test; a cut at the beginning of a line does not move."""
     spans = divide([whole(text(content))], {"test": 0.5}, lines=True)
     assert spans["train"][0][1:] == (0, cut)
 
 
 @given(st.binary(max_size=40) | st.text(" \nabé汉", max_size=30).map(str.encode), st.integers(1, 7))
 def test_measures(tmp_path_factory, data: bytes, size: int) -> None:
-    """Whatever the blocks in which the text is read."""
+    """For any block size of reading."""
     folder = tmp_path_factory.mktemp("measures")
     (folder / "text").write_bytes(data)
     with mock.patch.object(lm, "BLOCK", size):
@@ -245,13 +245,13 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
         assert one.read_bytes() == (tmp_path / "two" / one.relative_to(tmp_path / "one")).read_bytes()
     assert run(*command, tmp_path / "one").out.startswith("already prepared")
     path.write_bytes(b"another text\n" * 1000)
-    assert "is there already, and files is" in run(*command, tmp_path / "one").err
+    assert "exists, but files is" in run(*command, tmp_path / "one").err
 
 
 @pytest.mark.parametrize(
     ("data", "options", "code", "message"),
     [
-        (b"a\n" * 99, ["--vocab-size", "300"], 2, "--vocab-size is about subwords, and --unit bytes has none"),
+        (b"a\n" * 99, ["--vocab-size", "300"], 2, "--vocab-size is for subwords, and --unit bytes has none"),
         (b"a\n" * 99, ["--model", "bpe"], 2, "--model is about subwords"),
         (b"a\n" * 99, ["--model-lines", "0"], 2, "must be a whole number, at least 1, not '0'"),
         (b"a\n" * 99, ["--valid-share", "0.5", "--test-share", "0.5"], 2, "leave nothing to train on"),
@@ -263,7 +263,7 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
             b"a\nb\xff\n",
             ["--unit", "sentencepiece"],
             1,
-            ":2: not UTF-8: byte 0xff at position 2; save the file as UTF-8, or take --unit bytes, for any",
+            ":2: not UTF-8: byte 0xff at position 2; save the file as UTF-8, or use --unit bytes, which accepts any",
         ),
         (b"\xef\xbb\xbfa\n", ["--unit", "sentencepiece"], 1, ":1: starts with a byte order mark"),
         (b"a\nb\r\n", ["--unit", "sentencepiece"], 1, ":2: has a carriage return"),
@@ -287,7 +287,7 @@ PARTS = ["word two\n", "\n", " ", "\r\n", "\r", "\ufeff", "\u2028", "\x85", "é"
 
 @given(st.lists(st.sampled_from(PARTS).map(str.encode) | st.binary(max_size=3), max_size=8).map(b"".join))
 def test_any_file_is_lines_or_an_error_with_its_line(tmp_path_factory, data: bytes) -> None:
-    """By subwords; U+2028 and the like are letters, and a line ends at a newline alone."""
+    """With subwords; U+2028 and the like are letters, and only a newline ends a line."""
     path = tmp_path_factory.mktemp("lines") / "file"
     path.write_bytes(data)
     raw_lines = data.removesuffix(b"\n").split(b"\n") if data else []
@@ -305,7 +305,7 @@ def test_any_file_is_lines_or_an_error_with_its_line(tmp_path_factory, data: byt
 def test_subword_that_is_a_symbol_of_fairseq() -> None:
     unit = SimpleNamespace(symbols=["a", "<pad>"])
     corpus = lm.TextCorpus({"train": [Span(TEXT, 0, 1)]}, unit, "", "", {})
-    with pytest.raises(lm.DataError, match="<pad> is a symbol of fairseq's own"):
+    with pytest.raises(lm.DataError, match="<pad> is a special symbol of fairseq"):
         corpus.check()
 
 

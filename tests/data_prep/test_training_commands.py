@@ -1,4 +1,4 @@
-"""The commands that a preparation recommends are trained by fairseq, both forms of a dataset of classes."""
+"""fairseq trains the recommended commands, both forms of a dataset of classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = {
 
 @pytest.fixture
 def commands(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], dict[str, list[str]]]:
-    """Prepares a small dataset; returns the arguments of `fairseq-train` that are printed, by task."""
+    """Prepares a small dataset; returns the printed arguments of ``fairseq-train`` by task."""
     monkeypatch.setattr("data_prep.ctlpp.PUBLISHED", {"train": 2_000, "valid": 50, "gen": 100})
     monkeypatch.setattr("data_prep.listops.DEPTHS", dict.fromkeys(("valid", "dev", "gen", "train"), range(1, 3)))
     monkeypatch.setattr(listops_sample, "number_of_processes", lambda: 1)
@@ -43,7 +43,7 @@ def commands(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
 
 
 def train(arguments: list[str]) -> tuple[list[float], dict[str, int]]:
-    """The losses of some steps on the same few examples, and the sizes of the subsets named for validation."""
+    """The losses of some steps on the same few examples, and the sizes of the validation subsets."""
     config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
     torch.manual_seed(1)
     task = tasks.setup_task(config.task)
@@ -64,7 +64,7 @@ def train(arguments: list[str]) -> tuple[list[float], dict[str, int]]:
 
 
 class StepOptimizer:
-    """What a task needs of fairseq's optimizer."""
+    """The part of fairseq's optimizer that a task needs."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer

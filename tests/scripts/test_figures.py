@@ -1,4 +1,4 @@
-"""Figures of trainings: what is drawn of which numbers; rows with an x, and their sweep."""
+"""Figures of trainings: the drawn numbers; rows with an x, and their sweep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import verdicts  # noqa: E402
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """What was drawn: the axes of every figure, by the name of its file."""
+    """The drawn axes of every figure, by the name of its file."""
     found = {}
     monkeypatch.setattr(figures, "save", lambda figure, path: found.update({path.name: figure.axes}))
     yield found
@@ -29,7 +29,7 @@ def drawn(monkeypatch):
 
 
 def curve(*points):
-    """Of (step, accuracy, loss) on valid; gen is half as good and twice as bad."""
+    """A curve from (step, accuracy, loss) on valid; gen is half as accurate with twice the loss."""
     return [{"step": s, "valid": a, "valid_loss": x, "gen": a / 2, "gen_loss": 2 * x} for s, a, x in points]
 
 
@@ -48,7 +48,7 @@ def lines(axes):
 def test_accuracy_and_loss_through_training(drawn, tmp_path):
     assert figures.through_training(COURSES, ["valid", "gen"], ["gen"], tmp_path / "c.png", {"valid": "IID"})
     valid, gen, nothing, loss = drawn["c.png"]
-    # At the steps that both seeds have, their means; the band is of the one model that has two.
+    # Means at the common steps of both seeds; only the model with two seeds has a band.
     assert lines(valid) == [[[1, 20], [2, 60]], [[1, 0], [2, 0]]] and lines(gen)[0] == [[1, 10], [2, 30]]
     (band,) = valid.collections
     assert {tuple(v) for v in band.get_paths()[0].vertices.tolist()} == {(1, 10), (1, 30), (2, 50), (2, 70)}
@@ -152,12 +152,12 @@ def test_an_x_is_read(tmp_path):
         ("x: 1.0e-1", "x: yes", "row 'high', key 'x': must be a number, with a point in it (1.0e-4), not True"),
         ("x: 1.0e-1", "x: .nan", "row 'high', key 'x': is nan: it must be finite"),
         ("x: 1.0e-1", "x: -.inf", "row 'high', key 'x': is -inf: it must be finite"),
-        ("x: 1.0e-1", "x: 0", "x_axis, key 'scale': is log, and the x of the row 'high' is 0: it must be above 0"),
-        ("x: 1.0e-1", "x: 1.0", "x_axis, key 'label': is that of two rows with the same x, 1: 'high' and 'low'"),
-        ("    x: 1.0e-1\n", "", "x_axis, key 'label': is for rows with an x, of which there must be two at least"),
-        ("x_axis: {label: weight λ, scale: log}\n", "", "key 'x_axis': is missing: the row 'high' has an x, and this"),
+        ("x: 1.0e-1", "x: 0", "x_axis, key 'scale': is log, but the x of the row 'high' is 0: it must be above 0"),
+        ("x: 1.0e-1", "x: 1.0", "x_axis, key 'label': has two rows with the same x, 1: 'high' and 'low'"),
+        ("    x: 1.0e-1\n", "", "x_axis, key 'label': needs at least two rows with an x"),
+        ("x_axis: {label: weight λ, scale: log}\n", "", "key 'x_axis': is missing: the row 'high' has an x, which"),
         ("scale: log", "scale: lg", "x_axis, key 'scale': is 'lg': choose from linear, log"),
-        ("scale: log", "base: 2", "x_axis, key 'base': is not known here"),
+        ("scale: log", "base: 2", "x_axis, key 'base': is unknown"),
         ("label: weight λ, ", "", "x_axis, key 'label': is missing"),
         ("{label: weight λ, scale: log}", "λ", "key 'x_axis': must be a mapping (key: value), not 'λ'"),
     ],
@@ -189,7 +189,7 @@ def test_the_sweep_of_a_recipe(drawn, tmp_path, monkeypatch):
     mean, seeds, level = iid.lines[0], *iid.lines[-2:]
     assert mean.get_xydata().tolist() == [[0.1, 80]] and seeds.get_xydata().tolist() == [[0.1, 90], [0.1, 70]]
     assert level.get_ydata()[0] == 70 and level.get_label() == "none"
-    # Of the loss only what the columns show, in both rows of curves: accuracy of valid, loss of valid and gen.
+    # Curves have only the columns' subsets, in both rows: accuracy of valid, loss of valid and gen.
     assert len(drawn["out-curves.png"]) == 4 and len(drawn["out-loss.png"]) == 1
 
 
@@ -210,7 +210,7 @@ def test_the_weights_of_the_orthogonality_sweep_are_what_is_trained():
         given = "--orthogonality-weight" in arguments
         assert given == (x is not None)
         assert not given or float(arguments[arguments.index("--orthogonality-weight") + 1]) == x
-    # All else is that of the paper's table.
+    # The rest equals the paper's table.
     table = reproduce.parse_arguments(["park_kim_table_4", "--device", "cpu", "--seeds", "1"])
     settings = {trial.row: sorted(trial.run.arguments) for trial in (*args.trials, *table.trials)}
     assert settings["none"] == settings["linear-l2"] and settings["weight-1e-4"] == settings["linear-l2-orthogonality"]

@@ -1,4 +1,4 @@
-"""The experiments of classifiers: every recipe is a model that fairseq knows; the protocol, on a tiny training."""
+"""The experiments with classifiers: fairseq knows every recipe's model; the protocol in a tiny training."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ BEYOND_THE_PAPERS = {("ctl", "linear_gate"), ("ctl", "ndr_sigma_moe")}
 
 
 def recipe_of(parsed, config=None) -> tuple:
-    """What a training command says, in the order of the tables above; ``config`` is a transformer's."""
+    """The settings of a training command, in the order of the tables above; ``config`` is a transformer's."""
     size, attention = (), ()
     if config is not None:
         sizes = ("embed_dim", "ffn_embed_dim", "attention_heads", "layers")
@@ -109,7 +109,7 @@ def test_every_recipe_is_a_model(dataset, model, monkeypatch):
             assert recipe_of(parsed, config) == TRANSFORMERS[dataset][model]
             content = "tanh" if model.endswith("_gate") else "layer_norm"
             scale = "learned" if config.encoder_attention in ("relative", "abs_rel") else "head_dim"
-            # What ``abs_rel`` and ``geometric`` start as by themselves.
+            # The default starts of ``abs_rel`` and ``geometric``.
             init = "fused" if model in ("absolute", "relative", "relative_gate") else "reference"
             ffn = ("relu", config.dropout, False)
             if (dataset, model) == ("ctlpp", "ndr"):
@@ -135,7 +135,7 @@ def test_small_recipes(dataset, monkeypatch):
             and run.data != full[0].data
             and run.folder != full[0].folder
         )
-        # What makes the model comes from the published recipe; the last of two equal options counts.
+        # The model's options come from the published recipe; the last of two equal options counts.
         kept = [word for word in ndr.RECIPES[dataset][model].arguments.split() if word.startswith("--encoder-att")]
         assert set(kept) <= set(run.arguments)
         changes = ndr.SMALL[dataset][2] | ndr.SMALL[dataset][3].get(model, {})
@@ -182,7 +182,7 @@ def test_protocol(tmp_path):
     result = record["result"]
     assert [point["step"] for point in result["curve"]] == [10, 20, 30, 40]
     best = max(result["curve"], key=lambda point: (point["dev"], point["step"]))
-    # The checkpoint was evaluated anew; the curve is from training.
+    # The checkpoint was evaluated again; the curve is from training.
     assert result["checkpoint_step"] == best["step"] and result["generated"] == {}
     assert result["accuracy"] == {subset: best[subset] for subset in ("dev", "valid", "gen")}
     shown = (tmp_path / "out" / "summary.md").read_text()

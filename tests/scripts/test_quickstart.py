@@ -1,4 +1,4 @@
-"""The quickstart: its reading of fairseq's logs, what it skips and refuses, and one real, tiny run of it."""
+"""The quickstart: reading of fairseq's logs, skipped and refused runs, and one real, tiny run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_folder_with_other_settings_is_refused(run):
 
 
 def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
-    """It would be evaluated where it is, and called one of fewer steps."""
+    """Otherwise the evaluation would be reported as that of fewer steps."""
     run.steps = 150
     with pytest.raises(ValueError, match="has got to step 200, and 150 are asked for: ask for more steps, or choose"):
         runs.run_all([run], 1, lambda *_: None)
@@ -148,12 +148,12 @@ def test_wrong_arguments():
     )
     for option, value in (("--steps", 100), ("--batch-size", 8), ("--models", "linear"), ("--length-window", 1024)):
         wrong = command("--paper", option, value)
-        assert wrong.returncode == 2 and f"--paper says what {option} is: leave one of the two out" in wrong.stderr
+        assert wrong.returncode == 2 and f"--paper sets {option}: omit one of them" in wrong.stderr
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    """Forty commands each, in a folder as data_prep makes it."""
+    """Forty commands each, in a folder of data_prep's form."""
     from data_prep.binarize import binarize
     from data_prep.scan_grammar import generate
     from data_prep.text import write_lines
@@ -217,7 +217,7 @@ def test_a_folder_in_use_is_refused_and_a_stopped_training_goes_on(tiny, tmp_pat
     assert second.returncode == 1 and "another process trains there already" in second.stderr
     first.terminate()
     _, errors = first.communicate(timeout=60)
-    assert first.returncode == 130 and "stopped; the same command goes on from the last checkpoints" in errors
+    assert first.returncode == 130 and "stopped; the same command resumes from the last checkpoints" in errors
     reached = runs.curve(runs.Run("", 1, log.parent, tiny, 0, [], quickstart.SUBSETS))[-1]["step"]
     rest = command("--steps", reached + 4, *arguments)
     assert rest.returncode == 0, rest.stderr

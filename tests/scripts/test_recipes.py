@@ -1,4 +1,4 @@
-"""Recipes: how strictly they are read; that every shipped one parses, resolves and has its paper's numbers."""
+"""Recipes: strict reading; every shipped one parses, resolves and has its paper's numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runs import check_data  # noqa: E402
 from data_prep.__main__ import DATASETS, make_parser  # noqa: E402
 from data_prep.common import DataError  # noqa: E402
 
-#: Those of papers; the others are our own, without published numbers.
+#: Recipes of papers; the others are our own, without published numbers.
 PUBLISHED = [name for name in recipe.names() if not name.startswith("own_")]
 
 SMALL = """\
@@ -104,7 +104,7 @@ chosen: [all of it]
 
 
 def test_data_with_arguments_and_columns_of_their_own(tmp_path, capsys):
-    """Sizes of a model beside one another: one folder, arguments between those of all rows and the row's."""
+    """Two sizes of a model: one folder, with arguments between those of all rows and those of the row."""
     read(tmp_path, SIZES)
     args = reproduce.parse_arguments([str(tmp_path / "small.yaml"), "--device", "cpu", "--out", str(tmp_path)])
     trained = {(t.row, t.data): " ".join(t.run.train_command()) for t in args.trials}
@@ -137,9 +137,9 @@ def test_data_with_arguments_and_columns_of_their_own(tmp_path, capsys):
             "data 'small', key 'arguments': has --seed, which scripts/",
         ),
         ("arguments: [--batch-size 9, --lr 3]", "arguments: 3", "data 'large', key 'arguments': must be text, or a"),
-        ("loss, data: [large]", "loss, data: [lage]", "column 'bits', key 'data': names 'lage', which is not among"),
+        ("loss, data: [large]", "loss, data: [lage]", "column 'bits', key 'data': names 'lage', which is not in"),
         ("loss, data: [large]", "loss, data: large", "column 'bits', key 'data': must be a list of texts, not 'large'"),
-        ('large: {bits: "2.0"}', 'large: {ppl: "2.0"}', "on 'large', key 'ppl': is no column of these data: bits"),
+        ('large: {bits: "2.0"}', 'large: {ppl: "2.0"}', "on 'large', key 'ppl': is not a column of these data: bits"),
     ],
 )
 def test_what_is_wrong_in_data_with_arguments_is_named(old, new, message, tmp_path):
@@ -157,13 +157,13 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, message, tmp_pa
         ("steps: 100", "steps: true", "the recipe, key 'steps': must be a whole number, not True"),
         ("steps: 100", "steps: 0", "the recipe, key 'steps': is 0: it must be above 0"),
         ("steps: 100", "stepps: 100", "the recipe, key 'steps': is missing"),
-        ("seeds: 5", "seeds: 5\nsteep: 1", "the recipe, key 'steep': is not known here"),
+        ("seeds: 5", "seeds: 5\nsteep: 1", "the recipe, key 'steep': is unknown"),
         ("seeds: 5", "seeds: 5\nstatistic: mode", "key 'statistic': is 'mode': choose from mean, median"),
-        ("seeds: 5", "seeds: 5\nseeds: 6", "line 10: 'seeds' is there twice"),
-        ("  other:\n", "  plain:\n", "line 22: 'plain' is there twice"),
-        ("  plain:\n", "  22:\n", "line 18: the key 22 is no text: put it in quotes"),
+        ("seeds: 5", "seeds: 5\nseeds: 6", "line 10: 'seeds' occurs twice"),
+        ("  other:\n", "  plain:\n", "line 22: 'plain' occurs twice"),
+        ("  plain:\n", "  22:\n", "line 18: the key 22 is not text: put it in quotes"),
         ("  plain:\n", "  a/b:\n", "key 'rows': has the name 'a/b'"),
-        ("    label: another\n", "    lable: another\n", "row 'other', key 'lable': is not known here"),
+        ("    label: another\n", "    lable: another\n", "row 'other', key 'lable': is unknown"),
         (
             "arguments: --depth shared",
             "arguments: 3",
@@ -179,26 +179,26 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, message, tmp_pa
             "arguments: --aux '{",
             "row 'plain', key 'arguments': cannot be split into words",
         ),
-        ("    arguments: --depth shared\n", "", "row 'plain', key 'arguments': must be there, or 'missing'"),
+        ("    arguments: --depth shared\n", "", "row 'plain', key 'arguments': is needed, or 'missing'"),
         (
             "    missing:",
             "    arguments: --x\n    missing:",
-            "row 'other', key 'arguments': must be there, or 'missing'",
+            "row 'other', key 'arguments': is needed, or 'missing'",
         ),
-        ("--task sg_translation --arch", "--arch", "row 'plain', key 'arguments': name no --task, nor does 'train'"),
-        ("data: [long]", "data: [longer]", "row 'other', key 'data': names 'longer', which is not among the data"),
+        ("--task sg_translation --arch", "--arch", "row 'plain', key 'arguments': have no --task, nor has 'train'"),
+        ("data: [long]", "data: [longer]", "row 'other', key 'data': names 'longer', which is not in the data"),
         ("data: [long]", "data: long", "row 'other', key 'data': must be a list of texts, not 'long'"),
         ("data: [long]", "data: [short]", "row 'other', key 'published': has numbers on 'long', which the row is not"),
-        ("{all: ", "{IID: ", "row 'other', published on 'long', key 'IID': is no column of these data: all"),
+        ("{all: ", "{IID: ", "row 'other', published on 'long', key 'IID': is not a column of these data: all"),
         ('"46.9"', "46.9", "published on 'long', key 'all': must be text in quotes, as printed in the paper, not 46.9"),
         ('"46.9"', '"46,9"', "published on 'long', key 'all': is '46,9': it must be like '.21 ± .01'"),
         ("subset: test}", "subset: tset}", "column 'all', key 'subset': is 'tset', which no data has"),
         ("subset: test}", "subset: test, data: [short]}", "column 'all', key 'subset': is 'test', which no data has"),
         ("at: end", "at: 0", "column 'IID', key 'at': is 0: it must be a number of steps, 'checkpoint' or 'end'"),
         ("subset: gen}", "subset: gen, metric: bleu}", "key 'generate': is for a column with the metric 'bleu'"),
-        ("at: end", "at: end, metric: bleu", "column 'IID', key 'at': BLEU is measured at the checkpoint only"),
+        ("at: end", "at: end, metric: bleu", "column 'IID', key 'at': BLEU is measured only at the checkpoint"),
         ("folder: short", "folder: a/b", "data 'short', key 'folder': is 'a/b': it must be the name of one folder"),
-        ("length,", "length --out x,", "data 'short', key 'prepare': has --out, which scripts/reproduce.py says"),
+        ("length,", "length --out x,", "data 'short', key 'prepare': has --out, which scripts/reproduce.py sets"),
         ("chosen: [the seeds]", "chosen: []", "key 'chosen': must be a list of texts, not []"),
         ("title: A small table", "title: [", "while parsing a flow sequence"),
         (SMALL, "- a list\n", "the recipe: must be a mapping (key: value), not ['a list']"),
@@ -240,7 +240,7 @@ def plans():
 
 @pytest.fixture(scope="module")
 def parsed(plans):
-    """recipe -> row -> what fairseq reads from its training command."""
+    """recipe -> row -> fairseq's reading of its training command."""
     from fairseq import options
 
     import fairseq_sg  # noqa: F401
@@ -289,7 +289,7 @@ def test_every_dataset_is_one_of_data_prep(name):
 
 @pytest.mark.parametrize("name", recipe.names())
 def test_a_folder_of_other_data_is_refused(name, tmp_path):
-    """Of what a recipe makes, each folder is taken as it is, and not with another number or name in its request."""
+    """Each folder of a recipe is accepted unchanged, and refused with another number or name in its request."""
     for data in recipe.read(recipe.find(name)).data.values():
         arguments = shlex.split(data.prepare)
         args = make_parser().parse_args([*arguments, "--out", str(tmp_path)])
@@ -312,7 +312,7 @@ def test_a_folder_of_other_data_is_refused(name, tmp_path):
             if request.get(key) is not None:
                 others[key] = request[key] + 1 if isinstance(request[key], (int, float)) else "other"
         for key, other in others.items():
-            with pytest.raises(ValueError, match=f"the data in .* are others .*: {key} {other} instead of "):
+            with pytest.raises(ValueError, match=f"the data in .* differ from .*: {key} {other} instead of "):
                 check({key: other})
 
 
@@ -357,7 +357,7 @@ LANGUAGE_MODELS = [f"thesis_table_7_{number}" for number in (1, 2, 3, 4)]
 
 @pytest.fixture(scope="module")
 def language_models():
-    """recipe -> (row, data) -> what fairseq reads from its training command, with the defaults of mechanisms."""
+    """recipe -> (row, data) -> fairseq's reading of its training command, with the defaults of mechanisms."""
     pytest.importorskip("fairseq")
     from fairseq import options
 
@@ -378,7 +378,7 @@ def language_models():
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_every_language_model_is_built_with_the_parameters_of_the_thesis(name, language_models):
-    """Within 1 %; a product-key memory with as many values as the dense layer has fewer parameters."""
+    """Within 1 %; the values of a product-key memory equal the parameters that its dense layers lack."""
     import torch
     from fairseq.data import Dictionary
 

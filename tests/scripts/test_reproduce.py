@@ -1,4 +1,4 @@
-"""Tables of papers in one command: Fails, verdicts, tables, the memory guard, a tiny recipe killed and run whole."""
+"""Tables of papers in one command: failures, verdicts, tables, the memory guard, a tiny recipe killed and resumed."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def make_run(folder: Path, log: str = "", steps: int = 100, **more) -> runs.Run:
     )
 
 
-# What is a Fail.
+# The criteria of a Fail.
 
 
 @pytest.mark.parametrize(
     "log,finished,step,why",
     [
         (evaluated(1, 50, 20) + inner(2), True, None, None),
-        # A loss that is no number, in training or in an evaluation.
+        # A loss that is not a number, in training or in an evaluation.
         (inner(1) + inner(2, "nan") + inner(3), False, 2, "the loss is nan"),
         (inner(1) + inner(2, "inf"), False, 2, "the loss is inf"),
         (evaluated(5, 0, 0, "nan"), False, 5, "the loss on valid is nan"),
@@ -68,14 +68,14 @@ def make_run(folder: Path, log: str = "", steps: int = 100, **more) -> runs.Run:
         (course(5, 30, 0, 0, 0, 0, 0), False, 3, "was 30.0 %, fell to 0"),
         (course(5, 30, 0, 0, 0, 0), False, None, None),
         (course(5, 30, 0, 0, 0, 0), True, 3, "was 30.0 %, fell to 0"),
-        # It recovers; another subset is not 0; it never learnt anything.
+        # It recovers; another subset is not 0; it never learned anything.
         (course(30, 0, 0, 0, 0, 1, 0, 0), False, None, None),
         (course(30, 0, 0, 0, 0, 0, 0, 0, gen=1), True, None, None),
         (course(0, 0, 0, 0, 0, 0, 0, 0), True, None, None),
         (course(9.9, 0, 0, 0, 0, 0, 0, 0), True, None, None),
-        # The first subset alone was evaluated at the last step: no evaluation yet.
+        # Only the first subset was evaluated at the last step: incomplete.
         (course(30, 0, 0, 0, 0) + of_subset("valid", 6, 0), False, None, None),
-        # fairseq gave up, this time or before the restart.
+        # fairseq gave up, now or before the restart.
         (f"$ fairseq-train x\n{inner(3)}Traceback …\nFloatingPointError: …\n", False, 3, "FloatingPointError"),
         (f"$ fairseq-train x\nFloatingPointError: …\n$ fairseq-train x\n{inner(3)}", False, None, None),
     ],
@@ -88,12 +88,12 @@ def test_divergence(log, finished, step, why, tmp_path):
         assert found["step"] == step and why in found["why"]
 
 
-# Running, with shell commands in the place of fairseq's.
+# Running, with shell commands instead of fairseq's.
 
 
 @pytest.fixture
 def commands(monkeypatch):
-    """folder's name -> the shell script that stands in for its training; evaluation prints two accuracies."""
+    """folder's name -> the shell script instead of its training; evaluation prints two accuracies."""
     scripts = {}
     final = evaluated(100, 60, 40)
 
@@ -127,7 +127,7 @@ def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path
     }
     assert broken["failed"] == "training"
     assert list(states[-1].values()) == ["diverged", "done", "failed"]
-    # Once more: a Fail is a result, and what failed is tried again.
+    # Run again: a Fail is a result, failed runs are retried.
     commands |= {"bad": "exit 9", "good": "exit 9", "broken": GOOD}
     bad, good, broken = runs.run_all(all_runs, 3, lambda *_: None)
     assert bad["diverged"]["step"] == 2 and "result" in good and "result" in broken and "failed" not in broken
@@ -157,7 +157,7 @@ def test_no_more_than_the_jobs_and_the_place_allow(commands, tmp_path):
 
 @pytest.mark.parametrize("finishes", [False, True])
 def test_a_folder_of_another_process_is_waited_for(finishes, commands, tmp_path):
-    """The other process ends there with a result, or without, and then we train."""
+    """The other process ends with a result, or without one; then we train."""
     commands["r"] = "exit 9" if finishes else GOOD
     run = make_run(tmp_path / "r")
     lock = open(run.folder / "lock", "w")
@@ -195,7 +195,7 @@ def test_memory_guard(tmp_path):
     free[None] = 2.9
     assert guard([job(begun)]) is None and guard([]) == {}  # the first always starts
     assert reproduce.Guard(0, free=free.get)([job(young)] * 9) == {}
-    # Of the GPUs, one with room that has the fewest.
+    # Among GPUs with enough memory, the one with the fewest jobs.
     free |= {None: 50.0, "0": 20.0, "1": 5.0}
     guard = reproduce.Guard(3, ["0", "1"], free.get)
     assert guard([]) == {"CUDA_VISIBLE_DEVICES": "0"}
@@ -330,7 +330,7 @@ def fail(run: runs.Run) -> None:
 
 @pytest.fixture
 def finished(tmp_path):
-    """A plan of two rows and two seeds: of good both are done, of bad one diverged and one is not run."""
+    """A plan of two rows and two seeds: both of good are done; one of bad diverged, the other is not run."""
     args = arguments(tiny_recipe(tmp_path, 40), tmp_path / "out")
     trials = {(t.row, t.run.seed): t.run for t in args.trials}
     record(trials["good", 1], 20.0, [(20, 5, 90, 8), (40, 4, 100, 10)])
@@ -360,7 +360,7 @@ def test_lines(finished):
 
 
 def test_lines_without_a_paper(finished):
-    """Neither columns nor words of what nobody has published; a verdict where there is something to say."""
+    """Unpublished columns and texts are omitted; a verdict appears only with a published number."""
     alone = replace(finished.recipe, rows={k: replace(row, published={}) for k, row in finished.recipe.rows.items()})
     found = verdicts.lines(alone, finished.trials, verdicts.records_of(finished.trials), 1.0)
     assert verdicts.table(alone, found) == [
@@ -423,7 +423,7 @@ def test_what_has_not_ended_is_cut_at_the_common_step(tmp_path):
         runs.write_json(trial.run.folder / "run.json", {"settings": runs._settings(trial.run), "minutes": 0.0})
     (line, _) = verdicts.lines(args.recipe, args.trials, verdicts.records_of(args.trials), 1.0)
     assert (line.steps, line.done) == (10, 2) and line.cells["OOD"].values == [0.1, 0.1]
-    # A seed that has ended counts alone.
+    # Only finished seeds count.
     (args.trials[0].run.folder / "run.json").unlink()
     args.trials[0].run.log.unlink()
     args.trials[0].run.folder.rmdir()
@@ -535,8 +535,7 @@ def command(path: Path, data: Path, out: Path, *more: object):
 
 
 def test_killed_resumed_and_whole(tmp_path):
-    """Two rows, one of which diverges; killed by force in the middle; then one more seed as a SLURM array would do
-    it."""
+    """Two rows, one of which diverges; killed in the middle; then one more seed as in a SLURM array."""
     write_labelled(tmp_path / "tiny")
     path, out = tiny_recipe(tmp_path, 160), tmp_path / "out"
     line = command(path, tmp_path, out, "--seeds", 1, "--jobs", 2, "--results", tmp_path / "results" / "tiny")
@@ -575,7 +574,7 @@ def test_killed_resumed_and_whole(tmp_path):
     text = script.read_text()
     assert "#SBATCH --array=0-1%1\n" in text and "gres" not in text
     subprocess.run(["bash", "-n", script], check=True)
-    # Index 1 is the second seed. It is trained to the end; here with the steps of two evaluations.
+    # Index 1 is the second seed, trained to the end; here with the steps of two evaluations.
     (tmp_path / "tiny.yaml").write_text(path.read_text().replace("steps: 160", "steps: 40"))
     ran = subprocess.run(
         ["bash", script],
@@ -596,7 +595,7 @@ def test_slurm_script_for_gpus(tmp_path):
     assert script.count("--seeds 1,2, ") == 2 and '--index "$SLURM_ARRAY_TASK_ID"' in script
 
 
-# Readers that have gone.
+# Closed pipes.
 
 
 def test_a_reader_that_has_gone_ends_a_script_without_a_traceback():

@@ -1,4 +1,4 @@
-"""The grid of all results: what is read from the files of every script, and what stands in its cells."""
+"""The grid of all results: reading of every script's files, and the content of cells."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_comparison_of_models(write):
 
 
 def test_the_steps_that_a_result_is_a_part_of(write):
-    """Those that were asked for; the paper's, where its numbers stand beside; those of a scaled training, unscaled."""
+    """The requested steps; the paper's with published numbers; for a scaled training, the unscaled ones."""
     stopped = comparison(run("a", 90, 10, steps=20))
     assert summary.read(write("x", stopped)).cells["a", "IID"].of == 40
     assert summary.read(write("x", stopped)).steps == "20 of 40"
@@ -117,7 +117,7 @@ def test_files_and_what_is_left_out(write, tmp_path, capsys):
     assert "| model | one: IID, % | one: OOD, % | two: IID, % | two: OOD, % |" in shown
     assert "| b | 20.0 | 0.00 | 30.0 | 5.00 |" in shown and r"| c\|d |  |  | 40.0 | 1.00 |" in shown
     assert r"| [one](../one.md) | SCAN \| all | 40 |" in shown
-    assert "Left out, of another kind: other.json, empty.json, list.json." in shown
+    assert "Skipped files of another kind: other.json, empty.json, list.json." in shown
     assert (tmp_path / "new" / "grid.png").read_bytes().startswith(b"\x89PNG")
     assert "2 experiments, 3 models" in capsys.readouterr().out and "Run in full" not in shown
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_shown_is_one_line(content, message, write, tmp_path, cap
 
 
 def shown(files, tmp_path) -> dict:
-    """Experiment -> (how much of it was run, links)."""
+    """Experiment -> (extent of its runs, links)."""
     rows = summary.ledger([summary.read(file) for file in files], tmp_path)
     assert rows[0] == ["experiment", "run", "results"]
     return {row[0].partition(":")[0].strip("`"): tuple(row[1:]) for row in rows[1:]}

@@ -1,4 +1,4 @@
-"""BLEU by length: scores, intervals and p-values are sacreBLEU's own; buckets; what is refused; a tiny run whole."""
+"""BLEU by length: scores, intervals and p-values equal sacreBLEU's; buckets; errors; a tiny complete run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def corrupted(lines: list[str], share: float, seed: int) -> list[str]:
 
 
 def write_output(path: Path, references: list[str], hypotheses: list[str]) -> None:
-    """As fairseq-generate prints it, in another order than that of the lines, with subwords of two letters."""
+    """Writes fairseq-generate's output, in another order than that of the lines, with subwords of two letters."""
 
     def split(text: str) -> str:
         marked = "".join(f"▁{word}" for word in text.split())
@@ -105,7 +105,7 @@ def comparison(made, tokenize: str = "none", samples: int = 100, bounds=(2, 6)):
 
 @pytest.mark.parametrize("tokenize", ["none", "13a"])
 def test_scores_are_those_of_sacrebleu(tokenize, made):
-    """All systems in one call of sacreBLEU's test, on the lists that the outputs were made from."""
+    """All systems in one call of sacreBLEU's test, on the lists behind the outputs."""
     _, references, found = made
     result = comparison(made, tokenize)
     for subset in LENGTHS:
@@ -126,7 +126,7 @@ def test_scores_are_those_of_sacrebleu(tokenize, made):
             assert entry["subsets"][subset]["chrF2"]["score"] == pytest.approx(
                 sacrebleu.corpus_chrf(lines, [references[subset]]).score, abs=1e-9
             )
-    # What is much better differs, and what is alike does not.
+    # Much better systems differ significantly, similar ones do not.
     p = {entry["name"]: entry["subsets"]["gen"]["BLEU"]["p"] for entry in result["systems"]}
     assert p["relative"] == pytest.approx(1 / 101) and p["linear"] > 0.05
     assert f"|bs:100|seed:12345|case:mixed|eff:no|tok:{tokenize}|" in result["signatures"]["BLEU"]
@@ -134,7 +134,7 @@ def test_scores_are_those_of_sacrebleu(tokenize, made):
 
 
 def test_scores_of_buckets(made):
-    """Each is the score of the sentences that a plain loop finds, whichever subset they are in."""
+    """Each is the score of the sentences that a plain loop finds, in any subset."""
     _, references, found = made
     result = comparison(made)
     assert [(b["low"], b["high"], b["sentences"]) for b in result["buckets"]] == [
@@ -178,7 +178,7 @@ def test_buckets():
         Bucket(31, None, [("gen", 2)]),
     ]
     assert [b.label for b in make_buckets(text, [4])] == ["1–4", "5+"]
-    # Without a limit, the bounds alone count.
+    # Without a limit, only the bounds count.
     without = Text(text.references, text.lengths, "words", 0)
     assert [b.label for b in make_buckets(without, [10, 40])] == ["1–10", "11–40"]
 
@@ -210,7 +210,7 @@ def test_the_seed_is_sacrebleus(made, monkeypatch):
 @pytest.mark.parametrize("seed", ["none", "0", "-1", "", "²"])
 def test_a_seed_that_is_none_is_refused(seed, made, monkeypatch):
     monkeypatch.setenv("SACREBLEU_SEED", seed)
-    with pytest.raises(UsageError, match="SACREBLEU_SEED is .* make it a whole number above 0"):
+    with pytest.raises(UsageError, match="SACREBLEU_SEED is .* set it to a whole number above 0"):
         comparison(made)
 
 
@@ -267,7 +267,7 @@ def test_files_of_results(made, capsys):
         assert any(signature in found for found in shown) and "bs:1000|seed:12345" in signature
     assert (folder / "by.length.png").read_bytes().startswith(b"\x89PNG")
     assert "softmax" in printed.out and "± " in printed.out
-    # Once more, from the same outputs.
+    # Again, from the same outputs.
     before = (folder / "by.length.json").read_bytes()
     assert bleu_by_length.main(line_of(made)) == 0 and (folder / "by.length.json").read_bytes() == before
 
@@ -297,17 +297,17 @@ def edit(name: str, old: str, new: str):
     [
         (
             rename("linear/generate-gen.log", "linear/x"),
-            "linear: has no generate-gen.log or generate-gen.txt: run fairseq-generate for the subset gen",
+            "linear has no generate-gen.log or generate-gen.txt: run fairseq-generate for the subset gen",
         ),
         (
             lambda made: (made[0].parent / "linear/generate-gen.txt").write_text("x"),
-            "linear: has generate-gen.log and generate-gen.txt: remove the one that is not to be scored",
+            "linear has generate-gen.log and generate-gen.txt: remove the one that should not be scored",
         ),
         (edit("linear/generate-test.log", "H-3\t", "X-3\t"), "1 of 24 sentences have no hypothesis, the first is H-3"),
         (edit("linear/generate-test.log", "T-3\t", "T-3\t▁another"), "T-3 is not line 4 of the references"),
-        (rename("data/dataset.json", "data/x"), "dataset.json: No such file or directory: name a folder of data_prep"),
+        (rename("data/dataset.json", "data/x"), "dataset.json: No such file or directory: give a folder of data_prep"),
         (rename("data/raw/gen.plain.src", "data/x"), "gen.plain.src: No such file or directory"),
-        (edit("data/raw/test.plain.src", "a\n", "a\na\n"), "test.plain.tgt: 24 lines, and test.plain.src has 25"),
+        (edit("data/raw/test.plain.src", "a\n", "a\na\n"), "test.plain.tgt: 24 lines, but test.plain.src has 25"),
     ],
 )
 def test_what_cannot_be_scored_is_one_line(change, message, made, capsys):
@@ -387,7 +387,7 @@ def test_the_lengths_of_training_are_shaded():
     "seeds,means,reach", [(1, [21, 41, 20], [(19.5, 22.5)]), (3, [22, 42, 20], [(21, 23)])], ids=["one", "several"]
 )
 def test_means_and_what_they_range_over(seeds, means, reach):
-    """An interval of one seed, from the least to the most of several; not below 0."""
+    """An interval for one seed, minimum to maximum for several; not below 0."""
     softmax, relative = drawn(seeds).containers
     assert list(relative.lines[0].get_ydata()) == pytest.approx(means)
     low, high = relative.lines[2][0].get_segments()[0][:, 1]
@@ -455,7 +455,7 @@ def test_by_length_of_a_recipe(tmp_path):
         ("[2, 6]", "[2, 2]", "key 'bounds': must be whole numbers above 0"),
         ("[2, 6]", "[true]", "key 'bounds': must be whole numbers above 0"),
         ("bounds: [2, 6]", "bound: 3", "by_length, key 'bounds': is missing"),
-        ("[2, 6]", "[2, 6], seeds: 3", "by_length, key 'seeds': is not known here"),
+        ("[2, 6]", "[2, 6], seeds: 3", "by_length, key 'seeds': is unknown"),
         ("generate: --beam 2 --max-len-b 12 --post-process sentencepiece\n", "", "key 'generate'"),
     ],
 )
@@ -518,7 +518,7 @@ def test_translations_of_a_recipe(tmp_path, monkeypatch, capsys):
     assert "| gen | relative | 2 | " in shown and "Commit abc; " in shown and "3 of 4 trainings, of 4 steps" in shown
     assert "tok:none" in shown and (args.out / "summary-bleu.png").exists() and (args.out / "summary.md").exists()
     assert "A tiny translation, tiny" in capsys.readouterr().out
-    # Translations that have gone are an error of one line, and the other results stand.
+    # Missing translations are a one-line error; other results remain.
     (args.trials[0].run.folder / "generate-gen.log").unlink()
     with pytest.raises(SystemExit) as error:
         reproduce.publish(args, records)
@@ -526,7 +526,7 @@ def test_translations_of_a_recipe(tmp_path, monkeypatch, capsys):
 
 
 def test_every_dataset_is_compared_by_itself(tmp_path, monkeypatch):
-    """Beside the data of TINY, some of all lengths, which have no long subset, and some without a column of BLEU."""
+    """Beside the data of TINY: data of all lengths without a long subset, and data without a BLEU column."""
     more = """\
   whole: {folder: whole, prepare: scan --split simple, subsets: [test]}
   other: {folder: other, prepare: scan --split simple, subsets: [test]}
@@ -573,7 +573,7 @@ def test_a_recipe_without_translations_yet(tmp_path, monkeypatch, capsys):
 
 
 def test_trained_translated_and_scored(tmp_path, monkeypatch):
-    """The whole of it, from two text files; then scored again without generating."""
+    """The complete way from two text files; then scoring again without generating."""
     pytest.importorskip("sentencepiece")
     draw = random.Random(0)
     sources = [" ".join(draw.choices(WORDS[:9], k=1 + i % 7)) for i in range(120)]
@@ -595,7 +595,7 @@ def test_trained_translated_and_scored(tmp_path, monkeypatch):
     (entry,) = found["systems"]
     (record,) = json.loads((tmp_path / "results" / "tiny.json").read_text())["runs"]
     for subset in subsets:
-        # fairseq scores the same words, and prints two digits.
+        # fairseq scores the same words and prints two digits.
         assert entry["subsets"][subset]["BLEU"]["score"] == pytest.approx(
             record["result"]["generated"][subset]["bleu"], abs=0.006
         )
