@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from fairseq import utils
 
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis.accuracy import lengths, natural, right_tokens
 from fairseq_sg.analysis.checkpoint import Loaded, load
 from fairseq_sg.analysis.options import Command, choice, finish, overrides, positive

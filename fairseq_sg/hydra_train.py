@@ -50,6 +50,8 @@ def _explained(message: str, cause: str) -> str:
 def main() -> None:
     from hydra._internal import utils
 
+    import fairseq_sg.plugin  # noqa: F401
+
     utils.run_and_report = functools.partial(_run_and_report, utils.run_and_report)
     from fairseq_cli import hydra_train
 

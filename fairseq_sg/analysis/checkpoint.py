@@ -17,9 +17,10 @@ from fairseq.dataclass.utils import overwrite_args_by_name
 from omegaconf.errors import ValidationError
 from torch import Tensor, nn
 
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
-from fairseq_sg.compat import option_names
+from fairseq_sg.checkpoints import option_names, read
 from fairseq_sg.criterions.cross_entropy_orthogonality import best as best_symbol
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.segment_memory import Remembering
@@ -124,6 +125,7 @@ def load(
         if error.errno is not None:  # not fairseq's: of a file that the user's own module reads
             raise
         raise UsageError(f"there is no folder {user_dir}: name one with mechanisms of your own by --user-dir") from None
+    read(checkpoint)
     state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint)
     if state.get("cfg") is None:
         raise UsageError(f"the checkpoint {checkpoint} has no configuration: it is not one of fairseq 0.12's")

@@ -16,9 +16,12 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
+from fairseq_sg.checkpoints import load_weights
+from fairseq_sg.compat import wrap
 from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
 from fairseq_sg.modules.feedforward.workers import left_out_of_sums
+from fairseq_sg.resuming import early_stopping
 from fairseq_sg.tasks.breakdown import read_manifest
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,11 @@ class SGTask:
     def state_dict(self) -> dict[str, Any]:
         """What fairseq writes into a checkpoint as ``task_state``."""
         return {**super().state_dict(), "trained_on": self.trained_on}
+
+    def get_checkpoint_dict(self) -> dict[str, Any]:
+        """What fairseq adds to a checkpoint's ``extra_state``: how far ``--patience`` has been tried (``resuming``)."""
+        patience = dict(vars(early_stopping()))
+        return {"patience": patience} if patience else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Called with a checkpoint's ``task_state`` before its model is built for an evaluation.
@@ -195,13 +203,24 @@ class SGTask:
                 )
         return super().get_interactive_tokens_and_lengths(lines, encode_fn)
 
-    # Training.
+    # Models and training.
+
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        """fairseq's; the model names weights that do not fit it (``load_weights``)."""
+        model = super().build_model(cfg, from_checkpoint)
+        wrap(model, "load_state_dict", load_weights)
+        return model
 
     def check_training(self, trainer) -> None:
-        """Called before a checkpoint is looked for and before the first update.
+        """Called before a checkpoint is looked for and before the first update (``resuming``).
 
-        Raises UsageError for options that would end the training at its first validation, or keep the worst checkpoint.
+        Raises UsageError for options that would end the training at its start or at its first validation, or keep the
+        worst checkpoint.
         """
+        if trainer.cfg.common.fp16 and not trainer.cuda:
+            raise UsageError(
+                "fairseq trains with --fp16 on a GPU alone: leave it out, or choose --bf16, which is slow on a CPU"
+            )
         cfg = trainer.cfg.checkpoint
         metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric
         if trainer.cfg.dataset.disable_validation or cfg.no_save:

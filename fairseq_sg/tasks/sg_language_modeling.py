@@ -236,7 +236,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         """What fairseq saves with a checkpoint: the memories of the training streams, none at the end of an epoch."""
         state = self.trained.state() if self._gathered is None else self._gathered
         self._gathered = None
-        return {type(self).__name__: {"trained": state}} if state else {}
+        return super().get_checkpoint_dict() | ({type(self).__name__: {"trained": state}} if state else {})
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
         """Called with what ``get_checkpoint_dict`` returned, once the streams are where the checkpoint was saved."""

@@ -15,6 +15,7 @@ it out);
 import json
 import logging
 import os
+from argparse import Namespace
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -98,6 +99,8 @@ class SGTranslationTask(SGTask, TranslationTask):
     """See the module's docstring; everything else is fairseq's ``translation``."""
 
     cfg: SGTranslationConfig
+    #: ``--no-source-bos`` of the training of the models that were loaded; None before.
+    no_bos_of_models: bool | None = None
 
     @classmethod
     def setup_task(cls, cfg: SGTranslationConfig, **kwargs) -> "SGTranslationTask":
@@ -143,8 +146,28 @@ class SGTranslationTask(SGTask, TranslationTask):
         task.breakdown = Breakdown(cfg.data, cfg.accuracy_by)
         return task
 
-    #: Options of the task that say in what form a model gets its inputs; ``compat`` has models keep theirs.
-    of_inputs = ("no_source_bos",)
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        """fairseq's. A model of a checkpoint gets sources in the form that it was trained on.
+
+        Raises UsageError for models that were trained with and without ``--no-source-bos`` in one ensemble.
+        """
+        if from_checkpoint:
+            # fairseq hands over a node of the whole configuration; a namespace has all options of the training.
+            trained = cfg if isinstance(cfg, Namespace) else cfg._get_parent().task
+            self._keep_form_of_sources(bool(getattr(trained, "no_source_bos", self.cfg.no_source_bos)))
+        return super().build_model(cfg, from_checkpoint)
+
+    def _keep_form_of_sources(self, no_bos: bool) -> None:
+        if self.no_bos_of_models not in (None, no_bos):
+            raise UsageError(
+                "some of these models were trained with --no-source-bos and some without: evaluate them apart"
+            )
+        self.no_bos_of_models = no_bos
+        if self.cfg.no_source_bos != no_bos:
+            self.cfg.no_source_bos = no_bos
+            logger.info(
+                "the model was trained %s --no-source-bos, and so is used here", "with" if no_bos else "without"
+            )
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         try:

@@ -100,7 +100,7 @@ def configured(*more: str):
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-    import fairseq_sg  # noqa: F401
+    import fairseq_sg.plugin  # noqa: F401
 
     parsed = options.parse_args_and_arch(options.get_training_parser(), words(*more))
     return convert_namespace_to_omegaconf(parsed)
@@ -179,7 +179,7 @@ def plugin_options() -> set[str]:
     from fairseq.registry import REGISTRIES
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
-    import fairseq_sg  # noqa: F401
+    import fairseq_sg.plugin  # noqa: F401
 
     registries = [MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY]
     registries += [registry["dataclass_registry"] for registry in REGISTRIES.values()]

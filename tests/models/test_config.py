@@ -17,7 +17,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.models.architectures import ARCHITECTURES, preset
 from fairseq_sg.models.config import as_dataclass, join_options, refuse_unused_options
 from fairseq_sg.models.sg_transformer import Config, resolve

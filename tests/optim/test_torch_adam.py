@@ -20,7 +20,7 @@ from fairseq.optim.lr_scheduler.inverse_square_root_schedule import (
 )
 from omegaconf import OmegaConf
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.optim.torch_adam import TorchAdam, TorchAdamConfig
 

@@ -19,7 +19,7 @@ from fairseq.logging import metrics
 from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from torch import nn
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main as data_prep
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.segment_memory import SegmentMemories

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_folders import SOURCE_WORDS, TARGET_WORDS, random_pairs, write_folder
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask, WindowedPairDataset
 
