@@ -51,7 +51,7 @@ FAIRSEQ: dict[str, dict[str, float]] = {
 
 @functools.cache
 def install() -> None:
-    """Has fairseq's commands do all of the above."""
+    """Wraps the functions of fairseq's commands that read and use options."""
     from fairseq import options
     from fairseq.distributed import utils
 
@@ -98,7 +98,7 @@ def _name(action: argparse.Action) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What was meant by an unknown name, as the end of a message."""
+    """The names that may have been meant by an unknown one, as the end of a message."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
     if close:
@@ -167,8 +167,10 @@ def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
     from fairseq.tasks import TASK_REGISTRY
 
     other_task = task_is_given and not checkpoints.is_ours(TASK_REGISTRY.get(chosen.task))
-    if other_task or chosen.checkpoint_suffix or getattr(chosen, "checkpoint_shard_count", 1) > 1:
-        return  # fairseq makes the names of the files from a suffix and the number of shards
+    # fairseq makes the names of the files from a suffix and the number of shards; fairseq-validate has neither option.
+    renamed = getattr(chosen, "checkpoint_suffix", "") or getattr(chosen, "checkpoint_shard_count", 1) > 1
+    if other_task or renamed:
+        return
     known: set[str] = set()
     for path in chosen.path.split(os.pathsep):
         if not PathManager.exists(path):
@@ -265,7 +267,7 @@ def _call_main(call, cfg, main, **kwargs):
 
 
 def check(cfg, command: str) -> None:
-    """Raises UsageError for a value that cannot be meant, in the whole configuration of a ``command`` (``train``)."""
+    """Raises UsageError for a value outside its range, in the whole configuration of a ``command`` (``train``)."""
     from fairseq.registry import REGISTRIES
     from omegaconf import OmegaConf
 
@@ -280,7 +282,7 @@ def check(cfg, command: str) -> None:
             ranges.check_value(option, value, limits)
         cls = REGISTRIES[group]["registry"].get(name) if group in REGISTRIES else None
         if hasattr(cls, "check_options"):
-            cls.check_options(cfg[group])
+            cls.check_options(cfg)
     if command == "train" and cfg.optimizer is None:
         raise UsageError("--optimizer is missing: give one, such as torch_adam")
     if command == "train":

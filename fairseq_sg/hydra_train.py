@@ -1,7 +1,7 @@
 """``python -m fairseq_sg.hydra_train``: ``fairseq-hydra-train`` with this plugin loaded first.
 
-So fairseq's and hydra's warnings of their age are silenced, hydra's own errors are one line each, and the checks of
-``hydra_configuration`` run once, before workers start.
+So warnings about old interfaces of fairseq and hydra are silenced, hydra's own errors are one line each, and the checks
+of ``hydra_configuration`` run once, before workers start.
 """
 
 from __future__ import annotations

@@ -13,14 +13,15 @@ from fairseq_sg import compat
 
 compat.repair()
 
-#: Modules whose import registers a criterion, a model, an optimizer, a scorer or a task.
+#: Modules whose import registers a criterion, a model, an optimizer, a scorer or a task. The lists of names in messages
+#: have their order.
 REGISTERING = (
     "criterions.classification",
     "criterions.cross_entropy_orthogonality",
-    "models.sg_encoder",
-    "models.sg_lstm",
     "models.sg_transformer",
+    "models.sg_encoder",
     "models.sg_transformer_lm",
+    "models.sg_lstm",
     "optim.torch_adam",
     "scoring.exact_match",
     "tasks.sg_classification",

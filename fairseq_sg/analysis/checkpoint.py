@@ -77,7 +77,7 @@ class Loaded:
         if isinstance(dataset, Text):
             segment = self.task.cfg.tokens_per_sample
             rows = max(1, min(size, len(dataset) // segment))
-            dataset = dataset.streams(rows, rows, segment, whole=True)
+            dataset = dataset.streams(rows, rows, segment, all_tokens=True)
             # Whole batches: the rows of the next one remember those of this one.
             batches = dataset.batches()[: None if limit is None else max(1, limit // rows)]
         else:

@@ -2,11 +2,11 @@
 
 It differs from ``translation`` in these points, the first five of which change a published number:
 
-- evaluation drops no sample: fairseq 0.12 leaves out a last batch that is not a multiple of 8;
-- the source starts with a begin symbol, as in the reference implementations of the thesis (``--no-source-bos`` leaves
-it out);
-- batches are drawn anew each epoch, so that a resumed run is bit-equal to an uninterrupted one, and uniformly, as in
-  the references, unless ``--length-window`` asks for batches of like lengths;
+- evaluation drops no sample: fairseq 0.12 drops the rest of a last batch that is not a multiple of 8;
+- the source starts with a begin symbol, as in the reference implementations of the thesis. ``--no-source-bos`` omits
+  it. A checkpoint's model gets sources in the form that it was trained on;
+- batches are drawn again each epoch, so that a resumed run is bit-equal to an uninterrupted one. They are drawn
+  uniformly, as in the references, unless ``--length-window`` asks for batches of like lengths;
 - sources are padded on the right unless asked otherwise;
 - the folder must have been made by ``data_prep``, whose dictionaries cover all subsets: no ``<unk>`` in a test;
 - where examples have types, accuracy is also logged by type (``breakdown``).
@@ -30,7 +30,7 @@ from torch import Tensor
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.tasks.breakdown import Breakdown
-from fairseq_sg.tasks.mixin import SGTask
+from fairseq_sg.tasks.mixin import SGTask, asks_for_training
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +104,7 @@ class SGTranslationTask(SGTask, TranslationTask):
 
     @classmethod
     def setup_task(cls, cfg: SGTranslationConfig, **kwargs) -> "SGTranslationTask":
-        """Raises UsageError when the data folder was not made by ``data_prep``, or for an inherited option that does
-        harm.
-        """
+        """Raises UsageError for a data folder that ``data_prep`` has not made, and for harmful inherited options."""
         for path in utils.split_paths(cfg.data or ""):
             if not os.path.isfile(os.path.join(path, "dataset.json")):
                 what = "has no dataset.json" if os.path.isdir(path) else "does not exist"
@@ -117,8 +115,7 @@ class SGTranslationTask(SGTask, TranslationTask):
             if not os.path.isfile(os.path.join(path, "dict.src.txt")):
                 raise UsageError(
                     f"the data folder {path} has no pairs of sentences in binary form: it is text for --task "
-                    f"sg_language_modeling, "
-                    "or was prepared with --raw-only"
+                    "sg_language_modeling, or was prepared with --raw-only"
                 )
         if cfg.length_window < 0:
             raise UsageError(
@@ -199,12 +196,11 @@ class SGTranslationTask(SGTask, TranslationTask):
                 if dictionary.unk() in data[index]:
                     raise UsageError(
                         f"sample {index} of subset {split!r} has an unknown word in its {side}: the dictionaries of "
-                        f"{self.cfg.data} do "
-                        "not belong to its data; prepare the folder again with `python -m data_prep`"
+                        f"{self.cfg.data} do not belong to its data; prepare it again with `python -m data_prep`"
                     )
 
     def build_dataset_for_inference(self, src_tokens, src_lengths, constraints=None) -> LanguagePairDataset:
-        """For ``fairseq-interactive``: sources in the form the model was trained on."""
+        """Sources for ``fairseq-interactive``, in the form that the model was trained on."""
         if not self.cfg.no_source_bos:
             bos = torch.tensor([self.source_dictionary.bos()])
             src_tokens = [torch.cat([bos, tokens.long()]) for tokens in src_tokens]
@@ -220,8 +216,11 @@ class SGTranslationTask(SGTask, TranslationTask):
         )
 
     def build_generator(self, models, args, *more, **kwargs):
-        """fairseq's generator. With ``--print-alignment`` this plugin's models return the attention weights that it
-        asks for, and the start symbol of sources, which is not printed with them, is not counted."""
+        """fairseq's generator.
+
+        With ``--print-alignment`` this plugin's models return their attention weights. The positions in the alignment
+        do not count the begin symbol of sources, which fairseq does not print.
+        """
         aligned = bool(getattr(args, "print_alignment", None))
         for model in models:
             if isinstance(model, SGTransformer):
@@ -232,9 +231,7 @@ class SGTranslationTask(SGTask, TranslationTask):
         return generator
 
     def check_training(self, trainer) -> None:
-        """See :meth:`SGTask.check_training`; also raises UsageError for validation batches without room for a
-        sample.
-        """
+        """See :meth:`SGTask.check_training`. Also raises UsageError for validation batches too small for a sample."""
         super().check_training(trainer)
         cfg = trainer.cfg
         most = cfg.dataset.max_tokens_valid
@@ -243,7 +240,7 @@ class SGTranslationTask(SGTask, TranslationTask):
             self._check_max_tokens(subset, dataset, most, option)
 
     def _check_max_tokens(self, subset: str, dataset: LanguagePairDataset, most: int | None, option: str) -> None:
-        """Raises UsageError for a sample that no batch has room for: fairseq would leave it out of training."""
+        """Raises UsageError for a sample that no batch has room for: fairseq would drop it from training."""
         if not most:
             return
         sizes = dataset.sizes if dataset.sizes.ndim == 2 else dataset.sizes[:, None]
@@ -253,8 +250,7 @@ class SGTranslationTask(SGTask, TranslationTask):
             sample = int(longest.argmax())
             raise UsageError(
                 f"{option} is {most}, and sample {sample} of {subset!r} has {longest[sample]} tokens: choose at least "
-                f"as many. "
-                "To leave long samples out, use --max-source-positions and --max-target-positions"
+                "as many. To leave long samples out, use --max-source-positions and --max-target-positions"
             )
 
     def get_batch_iterator(self, dataset, max_tokens=None, *args, **kwargs):
@@ -265,10 +261,9 @@ class SGTranslationTask(SGTask, TranslationTask):
         """
         for subset in (name for name, known in self.datasets.items() if known is dataset):
             self._check_max_tokens(subset, dataset, max_tokens, "--max-tokens")
-        # The argument tells: fairseq's trainer names it when it asks for batches to train on, and nobody else does.
-        if "grouped_shuffling" not in kwargs:
+        if not asks_for_training(kwargs):
             kwargs["required_batch_size_multiple"] = 1
-            # The iterator in the cache is the one that training is in the midst of.
+            # The iterator in the cache is the one of the training in progress.
             if dataset is self.datasets.get(self.cfg.train_subset):
                 kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
@@ -281,6 +276,6 @@ def _without(symbol: int, extract, weights: Tensor, source: Tensor, *args) -> li
 
 
 def _holds(data, symbol: int) -> bool:
-    """Whether a symbol may be in an indexed dataset: one comparison where the data are a block of the memory."""
+    """Whether a symbol may be in an indexed dataset; one comparison where the data are one block of memory."""
     block = getattr(data, "_bin_buffer_mmap", None)
     return block is None or bool((block.view(data._index.dtype) == symbol).any())
