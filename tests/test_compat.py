@@ -123,7 +123,7 @@ def test_another_fairseq_is_refused_with_the_fix(versions, found, monkeypatch):
         compat.fairseq_version()
 
 
-# What torch reads from a checkpoint.
+# Plain data in checkpoints.
 
 
 @needs_fairseq
@@ -171,7 +171,7 @@ def raised_in(package: str, error: Exception):
 
 
 def report(package: str, error: Exception) -> list:
-    """What went to the hook that was there before."""
+    """The calls of the hook that was there before."""
     passed_on = []
     compat._report(lambda *args: passed_on.append(args), *raised_in(package, error))
     return passed_on

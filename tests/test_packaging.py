@@ -16,7 +16,7 @@ import fairseq_sg
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "fairseq_sg"
-#: What setting up, testing and training leave behind; none of it is part of the project.
+#: Folders that set-up, tests and trainings leave behind; they are no part of the project.
 LEFT_BEHIND = {"build", "dist", "data-bin", "checkpoints", "runs", "outputs", "__pycache__"}
 
 #: folder -> what of fairseq and fairseq_sg its files may import
@@ -56,7 +56,7 @@ def project_files() -> Iterator[Path]:
                     and (not path.name.startswith(".") or path.name in (".ci", ".github"))
                 ):
                     yield from walk(path)
-            elif path.suffix not in (".png", ".pyc"):
+            elif path.suffix not in (".png", ".pyc") and path.name != ".git":  # a file in a worktree of git
                 yield path
 
     return walk(REPOSITORY)

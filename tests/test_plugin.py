@@ -1,4 +1,4 @@
-"""What importing the package does in a fresh process: nothing, until fairseq loads it as its user directory."""
+"""Importing the package in a fresh process changes nothing, until fairseq loads it as its user directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ assert before == (sys.excepthook, list(warnings.filters), set(torch.serializatio
 fairseq = [name for name in sys.modules if name.startswith("fairseq.") or name.startswith("fairseq_sg.plugin")]
 assert not fairseq and "hydra" not in sys.modules and "omegaconf" not in sys.modules
 import os
-assert os.path.dirname("x") not in fairseq_sg.__path__  # a question of somebody else than fairseq
+assert os.path.dirname("x") not in fairseq_sg.__path__  # asked by a program without fairseq
 print(seconds, sorted(heavy))
 """
 
@@ -125,7 +125,7 @@ assert sys.excepthook.func.__module__ == "fairseq_sg.compat"
 import fairseq_sg
 print(fairseq_sg.__file__)
 """
-#: What the process has imported before.
+#: Imports of the process before fairseq loads the user directory.
 EARLIER = {
     "nothing": "",
     "ops": "import fairseq_sg.ops",

@@ -73,7 +73,7 @@ def running(monkeypatch):
 
 
 def begin(task, updates: int = 3, most: int = 0, **options):
-    """What fairseq's command gets after a checkpoint with two idle validations was loaded."""
+    """The values that fairseq's command gets after a checkpoint with two idle validations was loaded."""
     cfg = checkpoint_options(**options)
     extra_state = {"patience": {"best": 0.5, "num_runs": 2}}
     return resuming.begin(lambda *_: (extra_state, "epochs"), cfg, trainer_after(updates, task, cfg, most))
@@ -157,7 +157,7 @@ def test_the_task_compares_the_data(option, new_data, tmp_path):
 
 
 def test_errors_of_fairseq_name_the_file(tmp_path):
-    """Of weights that do not fit, and of another optimizer; every other error stays as it is."""
+    """Weights that do not fit and another optimizer are UsageErrors; every other error stays as it is."""
     cfg = checkpoint_options(tmp_path)
 
     def raised_for(error: Exception, context: Exception | None = None) -> Exception:

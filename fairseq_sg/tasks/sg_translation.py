@@ -15,7 +15,6 @@ It differs from ``translation`` in these points, the first five of which change 
 import json
 import logging
 import os
-from argparse import Namespace
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,6 +24,7 @@ from fairseq import utils
 from fairseq.data import LanguagePairDataset, PrependTokenDataset
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
@@ -149,8 +149,9 @@ class SGTranslationTask(SGTask, TranslationTask):
         Raises UsageError for models that were trained with and without ``--no-source-bos`` in one ensemble.
         """
         if from_checkpoint:
-            # fairseq hands over a node of the whole configuration; a namespace has all options of the training.
-            trained = cfg if isinstance(cfg, Namespace) else cfg._get_parent().task
+            # fairseq hands over a node of the training's configuration, or a namespace with all options.
+            parent = cfg._get_parent() if OmegaConf.is_config(cfg) else None
+            trained = getattr(parent, "task", cfg)
             self._keep_form_of_sources(bool(getattr(trained, "no_source_bos", self.cfg.no_source_bos)))
         return super().build_model(cfg, from_checkpoint)
 

@@ -39,7 +39,7 @@ def test_another_data_folder(saved, folders, tmp_path):
         (dict(overrides={"encoder_layer": 7}), "--model-overrides names 'encoder_layer', which is not an option in .*"),
         (
             dict(overrides={"encoder_embed_dim": 32}),
-            "the checkpoint is of another model: other sizes of .* --model-overrides .*",
+            "the checkpoint is of another model: other sizes of .*--model-overrides .*",
         ),
         (
             dict(data="nowhere"),

@@ -215,7 +215,7 @@ def test_help_of_other_commands_and_architectures_is_fairseq_s():
 
 
 def listed(*arguments: str) -> tuple[int, set[str], str]:
-    """What ``python -m fairseq_sg.options`` returns, the options that it lists, and what it prints."""
+    """The exit code of ``python -m fairseq_sg.options``, the options that it lists, and its output."""
     result = run("fairseq_sg.options", *arguments)
     return result.code, set(re.findall(r"^  (--\S+)$", result.out, re.MULTILINE)), result.out + result.err
 

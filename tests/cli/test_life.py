@@ -17,7 +17,7 @@ SIZES = {"valid": 101, "gen": 45}
 
 @pytest.fixture(scope="module")
 def greedy(trained, data):
-    """What ``fairseq-generate --beam 1 --scoring exact_match`` prints on ``valid``."""
+    """The output of ``fairseq-generate --beam 1 --scoring exact_match`` on ``valid``."""
     printed = {}
 
     def generate(kind: str) -> str:
