@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from attentions import MODELS, build  # noqa: E402
 from fairseq.data import Dictionary  # noqa: E402
 
-import fairseq_sg  # noqa: E402, F401
+import fairseq_sg.plugin  # noqa: E402, F401
 from fairseq_sg.models.sg_transformer import (
     SGTransformer,  # noqa: E402
     resolve,  # noqa: E402

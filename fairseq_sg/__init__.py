@@ -1,23 +1,27 @@
 """fairseq_sg: systematic and length generalization for fairseq (``--user-dir fairseq_sg``).
 
-With fairseq installed, importing this package registers everything. Without it, ``fairseq_sg.ops`` and
-``fairseq_sg.modules`` work by themselves.
+Importing this package does nothing else: ``fairseq_sg.ops`` and ``fairseq_sg.modules`` need torch and numpy alone.
+``import fairseq_sg.plugin`` registers everything with fairseq; ``--user-dir fairseq_sg`` imports it.
 """
 
+import os
 import sys
-
-from fairseq_sg import compat
 
 __version__ = "0.2.0.dev0"
 
 
-def register() -> None:
-    """Registers everything with fairseq, where there is one. Raises ImportError for a fairseq that does not serve."""
-    compat.prepare()
-    if compat.fairseq_version() is not None:
-        from fairseq_sg import criterions, models, optim, scoring, tasks  # noqa: F401
+class _Folders(list):
+    """The ``__path__`` of this package, which also answers fairseq's ``--user-dir``.
+
+    fairseq's ``import_user_module`` imports nothing for a package that is in ``sys.modules`` already. It only asks
+    whether the ``--user-dir`` is ``in package.__path__``; that question loads the plugin.
+    """
+
+    def __contains__(self, folder: object) -> bool:
+        found = os.path.realpath(folder) in map(os.path.realpath, self)
+        if found and "fairseq.utils" in sys.modules:
+            import fairseq_sg.plugin  # noqa: F401
+        return found
 
 
-# `python -m fairseq_sg.doctor` must run where this fails, and calls it itself.
-if "fairseq_sg.doctor" not in sys.orig_argv:
-    register()
+__path__ = _Folders(__path__)

@@ -1,12 +1,13 @@
-"""What fairseq's commands make of their options while this plugin is loaded.
+"""The command line of fairseq's commands while this plugin is loaded.
 
-- A mistake on the command line is one line, ``error: …``, with the nearest names; fairseq prints its usage as well.
-- A checkpoint brings its task to the commands that evaluate it, where ``--task`` is not given.
+- A mistake is one line, ``error: …``, with the nearest names; fairseq prints its usage as well.
+- Commands that evaluate a checkpoint take ``--task`` from it, and refuse one that cannot be read (``checkpoints``).
 - ``--help`` shows the options of the plugin's own ``--arch``, ``--task`` and the like, which fairseq adds too late.
-- A value that cannot be meant is refused before data are loaded: outside the range that an option of ours declares
-  (``ranges``), or outside ``FAIRSEQ``, of options with which fairseq fails late or trains something else.
+- A value outside its range is refused before data are loaded. Options of ours declare their range (``ranges``);
+  ``FAIRSEQ`` has those of fairseq's options with which it fails late or trains something else.
 
-fairseq imports ``--user-dir`` before it builds its parser: so all of this is in time, except for ``--user-dir`` itself.
+fairseq imports ``--user-dir`` before it builds its parser, so only a mistake in ``--user-dir`` itself is reported by
+fairseq.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 
-from fairseq_sg import ranges
+from fairseq_sg import checkpoints, ranges
 from fairseq_sg.errors import UsageError
 
 
@@ -50,7 +51,7 @@ FAIRSEQ: dict[str, dict[str, float]] = {
 
 @functools.cache
 def install() -> None:
-    """Has fairseq's commands do all of the above."""
+    """Wraps the functions of fairseq's commands that read and use options."""
     from fairseq import options
     from fairseq.distributed import utils
 
@@ -97,7 +98,7 @@ def _name(action: argparse.Action) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What was meant by an unknown name, as the end of a message."""
+    """The names that may have been meant by an unknown one, as the end of a message."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
     if close:
@@ -117,10 +118,12 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
     if asks:
         _print_help(parser, chosen)
     training = _trains(parser)
+    given = any(word.partition("=")[0] == "--task" for word in arguments)
     if not training:
         _check_evaluation(parser, chosen)
-        given = any(word.partition("=")[0] == "--task" for word in arguments)
-        if not given and (task := _task_of(chosen.path)):
+        # fairseq's commands have another default.
+        task = checkpoints.trained_with_ours(chosen.path.split(os.pathsep)[0])
+        if task and not given:
             parser.set_defaults(task=task)
             chosen.task = task
     needed = {"task": "sg_translation", "arch": "sg_transformer"}
@@ -132,6 +135,8 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
     # fairseq-generate goes on without ``call_main``.
     for name, value in vars(parsed).items() if isinstance(parsed, argparse.Namespace) and not training else ():
         ranges.check_value(name, value, FAIRSEQ.get(name, {}))
+    if not training and not suppress_defaults:
+        _check_checkpoints(chosen, given)
     return parsed
 
 
@@ -152,17 +157,36 @@ def _check_evaluation(parser: argparse.ArgumentParser, chosen: argparse.Namespac
         )
 
 
-def _task_of(path: str) -> str | None:
-    """The task that a checkpoint was trained with, where it is one of ours: fairseq's commands have another default."""
-    import torch
+def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
+    """Reads the checkpoints of ``--path``, unless ``--task`` names a task that is not ours.
+
+    Raises UsageError for a checkpoint that is not there, that cannot be read, or whose task is not registered. The same
+    for ``--model-overrides`` of an option that no model of ours has: fairseq ignores names that it does not find.
+    """
+    from fairseq.file_io import PathManager
     from fairseq.tasks import TASK_REGISTRY
 
-    try:
-        state = torch.load(path.split(os.pathsep)[0], map_location="cpu", mmap=True, weights_only=True)
-        task = state["cfg"]["task"]["_name"]
-    except Exception:  # loading it for good says what is wrong with it
-        return None
-    return task if task in TASK_REGISTRY and TASK_REGISTRY[task].__module__.startswith("fairseq_sg") else None
+    other_task = task_is_given and not checkpoints.is_ours(TASK_REGISTRY.get(chosen.task))
+    # fairseq makes the names of the files from a suffix and the number of shards; fairseq-validate has neither option.
+    renamed = getattr(chosen, "checkpoint_suffix", "") or getattr(chosen, "checkpoint_shard_count", 1) > 1
+    if other_task or renamed:
+        return
+    known: set[str] = set()
+    for path in chosen.path.split(os.pathsep):
+        if not PathManager.exists(path):
+            raise UsageError(f"there is no checkpoint {path}: check --path")
+        state = checkpoints.read(path) if os.path.isfile(path) else {}
+        task = checkpoints.task_name(state)
+        if task is not None and task not in TASK_REGISTRY and not task_is_given:
+            raise UsageError(
+                f"the checkpoint {path} was trained with --task {task}, which is not registered: give the --user-dir "
+                "that registers it"
+            )
+        if checkpoints.is_ours(TASK_REGISTRY.get(task)):
+            known |= {*state["cfg"], *checkpoints.option_names(state["cfg"])}
+    unknown = [name for name in ast.literal_eval(chosen.model_overrides) if name not in known]
+    if known and unknown:
+        raise UsageError(f"--model-overrides names {unknown[0]!r}, which is not an option of the model that is loaded")
 
 
 def _trains(parser: argparse.ArgumentParser) -> bool:
@@ -247,7 +271,7 @@ def _call_main(call, cfg, main, **kwargs):
 
 
 def check(cfg, command: str) -> None:
-    """Raises UsageError for a value that cannot be meant, in the whole configuration of a ``command`` (``train``)."""
+    """Raises UsageError for a value outside its range, in the whole configuration of a ``command`` (``train``)."""
     from fairseq.registry import REGISTRIES
     from omegaconf import OmegaConf
 
@@ -262,7 +286,7 @@ def check(cfg, command: str) -> None:
             ranges.check_value(option, value, limits)
         cls = REGISTRIES[group]["registry"].get(name) if group in REGISTRIES else None
         if hasattr(cls, "check_options"):
-            cls.check_options(cfg[group])
+            cls.check_options(cfg)
     if command == "train" and cfg.optimizer is None:
         raise UsageError("--optimizer is missing: give one, such as torch_adam")
     if command == "train":

@@ -1,7 +1,6 @@
-"""``python -m fairseq_sg.doctor``: what is installed, what is missing or wrong, and the mend.
+"""``python -m fairseq_sg.doctor``: what is installed, what is missing or wrong, and the fix.
 
-The exit code is 0 if everything that training needs is there, and 1 otherwise. It runs where fairseq or torch is
-absent, too.
+The exit code is 0 if everything that training needs is there, and 1 otherwise. It also runs without fairseq or torch.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PACKAGE = Path(__file__).resolve().parent
 PYTHONS = ((3, 11), (3, 12))
 SETUP = "bash scripts/setup.sh makes .venv with everything in it"
 
-#: distribution -> (module, least version); fairseq does not import, or does not train, without them
+#: distribution -> (module, least version) of the libraries without which fairseq does not import or does not train.
 NEEDED = {
     "numpy": ("numpy", "1.26"),
     "hydra-core": ("hydra", "1.3"),
@@ -34,7 +33,7 @@ NEEDED = {
     "tqdm": ("tqdm", "4.0"),
     "packaging": ("packaging", "20.0"),
 }
-#: distribution -> what is not there without it
+#: distribution -> the feature that needs it.
 OPTIONAL = {
     "matplotlib": "plots",
     "tensorboardX": "--tensorboard-logdir",
@@ -44,22 +43,22 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: ``ok``, ``note`` (training works without it) or ``WRONG``, and how to mend it."""
+    """One line of the report: its ``status`` is ``ok``, ``note`` (training works all the same) or ``WRONG``."""
 
     status: str
-    what: str
-    mend: str = ""
+    message: str
+    fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.status:6} {self.what}" + (f"\n       mend: {self.mend}" if self.mend else "")
+        return f"{self.status:6} {self.message}" + (f"\n       fix: {self.fix}" if self.fix else "")
 
 
-def ok(what: str) -> Finding:
-    return Finding("ok", what)
+def ok(message: str) -> Finding:
+    return Finding("ok", message)
 
 
-def wrong(what: str, mend: str) -> Finding:
-    return Finding("WRONG", what, mend)
+def wrong(message: str, fix: str) -> Finding:
+    return Finding("WRONG", message, fix)
 
 
 def version_of(distribution: str) -> str | None:
@@ -87,7 +86,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 
 
 def check_library(distribution: str, module: str, least: str) -> Finding:
-    """Whether a library is there, new enough, and can be imported."""
+    """Whether a library is installed, new enough, and can be imported."""
     install = f"pip install '{distribution}>={least}', or {SETUP}"
     if importlib.util.find_spec(module) is None:
         return wrong(f"{distribution} is missing", install)
@@ -111,8 +110,8 @@ def check_fairseq() -> Iterator[Finding]:
     try:
         version = compat.fairseq_version()
     except ImportError as error:
-        problem, _, mend = str(error).partition(" Mend: ")
-        yield wrong(problem.rstrip("."), mend)
+        problem, _, fix = str(error).partition(" Fix: ")
+        yield wrong(problem.rstrip("."), fix)
         return
     if version is None:
         isolation = "" if sys.version_info[:2] == (3, 12) else " --no-build-isolation"
@@ -134,8 +133,8 @@ def check_compiler() -> Iterator[Finding]:
     if sys.version_info[:2] == (3, 12):
         return
     if shutil.which(compiler) is None:
-        what = f"no C++ compiler ({compiler}) to build fairseq-fixed with"
-        yield wrong(what, "apt-get install g++, or use Python 3.12")
+        message = f"no C++ compiler ({compiler}) to build fairseq-fixed with"
+        yield wrong(message, "apt-get install g++, or use Python 3.12")
     else:
         yield ok(f"C++ compiler {shutil.which(compiler)}")
 
@@ -152,43 +151,38 @@ def check_devices() -> Iterator[Finding]:
         if shutil.which("nvidia-smi") is None:
             yield Finding("note", "no GPU: give fairseq's commands --cpu")
         else:
-            what = f"there is an nvidia-smi, but torch {torch.__version__} uses no GPU"
-            yield Finding("note", what, "install a torch with CUDA")
+            message = f"there is an nvidia-smi, but torch {torch.__version__} uses no GPU"
+            yield Finding("note", message, "install a torch with CUDA")
 
 
 def check_user_dir() -> Finding:
-    """Which folder ``--user-dir fairseq_sg`` names here: fairseq looks in the current folder, then beside itself."""
+    """Which folder ``--user-dir fairseq_sg`` names: fairseq looks in the current folder, then beside its package."""
     fairseq = Path(importlib.util.find_spec("fairseq").submodule_search_locations[0])
     places = (Path.cwd() / "fairseq_sg", fairseq / "fairseq_sg", fairseq / ".." / "fairseq_sg")
     found = next((place.resolve() for place in places if place.exists()), None)
-    if found is not None and PACKAGE in (found, handed_over(found)):
+    if found is not None and PACKAGE in (found, clone_of(found)):
         return ok(f"--user-dir fairseq_sg finds {PACKAGE}")
-    what = "nothing" if found is None else f"another folder, {found}"
-    return Finding("note", f"--user-dir fairseq_sg finds {what} from here", f"give the path: --user-dir {PACKAGE}")
+    where = "nothing" if found is None else f"another folder, {found}"
+    return Finding("note", f"--user-dir fairseq_sg finds {where} from here", f"give the path: --user-dir {PACKAGE}")
 
 
-def handed_over(package: Path) -> Path | None:
-    """The folder of the code where ``package`` is what scripts/setup.sh puts beside fairseq in its place; else None."""
+def clone_of(package: Path) -> Path | None:
+    """The folder of the code, where ``package`` is the one that scripts/setup.sh writes beside fairseq; else None."""
     init = package / "__init__.py"
-    written = (
-        re.search(r'^__path__ = \["(.*)"\]$', init.read_text(encoding="utf-8"), re.MULTILINE)
-        if init.is_file()
-        else None
-    )
+    text = init.read_text(encoding="utf-8") if init.is_file() else ""
+    written = re.search(r'^__path__\.insert\(0, "(.*)"\)$', text, re.MULTILINE)
     return Path(written[1]).resolve() if written else None
 
 
 def check_registration() -> Iterator[Finding]:
     """Registers everything and lists it."""
-    import fairseq_sg
-
-    fairseq_sg.register()
     from fairseq.criterions import CRITERION_REGISTRY
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.optim import OPTIMIZER_REGISTRY
     from fairseq.scoring import SCORER_REGISTRY
     from fairseq.tasks import TASK_REGISTRY
 
+    import fairseq_sg.plugin  # noqa: F401
     from fairseq_sg.models.checks import MECHANISMS
     from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 
@@ -261,7 +255,7 @@ def tiny_step(attention: str, device: str) -> float:
 
 
 def examine() -> Iterator[Finding]:
-    """All findings in order; what cannot be examined because of an earlier one is left out."""
+    """All findings in order; a finding that makes later ones impossible ends them."""
     yield check_python()
     torch = check_library("torch", "torch", "2.6")
     libraries = [torch, *(check_library(name, *rest) for name, rest in NEEDED.items())]
@@ -284,7 +278,7 @@ def main() -> int:
     for finding in examine():
         print(finding, flush=True)
         problems += finding.status == "WRONG"
-    print("everything that training needs is there" if not problems else f"{problems} to mend before training")
+    print("everything that training needs is there" if not problems else f"{problems} to fix before training")
     return int(problems > 0)
 
 

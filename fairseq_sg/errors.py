@@ -1,5 +1,5 @@
-"""What the user can mend: a wrong option, configuration, data folder or checkpoint."""
+"""Errors that the user can fix: a wrong option, configuration, data folder or checkpoint."""
 
 
 class UsageError(ValueError):
-    """One message that names the option or the file, and the mend; fairseq's commands end with it and no traceback."""
+    """One message that names the option or the file, and the fix. fairseq's commands end with it, without traceback."""

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from fairseq import utils
 
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis.accuracy import lengths, natural, right_tokens
 from fairseq_sg.analysis.checkpoint import Loaded, load
 from fairseq_sg.analysis.options import Command, choice, finish, overrides, positive
@@ -35,13 +36,13 @@ from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.sg_language_modeling import UNITS
 from fairseq_sg.tasks.streams import Text
 
-#: Of a subset: the most rows by length.
+#: The largest number of rows by length for a subset.
 BUCKETS = 8
 
-#: What is told of sentences; of a classifier's, which have one answer each; of a text, whose segments are no sentences.
-OF_SENTENCES = ("sentences", "right", "accuracy", "tokens", "tokens_right", "token_accuracy", "nll_loss")
-OF_CLASSES = ("sentences", "right", "accuracy", "nll_loss")
-OF_TEXT = ("tokens", "tokens_right", "token_accuracy", "nll_loss")
+#: The columns for sentences, for a classifier's (one answer each), and for a text, whose segments are no sentences.
+SENTENCE_COLUMNS = ("sentences", "right", "accuracy", "tokens", "tokens_right", "token_accuracy", "nll_loss")
+CLASS_COLUMNS = ("sentences", "right", "accuracy", "nll_loss")
+TEXT_COLUMNS = ("tokens", "tokens_right", "token_accuracy", "nll_loss")
 
 
 def make_parser() -> Command:
@@ -123,7 +124,7 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
     """
     dataset = loaded.subset(name)
     if isinstance(dataset, Text):
-        found = summary(scores(loaded, dataset, batch_size), OF_TEXT)
+        found = summary(scores(loaded, dataset, batch_size), TEXT_COLUMNS)
         found["ppl"] = 2 ** found["nll_loss"]
         found |= {UNITS[unit]: found["nll_loss"] / of_a_token for unit, of_a_token in dataset.units.items()}
         return found | ({"word_ppl": 2 ** found["bits_per_word"]} if "bits_per_word" in found else {})
@@ -133,7 +134,7 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
             f"fairseq-eval-lm {loaded.data} --user-dir fairseq_sg --path {checkpoint} --gen-subset {name} "
             "--required-batch-size-multiple 1"
         )
-    told = OF_SENTENCES if loaded.has_decoder else OF_CLASSES
+    told = SENTENCE_COLUMNS if loaded.has_decoder else CLASS_COLUMNS
     of_each = scores(loaded, dataset, batch_size)
     found = summary(of_each, told)
     parts = {"types": by_type(loaded, name), "lengths": by_length(loaded, dataset)}

@@ -1,8 +1,8 @@
-"""What ``fairseq-hydra-train`` makes of a configuration: a mistake is one line, as on the command line.
+"""Mistakes in a configuration of ``fairseq-hydra-train``, in one line, as on the command line.
 
-``fairseq-hydra-train`` loads this plugin when hydra has made the configuration. From then on there are errors of one
-line for a value, a name, an option added with a plus, and a value that the file asks for (``???``), in whose place
-hydra takes fairseq's default. hydra's own errors come before that; ``hydra_train`` makes them plain, too.
+``fairseq-hydra-train`` loads this plugin when hydra has made the configuration. From then on, errors are one line: a
+value, a name, an option added with a plus, and a missing value that the file asks for (``???``), for which hydra takes
+fairseq's default. hydra's own errors come earlier; ``hydra_train`` makes them one line, too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _add_defaults(add_defaults, cfg) -> None:
 
 
 def nearest(group: str, option: str, names: Iterable[str]) -> str:
-    """What was meant by an option of a group that is none of ``names``."""
+    """The options that may have been meant by one that is none of ``names``, as the end of a message."""
     return command_line.nearest(f"{group}.{option}", [f"{group}.{name}" for name in names])
 
 

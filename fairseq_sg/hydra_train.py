@@ -1,7 +1,7 @@
 """``python -m fairseq_sg.hydra_train``: ``fairseq-hydra-train`` with this plugin loaded first.
 
-So fairseq's and hydra's warnings of their age are silenced, hydra's own errors are one line each, and the checks of
-``hydra_configuration`` run once, before workers start.
+So warnings about old interfaces of fairseq and hydra are silenced, hydra's own errors are one line each, and the checks
+of ``hydra_configuration`` run once, before workers start.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def _explained(message: str, cause: str) -> str:
 
 def main() -> None:
     from hydra._internal import utils
+
+    import fairseq_sg.plugin  # noqa: F401
 
     utils.run_and_report = functools.partial(_run_and_report, utils.run_and_report)
     from fairseq_cli import hydra_train

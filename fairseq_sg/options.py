@@ -157,7 +157,7 @@ def sections_of(name: str, sections: Iterable[Section]) -> list[Section]:
 
 def main(arguments: list[str]) -> int:
     """Prints the options. Returns the exit status: 2 for an unknown name."""
-    import fairseq_sg  # noqa: F401
+    import fairseq_sg.plugin  # noqa: F401
     from fairseq_sg.command_line import nearest
 
     sections = [*plugin_sections(), *fairseq_sections()]

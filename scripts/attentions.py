@@ -80,7 +80,7 @@ def build(arguments: list[str], task: Any) -> Any:
     """
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
-    import fairseq_sg  # noqa: F401
+    import fairseq_sg.plugin  # noqa: F401
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
     ARCH_MODEL_REGISTRY["sg_transformer_scan"].add_args(parser)

@@ -61,13 +61,15 @@ echo "setup: requirements.txt";      pip install -q -r scripts/requirements.txt
 echo "setup: $fairseq";              pip install -q --no-deps --no-build-isolation "$fairseq"
 echo "setup: fairseq_sg";            pip install -q --no-deps --no-build-isolation -e .
 # `--user-dir fairseq_sg` from any folder: fairseq looks for that folder beside its own package, where an editable
-# installation leaves nothing. A package there that hands over to the clone; a link would let pip write into the clone.
+# installation leaves nothing. A package there leads to the clone; a link would let pip write into the clone.
+# fairseq also imports the names that it finds in a --user-dir's `tasks`; one name is enough to load the plugin.
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-mkdir -p "$site/fairseq_sg"
+mkdir -p "$site/fairseq_sg/tasks"
+: > "$site/fairseq_sg/tasks/sg_translation.py"
 cat > "$site/fairseq_sg/__init__.py" <<EOF
 """Written by scripts/setup.sh: the code of this editable installation is in its clone."""
 
-__path__ = ["$PWD/fairseq_sg"]
+__path__.insert(0, "$PWD/fairseq_sg")
 __file__ = "$PWD/fairseq_sg/__init__.py"
 with open(__file__, encoding="utf-8") as _code:
     exec(compile(_code.read(), __file__, "exec"))

@@ -1,4 +1,4 @@
-"""What ``compat`` does to fairseq, torch and Python's warnings, and that it does no more than that."""
+"""The repairs of ``compat``: fairseq, torch and Python's warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
-import pickle
 import shutil
 import sys
 import types
@@ -20,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from fairseq_sg import compat
 from fairseq_sg.errors import UsageError
@@ -57,13 +55,18 @@ def test_lines_of_logs_that_say_nothing_are_silent(caplog):
     lines = {
         "fairseq.tasks.fairseq_task": "can_reuse_epoch_itr = True",
         "hydra.core.utils": "Setting JobRuntime:name=utils",
+        "fairseq.trainer": "detected shared parameter: decoder.fc1.bias <- decoder.fc2.bias",
     }
     for name, noise in lines.items():
         logger = logging.getLogger(name)
         logger.debug(noise)
         logger.info(noise)
         logger.info("%s of another kind", name)
-    assert caplog.messages == ["fairseq.tasks.fairseq_task of another kind", "hydra.core.utils of another kind"]
+    logging.getLogger("fairseq.trainer").info("detected shared parameter: a.weight <- b.weight")
+    assert caplog.messages == [
+        *(f"{name} of another kind" for name in lines),
+        "detected shared parameter: a.weight <- b.weight",
+    ]
 
 
 @pytest.mark.parametrize("category,message", NOISE, ids=[m.split()[1] for _, m in NOISE])
@@ -112,17 +115,18 @@ def test_fairseq_fixed_is_accepted(monkeypatch):
 @pytest.mark.parametrize(
     "versions,found", [({"fairseq": "0.12.2"}, "fairseq 0.12.2"), ({"other": "1"}, "of unknown origin")]
 )
-def test_another_fairseq_is_refused_with_the_mend(versions, found, monkeypatch):
+def test_another_fairseq_is_refused_with_the_fix(versions, found, monkeypatch):
     installed(monkeypatch, **versions)
     with pytest.raises(
-        ImportError, match=rf"the installed fairseq is {found}; .*fairseq-fixed==.*Mend: pip uninstall fairseq"
+        ImportError, match=rf"the installed fairseq is {found}; .*fairseq-fixed==.*Fix: pip uninstall fairseq"
     ):
         compat.fairseq_version()
 
 
-# What torch reads from a checkpoint.
+# Plain data in checkpoints.
 
 
+@needs_fairseq
 def test_plain_data_of_checkpoints_are_read(tmp_path):
     compat.allow_checkpoint_globals()
     arrays = [np.arange(4), np.float64(0.5), np.int64(3)]
@@ -143,6 +147,7 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
+@needs_fairseq
 def test_code_in_checkpoints_is_not_run(tmp_path):
     compat.allow_checkpoint_globals()
     torch.save({"args": Harmful(tmp_path / "harmed")}, tmp_path / "harmful.pt")
@@ -166,7 +171,7 @@ def raised_in(package: str, error: Exception):
 
 
 def report(package: str, error: Exception) -> list:
-    """What went to the hook that was there before."""
+    """The calls of the hook that was there before."""
     passed_on = []
     compat._report(lambda *args: passed_on.append(args), *raised_in(package, error))
     return passed_on
@@ -191,96 +196,7 @@ def test_other_errors_keep_their_traceback(package, error, capsys):
     assert capsys.readouterr().err == ""
 
 
-# What is replaced in fairseq.
-
-
-class Tied(nn.Module):
-    """One weight under two names, and two layers without a bias."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
-        self.two.weight = self.one.weight
-
-
-@needs_fairseq
-def test_absent_parameters_are_not_shared():
-    from fairseq import trainer
-
-    compat.leave_out_absent_parameters()
-    assert trainer._catalog_shared_params(Tied()) == [["one.weight", "two.weight"]]
-    assert trainer._catalog_shared_params(nn.Linear(2, 2)) == []
-
-
-@needs_fairseq
-def test_broken_checkpoints_are_named(tmp_path):
-    from fairseq import checkpoint_utils
-
-    compat.name_broken_checkpoints()
-    torch.save({"model": torch.zeros(1000)}, tmp_path / "whole.pt")
-    for size in (0, 1, 300, 2000):
-        broken = tmp_path / "broken.pt"
-        broken.write_bytes((tmp_path / "whole.pt").read_bytes()[:size])
-        with pytest.raises(UsageError, match=r"the checkpoint .*broken\.pt is not a whole file of torch's"):
-            checkpoint_utils.load_checkpoint_to_cpu(str(broken))
-    with pytest.raises(FileNotFoundError):
-        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "missing.pt"))
-
-
-def changed(path):
-    """The file with one bit changed in the middle, where the weights are."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-@needs_fairseq
-def test_what_was_changed_or_is_no_checkpoint_is_refused_and_none_of_it_is_run(tmp_path):
-    from fairseq import checkpoint_utils
-
-    compat.name_broken_checkpoints()
-    path = tmp_path / "bad.pt"
-    harmful = {"args": Harmful(tmp_path / "harmed")}
-
-    def refused(message: str) -> None:
-        with pytest.raises(UsageError, match=f"{path} {message}.*name another one with --path"):
-            checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        assert not (tmp_path / "harmed").exists()
-
-    torch.save(harmful, path)
-    refused(r"holds more than plain data \(.*\), which could run code\. It was not read, and nothing of it was run")
-    torch.save(harmful, path, _use_new_zipfile_serialization=False)
-    refused("holds more than plain data")
-    path.write_bytes(pickle.dumps(Harmful(tmp_path / "harmed"), protocol=2))
-    refused("holds more than plain data")
-    path.write_text("a text")
-    refused("is not a whole file of torch's")
-    torch.save({"model": {"weight": torch.zeros(10_000)}}, path)
-    changed(path)
-    refused("was changed after it was written: its checksums are wrong")
-    for other in ({}, {"weight": torch.zeros(3)}, [1]):
-        torch.save(other, path)
-        refused("is no checkpoint of fairseq's")
-
-
-@needs_fairseq
-def test_a_sound_checkpoint_is_never_called_broken(tmp_path, monkeypatch):
-    """The classes that it names may not be registered; the message has the cause, and no advice to delete the file."""
-    from fairseq import checkpoint_utils
-
-    compat.name_broken_checkpoints()
-    path = tmp_path / "sound.pt"
-    torch.save({"model": {}, "cfg": {"task": {"_name": "of_another_plugin"}}}, path)
-
-    def upgrade(state):
-        raise KeyError(state["cfg"]["task"]["_name"])
-
-    monkeypatch.setattr(checkpoint_utils, "_upgrade_state_dict", upgrade)
-    with pytest.raises(UsageError) as raised:
-        checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    assert str(raised.value).startswith(f"the checkpoint {path} cannot be loaded (KeyError: 'of_another_plugin')")
-    assert "--user-dir" in str(raised.value) and "elete" not in str(raised.value)
-    assert isinstance(raised.value.__cause__, KeyError)
+# Checkpoints are written atomically.
 
 
 def full(code=errno.ENOSPC):
@@ -312,7 +228,7 @@ class FullDisk:
 def test_a_checkpoint_without_room_leaves_the_one_that_is_there(room, tmp_path, monkeypatch):
     from fairseq import checkpoint_utils
 
-    compat.write_checkpoints_whole()
+    compat.write_checkpoints_atomically()
     path = str(tmp_path / "checkpoint_last.pt")
     checkpoint_utils.torch_persistent_save({"a": torch.ones(10_000)}, path)
     assert torch.equal(torch.load(path, weights_only=True)["a"], torch.ones(10_000)) and os.listdir(tmp_path) == [
@@ -335,7 +251,7 @@ def test_a_checkpoint_without_room_leaves_the_one_that_is_there(room, tmp_path, 
 def test_a_copy_is_there_when_it_is_whole(tmp_path, monkeypatch):
     from fairseq.file_io import PathManager
 
-    compat.write_checkpoints_whole()
+    compat.write_checkpoints_atomically()
     source, target = tmp_path / "checkpoint_1_2.pt", tmp_path / "checkpoint_last.pt"
     source.write_bytes(b"new" * 1000)
     target.write_bytes(b"old")
@@ -357,191 +273,27 @@ def test_a_copy_is_there_when_it_is_whole(tmp_path, monkeypatch):
         assert target.read_bytes() == b"old" and len(os.listdir(tmp_path)) == 2
 
 
-@pytest.fixture
-def fake_training(monkeypatch):
-    """name -> a module in the place of ``fairseq_cli.train`` or of ``__main__``, with the other one beside it."""
-    from fairseq import checkpoint_utils
-
-    def make(name: str):
-        module, other = (
-            types.SimpleNamespace(train=lambda *_: "trained", should_stop_early=lambda: None, __package__=package)
-            for package in ("fairseq_cli", "other")
-        )
-        module.validate_and_save = other.validate_and_save = None
-        monkeypatch.setitem(sys.modules, name, module)
-        monkeypatch.setitem(sys.modules, ({"__main__", "fairseq_cli.train"} - {name}).pop(), other)
-        extra_state = {"patience": {"best": 0.5, "num_runs": 2}}
-        monkeypatch.setattr(checkpoint_utils, "load_checkpoint", lambda *_: (extra_state, "batches"))
-        compat.continue_where_it_was()
-        return module, other
-
-    return make
-
-
-def options_of_checkpoints(**options) -> types.SimpleNamespace:
-    chosen = {"patience": -1, "reset_meters": False, "save_dir": "runs", "restore_file": "checkpoint_last.pt"}
-    return types.SimpleNamespace(**chosen | options)
-
-
-def trainer_after(updates: int) -> types.SimpleNamespace:
-    cfg = types.SimpleNamespace(common=types.SimpleNamespace(fp16=False))
-    return types.SimpleNamespace(get_num_updates=lambda: updates, cfg=cfg, cuda=False)
-
-
 @needs_fairseq
-@pytest.mark.parametrize("name", ["__main__", "fairseq_cli.train"])
-def test_no_update_after_the_last_one(name, fake_training):
-    from fairseq import checkpoint_utils
-
-    module, other = fake_training(name)
-    untouched = other.train
-    loaded = checkpoint_utils.load_checkpoint(options_of_checkpoints(), trainer_after(3))
-    assert loaded == ({"patience": {"best": 0.5, "num_runs": 2}}, "batches") and other.train is untouched
-    nothing = ([None], True)
-    for most, updates, patience, expected in (
-        (0, 9, -1, "trained"),
-        (9, 8, -1, "trained"),
-        (9, 9, -1, nothing),
-        (9, 10, -1, nothing),
-        (9, 8, 3, "trained"),
-        (9, 8, 2, nothing),
-        (0, 8, 1, nothing),
-    ):
-        cfg = types.SimpleNamespace(
-            optimization=types.SimpleNamespace(max_update=most), checkpoint=options_of_checkpoints(patience=patience)
-        )
-        assert module.train(cfg, trainer_after(updates), "task") == expected
-
-
-@needs_fairseq
-@pytest.mark.parametrize("updates,reset,expected", [(3, False, 2), (0, False, None), (3, True, None)])
-def test_patience_is_restored_where_the_best_value_is(updates, reset, expected, fake_training):
-    from fairseq import checkpoint_utils
-
-    module, _ = fake_training("fairseq_cli.train")
-    checkpoint_utils.load_checkpoint(options_of_checkpoints(reset_meters=reset), trainer_after(updates))
-    assert getattr(module.should_stop_early, "num_runs", None) == expected
-
-
-@needs_fairseq
-def test_patience_is_kept_in_checkpoints_of_trainings_that_have_some(fake_training, tmp_path):
-    from fairseq import checkpoint_utils
-
-    compat.write_checkpoints_whole()
-    module, _ = fake_training("fairseq_cli.train")
-    path = str(tmp_path / "checkpoint.pt")
-
-    def kept() -> dict:
-        checkpoint_utils.torch_persistent_save({"extra_state": {"epoch": 1}}, path)
-        return torch.load(path, weights_only=True)["extra_state"]
-
-    assert kept() == {"epoch": 1}
-    module.should_stop_early.best, module.should_stop_early.num_runs = 0.25, 1
-    assert kept() == {"epoch": 1, "patience": {"best": 0.25, "num_runs": 1}}
-
-
-# Checkpoints and sentences that a model cannot take.
-
-
-def misfit(there: nn.Module, here: nn.Module) -> RuntimeError:
-    with pytest.raises(RuntimeError) as caught:
-        here.load_state_dict(there.state_dict())
-    return caught.value
-
-
-def layers(**sizes: int) -> nn.ModuleDict:
-    return nn.ModuleDict({name: nn.Linear(size, 2, bias=False) for name, size in sizes.items()})
-
-
-@pytest.mark.parametrize(
-    "there,here,message",
-    [
-        (layers(a=3), layers(a=3, b=3), "it lacks b.weight"),
-        (layers(a=3, b=3), layers(a=3), "it has b.weight besides"),
-        (layers(a=3), layers(a=4), "other sizes of a.weight ([2, 3], here [2, 4])"),
-        (
-            layers(a=3, b=1, c=1, d=1, e=1, f=1),
-            layers(a=4, x=1),
-            "it lacks x.weight; it has b.weight, c.weight, d.weight and 2 more besides; other sizes of a.weight "
-            "([2, 3], here [2, 4])",
-        ),
-    ],
-)
-def test_what_differs_between_models_is_named(there, here, message):
-    error = misfit(there, here)
-    assert compat._differences(error) == message
-    wrapped = Exception("Cannot load model parameters from checkpoint runs/x.pt; please ensure that they match.")
-    wrapped.__context__ = error
-    refusal = str(compat._refusal(wrapped, options_of_checkpoints()))
-    assert refusal.startswith(f"the checkpoint runs/x.pt is of another model: {message}. Give the options")
-
-
-@needs_fairseq
-def test_other_options_than_a_checkpoint_s_are_named():
-    from omegaconf import OmegaConf
-
-    def configuration(wrap, model, criterion):
-        return {"model": wrap(_name="arch", **model), "criterion": None if criterion is None else wrap(**criterion)}
-
-    def mandatory(**options):
-        return OmegaConf.create({"without": "???", **options})
-
-    for wrap in (dict, argparse.Namespace, mandatory):
-        there = configuration(wrap, {"qk_norm": "l2", "dropout": 0.1, "gone": 1}, {"label_smoothing": 0.0})
-        here = configuration(dict, {"qk_norm": "none", "dropout": 0.1, "new": 2}, {"label_smoothing": 0.1})
-        found = ["--qk-norm l2 (here none)", "--label-smoothing 0.0 (here 0.1)"]
-        assert compat._other_options(there, here) == found
-        assert compat._other_options(there, there) == []
-        assert compat._other_options(there, configuration(dict, {"qk_norm": "none"}, None)) == found[:1]
-    # An optimizer without a dataclass of options holds those of the whole command.
-    sgd = [{"optimizer": argparse.Namespace(momentum=m, save_dir=f"runs/{m}", stop_time_hours=m)} for m in (0.9, 0.8)]
-    assert compat._other_options(*sgd) == ["--momentum 0.9 (here 0.8)"]
-
-
-def test_other_errors_are_no_differences_between_models():
-    assert compat._differences(RuntimeError("out of memory")) is None
-    for error in (RuntimeError("out of memory"), misfit(layers(a=3), layers(b=3)), AssertionError("Criterion")):
-        assert compat._refusal(error, options_of_checkpoints()) is None
-
-
-@pytest.mark.parametrize("file,path", [("checkpoint_last.pt", "runs/checkpoint_last.pt"), ("other/x.pt", "other/x.pt")])
-def test_a_checkpoint_of_another_optimizer_is_named(file, path):
-    error = AssertionError("Optimizer does not match; please reset the optimizer (--reset-optimizer). One vs Two")
-    refusal = str(compat._refusal(error, options_of_checkpoints(restore_file=file)))
-    assert refusal.startswith(f"the checkpoint {path} is of a training with another optimizer: One, here Two. Give")
-
-
-@needs_fairseq
-def test_weights_that_do_not_fit_their_own_options(monkeypatch):
-    from fairseq import checkpoint_utils
-
-    def load(filenames):
-        raise errors.pop()
-
-    monkeypatch.setattr(checkpoint_utils, "load_model_ensemble_and_task", load)
-    compat.name_broken_checkpoints()
-    errors = [RuntimeError("out of memory"), misfit(layers(a=3), layers(a=4))]
-    with pytest.raises(UsageError, match=r"^the weights in x\.pt or y\.pt do not fit .*: other sizes of a\.weight \("):
-        checkpoint_utils.load_model_ensemble_and_task(["x.pt", "y.pt"])
-    with pytest.raises(RuntimeError, match="out of memory"):
-        checkpoint_utils.load_model_ensemble_and_task(["x.pt"])
-
-
-def test_preparing_again_changes_nothing():
-    compat.prepare()
+def test_a_second_repair_changes_nothing():
+    compat.repair()
     hook, filters, before = sys.excepthook, len(warnings.filters), replaced()
-    compat.prepare()
+    compat.repair()
     assert sys.excepthook is hook and len(warnings.filters) == filters and replaced() == before
 
 
 def replaced() -> list:
-    """Functions of fairseq, where it is installed."""
-    if compat.fairseq_version() is None:
-        return []
     from fairseq import checkpoint_utils
+    from fairseq.distributed import utils
+    from fairseq.file_io import PathManager
 
-    names = ("load_checkpoint", "load_checkpoint_to_cpu", "load_model_ensemble_and_task", "torch_persistent_save")
-    return [getattr(checkpoint_utils, name) for name in names]
+    functions = [getattr(checkpoint_utils, name) for name in ("save_checkpoint", "torch_persistent_save")]
+    return [*functions, utils.call_main, PathManager.copy]
+
+
+def test_without_fairseq_the_repair_says_how_to_install_it(monkeypatch):
+    installed(monkeypatch)
+    with pytest.raises(ImportError, match="fairseq is not installed; .*Fix: scripts/setup.sh"):
+        compat.repair()
 
 
 @needs_fairseq

@@ -61,7 +61,7 @@ def test_a_working_installation(tmp_path):
 @pytest.mark.parametrize(
     "names,problems",
     [
-        pytest.param(["torch"], ["torch is missing", "mend: pip install 'torch>=2.6'"], id="torch"),
+        pytest.param(["torch"], ["torch is missing", "fix: pip install 'torch>=2.6'"], id="torch"),
         pytest.param(
             ["fairseq"], ["fairseq-fixed is missing", f"{compat.FAIRSEQ}, or bash scripts/setup.sh"], id="fairseq"
         ),
@@ -72,18 +72,18 @@ def test_a_working_installation(tmp_path):
         ),
     ],
 )
-def test_missing_parts_are_named_with_the_mend(names, problems, tmp_path):
+def test_missing_parts_are_named_with_the_fix(names, problems, tmp_path):
     code, out = examine(tmp_path, ABSENT.format(names=names))
     assert code == 1
     for problem in problems:
         assert problem in out
-    assert "attention trains" not in out and out.endswith("to mend before training\n")
+    assert "attention trains" not in out and out.endswith("to fix before training\n")
 
 
 def test_upstreams_fairseq_is_refused(tmp_path):
     code, out = examine(tmp_path, UPSTREAM)
     assert code == 1
-    assert "WRONG  the installed fairseq is fairseq 0.12.2" in out and "mend: pip uninstall fairseq" in out
+    assert "WRONG  the installed fairseq is fairseq 0.12.2" in out and "fix: pip uninstall fairseq" in out
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_upstreams_fairseq_is_refused(tmp_path):
 )
 def test_python(version, status):
     finding = doctor.check_python(version)
-    assert finding.status == status and f"Python 3.{version[1]}" in finding.what
-    assert ("PYTHON=" in finding.mend) == (status == "WRONG")
+    assert finding.status == status and f"Python 3.{version[1]}" in finding.message
+    assert ("PYTHON=" in finding.fix) == (status == "WRONG")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_torch_versions(version, status, monkeypatch):
 
     monkeypatch.setattr(torch, "__version__", version)
     finding = doctor.check_library("torch", "torch", "2.6")
-    assert finding.status == status and version in finding.what
+    assert finding.status == status and version in finding.message
 
 
 def test_a_library_that_cannot_be_imported(tmp_path, monkeypatch):
@@ -111,7 +111,8 @@ def test_a_library_that_cannot_be_imported(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     finding = doctor.check_library("broken", "broken_library", "1.0")
     assert (
-        finding.status == "WRONG" and finding.what == "broken cannot be imported: RuntimeError: built for another numpy"
+        finding.status == "WRONG"
+        and finding.message == "broken cannot be imported: RuntimeError: built for another numpy"
     )
 
 
@@ -127,20 +128,20 @@ def test_user_dir_from_elsewhere(there, tmp_path, monkeypatch):
     if there != "nothing":
         (tmp_path / "site" / "fairseq_sg").mkdir()
     if there == "set-up":
-        init = f'__path__ = ["{REPOSITORY}/fairseq_sg"]\n'
+        init = f'__path__.insert(0, "{REPOSITORY}/fairseq_sg")\n'
         (tmp_path / "site" / "fairseq_sg" / "__init__.py").write_text(init)
         assert doctor.check_user_dir() == doctor.ok(f"--user-dir fairseq_sg finds {REPOSITORY / 'fairseq_sg'}")
         return
     finding = doctor.check_user_dir()
-    assert finding.status == "note" and f"--user-dir {REPOSITORY / 'fairseq_sg'}" in finding.mend
-    assert ("nothing from here" if there == "nothing" else "another folder") in finding.what
+    assert finding.status == "note" and f"--user-dir {REPOSITORY / 'fairseq_sg'}" in finding.fix
+    assert ("nothing from here" if there == "nothing" else "another folder") in finding.message
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="fairseq-fixed is compiled on Python 3.11 alone")
 def test_the_compiler_is_named_when_there_is_none(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     (finding,) = doctor.check_compiler()
-    assert finding.status == "WRONG" and "no C++ compiler (no-such-compiler)" in finding.what
+    assert finding.status == "WRONG" and "no C++ compiler (no-such-compiler)" in finding.message
     monkeypatch.setenv("CXX", sys.executable)
     (finding,) = doctor.check_compiler()
     assert finding.status == "ok"

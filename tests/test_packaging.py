@@ -1,4 +1,4 @@
-"""The project as a whole: one version, imports that go one way, no path of anybody's machine, no unsafe loading."""
+"""The project as a whole: one version, imports that go one way, no path of a machine, no unsafe loading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import fairseq_sg
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "fairseq_sg"
-#: What setting up, testing and training leave behind; none of it is part of the project.
+#: Folders that set-up, tests and trainings leave behind; they are no part of the project.
 LEFT_BEHIND = {"build", "dist", "data-bin", "checkpoints", "runs", "outputs", "__pycache__"}
 
 #: folder -> what of fairseq and fairseq_sg its files may import
@@ -31,6 +31,7 @@ LAYERS = {
     ),
     "models": (
         "fairseq",
+        "fairseq_sg.plugin",
         "fairseq_sg.ops",
         "fairseq_sg.modules",
         "fairseq_sg.models",
@@ -55,7 +56,7 @@ def project_files() -> Iterator[Path]:
                     and (not path.name.startswith(".") or path.name in (".ci", ".github"))
                 ):
                     yield from walk(path)
-            elif path.suffix not in (".png", ".pyc"):
+            elif path.suffix not in (".png", ".pyc") and path.name != ".git":  # a file in a worktree of git
                 yield path
 
     return walk(REPOSITORY)
@@ -150,6 +151,12 @@ def test_checkpoints_are_loaded_as_plain_data():
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "torch.serialization.load"):
                 safe = [k for k in node.keywords if k.arg == "weights_only" and ast.unparse(k.value) == "True"]
                 assert safe, f"{path.relative_to(REPOSITORY)}:{node.lineno}: torch.load without weights_only=True"
+
+
+def test_the_documents_agree_on_where_the_cases_of_an_attention_go():
+    for name in ("CONTRIBUTING.md", "docs/extending.md"):
+        text = (REPOSITORY / name).read_text(encoding="utf-8")
+        assert "tests/modules/attention_kinds/" in text and "`CASES`" not in text, name
 
 
 @pytest.mark.parametrize("name", ["CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"])

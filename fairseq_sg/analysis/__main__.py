@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis import accuracy, attention_maps, experts, gates, norms, plots, symbols, values
 from fairseq_sg.analysis.checkpoint import load
 from fairseq_sg.analysis.options import Command, Parser, finish, overrides

@@ -17,9 +17,10 @@ from fairseq.dataclass.utils import overwrite_args_by_name
 from omegaconf.errors import ValidationError
 from torch import Tensor, nn
 
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
-from fairseq_sg.compat import option_names
+from fairseq_sg.checkpoints import option_names, read
 from fairseq_sg.criterions.cross_entropy_orthogonality import best as best_symbol
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.segment_memory import Remembering
@@ -76,7 +77,7 @@ class Loaded:
         if isinstance(dataset, Text):
             segment = self.task.cfg.tokens_per_sample
             rows = max(1, min(size, len(dataset) // segment))
-            dataset = dataset.streams(rows, rows, segment, whole=True)
+            dataset = dataset.streams(rows, rows, segment, all_tokens=True)
             # Complete batches: each row of the next one continues the same row of this one.
             batches = dataset.batches()[: None if limit is None else max(1, limit // rows)]
         else:
@@ -127,6 +128,7 @@ def load(
         raise UsageError(
             f"there is no folder {user_dir}: give the folder of your own mechanisms with --user-dir"
         ) from None
+    read(checkpoint)
     state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint)
     if state.get("cfg") is None:
         raise UsageError(f"the checkpoint {checkpoint} has no configuration: it is not from fairseq 0.12")

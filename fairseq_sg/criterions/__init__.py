@@ -1,3 +1,3 @@
-"""fairseq criteria; importing this package registers them."""
+"""fairseq criteria; importing this package registers everything (``plugin``)."""
 
-from fairseq_sg.criterions import classification, cross_entropy_orthogonality  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401

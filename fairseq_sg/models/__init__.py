@@ -1,3 +1,3 @@
-"""fairseq models; importing this package registers them."""
+"""fairseq models; importing this package registers everything (``plugin``)."""
 
-from fairseq_sg.models import sg_encoder, sg_lstm, sg_transformer, sg_transformer_lm  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401

@@ -1,3 +1,1 @@
-"""fairseq optimizers; importing this package registers them."""
-
-from fairseq_sg.optim import torch_adam  # noqa: F401
+"""fairseq optimizers, registered by ``plugin``."""

@@ -1,9 +1,9 @@
 """``--optimizer torch_adam``: torch's own fused AdamW behind fairseq's interface.
 
-fairseq's ``adam`` updates one parameter after the other, a dozen kernels each: for a small model on a GPU that is a
-large part of a step. The update is that of Algorithm 1 of Kingma & Ba 2015, with decoupled weight decay (0 by default:
-Adam). fairseq has the form of the end of their section 2, which scales ε by √(1 − β₂ᵗ); the two differ where gradients
-are as small as ε.
+fairseq's ``adam`` updates one parameter after the other, with a dozen kernels each. For a small model on a GPU that is
+a large part of a step. The update is Algorithm 1 of Kingma & Ba 2015, with decoupled weight decay (0 by default: Adam).
+fairseq has the form at the end of their section 2, which scales ε by √(1 − β₂ᵗ). The two differ where gradients are as
+small as ε.
 """
 
 import ast
@@ -17,7 +17,7 @@ from omegaconf import II
 
 from fairseq_sg.errors import UsageError
 
-#: β₁ and β₂ where they are not given.
+#: The defaults of β₁ and β₂.
 BETAS = (0.9, 0.999)
 
 
@@ -46,7 +46,7 @@ class TorchAdamConfig(FairseqDataclass):
 def betas(cfg) -> tuple[float, float]:
     """β₁ and β₂ of a configuration. Raises UsageError for text that is no pair, and for options that contradict."""
     named = cfg.adam_beta1, cfg.adam_beta2
-    given = getattr(cfg, "adam_betas", None)  # checkpoints made before have none
+    given = getattr(cfg, "adam_betas", None)  # older checkpoints have none
     if given is None:
         return named
     try:
@@ -65,8 +65,13 @@ class TorchAdam(FairseqOptimizer):
 
     @staticmethod
     def check_options(cfg) -> None:
-        """Raises UsageError for options that make no sense, before data are loaded."""
-        betas(cfg)
+        """Raises UsageError for options that contradict each other, before data are loaded; ``cfg`` is the whole."""
+        betas(cfg.optimizer)
+        if cfg.common.memory_efficient_fp16 or cfg.common.memory_efficient_bf16:
+            raise UsageError(
+                "torch_adam keeps its means in the precision of the parameters: with --memory-efficient-fp16 or "
+                "--memory-efficient-bf16 choose --optimizer adam"
+            )
 
     def __init__(self, cfg: TorchAdamConfig, params):
         super().__init__(cfg)
@@ -84,11 +89,8 @@ class TorchAdam(FairseqOptimizer):
 
     @property
     def supports_memory_efficient_fp16(self) -> bool:
-        # fairseq would end with the optimizer's name alone.
-        raise UsageError(
-            "torch_adam keeps its means in the precision of the parameters: with --memory-efficient-fp16 or "
-            "--memory-efficient-bf16 choose --optimizer adam"
-        )
+        """Adam's means would have the precision of the parameters."""
+        return False
 
     @property
     def supports_flat_params(self) -> bool:

@@ -1,3 +1,3 @@
-"""fairseq tasks; importing this package registers them."""
+"""fairseq tasks; importing this package registers everything (``plugin``)."""
 
-from fairseq_sg.tasks import sg_classification, sg_language_modeling, sg_translation  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401

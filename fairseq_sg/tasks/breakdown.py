@@ -24,10 +24,10 @@ COUNT, EXACT = "n_of_", "exact_of_"
 
 
 class Breakdown:
-    """What is logged of the folders ``data`` (as fairseq takes them: one, or several with colons between).
+    """The accuracies that are logged for the folders ``data`` (as in fairseq: one, or several with colons between).
 
-    ``reports`` maps what is logged to the numbers of the types that it is the accuracy of. It is the same on every
-    worker, whatever examples that worker has, because fairseq adds up workers' logs entry by entry.
+    ``reports`` maps the name of each accuracy to the numbers of its types. It is the same on every worker, because
+    fairseq adds up workers' logs entry by entry.
 
     Raises UsageError for an unknown choice, a ``dataset.json`` that cannot be read, and types that do not match their
     subset.
@@ -51,9 +51,7 @@ class Breakdown:
             self.reports.update({kind: [i] for kind, i in number.items()})
 
     def types_of(self, subset: str, size: int, epoch: int = 1) -> Tensor | None:
-        """The number of the type of every example, int64 ``(size,)``; None for a subset without, or if nothing is
-        logged.
-        """
+        """The number of the type of every example, int64 ``(size,)``; None without types, or if nothing is logged."""
         if not self.reports:
             return None
         path = os.path.join(self.folders[(epoch - 1) % len(self.folders)], "raw", f"{subset}.type")
@@ -69,9 +67,7 @@ class Breakdown:
         return torch.tensor([number[kind] for kind in kinds])
 
     def logs(self, types: Tensor, exact: Tensor) -> dict[str, Tensor]:
-        """Counts for the criterion's logs: ``types`` int64 ``(B,)`` and ``exact`` bool ``(B,)``, one entry a
-        sentence.
-        """
+        """Counts for the criterion's logs; ``types`` int64 ``(B,)`` and ``exact`` bool ``(B,)``, by sentence."""
         logs = {}
         for name, kinds in self.reports.items():
             member = torch.isin(types, torch.tensor(kinds, device=types.device))
@@ -80,9 +76,9 @@ class Breakdown:
 
 
 def sums_of_logs(logging_outputs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Each number of the logs of workers and batches, summed up; what is no number is left out.
+    """The sum of each number in the logs of workers and batches; other entries are dropped.
 
-    Tensors of a device come to the host all at once: one by one, the host would wait for a GPU as many times.
+    All tensors of a device come to the host in one transfer: each transfer makes the host wait for a GPU.
     """
     sums: dict[str, float] = defaultdict(float)
     tensors: dict[torch.device, list[tuple[str, Tensor]]] = defaultdict(list)
@@ -92,14 +88,14 @@ def sums_of_logs(logging_outputs: Sequence[dict[str, Any]]) -> dict[str, float]:
                 tensors[value.device].append((key, value.detach().reshape(()).double()))
             elif isinstance(value, numbers.Real):
                 sums[key] += float(value)
-    for of_device in tensors.values():
-        for (key, _), value in zip(of_device, torch.stack([value for _, value in of_device]).tolist(), strict=True):
+    for entries in tensors.values():
+        for (key, _), value in zip(entries, torch.stack([value for _, value in entries]).tolist(), strict=True):
             sums[key] += value
     return sums
 
 
 def log_breakdown(sums: dict[str, float]) -> None:
-    """Logs ``accuracy_NAME``, in %, of what was counted; for the criterion's ``reduce_metrics``."""
+    """Logs ``accuracy_NAME`` in % from the counts of ``Breakdown.logs``; for the criterion's ``reduce_metrics``."""
     for key, count in sorted(sums.items()):
         if key.startswith(COUNT) and count:
             name = key[len(COUNT) :]

@@ -1,8 +1,8 @@
-"""What all tasks of this plugin share.
+"""The base of all tasks of this plugin.
 
 A checkpoint records the data it was trained on (``task_state["trained_on"]``): the folder, the request that it was
 prepared by, and a hash of each dictionary's words in their order. An embedding is a row number: with another order of
-words a model runs without an error and its numbers mean nothing, so another dictionary is refused.
+words, a model runs without an error and its outputs mean nothing. So another dictionary is refused.
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
+from fairseq_sg.checkpoints import load_weights
+from fairseq_sg.compat import wrap
 from fairseq_sg.errors import UsageError
 from fairseq_sg.host_memory import keep_for_training
 from fairseq_sg.modules.feedforward.workers import left_out_of_sums
 from fairseq_sg.registry import emitted_losses
+from fairseq_sg.resuming import early_stopping
 from fairseq_sg.tasks.breakdown import read_manifest
 
 logger = logging.getLogger(__name__)
-#: Metrics of which the largest value is the best, and the smallest; by how their names begin.
+#: Metrics whose largest, and whose smallest, value is the best, by how their names begin.
 LARGEST, SMALLEST = ("accuracy", "token_accuracy", "bleu"), ("loss", "nll_loss", "ppl", "word_ppl", "bpc", "bpb")
-#: What every validation measures.
+#: The metrics of every validation.
 MEASURED = ("loss", "nll_loss", "accuracy")
 #: The first ``format`` of ``dataset.json`` whose dictionaries have the canonical order of their family of data.
 CANONICAL_ORDER = 2
 
 
 class SGTask:
-    """A base for tasks, before fairseq's own class; ``cfg.data`` is one folder of ``data_prep``, or several with colons
-    between, which fairseq goes through epoch by epoch."""
+    """A mixin, to be named before a task class of fairseq.
+
+    ``cfg.data`` is one folder of ``data_prep``, or several with colons between, one for each epoch in turn.
+    """
 
     #: Whether an input has at least one word; a language model may be asked to begin a text.
     takes_words = True
@@ -62,7 +67,7 @@ class SGTask:
 
     @cached_property
     def trained_on(self) -> dict[str, Any]:
-        """What a checkpoint says of its data; plain values."""
+        """The record of the data that a checkpoint keeps; plain values."""
         return {
             "data": self.cfg.data,
             "requests": [manifest.get("request") for manifest in self.manifests],
@@ -73,8 +78,13 @@ class SGTask:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What fairseq writes into a checkpoint as ``task_state``."""
+        """The ``task_state`` that fairseq writes into a checkpoint."""
         return {**super().state_dict(), "trained_on": self.trained_on}
+
+    def get_checkpoint_dict(self) -> dict[str, Any]:
+        """Entries that fairseq adds to a checkpoint's ``extra_state``: the counts of ``--patience`` (``resuming``)."""
+        patience = dict(vars(early_stopping()))
+        return {"patience": patience} if patience else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Called with a checkpoint's ``task_state`` before its model is built for an evaluation.
@@ -85,15 +95,15 @@ class SGTask:
         self.check_dictionaries(state.get("trained_on"))
 
     def check_dictionaries(self, trained_on: dict[str, Any] | None) -> None:
-        """Raises UsageError where the dictionaries of a checkpoint's record are not the folder's; warns of no
-        record.
+        """Raises UsageError where the dictionaries of a checkpoint's record are not the folder's.
+
+        Warns of a checkpoint without a record.
         """
         here = self.trained_on
         if trained_on is None:
             logger.warning(
                 "the checkpoint does not record its dictionaries (it was made before version 0.2). Check that %s is "
-                "the "
-                "very folder it was trained on: with another order of words, its outputs mean nothing",
+                "the very folder it was trained on: with another order of words, its outputs mean nothing",
                 here["data"],
             )
             return
@@ -104,14 +114,13 @@ class SGTask:
             if there == here["data"]:
                 raise UsageError(
                     f"the model was trained on {there} before that folder was prepared again: its {side} dictionary "
-                    f"had "
-                    "other words then, or another order of words. Train again, or restore the folder of then"
+                    "had other words then, or another order of words. Train again, or restore the folder of then"
                 )
             raise UsageError(
                 f"the model was trained on {there}, and the {side} dictionary of {here['data']} has other words, or "
                 "another order of words. Evaluate on a folder with the dictionaries of training: "
                 f"`python -m data_prep reorder {here['data']} --like {there} --out NEW` makes one where the words are "
-                f"the same"
+                "the same"
             )
 
     def check_resumed(self, trained_on: dict[str, Any] | None, new_data: bool) -> None:
@@ -128,9 +137,8 @@ class SGTask:
         if different:
             raise UsageError(
                 f"the checkpoint was trained on {trained_on['data']}, and {self.cfg.data} has other data "
-                f"({different}). "
-                "Resume with the folder of training, choose another --save-dir, or say --finetune-from-model to begin "
-                "a new training from its weights"
+                f"({different}). Resume with the folder of training, choose another --save-dir, or say "
+                "--finetune-from-model to begin a new training from its weights"
             )
 
     # Data.
@@ -141,25 +149,23 @@ class SGTask:
         if older and split == "train" and epoch == 1:
             logger.warning(
                 "%s was prepared before version 0.2, with its words in order of their frequency: a model that is "
-                "trained "
-                "on it can be evaluated on this folder alone. `python -m data_prep reorder %s --out NEW` makes a "
-                "folder "
-                "in the order that all splits share",
+                "trained on it can be evaluated on this folder alone. `python -m data_prep reorder %s --out NEW` makes "
+                "a folder in the order that all splits share",
                 self.cfg.data, self.cfg.data,
             )  # fmt: skip
 
     def get_batch_iterator(self, dataset, *args, **kwargs):
         """fairseq's, without the thread that reads batches ahead.
 
-        Python ends such a daemon wherever it is, within torch's C++ code too, which aborts the process after its work
-        is done. ``--num-workers`` reads ahead as well.
+        At exit, Python ends such a daemon thread anywhere, also within torch's C++ code, which aborts the process.
+        ``--num-workers`` reads ahead as well.
         """
         return super().get_batch_iterator(dataset, *args, **kwargs | {"data_buffer_size": 0})
 
     def filter_indices_by_size(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
-        """``indices`` without those of samples that are too long.
+        """``indices`` without samples that are too long.
 
-        Raises UsageError for such a sample unless ``ignore_invalid_inputs``, and where there are no others.
+        Raises UsageError for such a sample unless ``ignore_invalid_inputs``, and where all samples are too long.
         """
         kept, left_out = dataset.filter_indices_by_size(indices, max_positions)
         if len(left_out) == 0:
@@ -188,8 +194,7 @@ class SGTask:
         if split in there:
             return UsageError(
                 f"the data folder {self.cfg.data} lacks files of its subset {split!r}: `python -m data_prep verify` "
-                f"names them; "
-                "prepare the folder again"
+                "names them; prepare the folder again"
             )
         return UsageError(
             f"the data folder {self.cfg.data} has no subset {split!r}: it has {', '.join(there) or 'none'}"
@@ -211,13 +216,24 @@ class SGTask:
                 )
         return super().get_interactive_tokens_and_lengths(lines, encode_fn)
 
-    # Training.
+    # Models and training.
+
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        """fairseq's; the model names weights that do not fit it (``load_weights``)."""
+        model = super().build_model(cfg, from_checkpoint)
+        wrap(model, "load_state_dict", load_weights)
+        return model
 
     def check_training(self, trainer) -> None:
-        """Called before a checkpoint is looked for and before the first update.
+        """Called before a checkpoint is looked for and before the first update (``resuming``).
 
-        Raises UsageError for options that would end the training at its first validation, or keep the worst checkpoint.
+        Raises UsageError for options that would end the training at its start or at its first validation, or keep the
+        worst checkpoint.
         """
+        if trainer.cfg.common.fp16 and not trainer.cuda:
+            raise UsageError(
+                "fairseq trains with --fp16 on a GPU alone: leave it out, or choose --bf16, which is slow on a CPU"
+            )
         cfg = trainer.cfg.checkpoint
         metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric
         if trainer.cfg.dataset.disable_validation or cfg.no_save:
@@ -255,8 +271,13 @@ def without_removed(group: str, cfg):
     return cfg if declared is None else drop_removed(cfg, declared)
 
 
+def asks_for_training(arguments: dict[str, Any]) -> bool:
+    """Whether ``get_batch_iterator`` is called for training: only fairseq's trainer then names this argument."""
+    return "grouped_shuffling" in arguments
+
+
 def measured(trainer, subset: str) -> list[str]:
-    """The metrics that a validation logs, by way of its first batch."""
+    """The metrics that a validation logs, found with its first batch."""
     batch = next(trainer.get_valid_iterator(subset).next_epoch_itr(shuffle=False))
     with metrics.aggregate(new_root=True) as logged:
         trainer.valid_step(batch)
@@ -277,7 +298,7 @@ def numbers(sizes) -> str:
 
 
 def different_requests(there: list, here: list) -> str:
-    """How the requests that two lists of folders were prepared by differ, in words; "" where they do not."""
+    """The first difference between the requests of two lists of folders, in words; "" where there is none."""
     if len(there) != len(here):
         return f"{len(there)} folders then, {len(here)} here"
     for one, two in zip(there, here, strict=True):

@@ -1,4 +1,4 @@
-"""What a language model remembers of each group of streams, kept by the task from one segment to the next."""
+"""The memory of a language model for each group of streams, kept by the task from one segment to the next."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from fairseq_sg.models.decoder import Memory
 class SegmentMemories:
     """The memories of groups of streams (``streams``), by the number of the group.
 
-    Of each group there are two: the one that the last segment was computed with, and the one it left. fairseq computes
-    a batch again where a step has failed (``--amp``, or memory that has run out), and that must start from the same
-    memory.
+    Each group has two: the memory before the last segment, and the memory after it. fairseq computes a batch again
+    after a failed step (``--amp``, or out of memory), and the second attempt must start from the same memory.
     """
 
     def __init__(self):
-        self._of: dict[int, tuple[Memory | None, Memory | None]] = {}
+        self._by_group: dict[int, tuple[Memory | None, Memory | None]] = {}
 
     def before(self, group: int, start: int, rows: int) -> Memory | None:
         """The memory for the segment that begins at ``start``; None at the start of the streams.
@@ -30,27 +29,27 @@ class SegmentMemories:
         """
         if start == 0:
             return None
-        for memory in self._of.get(group, ()):
+        for memory in self._by_group.get(group, ()):
             if memory is not None and memory["position"] == start and memory["hidden"][0].size(1) == rows:
                 return memory
         raise UsageError(
             f"there is no memory for position {start} of the streams: resume with the --memory-length, --batch-size, "
             "--update-freq, --tokens-per-sample and number of workers that the checkpoint was made with, or begin "
-            "the epoch anew with --reset-dataloader"
+            "the epoch again with --reset-dataloader"
         )
 
     def after(self, group: int, used: Memory | None, left: Memory | None) -> None:
-        """Keeps what a segment was computed with and what it left, None after the last segment."""
-        self._of[group] = used, left
+        """Keeps the memory before a segment and the memory after it, None after the last segment."""
+        self._by_group[group] = used, left
 
     def forget(self) -> None:
-        """Lets go of all memories; the next streams begin."""
-        self._of.clear()
+        """Drops all memories: the next streams begin."""
+        self._by_group.clear()
 
     def state(self) -> dict[int, Memory]:
-        """What the next segments need, on the CPU; plain data."""
-        left = {group: memory for group, (_, memory) in self._of.items() if memory is not None}
-        # Contiguous: fairseq hands a checkpoint to other workers number by number, whatever the strides.
+        """The memories that the next segments need, on the CPU; plain data."""
+        left = {group: memory for group, (_, memory) in self._by_group.items() if memory is not None}
+        # Contiguous: fairseq sends the numbers of a checkpoint to other workers without their strides.
         return {
             group: {
                 "hidden": [h.cpu().clone(memory_format=torch.contiguous_format) for h in memory["hidden"]],
@@ -60,15 +59,14 @@ class SegmentMemories:
         }
 
     def load(self, state: dict[int, Memory]) -> None:
-        self._of = {group: (None, memory) for group, memory in state.items()}
+        self._by_group = {group: (None, memory) for group, memory in state.items()}
 
 
 class Remembering:
-    """A model on one group's segment: called with a batch's inputs, it adds the memory and keeps the one that is
-    returned.
+    """A model on one group's segment: it adds the memory to a batch's inputs, and keeps the memory that is returned.
 
-    To the criterion it is the model. The memory is no attribute of the model's, so copies of it, and wrappers for
-    several workers, know nothing of it.
+    The criterion takes it for the model. The memory is no attribute of the model: copies of the model, and wrappers for
+    several workers, do not have it.
     """
 
     def __init__(self, model: nn.Module, memories: SegmentMemories, segment: dict[str, Any], length: int):
@@ -87,5 +85,5 @@ class Remembering:
 
 
 def on_device(memory: Memory | None, device: torch.device) -> Memory | None:
-    """A memory of a checkpoint is on the CPU."""
+    """A memory on a device; that of a checkpoint is on the CPU."""
     return None if memory is None else {**memory, "hidden": [h.to(device) for h in memory["hidden"]]}

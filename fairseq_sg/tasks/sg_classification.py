@@ -1,5 +1,4 @@
-"""``sg_classification``: one class for each sentence, on folders of ``python -m data_prep`` whose every target is one
-word.
+"""``sg_classification``: one class for each sentence, on folders of ``python -m data_prep`` with one-word targets.
 
 The same folders, batches and options as ``sg_translation``, which trains an encoder–decoder on them. The words of the
 target's dictionary are the classes; the source has its begin and its end symbol, as the reference implementation of
@@ -41,8 +40,8 @@ class SGClassificationTask(SGTranslationTask):
             if "labels" not in read_manifest(folder):
                 raise UsageError(
                     f"the targets of {folder} are no classes (its dataset.json has no labels): choose --task "
-                    f"sg_translation, or data "
-                    "with classes (for instance: python -m data_prep ctl --order forward --out data-bin/ctl_forward)"
+                    "sg_translation, or data with classes (for instance: python -m data_prep ctl --order forward --out "
+                    "data-bin/ctl_forward)"
                 )
         return task
 
@@ -65,8 +64,7 @@ class SGClassificationTask(SGTranslationTask):
         if isinstance(model, FairseqEncoderDecoderModel):
             raise UsageError(
                 "this --arch has a decoder, and --task sg_classification needs none: choose a classifier, such as "
-                "sg_encoder or sg_lstm, "
-                "or --task sg_translation, which writes the class as a word"
+                "sg_encoder or sg_lstm, or --task sg_translation, which writes the class as a word"
             )
         return model
 

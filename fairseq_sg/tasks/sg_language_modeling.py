@@ -1,11 +1,11 @@
 """``sg_language_modeling``: language models on the folders of ``python -m data_prep text``, in streams with a memory.
 
-It differs from fairseq's ``language_modeling`` in these points, all of which change a number:
+It differs from fairseq's ``language_modeling`` in these points, and each of them changes a number:
 
 - the text is read as ``--batch-size`` streams side by side (``streams``), and the model has a memory of the segments
   before (``--memory-length``), instead of independent blocks in random order;
-- evaluation scores every token once, also the last ones, with a memory of its own length (``--eval-memory-length``);
-- beside ``ppl``, per token, it logs bits per character and per byte and the perplexity per word, by the counts in
+- evaluation scores every token once, also the last ones, with its own length of memory (``--eval-memory-length``);
+- beside ``ppl``, per token, it logs bits per character and per byte and the perplexity per word, from the counts in
   ``dataset.json``.
 
 The memory of the training streams is saved with the checkpoint, so that a resumed run is bit-equal to an uninterrupted
@@ -35,7 +35,7 @@ from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.breakdown import read_manifest, sums_of_logs
-from fairseq_sg.tasks.mixin import SGTask
+from fairseq_sg.tasks.mixin import SGTask, asks_for_training
 from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
 from fairseq_sg.tasks.streams import Text
 
@@ -146,8 +146,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
                 "streams have as many rows as --batch-size says: give it, and leave --max-tokens out (to continue "
                 "prompts, use fairseq-interactive)"
             )
-        # fairseq's trainer names this argument when it asks for batches to train on, and nobody else does.
-        training = "grouped_shuffling" in others
+        training = asks_for_training(others)
         if training:
             self._shard = shard_id, num_shards
         updates = self._update_freq(epoch) if training else 1
@@ -157,7 +156,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
                 f"{dataset.name} has {len(dataset)} tokens, fewer than the {count} streams of --batch-size "
                 f"{max_sentences}, --update-freq {updates} and {num_shards} workers: choose smaller ones"
             )
-        streams = dataset.streams(count, max_sentences, self.cfg.tokens_per_sample, whole=not training)
+        streams = dataset.streams(count, max_sentences, self.cfg.tokens_per_sample, all_tokens=not training)
         return iterators.EpochBatchIterator(
             dataset=streams,
             collate_fn=streams.collater,
@@ -189,8 +188,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         return model
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
-        # A batch whose gradient is ignored is a copy that fills a gap at the end of an epoch, and no part of the
-        # streams.
+        # A batch whose gradient is ignored fills a gap at the end of an epoch, and is no part of the streams.
         if self.memory_length and not ignore_grad:
             model = Remembering(model, self.trained, sample["segment"], self.memory_length)
         self.evaluated.forget()
@@ -223,23 +221,23 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
     # Checkpoints.
 
     def gather_state(self) -> None:
-        """Called on every worker before a checkpoint is saved (``compat``): the first one saves what all remember."""
+        """Called on every worker before a checkpoint is saved (``compat``): the first one saves the memories of all."""
         workers = distributed_utils.get_data_parallel_world_size() if torch.distributed.is_initialized() else 1
         if workers == 1 or not self.memory_length:
             return
         first = distributed_utils.get_data_parallel_rank() == 0
-        parts: list[Any] | None = [None] * workers if first else None
-        torch.distributed.gather_object(self.trained.state(), parts, group=distributed_utils.get_data_parallel_group())
-        self._gathered = {group: memory for part in parts or () for group, memory in part.items()}
+        states: list[Any] | None = [None] * workers if first else None
+        torch.distributed.gather_object(self.trained.state(), states, group=distributed_utils.get_data_parallel_group())
+        self._gathered = {group: memory for state in states or () for group, memory in state.items()}
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """What fairseq saves with a checkpoint: the memories of the training streams, none at the end of an epoch."""
+        """Also has the memories of the training streams; there are none at the end of an epoch."""
         state = self.trained.state() if self._gathered is None else self._gathered
         self._gathered = None
-        return {type(self).__name__: {"trained": state}} if state else {}
+        return super().get_checkpoint_dict() | ({type(self).__name__: {"trained": state}} if state else {})
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
-        """Called with what ``get_checkpoint_dict`` returned, once the streams are where the checkpoint was saved."""
+        """Restores the memories of ``get_checkpoint_dict``, once the streams are where the checkpoint was saved."""
         shard, shards = self._shard
         self.trained.load({group: memory for group, memory in state["trained"].items() if group % shards == shard})
 
@@ -267,9 +265,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
 
 
 class Prompts(FairseqDataset):
-    """Beginnings of texts, without end symbols; int64 (N,) each. Batches have an end symbol before them, as texts
-    have.
-    """
+    """Beginnings of texts, without end symbols; int64 (N,) each. Batches put an end symbol before them."""
 
     def __init__(self, prompts: list[Tensor], dictionary: Dictionary):
         self.prompts, self.dictionary = prompts, dictionary
@@ -294,7 +290,7 @@ class Prompts(FairseqDataset):
 
 
 def counted(logs: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
-    """Logs with how many characters, bytes and words a batch's tokens are, on the average of its subset."""
+    """Logs with the characters, bytes and words of a batch's tokens, on the average of its subset."""
     return {**logs, **{COUNT + unit: count for unit, count in sample["units"].items()}}
 
 

@@ -2,11 +2,11 @@
 
 It differs from ``translation`` in these points, the first five of which change a published number:
 
-- evaluation drops no sample: fairseq 0.12 leaves out a last batch that is not a multiple of 8;
-- the source starts with a begin symbol, as in the reference implementations of the thesis (``--no-source-bos`` leaves
-it out);
-- batches are drawn anew each epoch, so that a resumed run is bit-equal to an uninterrupted one, and uniformly, as in
-  the references, unless ``--length-window`` asks for batches of like lengths;
+- evaluation drops no sample: fairseq 0.12 drops the rest of a last batch that is not a multiple of 8;
+- the source starts with a begin symbol, as in the reference implementations of the thesis. ``--no-source-bos`` omits
+  it. A checkpoint's model gets sources in the form that it was trained on;
+- batches are drawn again each epoch, so that a resumed run is bit-equal to an uninterrupted one. They are drawn
+  uniformly, as in the references, unless ``--length-window`` asks for batches of like lengths;
 - sources are padded on the right unless asked otherwise;
 - the folder must have been made by ``data_prep``, whose dictionaries cover all subsets: no ``<unk>`` in a test;
 - where examples have types, accuracy is also logged by type (``breakdown``).
@@ -24,12 +24,13 @@ from fairseq import utils
 from fairseq.data import LanguagePairDataset, PrependTokenDataset
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.tasks.breakdown import Breakdown
-from fairseq_sg.tasks.mixin import SGTask
+from fairseq_sg.tasks.mixin import SGTask, asks_for_training
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +99,12 @@ class SGTranslationTask(SGTask, TranslationTask):
     """See the module's docstring; everything else is fairseq's ``translation``."""
 
     cfg: SGTranslationConfig
+    #: ``--no-source-bos`` of the training of the models that were loaded; None before.
+    no_bos_of_models: bool | None = None
 
     @classmethod
     def setup_task(cls, cfg: SGTranslationConfig, **kwargs) -> "SGTranslationTask":
-        """Raises UsageError when the data folder was not made by ``data_prep``, or for an inherited option that does
-        harm.
-        """
+        """Raises UsageError for a data folder that ``data_prep`` has not made, and for harmful inherited options."""
         for path in utils.split_paths(cfg.data or ""):
             if not os.path.isfile(os.path.join(path, "dataset.json")):
                 what = "has no dataset.json" if os.path.isdir(path) else "does not exist"
@@ -114,8 +115,7 @@ class SGTranslationTask(SGTask, TranslationTask):
             if not os.path.isfile(os.path.join(path, "dict.src.txt")):
                 raise UsageError(
                     f"the data folder {path} has no pairs of sentences in binary form: it is text for --task "
-                    f"sg_language_modeling, "
-                    "or was prepared with --raw-only"
+                    "sg_language_modeling, or was prepared with --raw-only"
                 )
         if cfg.length_window < 0:
             raise UsageError(
@@ -143,8 +143,29 @@ class SGTranslationTask(SGTask, TranslationTask):
         task.breakdown = Breakdown(cfg.data, cfg.accuracy_by)
         return task
 
-    #: Options of the task that say in what form a model gets its inputs; ``compat`` has models keep theirs.
-    of_inputs = ("no_source_bos",)
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        """fairseq's. A model of a checkpoint gets sources in the form that it was trained on.
+
+        Raises UsageError for models that were trained with and without ``--no-source-bos`` in one ensemble.
+        """
+        if from_checkpoint:
+            # fairseq hands over a node of the training's configuration, or a namespace with all options.
+            parent = cfg._get_parent() if OmegaConf.is_config(cfg) else None
+            trained = getattr(parent, "task", cfg)
+            self._keep_form_of_sources(bool(getattr(trained, "no_source_bos", self.cfg.no_source_bos)))
+        return super().build_model(cfg, from_checkpoint)
+
+    def _keep_form_of_sources(self, no_bos: bool) -> None:
+        if self.no_bos_of_models not in (None, no_bos):
+            raise UsageError(
+                "some of these models were trained with --no-source-bos and some without: evaluate them apart"
+            )
+        self.no_bos_of_models = no_bos
+        if self.cfg.no_source_bos != no_bos:
+            self.cfg.no_source_bos = no_bos
+            logger.info(
+                "the model was trained %s --no-source-bos, and so is used here", "with" if no_bos else "without"
+            )
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         try:
@@ -176,12 +197,11 @@ class SGTranslationTask(SGTask, TranslationTask):
                 if dictionary.unk() in data[index]:
                     raise UsageError(
                         f"sample {index} of subset {split!r} has an unknown word in its {side}: the dictionaries of "
-                        f"{self.cfg.data} do "
-                        "not belong to its data; prepare the folder again with `python -m data_prep`"
+                        f"{self.cfg.data} do not belong to its data; prepare it again with `python -m data_prep`"
                     )
 
     def build_dataset_for_inference(self, src_tokens, src_lengths, constraints=None) -> LanguagePairDataset:
-        """For ``fairseq-interactive``: sources in the form the model was trained on."""
+        """Sources for ``fairseq-interactive``, in the form that the model was trained on."""
         if not self.cfg.no_source_bos:
             bos = torch.tensor([self.source_dictionary.bos()])
             src_tokens = [torch.cat([bos, tokens.long()]) for tokens in src_tokens]
@@ -197,8 +217,11 @@ class SGTranslationTask(SGTask, TranslationTask):
         )
 
     def build_generator(self, models, args, *more, **kwargs):
-        """fairseq's generator. With ``--print-alignment`` this plugin's models return the attention weights that it
-        asks for, and the start symbol of sources, which is not printed with them, is not counted."""
+        """fairseq's generator.
+
+        With ``--print-alignment`` this plugin's models return their attention weights. The positions in the alignment
+        do not count the begin symbol of sources, which fairseq does not print.
+        """
         aligned = bool(getattr(args, "print_alignment", None))
         for model in models:
             if isinstance(model, SGTransformer):
@@ -209,9 +232,7 @@ class SGTranslationTask(SGTask, TranslationTask):
         return generator
 
     def check_training(self, trainer) -> None:
-        """See :meth:`SGTask.check_training`; also raises UsageError for validation batches without room for a
-        sample.
-        """
+        """See :meth:`SGTask.check_training`. Also raises UsageError for validation batches too small for a sample."""
         super().check_training(trainer)
         cfg = trainer.cfg
         most = cfg.dataset.max_tokens_valid
@@ -220,7 +241,7 @@ class SGTranslationTask(SGTask, TranslationTask):
             self._check_max_tokens(subset, dataset, most, option)
 
     def _check_max_tokens(self, subset: str, dataset: LanguagePairDataset, most: int | None, option: str) -> None:
-        """Raises UsageError for a sample that no batch has room for: fairseq would leave it out of training."""
+        """Raises UsageError for a sample that no batch has room for: fairseq would drop it from training."""
         if not most:
             return
         sizes = dataset.sizes if dataset.sizes.ndim == 2 else dataset.sizes[:, None]
@@ -230,8 +251,7 @@ class SGTranslationTask(SGTask, TranslationTask):
             sample = int(longest.argmax())
             raise UsageError(
                 f"{option} is {most}, and sample {sample} of {subset!r} has {longest[sample]} tokens: choose at least "
-                f"as many. "
-                "To leave long samples out, use --max-source-positions and --max-target-positions"
+                "as many. To leave long samples out, use --max-source-positions and --max-target-positions"
             )
 
     def get_batch_iterator(self, dataset, max_tokens=None, *args, **kwargs):
@@ -242,10 +262,9 @@ class SGTranslationTask(SGTask, TranslationTask):
         """
         for subset in (name for name, known in self.datasets.items() if known is dataset):
             self._check_max_tokens(subset, dataset, max_tokens, "--max-tokens")
-        # The argument tells: fairseq's trainer names it when it asks for batches to train on, and nobody else does.
-        if "grouped_shuffling" not in kwargs:
+        if not asks_for_training(kwargs):
             kwargs["required_batch_size_multiple"] = 1
-            # The iterator in the cache is the one that training is in the midst of.
+            # The iterator in the cache is the one of the training in progress.
             if dataset is self.datasets.get(self.cfg.train_subset):
                 kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
@@ -258,6 +277,6 @@ def _without(symbol: int, extract, weights: Tensor, source: Tensor, *args) -> li
 
 
 def _holds(data, symbol: int) -> bool:
-    """Whether a symbol may be in an indexed dataset: one comparison where the data are a block of the memory."""
+    """Whether a symbol may be in an indexed dataset; one comparison where the data are one block of memory."""
     block = getattr(data, "_bin_buffer_mmap", None)
     return block is None or bool((block.view(data._index.dtype) == symbol).any())

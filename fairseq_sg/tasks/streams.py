@@ -1,4 +1,4 @@
-"""A text as streams: cut into parts of equal length, which are read side by side, a segment of each at a time.
+"""A text as streams: parts of equal length that are read side by side, a segment of each at a time.
 
 S streams of a text of T tokens, N tokens a segment, B rows a batch:
 
@@ -8,12 +8,12 @@ S streams of a text of T tokens, N tokens a segment, B rows a batch:
     batches       segment 0 of rows 0 … B−1, of rows B … 2B−1, …, then segment 1 of the same rows, …
 
 A batch's rows are one *group* of streams, the same rows for every segment. With W workers that accumulate gradients
-over U batches there are S = B·W·U streams in training, and W·U groups: worker w gets the groups w, w + W, …, each
-update is one segment of all streams, and how S is divided into B, W and U changes nothing.
+over U batches, training has S = B·W·U streams and W·U groups. Worker w gets the groups w, w + W, …. Each update is one
+segment of all streams. The division of S into B, W and U changes nothing.
 
 A token is predicted from the one before it in the text, the first one from the end symbol. So every token is a target
-once. In training, streams have ⌊T/S⌋ tokens and the rest, fewer than S, is left out; in evaluation nothing is, and the
-lengths of streams differ by at most one, which padding makes up for.
+once. In training, streams have ⌊T/S⌋ tokens, and the rest, fewer than S, is dropped. In evaluation no token is dropped:
+the lengths of streams differ by at most one, and the shorter ones are padded.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Text(FairseqDataset):
     """The entries of an indexed dataset, one after the other, as one row of tokens.
 
     Args:
-        entries: an indexed dataset, of int tensors.
-        sizes: how many tokens each has.
+        entries: an indexed dataset of int tensors.
+        sizes: the number of tokens of each entry.
         dictionary: has the end symbol and the padding.
-        name: of the subset.
-        units: how many characters, bytes and so on a token is on the average.
+        name: the subset.
+        units: the mean number of characters, bytes and words per token.
     """
 
     def __init__(self, entries: Sequence[Tensor], sizes: np.ndarray, dictionary, name: str, units: dict[str, float]):
@@ -55,9 +55,9 @@ class Text(FairseqDataset):
         tokens = torch.cat([self.entries[int(entry)] for entry in range(first, last + 1)])
         return tokens[start - before : end - before].long()
 
-    def streams(self, count: int, rows: int, segment: int, whole: bool) -> Streams:
+    def streams(self, count: int, rows: int, segment: int, all_tokens: bool) -> Streams:
         """See :class:`Streams`."""
-        return Streams(self, count, rows, segment, whole)
+        return Streams(self, count, rows, segment, all_tokens)
 
 
 class Streams(FairseqDataset):
@@ -65,14 +65,13 @@ class Streams(FairseqDataset):
 
     Args:
         text: the text. count: S, a multiple of ``rows``. rows: B. segment: N.
-        whole: whether all tokens are in some stream, as in evaluation, or all streams are of one length, as in
-            training.
+        all_tokens: whether every token is in a stream, as in evaluation; in training all streams have one length.
     """
 
-    def __init__(self, text: Text, count: int, rows: int, segment: int, whole: bool):
+    def __init__(self, text: Text, count: int, rows: int, segment: int, all_tokens: bool):
         self.text, self.count, self.rows, self.segment = text, count, rows, segment
         length, rest = divmod(len(text), count)
-        longer = rest if whole else 0  # the first of them, so that only the last batches may be without a token
+        longer = rest if all_tokens else 0  # the first streams, so that only the last batches may be without a token
         self.bounds = np.array([length * stream + min(stream, longer) for stream in range(count + 1)], dtype=np.int64)
         self.segments = -(-(length + (longer > 0)) // segment)
 
@@ -94,17 +93,13 @@ class Streams(FairseqDataset):
         return {"id": index, "source": tokens[:-1], "target": tokens[1:]}
 
     def batches(self) -> list[list[int]]:
-        """The items of all batches, in order; a batch without a token, as the last ones of an evaluation may be, is
-        left out.
-        """
+        """The items of all batches, in order, without batches that have no token (the last ones in evaluation)."""
         starts = range(0, len(self), self.rows)
         batches = (list(range(start, start + self.rows)) for start in starts)
         return [batch for batch in batches if any(start < end for start, end in map(self.bounds_of, batch))]
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """The batch of a group: ``net_input`` and ``target`` (B, at most N), which part of the streams (``segment``),
-        and ``units``.
-        """
+        """The batch of a group: ``net_input`` and ``target`` (B, ≤ N), ``segment`` (its place), ``units``."""
         if not samples:
             return {}
         number, stream = divmod(samples[0]["id"], self.count)
@@ -125,7 +120,7 @@ class Streams(FairseqDataset):
                 "start": number * self.segment,
                 "last": number == self.segments - 1,
             },
-            "units": {unit: of_a_token * sum(lengths) for unit, of_a_token in self.text.units.items()},
+            "units": {unit: per_token * sum(lengths) for unit, per_token in self.text.units.items()},
         }
 
     def size(self, index: int) -> int:

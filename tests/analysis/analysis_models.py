@@ -11,7 +11,7 @@ from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main
 from data_prep.common import Pair
 from data_prep.corpus import Corpus

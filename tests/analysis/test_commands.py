@@ -533,7 +533,7 @@ def test_experts_of_a_language_model(limit, batches, analyse, saved, loaded):
     arrays, facts, _ = analyse("experts", saved("lm"), *options)
     assert facts["steps"] == {"decoder": 2}
     model = load(saved("lm"), language_models=True)
-    streams = model.subset("valid").streams(4, 4, 5, whole=True)
+    streams = model.subset("valid").streams(4, 4, 5, all_tokens=True)
     seen = []
     layer = model.model.decoder.stack.layers[1].update.ffn
     layer.register_forward_hook(lambda m, a, o: seen.append(m.activity(a[0])["experts"]), with_kwargs=False)

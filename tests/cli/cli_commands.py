@@ -36,7 +36,7 @@ SIZES = [
 
 
 class Result(NamedTuple):
-    """What a command returned and printed."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -104,7 +104,7 @@ def evaluation(data: Path, checkpoint: Path, *more: object) -> list[str]:
 
 
 def metrics(printed: str, subset: str) -> list[dict[str, float]]:
-    """What training or validation with ``--log-format json`` reported of a subset (``train`` too), a dict each time."""
+    """Reports on a subset (``train`` too) of training or validation with ``--log-format json``, a dict each time."""
     records = re.findall(rf"\| {subset} \| (\{{.*\}})$", printed, re.MULTILINE)
     return [{name.removeprefix(f"{subset}_"): float(value) for name, value in json.loads(r).items()} for r in records]
 

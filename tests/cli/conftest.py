@@ -31,7 +31,7 @@ def common_folder(tmp_path_factory) -> Path:
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Calls ``make(folder)`` if nobody has; waits where another process is at it."""
+    """Calls ``make(folder)`` once; waits where another process does it."""
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = folder.with_suffix(".done")

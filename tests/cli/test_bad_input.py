@@ -1,4 +1,4 @@
-"""Wrong input: a command fails, its last line says what is wrong and how to mend it, and nothing is written."""
+"""Wrong input: a command fails, its last line says what is wrong and how to fix it, and nothing is written."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_a_checkpoint_that_was_cut_off(checkpoint, data, tmp_path):
     broken = tmp_path / "checkpoint_last.pt"
     broken.write_bytes(checkpoint.read_bytes()[:20_000])
     message = (
-        rf"the checkpoint {re.escape(str(broken))} is not a whole file of torch's \(.*\): .* name another one "
-        r"with --path .*"
+        rf"the checkpoint {re.escape(str(broken))} cannot be read: it was cut off, or is no checkpoint \(\w+: .*\)\. "
+        "Restore a copy of it, or name another checkpoint"
     )
     assert_refused(run("fairseq-validate", *evaluation(data, broken, "--batch-size", "64")), message)
 
@@ -103,7 +103,7 @@ def refused_training(arguments: list[str], folder: Path) -> str:
         (
             "--restore-file",
             ["--encoder-layers", "1"],
-            "it has encoder.stack.layers.1.self_attn.q_proj.weight, .* and 9 more besides",
+            "it also has encoder.stack.layers.1.self_attn.q_proj.weight, .* and 9 more",
         ),
         (
             "--finetune-from-model",
@@ -122,9 +122,7 @@ def test_a_checkpoint_of_another_model(file, options, differs, checkpoint, data,
     else:
         restored, chosen = checkpoint, [file, checkpoint]
     line = refused_training(training(data, tmp_path / "run", *options, *chosen), tmp_path)
-    message = (
-        f"error: the checkpoint {re.escape(str(restored))} is of another model: {differs}. Give the options that .*"
-    )
+    message = f"error: {re.escape(str(restored))}: the checkpoint is of another model: {differs}. Check the options .*"
     assert re.fullmatch(message, line), line
 
 
@@ -132,8 +130,8 @@ def test_a_checkpoint_of_another_optimizer(checkpoint, data, tmp_path):
     line = refused_training(
         training(data, tmp_path / "run", "--optimizer", "adam", "--restore-file", checkpoint), tmp_path
     )
-    what = "is of a training with another optimizer: TorchAdam, here FairseqAdam"
-    assert line.startswith(f"error: the checkpoint {checkpoint} {what}. Give the one that it was trained with, ")
+    reason = "Optimizer does not match; please reset the optimizer (--reset-optimizer). TorchAdam vs FairseqAdam"
+    assert line == f"error: {checkpoint}: {reason}"
 
 
 def test_a_checkpoint_of_another_mechanism_with_the_same_parameters(checkpoint, data, tmp_path):
@@ -150,8 +148,8 @@ def test_a_checkpoint_of_another_mechanism_with_the_same_parameters(checkpoint, 
 def test_a_checkpoint_that_does_not_fit_its_own_options(checkpoint, data):
     overrides = ["--model-overrides", "{'encoder_layers': 3}", "--batch-size", "64"]
     message = (
-        rf"the weights in {re.escape(str(checkpoint))} do not fit the model that its options and --model-overrides "
-        r"make: it lacks encoder\.stack\.layers\.2\..* and \d+ more\. Check --model-overrides, .*"
+        r"the checkpoint is of another model: it lacks encoder\.stack\.layers\.2\..* and \d+ more\. "
+        r"Check the options of the model \(--model-overrides in an evaluation\), .*"
     )
     assert_refused(run("fairseq-validate", *evaluation(data, checkpoint, *overrides)), message)
 

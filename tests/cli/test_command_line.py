@@ -108,7 +108,7 @@ def configured(*more: str):
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-    import fairseq_sg  # noqa: F401
+    import fairseq_sg.plugin  # noqa: F401
 
     parsed = options.parse_args_and_arch(options.get_training_parser(), words(*more))
     return convert_namespace_to_omegaconf(parsed)
@@ -187,7 +187,7 @@ def plugin_options() -> set[str]:
     from fairseq.registry import REGISTRIES
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
-    import fairseq_sg  # noqa: F401
+    import fairseq_sg.plugin  # noqa: F401
 
     registries = [MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY]
     registries += [registry["dataclass_registry"] for registry in REGISTRIES.values()]
@@ -223,7 +223,7 @@ def test_help_of_other_commands_and_architectures_is_fairseq_s():
 
 
 def listed(*arguments: str) -> tuple[int, set[str], str]:
-    """What ``python -m fairseq_sg.options`` returns, the options that it lists, and what it prints."""
+    """The exit code of ``python -m fairseq_sg.options``, the options that it lists, and its output."""
     result = run("fairseq_sg.options", *arguments)
     return result.code, set(re.findall(r"^  (--\S+)$", result.out, re.MULTILINE)), result.out + result.err
 

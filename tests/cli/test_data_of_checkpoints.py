@@ -74,7 +74,7 @@ def test_other_folders_with_the_same_dictionaries_are_evaluated(checkpoint, othe
 
 
 def resumed(checkpoint: Path, folder: Path, data: Path, *more: object) -> Result:
-    """What a training printed that found a checkpoint in its --save-dir; a refused one leaves it as it was."""
+    """The result of a training that found a checkpoint in its --save-dir; a refused one leaves it as it was."""
     folder.mkdir()
     last = folder / "checkpoint_last.pt"
     shutil.copyfile(checkpoint, last)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cli_commands import REPOSITORY, evaluation, metrics, run, succeed, translations
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.models.architectures import ARCHITECTURES
 
 TINY = ["common.cpu=true", "optimization.max_update=6", "dataset.batch_size=16", "dataset.batch_size_valid=64"]

@@ -12,7 +12,7 @@ from cli_commands import metrics, succeed
 from test_resume import assert_same_state, tensors
 from test_two_processes import in_two
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main as data_prep
 
 #: Tokens of a segment, and of what the text says twice.

@@ -9,7 +9,7 @@ import torch
 from cli_commands import KINDS, evaluation, metrics, run, succeed, training, translations
 from fairseq import checkpoint_utils
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 SIZES = {"valid": 101, "gen": 45}
@@ -17,7 +17,7 @@ SIZES = {"valid": 101, "gen": 45}
 
 @pytest.fixture(scope="module")
 def greedy(trained, data):
-    """What ``fairseq-generate --beam 1 --scoring exact_match`` prints on ``valid``."""
+    """The output of ``fairseq-generate --beam 1 --scoring exact_match`` on ``valid``."""
     printed = {}
 
     def generate(kind: str) -> str:

@@ -90,7 +90,7 @@ def test_a_full_disk(data, whole, tmp_path):
     assert {path.name for path in saved} == {f"checkpoint_{name}.pt" for name in ("1_2", "1_4", "best", "last")}
     size = (tmp_path / "checkpoint_last.pt").stat().st_size
     assert finish(forked_training.start(arguments(data, tmp_path, UPDATES), log, largest_file=size // 2)) == 1
-    message = f"error: there is no room for the checkpoint {tmp_path / 'checkpoint_1_6.pt'} (File too large). Those"
+    message = f"error: there is no room for the checkpoint {tmp_path / 'checkpoint_1_6.pt'} (File too large). Earlier"
     assert log.read_text().splitlines()[-1].startswith(message)
     assert {path: path.read_bytes() for path in tmp_path.glob("*.pt*")} == saved
     assert finish(forked_training.start(arguments(data, tmp_path, UPDATES), log)) == 0, log.read_text()[-3000:]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cli_commands import LINEAR, RELATIVE, REPOSITORY, metrics, succeed, training
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 
 #: case -> its arguments; each chooses the best checkpoint by another measure
 CASES = {

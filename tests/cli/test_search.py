@@ -8,7 +8,7 @@ from cli_commands import KINDS
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import GenerationConfig
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 
 
 def search(task, model, subset: str, with_states: bool) -> dict:

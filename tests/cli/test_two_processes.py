@@ -15,7 +15,7 @@ LAUNCHER = REPOSITORY / "scripts" / "workers.py"
 
 
 def in_two(*arguments: str) -> str:
-    """What the first of the two processes of a training printed; both must succeed."""
+    """The output of the first of the two processes of a training; both must succeed."""
     return succeed("python", LAUNCHER, 2, "fairseq-train", *(word for word in arguments if word != "--cpu"))
 
 

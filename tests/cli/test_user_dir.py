@@ -81,13 +81,13 @@ def test_attention_of_a_users_own_directory(data, tmp_path):
     code = re.search(r"```python\n(.*?)```", (REPOSITORY / "docs" / "extending.md").read_text(), re.DOTALL)[1]
     mine = tmp_path / "my_attentions"
     mine.mkdir()
-    (mine / "__init__.py").write_text(f"import fairseq_sg\n\n{code}")
+    (mine / "__init__.py").write_text(f"import fairseq_sg.plugin\n\n{code}")
     environment = {"PYTHONPATH": str(REPOSITORY)}
     options = ["--encoder-attention", "mean", "--mean-scale", "2", "--user-dir", mine]
     succeed("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options), **environment)
     checkpoint = tmp_path / "run" / "checkpoint_last.pt"
     program = (
-        "import fairseq_sg, my_attentions, sys\n"
+        "import fairseq_sg.plugin, my_attentions, sys\n"
         "from fairseq.checkpoint_utils import load_model_ensemble\n"
         "(model,), _ = load_model_ensemble([sys.argv[1]])\n"
         "attention = model.encoder.stack.layers[1].self_attn\n"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from fairseq.logging import metrics
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.criterions.classification import Classification, ClassificationConfig
 from fairseq_sg.errors import UsageError
 

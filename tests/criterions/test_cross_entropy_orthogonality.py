@@ -16,7 +16,7 @@ from fairseq.logging import metrics
 from fairseq.sequence_generator import SequenceGenerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.criterions import base
 from fairseq_sg.criterions.base import split
 from fairseq_sg.criterions.cross_entropy_orthogonality import (

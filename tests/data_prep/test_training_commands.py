@@ -11,7 +11,7 @@ import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from data_prep import listops_sample
 
 FORMS = {"next: ": "sg_translation", "or: ": "sg_classification"}

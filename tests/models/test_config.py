@@ -18,7 +18,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from torch import nn
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES, preset

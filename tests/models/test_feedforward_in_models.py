@@ -13,7 +13,7 @@ from fairseq import options as fairseq_options
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import Dictionary
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality, CrossEntropyOrthogonalityConfig
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_encoder import SGEncoder

@@ -11,7 +11,7 @@ pytest.importorskip("fairseq")
 import torch
 from fairseq.data import Dictionary
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.models import decoder, encoder
 from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.models.sg_transformer import SGTransformer

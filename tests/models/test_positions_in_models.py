@@ -16,7 +16,7 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.sequence_generator import SequenceGenerator
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.models.sg_transformer import SGTransformer, resolve
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY, positions_for

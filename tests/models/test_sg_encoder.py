@@ -11,7 +11,7 @@ pytest.importorskip("fairseq")
 import torch
 from fairseq.data import Dictionary
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, LSTM_ARCHITECTURES
 from fairseq_sg.models.encoder import SGTransformerEncoder

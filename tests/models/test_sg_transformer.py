@@ -12,7 +12,7 @@ pytest.importorskip("fairseq")
 import torch
 from fairseq.data import Dictionary
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.models.architectures import ARCHITECTURES
 from fairseq_sg.models.sg_transformer import Config, SGTransformer, resolve
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY

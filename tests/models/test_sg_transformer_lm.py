@@ -13,7 +13,7 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LM_ARCHITECTURES
 from fairseq_sg.models.sg_transformer_lm import SGTransformerLM

@@ -19,7 +19,7 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from numpy.random import RandomState
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from data_prep.scan_grammar import generate
 from fairseq_sg.models.checks import MECHANISMS
 

@@ -11,7 +11,7 @@ from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from omegaconf import OmegaConf
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 
 CONFIGS = {
     "adam": {

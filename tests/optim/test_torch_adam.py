@@ -20,7 +20,7 @@ from fairseq.optim.lr_scheduler.inverse_square_root_schedule import (
 )
 from omegaconf import OmegaConf
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.optim.torch_adam import TorchAdam, TorchAdamConfig
 
@@ -265,3 +265,15 @@ def test_fp16_training_equals_fairseq_s_adam(flat, monkeypatch):
     for a, b, start in zip(ours, theirs, parameters(dtype=torch.float16)):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-3)
         assert not torch.equal(a, start)
+
+
+def test_memory_efficient_half_precision_is_refused_when_it_is_chosen_and_not_when_it_is_asked_for():
+    config = OmegaConf.create({"optimizer": {"_name": "torch_adam", "adam_beta1": 0.9, "adam_beta2": 0.999}})
+    optimizer = TorchAdam(TorchAdamConfig(lr=[0.01]), parameters())
+    assert optimizer.supports_memory_efficient_fp16 is False
+    for option in ("memory_efficient_fp16", "memory_efficient_bf16"):
+        config.common = {"memory_efficient_fp16": False, "memory_efficient_bf16": False}
+        TorchAdam.check_options(config)
+        config.common[option] = True
+        with pytest.raises(UsageError, match="--memory-efficient-bf16 choose --optimizer adam"):
+            TorchAdam.check_options(config)

@@ -12,7 +12,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.scoring.exact_match import ExactMatchConfig, ExactMatchScorer
 
 

@@ -90,7 +90,7 @@ def test_every_recipe_is_a_model(dataset, model, monkeypatch):
     from fairseq.models import ARCH_MODEL_REGISTRY
     from omegaconf import OmegaConf
 
-    import fairseq_sg  # noqa: F401
+    import fairseq_sg.plugin  # noqa: F401
     from fairseq_sg.models import sg_encoder
 
     args = arguments(monkeypatch, dataset, "--models", model, "--device", "cpu")

@@ -243,7 +243,7 @@ def parsed(plans):
     """recipe -> row -> fairseq's reading of its training command."""
     from fairseq import options
 
-    import fairseq_sg  # noqa: F401
+    import fairseq_sg.plugin  # noqa: F401
 
     return {
         name: {

@@ -1,4 +1,4 @@
-"""What the tasks share: samples that are too long, batches without a thread that reads ahead."""
+"""The base of our tasks: samples that are too long, batches without a thread that reads ahead."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 from labelled_data import SUBSETS, WORDS, write_labelled
 from omegaconf import OmegaConf
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonalityConfig
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_transformer import Config

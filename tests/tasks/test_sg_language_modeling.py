@@ -19,7 +19,7 @@ from fairseq.logging import metrics
 from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from torch import nn
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main as data_prep
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.segment_memory import SegmentMemories
@@ -64,9 +64,9 @@ def test_reading_across_entries():
 
 @pytest.mark.parametrize("length", [1, 5, 6, 24, 25, 37, 48, 53])
 @pytest.mark.parametrize("count,rows", [(1, 1), (3, 3), (4, 2), (6, 2), (6, 1)])
-@pytest.mark.parametrize("whole", [True, False])
-def test_every_token_is_a_target_once_and_follows_its_predecessor(length, count, rows, whole):
-    streams = text_of(length).streams(count, rows, segment=4, whole=whole)
+@pytest.mark.parametrize("all_tokens", [True, False])
+def test_every_token_is_a_target_once_and_follows_its_predecessor(length, count, rows, all_tokens):
+    streams = text_of(length).streams(count, rows, segment=4, all_tokens=all_tokens)
     read = {stream: [] for stream in range(count)}
     inputs = {stream: [] for stream in range(count)}
     groups, ends = [], []
@@ -87,11 +87,11 @@ def test_every_token_is_a_target_once_and_follows_its_predecessor(length, count,
             inputs[stream] += sample["net_input"]["src_tokens"][row, :n].tolist()
     assert groups == sorted(groups) and ends == [start == groups[-1][0] for start, _ in groups]
     everything = [token for stream in range(count) for token in read[stream]]
-    kept = length if whole else length // count * count
+    kept = length if all_tokens else length // count * count
     assert everything == list(range(10, 10 + kept))
     assert [token for stream in range(count) for token in inputs[stream]] == [EOS, *range(10, 9 + kept)][:kept]
     lengths = [len(tokens) for tokens in read.values()]
-    assert max(lengths) - min(lengths) <= whole
+    assert max(lengths) - min(lengths) <= all_tokens
     # A group that runs out of batches is followed by none: each worker's batches stay its own.
     last = [group for start, group in groups if groups and start == groups[-1][0]]
     assert last == list(range(len(last)))

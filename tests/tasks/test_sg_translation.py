@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import numpy as np
 import pytest
 
@@ -11,12 +13,14 @@ import torch
 from fairseq import options, tasks
 from fairseq.data import data_utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from small_folders import SOURCE_WORDS, TARGET_WORDS, random_pairs, write_folder
 
-import fairseq_sg  # noqa: F401
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask, WindowedPairDataset
 
@@ -78,6 +82,32 @@ def test_padding(folder, left_pad_source, left_pad_target):
                 item = torch.cat([item[-1:], item[:-1]])
             padding = torch.full((len(row) - len(item),), PAD)
             assert torch.equal(row, torch.cat([padding, item] if left else [item, padding])), side
+
+
+def checkpoint_options(kind: str, **task_options):
+    """The options of a model as fairseq hands them over: a node of the configuration, or a namespace with all."""
+    if kind == "namespace":
+        return Namespace(**task_options)
+    return OmegaConf.create({"model": {"_name": "x"}, "task": {"_name": "translation", **task_options}}).model
+
+
+@pytest.mark.parametrize("kind", ["node", "namespace"])
+def test_a_checkpoint_decides_the_form_of_its_sources(kind, folder, monkeypatch):
+    """Also one of an older version, whose only record is the option of its training."""
+    monkeypatch.setattr(TranslationTask, "build_model", lambda *_: torch.nn.Linear(1, 1))
+    for trained in (False, True):
+        built = task(folder, no_source_bos=not trained)
+        built.build_model(checkpoint_options(kind), from_checkpoint=False)
+        assert built.cfg.no_source_bos != trained
+        for _ in range(2):
+            built.build_model(checkpoint_options(kind, no_source_bos=trained), from_checkpoint=True)
+            assert built.cfg.no_source_bos == trained
+        with pytest.raises(UsageError, match="some of these models were trained with --no-source-bos and some without"):
+            built.build_model(checkpoint_options(kind, no_source_bos=not trained), from_checkpoint=True)
+    for other in (checkpoint_options(kind), OmegaConf.create({"_name": "x"})):  # of another task; by itself
+        built = task(folder, no_source_bos=True)
+        built.build_model(other, from_checkpoint=True)
+        assert built.cfg.no_source_bos
 
 
 @pytest.mark.parametrize("no_source_bos", [False, True])

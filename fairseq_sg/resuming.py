@@ -1,0 +1,205 @@
+"""How a training begins from a checkpoint: checks before fairseq loads it, and early stopping that is continued.
+
+This holds for the tasks of this plugin. Other tasks keep fairseq's behaviour, except that they do not resume a
+checkpoint of ours.
+
+- A checkpoint that is cut off, of another model, task, criterion, optimizer, scheduler or data is refused in one line.
+- Changed options are named in a warning: weights that fit may still be of another mechanism.
+- ``--patience`` counts validations across interruptions (``extra_state["patience"]``).
+- A training that has made all its updates, or has run out of patience, makes no further update. fairseq looks at both
+  only after another update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from fairseq_sg import checkpoints, compat
+from fairseq_sg.checkpoints import values
+from fairseq_sg.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+
+def install() -> None:
+    """Puts ``begin`` around fairseq's ``load_checkpoint``."""
+    from fairseq import checkpoint_utils
+
+    compat.wrap(checkpoint_utils, "load_checkpoint", begin)
+
+
+def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
+    """fairseq's ``load_checkpoint``, after which ``fairseq_cli.train`` begins its epochs.
+
+    Returns:
+        The checkpoint's ``extra_state`` (None without a checkpoint), and the iterator over epochs.
+
+    Raises:
+        UsageError: the checkpoint, or an option, is not fit for this training.
+    """
+    from fairseq.file_io import PathManager
+
+    path, option = checkpoint_path(cfg, trainer.checkpoint_suffix)
+    if not checkpoints.is_ours(type(trainer.task)):
+        if name := checkpoints.trained_with_ours(path):
+            _refuse_other(path, "task", name, trainer.cfg.task._name)
+        return load(cfg, trainer, **kwargs)
+    trainer.task.check_training(trainer)
+    if option and not PathManager.exists(path):
+        raise UsageError(f"there is no checkpoint {path}: check {option}")
+    if os.path.isfile(path):
+        check(checkpoints.read(path), path, option == "--finetune-from-model", cfg, trainer)
+    try:
+        extra_state, epochs = load(cfg, trainer, **kwargs)
+    except Exception as error:
+        # fairseq raises an error of its own for weights that do not fit, and an assertion for an optimizer's state.
+        if isinstance(error.__context__, UsageError):
+            raise UsageError(f"{path}: {error.__context__}") from error
+        if isinstance(error, AssertionError) and "--reset-optimizer" in str(error):
+            raise UsageError(f"{path}: {error}") from error
+        raise
+    # Where fairseq restores the best value. A fine-tuning that begins has made no update.
+    if extra_state is not None and trainer.get_num_updates() > 0 and not cfg.reset_meters:
+        vars(early_stopping()).update(extra_state.get("patience", {}))
+    if reason := nothing_left(trainer):
+        logger.info("nothing is left to train: %s", reason)
+        epochs = AfterTheLast()
+    return extra_state, epochs
+
+
+class AfterTheLast:
+    """An iterator over epochs whose next number is beyond every ``--max-epoch``, infinity (no limit) included."""
+
+    next_epoch_idx = math.nan
+
+
+def checkpoint_path(cfg, suffix: str) -> tuple[str, str]:
+    """The file that fairseq's ``load_checkpoint`` loads if it is there, and the option that names it, if one does."""
+    from fairseq.file_io import PathManager
+
+    if cfg.restore_file != "checkpoint_last.pt":
+        return cfg.restore_file.replace(".pt", suffix + ".pt"), "--restore-file"
+    last = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
+    for option in ("--continue-once", "--finetune-from-model"):
+        path = getattr(cfg, option[2:].replace("-", "_"), None)
+        if path is not None and not PathManager.exists(last):
+            return path, option
+    return last, ""
+
+
+# Checks.
+
+
+def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
+    """Compares a checkpoint's options and data with the trainer's.
+
+    Args:
+        begins: whether a fine-tuning begins from the checkpoint, and no training is resumed.
+
+    Raises UsageError for another task, schedule or data; warns of other options that change a result.
+    """
+    there = state.get("cfg") or {}
+    for group, allowed in (
+        ("task", begins or cfg.reset_dataloader),
+        ("lr_scheduler", begins or cfg.reset_lr_scheduler),
+    ):
+        trained, given = (values(options.get(group)).get("_name") for options in (there, trainer.cfg))
+        if trained not in (None, given) and not allowed:
+            _refuse_other(path, group, trained, given)
+    data = (state.get("task_state") or {}).get("trained_on")
+    trainer.task.check_resumed(data, begins or cfg.reset_dataloader)
+    if other := other_options(there, trainer.cfg):
+        logger.warning(
+            "the checkpoint was trained with other options; training resumes with those of this command: %s",
+            ", ".join(other),
+        )
+
+
+def _refuse_other(path: str, group: str, trained: str, given: str) -> None:
+    option = "--" + group.replace("_", "-")
+    ways = {
+        "task": "--finetune-from-model to begin a new training from its weights",
+        "lr_scheduler": "--reset-lr-scheduler to begin the schedule again",
+    }
+    raise UsageError(
+        f"the checkpoint {path} was trained with {option} {trained}, and this is {option} {given}: give the one of "
+        f"training, choose another --save-dir, or say {ways[group]}"
+    )
+
+
+#: The options whose change is named: all of a group, or those listed.
+COMPARED: dict[str, tuple[str, ...] | None] = {
+    "model": None,
+    "criterion": None,
+    "task": None,
+    "optimizer": None,
+    "lr_scheduler": None,
+    "common": ("seed", "fp16", "bf16", "amp"),
+    "dataset": ("batch_size", "max_tokens", "train_subset"),
+    "optimization": ("lr", "update_freq", "clip_norm", "sentence_avg"),
+}
+#: Options of a task that say where and how it is evaluated, by how their names begin.
+EVALUATION = ("data", "eval_", "source_lang", "target_lang")
+
+
+def other_options(there, here) -> list[str]:
+    """The options that decide a training's result and differ between two configurations that both have them."""
+    other = {}
+    for group, names in COMPARED.items():
+        trained, given = values(there.get(group)), values(here.get(group))
+        for name in trained if names is None else names:
+            if group == "task" and name.startswith(EVALUATION):
+                continue
+            # A namespace, such as that of fairseq's sgd, holds all options of the command.
+            if names is None and isinstance(there.get(group), argparse.Namespace) and name in _options_of_commands():
+                continue
+            option = group if name == "_name" else name
+            if option != "lr_scheduler" and name.startswith("_"):
+                continue
+            if name in trained and name in given and given[name] != trained[name]:
+                other[option] = f"--{option.replace('_', '-')} {trained[name]} (here {given[name]})"
+    return list(other.values())
+
+
+@functools.cache
+def _options_of_commands() -> frozenset[str]:
+    """The options of fairseq's commands themselves, without those of a model, a task and so on."""
+    from fairseq.dataclass.configs import FairseqConfig
+
+    groups = [f.type for f in fields(FairseqConfig) if is_dataclass(f.type)]
+    return frozenset(f.name for group in groups for f in fields(group) if not f.name.startswith("_"))
+
+
+# Early stopping.
+
+
+def early_stopping() -> Any:
+    """fairseq's function ``should_stop_early`` of the running command.
+
+    Its attributes are ``best``, the best value, and ``num_runs``, the number of validations since. An empty namespace
+    where no training runs.
+    """
+    # Under ``python -m`` the command's module is ``__main__``.
+    for module in map(sys.modules.get, ("__main__", "fairseq_cli.train")):
+        if getattr(module, "__package__", None) == "fairseq_cli" and hasattr(module, "should_stop_early"):
+            return module.should_stop_early
+    return argparse.Namespace()
+
+
+def nothing_left(trainer) -> str:
+    """Why a training is finished, or "" where it is not."""
+    updates, most = trainer.get_num_updates(), trainer.cfg.optimization.max_update
+    idle, patience = getattr(early_stopping(), "num_runs", 0), trainer.cfg.checkpoint.patience
+    if 0 < most <= updates:
+        return f"{updates} of {most} updates are made"
+    if 0 < patience <= idle:
+        return f"the last {idle} validations were no better, and --patience is {patience}"
+    return ""

@@ -1,0 +1,201 @@
+"""How a training begins from a checkpoint: with our tasks checked and continued, with others as in fairseq."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import types
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+import fairseq_sg.plugin  # noqa: F401
+from fairseq_sg import resuming
+from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.mixin import SGTask
+
+
+class Ours(SGTask):
+    """A task of a user's own that derives from ours."""
+
+    def __init__(self):
+        self.checked = []
+
+    def check_training(self, trainer):
+        self.checked.append("training")
+
+    def check_resumed(self, trained_on, new_data):
+        self.checked.append((trained_on, new_data))
+
+
+class Theirs:
+    """A task of fairseq's."""
+
+
+def checkpoint_options(folder="runs", **options) -> types.SimpleNamespace:
+    chosen = {
+        "save_dir": str(folder),
+        "restore_file": "checkpoint_last.pt",
+        "finetune_from_model": None,
+        "patience": -1,
+    }
+    reset = {f"reset_{name}": False for name in ("meters", "dataloader", "lr_scheduler", "optimizer")}
+    return types.SimpleNamespace(**chosen | reset | options)
+
+
+def trainer_after(updates: int, task, cfg=None, most: int = 0) -> types.SimpleNamespace:
+    names = {"task": "sg_translation", "lr_scheduler": "fixed"}
+    named = {group: argparse.Namespace(_name=name) for group, name in names.items()}
+    cfg = types.SimpleNamespace(
+        checkpoint=cfg or checkpoint_options(), optimization=types.SimpleNamespace(max_update=most), **named
+    )
+    cfg.get = lambda name: vars(cfg).get(name)
+    return types.SimpleNamespace(get_num_updates=lambda: updates, cfg=cfg, task=task, checkpoint_suffix="")
+
+
+@pytest.fixture
+def running(monkeypatch):
+    """name -> a module in the place of ``fairseq_cli.train`` or of ``__main__``, with another one beside it."""
+
+    def make(name: str):
+        module, other = (
+            types.SimpleNamespace(should_stop_early=lambda: None, __package__=package)
+            for package in ("fairseq_cli", "other")
+        )
+        monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setitem(sys.modules, ({"__main__", "fairseq_cli.train"} - {name}).pop(), other)
+        return module
+
+    return make
+
+
+def begin(task, updates: int = 3, most: int = 0, **options):
+    """The values that fairseq's command gets after a checkpoint with two idle validations was loaded."""
+    cfg = checkpoint_options(**options)
+    extra_state = {"patience": {"best": 0.5, "num_runs": 2}}
+    return resuming.begin(lambda *_: (extra_state, "epochs"), cfg, trainer_after(updates, task, cfg, most))
+
+
+@pytest.mark.parametrize("name", ["__main__", "fairseq_cli.train"])
+@pytest.mark.parametrize(
+    "most,updates,patience,finished",
+    [(0, 9, -1, False), (9, 8, -1, False), (9, 9, -1, True), (9, 10, -1, True)]
+    + [(9, 8, 3, False), (9, 8, 2, True), (0, 8, 1, True)],
+)
+def test_no_update_after_the_last_one(name, most, updates, patience, finished, running):
+    running(name)
+    _, epochs = begin(Ours(), updates, most, patience=patience)
+    if not finished:
+        assert epochs == "epochs"
+    else:  # as fairseq-train asks, with and without --max-epoch
+        assert not epochs.next_epoch_idx <= 9 and not epochs.next_epoch_idx <= math.inf
+    assert begin(Theirs(), updates, most, patience=patience)[1] == "epochs"
+
+
+@pytest.mark.parametrize("updates,reset,expected", [(3, False, 2), (0, False, None), (3, True, None)])
+def test_patience_is_restored_where_the_best_value_is(updates, reset, expected, running):
+    module = running("fairseq_cli.train")
+    begin(Theirs(), updates, reset_meters=reset)
+    assert not hasattr(module.should_stop_early, "num_runs")
+    begin(Ours(), updates, reset_meters=reset)
+    assert getattr(module.should_stop_early, "num_runs", None) == expected
+
+
+def test_patience_is_kept_in_checkpoints_of_trainings_that_have_some(running):
+    assert Ours().get_checkpoint_dict() == {}
+    module = running("fairseq_cli.train")
+    assert Ours().get_checkpoint_dict() == {}
+    module.should_stop_early.best, module.should_stop_early.num_runs = 0.25, 1
+    assert Ours().get_checkpoint_dict() == {"patience": {"best": 0.25, "num_runs": 1}}
+
+
+def write(path, task: str, scheduler: str = "fixed") -> None:
+    cfg = {"task": {"_name": task}, "lr_scheduler": {"_name": scheduler}}
+    torch.save({"model": {}, "cfg": cfg, "task_state": {"trained_on": {"data": "then"}}}, path)
+
+
+def test_checks_come_before_the_checkpoint_is_loaded(tmp_path):
+    def load(*_):
+        raise AssertionError("too early")
+
+    def refused(task, **options) -> str:
+        cfg = checkpoint_options(tmp_path, **options)
+        with pytest.raises(UsageError) as raised:
+            resuming.begin(load, cfg, trainer_after(0, task, cfg))
+        return str(raised.value)
+
+    for option in ("--restore-file", "--finetune-from-model"):
+        named = {option[2:].replace("-", "_"): str(tmp_path / "none.pt")}
+        assert refused(Ours(), **named) == f"there is no checkpoint {tmp_path / 'none.pt'}: check {option}"
+    last = tmp_path / "checkpoint_last.pt"
+    last.write_text("a text")
+    assert refused(Ours()).startswith(f"the checkpoint {last} cannot be read")
+    write(last, "sg_classification")
+    assert "with --task sg_classification, and this is --task sg_translation" in refused(Ours())
+    assert "with --task sg_classification, and this is --task sg_translation" in refused(Theirs())
+
+
+def test_tasks_of_fairseq_are_not_checked(tmp_path):
+    """Their checkpoints may be of any kind that fairseq reads."""
+    cfg = checkpoint_options(tmp_path)
+    for make in (lambda path: path.write_text("a text"), lambda path: write(path, "translation")):
+        make(tmp_path / "checkpoint_last.pt")
+        trainer = trainer_after(0, Theirs(), cfg)
+        assert resuming.begin(lambda cfg, trainer, **more: more, cfg, trainer, disable=1) == {"disable": 1}
+
+
+@pytest.mark.parametrize("option,new_data", [("restore_file", False), ("finetune_from_model", True)])
+def test_the_task_compares_the_data(option, new_data, tmp_path):
+    path = tmp_path / "other.pt"
+    write(path, "sg_translation")
+    cfg, task = checkpoint_options(tmp_path, **{option: str(path)}), Ours()
+    resuming.begin(lambda *_: (None, "epochs"), cfg, trainer_after(0, task, cfg))
+    assert task.checked == ["training", ({"data": "then"}, new_data)]
+
+
+def test_errors_of_fairseq_name_the_file(tmp_path):
+    """Weights that do not fit and another optimizer are UsageErrors; every other error stays as it is."""
+    cfg = checkpoint_options(tmp_path)
+
+    def raised_for(error: Exception, context: Exception | None = None) -> Exception:
+        error.__context__ = context
+
+        def load(*_):
+            raise error
+
+        with pytest.raises(Exception) as raised:
+            resuming.begin(load, cfg, trainer_after(0, Ours(), cfg))
+        return raised.value
+
+    last = tmp_path / "checkpoint_last.pt"
+    misfit = raised_for(Exception("Cannot load model parameters"), UsageError("another model"))
+    assert isinstance(misfit, UsageError) and str(misfit) == f"{last}: another model"
+    text = "Optimizer does not match; please reset the optimizer (--reset-optimizer). One vs Two"
+    optimizer = raised_for(AssertionError(text))
+    assert isinstance(optimizer, UsageError) and str(optimizer) == f"{last}: {text}"
+    for other in (KeyError("of_another_plugin"), AssertionError("a bug"), TypeError("a bug")):
+        assert raised_for(other, ValueError("a cause")) is other
+
+
+def test_other_options_than_a_checkpoint_s_are_named():
+    from omegaconf import OmegaConf
+
+    def configuration(wrap, model, criterion):
+        return {"model": wrap(_name="arch", **model), "criterion": None if criterion is None else wrap(**criterion)}
+
+    def mandatory(**options):
+        return OmegaConf.create({"without": "???", **options})
+
+    for wrap in (dict, argparse.Namespace, mandatory):
+        there = configuration(wrap, {"qk_norm": "l2", "dropout": 0.1, "gone": 1}, {"label_smoothing": 0.0})
+        here = configuration(dict, {"qk_norm": "none", "dropout": 0.1, "new": 2}, {"label_smoothing": 0.1})
+        found = ["--qk-norm l2 (here none)", "--label-smoothing 0.0 (here 0.1)"]
+        assert resuming.other_options(there, here) == found
+        assert resuming.other_options(there, there) == []
+        assert resuming.other_options(there, configuration(dict, {"qk_norm": "none"}, None)) == found[:1]
+    # An optimizer without a dataclass of options holds those of the whole command.
+    sgd = [{"optimizer": argparse.Namespace(momentum=m, save_dir=f"runs/{m}", stop_time_hours=m)} for m in (0.9, 0.8)]
+    assert resuming.other_options(*sgd) == ["--momentum 0.9 (here 0.8)"]
