@@ -48,21 +48,6 @@ class SGTask:
         """``dataset.json`` of every folder."""
         return [read_manifest(folder) for folder in utils.split_paths(self.cfg.data)]
 
-    # The configurations of old checkpoints.
-
-    #: The losses that the model emits, with their default weights; None where nothing is known of them.
-    emitted_losses: dict[str, float] | None = None
-
-    def build_model(self, cfg, from_checkpoint: bool = False):
-        """A model. Raises UsageError for a removed option that the checkpoint's model was trained with."""
-        model = super().build_model(without_removed("model", cfg), from_checkpoint)
-        self.emitted_losses = emitted_losses(model)
-        return model
-
-    def build_criterion(self, cfg, from_checkpoint: bool = False):
-        """A criterion. Raises UsageError for a removed option that the checkpoint's model was trained with."""
-        return super().build_criterion(without_removed("criterion", cfg), from_checkpoint)
-
     # The record of the data in checkpoints.
 
     @cached_property
@@ -218,11 +203,22 @@ class SGTask:
 
     # Models and training.
 
+    #: The losses that the model emits, with their default weights; None where nothing is known of them.
+    emitted_losses: dict[str, float] | None = None
+
     def build_model(self, cfg, from_checkpoint: bool = False):
-        """fairseq's; the model names weights that do not fit it (``load_weights``)."""
-        model = super().build_model(cfg, from_checkpoint)
+        """A model, which names weights that do not fit it (``load_weights``).
+
+        Raises UsageError for a removed option that the checkpoint's model was trained with.
+        """
+        model = super().build_model(without_removed("model", cfg), from_checkpoint)
+        self.emitted_losses = emitted_losses(model)
         wrap(model, "load_state_dict", load_weights)
         return model
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False):
+        """A criterion. Raises UsageError for a removed option that the checkpoint's model was trained with."""
+        return super().build_criterion(without_removed("criterion", cfg), from_checkpoint)
 
     def check_training(self, trainer) -> None:
         """Called before a checkpoint is looked for and before the first update (``resuming``).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -473,8 +472,7 @@ def test_options_reach_the_map_from_a_configuration(name):
     config = config_of(24, 3, feature_map=name, **chosen)
     attention = build_attention("linear", config, "decoder")
     assert attention.feature_map.features == build_feature_map(name, 8, **chosen).features
-    chosen_by = SimpleNamespace(feature_map=name, qk_norm="none")
-    assert FEATURE_MAP_REGISTRY[name] in ATTENTION_REGISTRY["linear"].option_classes(chosen_by)
+    assert FEATURE_MAP_REGISTRY[name] in ATTENTION_REGISTRY["linear"].option_classes(config)
 
 
 @every_map
