@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from fairseq_sg.host_memory import keep_freed_memory
+from fairseq_sg.modules.cpu.memory import keep_freed_memory
 
 Function = Callable[..., Tensor]
 Run = Callable[[], object]

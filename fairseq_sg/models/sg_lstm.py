@@ -18,7 +18,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LSTM_ARCHITECTURES, preset
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.sg_encoder import classes_of, first_column
-from fairseq_sg.modules.dropout import Dropout
+from fairseq_sg.modules.cpu.dropout import Dropout
 
 
 @dataclass

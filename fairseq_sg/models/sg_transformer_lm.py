@@ -32,7 +32,7 @@ from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.decoder import Memory, SGTransformerDecoder, uniform_of_linear_
 from fairseq_sg.models.options import CausalConfig, ShellConfig
 from fairseq_sg.modules.attention import Attention
-from fairseq_sg.modules.dropout import Dropout
+from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.feedforward.dense import CUT_OFF_STD
 
 LINEAR_INITS = ("mechanism", "depth")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.dropout import Dropout
+from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.position import EmbeddedPosition, token_positions
 
 #: scheme -> (initialization, a, b), as functions of the width d

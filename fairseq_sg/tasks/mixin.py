@@ -19,7 +19,7 @@ from fairseq.logging import metrics
 from fairseq_sg.checkpoints import load_weights
 from fairseq_sg.compat import wrap
 from fairseq_sg.errors import UsageError
-from fairseq_sg.host_memory import keep_for_training
+from fairseq_sg.modules.cpu.memory import keep_for_training
 from fairseq_sg.modules.feedforward.workers import left_out_of_sums
 from fairseq_sg.registry import emitted_losses
 from fairseq_sg.resuming import early_stopping

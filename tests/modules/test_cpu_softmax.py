@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from fairseq_sg.modules.cpu.dropout import dropout_mask
 from fairseq_sg.modules.cpu.softmax import SHORTEST, closed_form_is_faster, closed_form_softmax
-from fairseq_sg.modules.dropout import dropout_mask
 
 BATCH, HEADS, DIM = 2, 3, 4
 #: Queries, keys: shorter than a register, as long, longer.

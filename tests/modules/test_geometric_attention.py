@@ -13,8 +13,8 @@ from torch import nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import Context, build_attention
+from fairseq_sg.modules.cpu.dropout import dropout
 from fairseq_sg.modules.cpu.packing import PADDED
-from fairseq_sg.modules.dropout import dropout
 
 ROLES = ("encoder", "decoder")
 roles = pytest.mark.parametrize("role", ROLES)

@@ -11,8 +11,8 @@ from torch import nn
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import Context, build_attention, relative
 from fairseq_sg.modules.attention.relative import RelativeAttention
+from fairseq_sg.modules.cpu.dropout import dropout
 from fairseq_sg.modules.cpu.packing import PADDED
-from fairseq_sg.modules.dropout import dropout
 from fairseq_sg.ops import relative_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions
 from fairseq_sg.modules.attention.cache import append_to_cache, cached
 from fairseq_sg.modules.attention.registry import register_attention
-from fairseq_sg.modules.dropout import Dropout
+from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.ops import geometric_attention
 from fairseq_sg.ops.precision import accumulation_dtype
 

@@ -24,7 +24,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase, SoftmaxOptions
-from fairseq_sg.modules.dropout import Dropout
+from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.position import angles, sinusoid
 from fairseq_sg.ops import relative_attention, relative_logits
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, requested

@@ -21,8 +21,8 @@ from fairseq_sg.modules.attention.cache import append_to_cache, cached
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.masks import count_visible, hidden_keys
 from fairseq_sg.modules.attention.registry import register_attention
+from fairseq_sg.modules.cpu.dropout import Drops, dropout
 from fairseq_sg.modules.cpu.softmax import closed_form_is_faster, closed_form_softmax
-from fairseq_sg.modules.dropout import Drops, dropout
 from fairseq_sg.modules.position import MakePosition
 from fairseq_sg.ops.precision import accumulation_dtype
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from fairseq_sg.modules.dropout import dropout_mask
+from fairseq_sg.modules.cpu.dropout import dropout_mask
 
 #: float32 numbers in a vector register (AVX-512): torch's softmax of shorter rows takes eight times as long.
 SHORTEST = 16

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.dropout import Dropout
+from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.feedforward.base import FeedForward
 from fairseq_sg.modules.feedforward.registry import register_feedforward
 

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.dropout import Dropout
+from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.feedforward.base import FeedForward
 from fairseq_sg.modules.feedforward.workers import sum_over_workers
 from fairseq_sg.modules.losses import Statistic

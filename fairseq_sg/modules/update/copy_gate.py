@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.dropout import Drops
+from fairseq_sg.modules.cpu.dropout import Drops
 from fairseq_sg.modules.feedforward import DenseFeedForward, FeedForward
 from fairseq_sg.modules.feedforward.dense import DenseOptions
 from fairseq_sg.modules.update.base import Update, register_update

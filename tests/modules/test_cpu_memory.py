@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("fairseq")
 resource = pytest.importorskip("resource")
 
-from fairseq_sg import host_memory  # noqa: E402
+from fairseq_sg.modules.cpu import memory as host_memory  # noqa: E402
 from fairseq_sg.tasks import sg_language_modeling, sg_translation  # noqa: E402
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")

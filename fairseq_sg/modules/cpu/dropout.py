@@ -99,15 +99,19 @@ class Dropout(Drops, nn.Dropout):
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.p, self.drops)
 
+    def _is_plain(self, x: Tensor) -> bool:
+        """Whether the module itself is called: torch drops, or a hook waits for its output."""
+        return _is_torchs(x, self.p, self.drops) or bool(self._forward_hooks or self._forward_pre_hooks)
+
     def of_relu(self, x: Tensor) -> Tensor:
-        """Drop(ReLU(x)), in one pass less than one after the other, and with half as much kept for the derivative."""
-        if _is_torchs(x, self.p, self.drops):
+        """Drop(ReLU(x)), in one pass less than in two steps, and with half as much kept for the derivative."""
+        if self._is_plain(x):
             return self(x.relu())
         return _DroppedRelu.apply(x, dropout_mask(x, self.p), _kept_value(self.p))
 
     def add_to(self, x: Tensor, update: Tensor) -> Tensor:
         """x + Drop(update), of the same shape: the residual connection."""
-        if _is_torchs(x, self.p, self.drops) or x.dtype != update.dtype:
+        if self._is_plain(x) or x.dtype != update.dtype:
             return x + self(update)
         return _AddDropped.apply(x, update, dropout_mask(update, self.p))
 

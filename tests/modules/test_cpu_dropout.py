@@ -7,7 +7,7 @@ import torch
 from attention_cases import Case
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.dropout import _BLOCK, Dropout, dropout, dropout_mask
+from fairseq_sg.modules.cpu.dropout import _BLOCK, Dropout, dropout, dropout_mask
 
 SIZES = [(1,), (3,), (4,), (7, 5), (2, 3, 4, 5), (0, 3)]
 
