@@ -34,7 +34,7 @@ from fairseq_sg.ops.triton_support import why_not_triton
 HEADS = 8
 POSITIONS = 8192  # in a batch, whatever the length
 CHOSEN, SIZE = 4, 128  # experts of a token, and hidden units of each
-# Of a sequence; of cvmm, numbers of experts.
+# Lengths of a sequence; for cvmm, numbers of experts.
 LENGTHS = {
     "linear_attention": (32, 64, 256, 1024, 4096),
     "geometric_attention": (16, 50, 200, 1000),

@@ -49,7 +49,7 @@ from fairseq_sg.ops.relative import IMPLEMENTATIONS as RELATIVE_LOGITS
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cases of a run have in common.
+    """The sizes that all cases of a run share.
 
     Attributes:
         device, dtype: of inputs. heads, dim: H, and the width of a head.
@@ -79,7 +79,7 @@ class Setting:
         """Multiples of 1/4 from −1 to 1, at random.
 
         Sums of some thousand products of them are exact in float32, whatever their order. Before a ReLU they have to
-        be: where the sign of a sum is a matter of rounding, so is the gradient, and nobody is wrong.
+        be: where the sign of a sum is a matter of rounding, so is the gradient, and neither is wrong.
         """
         return torch.randint(-4, 5, shape).div(4).to(self.device, self.dtype)
 
@@ -109,7 +109,7 @@ def corners(x: Tensor, most: int) -> Tensor:
 
 
 def check_some(sequence_bytes: float, limit: int) -> Callable[[Tensor], Tensor]:
-    """What of (B, H, …) is computed in float64, if one sequence and head takes so many bytes."""
+    """The part of (B, H, …) that is computed in float64, if one sequence and head takes so many bytes."""
     return partial(corners, most=int(limit // max(sequence_bytes, 1)))
 
 
@@ -284,7 +284,7 @@ def sigma_moe_case(experts: int, setting: Setting) -> Case:
 
 @dataclass(frozen=True)
 class Operator:
-    """What is measured of one operator.
+    """The cases of one operator.
 
     Attributes:
         name: in tables. case: of a size. size_name: what the size is.
