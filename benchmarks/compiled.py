@@ -216,7 +216,7 @@ def compiled(operator: str, dtype: str, capability: int, quick: bool) -> Iterabl
 
 
 def wrong(one: Compiled, capability: int) -> str | None:
-    """The forbidden properties of a kernel."""
+    """The reason why a kernel must not be used, or None."""
     if one.shared > SHARED[capability]:
         return f"needs more than {SHARED[capability]} bytes of shared memory"
     if one.atomics:

@@ -12,7 +12,7 @@ new length is no new compilation. A layer runs uncompiled
 - within ``torch.compile`` of somebody else's, who decides about all of it.
 
 What cannot be compiled within a layer, such as a derivative that works in buffers, splits its code in two. Neither
-names of parameters nor what a checkpoint holds change, and a copy of a layer compiles anew.
+names of parameters nor the contents of a checkpoint change, and a copy of a layer is compiled again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What kernels of several operators load their inputs with. It imports Triton; only kernels' files import it."""
+"""Loads of inputs that kernels of several operators share. It imports Triton; only kernels' files import it."""
 
 from __future__ import annotations
 

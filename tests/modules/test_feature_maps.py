@@ -572,8 +572,8 @@ def test_half_precision_is_the_same_in_training_and_evaluation(name, norm, dtype
     q, k, v = (torch.randn(2, 2, 5, 6, dtype=dtype) for _ in "qkv")
     for module in (attention.feature_map.queries(q), attention._keys(k, None)):
         assert module.dtype == torch.float32
-    got = attention.attend(q, k, v, None, None, False)[0]
-    exact = attention.float().attend(q.float(), k.float(), v.float(), None, None, False)[0]
+    got = attention.attend(q, k, v, Context())[0]
+    exact = attention.float().attend(q.float(), k.float(), v.float(), Context())[0]
     assert torch.equal(got, exact.to(dtype))
 
 

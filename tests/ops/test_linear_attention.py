@@ -496,7 +496,7 @@ def test_wrong_dtypes():
 @pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "plain"])
 @pytest.mark.parametrize("used", ["out", "final S", "final z"])
 def test_gradients_of_one_output_alone(length, normalize, used, device):
-    """Of the output without the final state, and of one half of the state without the output."""
+    """The output without the final state, and one half of the state without the output."""
     inputs = make(2, 2, length, length, 8, 5, device) | make_state(2, 2, 8, 5, device)
     options = {"causal": True, "return_state": True, "normalize": normalize}
 

@@ -1,4 +1,4 @@
-"""What the tests of Triton kernels share. They run on a GPU, or on the CPU under Triton's interpreter.
+"""Helpers of the tests of Triton kernels. They run on a GPU, or on the CPU under Triton's interpreter.
 
 These files are not collected by themselves, since the interpreter has to be chosen before Triton is first imported:
 ``test_triton_kernels.py`` runs each in a process of its own. To debug one:
@@ -54,7 +54,7 @@ if INTERPRETED:
         return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), triton.language.float32)
 
     def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What TF32 holds of x, and what it holds of the rest; both are cut off, 13 of 23 bits."""
+        """x in TF32, and the rest in TF32; both are cut off, 13 of 23 bits."""
         high = tf32(x)
         return high, tf32(x - high)
 
@@ -66,7 +66,7 @@ if INTERPRETED:
 
 @pytest.fixture(autouse=True)
 def uninitialized_memory_is_nan() -> Iterator[None]:
-    """What a kernel does not write, and nobody else, is seen."""
+    """Memory that no kernel writes is seen."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -91,7 +91,7 @@ def test_half_precision(dtype, length, features, width):
 
 
 def test_gradients_that_cancel_in_half_precision():
-    """Of values that are all the same nothing depends on q and k: an output rounded to float16 would show."""
+    """With equal values nothing depends on q and k: an output rounded to float16 would show."""
     inputs = made(1, 2, 50, 50, 16, 16, dtype=torch.float16)
     inputs["v"] = inputs["v"][:, :, :1].repeat(1, 1, 50, 1)
     compare(run, inputs, "chunked", causal=True)

@@ -1,4 +1,4 @@
-"""A selection sorted by matrix: what the rows of one matrix have in common is that they lie side by side."""
+"""A selection sorted by matrix: the rows of one matrix are adjacent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SortedSelection:
         return (rows >= self.offsets[-1]).unsqueeze(1)
 
     def sort(self, entries: Tensor) -> Tensor:
-        """What belongs to the entries of the selection, (N, K), by sorted row, (R,)."""
+        """Values of the entries of the selection, (N, K), in the order of the sorted rows, (R,)."""
         return entries.reshape(-1).index_select(0, self.order)
 
     def rows(self, x: Tensor) -> Tensor:

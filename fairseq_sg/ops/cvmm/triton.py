@@ -206,7 +206,7 @@ def _sums(rows: Tensor, routing: SortedSelection) -> Tensor:
 
 
 def _options(routing: SortedSelection, x: Tensor, depth: int, width: int, made_here: bool = False) -> dict:
-    """Of a product of rows. Were all matrices' rows as many, each had one or two blocks, or more of the largest."""
+    """Sizes for a product of rows: with equally many rows, a matrix has one or two blocks, or more of the largest."""
     experts, most = len(routing.offsets), _most(x, depth, width)
     return {
         "EXPERTS": experts,

@@ -4,7 +4,7 @@ With the keys of a row numbered by the visit, A_t = P_t S_t, S_t = Π_{s<t} (1 �
 
     ∂/∂ℓ_t = G_t A_t − P_t Σ_{s≥t} G_s A_s,
 
-as in ``scan.py``, and for its reasons: nothing is subtracted and nothing divided by. The key of a visit is computed
+as in ``scan.py``: nothing is subtracted and nothing divided. The key of a visit is computed
 where it is loaded, so there are no tables of order and rank, and padding, the diagonal and what lies ahead are never
 read. Logits are all that is kept for the backward pass, which computes the weights again; besides logits, weights and
 their gradients nothing of size N×M is made. Arithmetic is float32.
@@ -103,7 +103,7 @@ def _sigmoid(x):
 def _weights(logits, mask, batch, visit, i, present, keys, by_key, CAUSAL: tl.constexpr):
     """P, A and the keys in the order of the visits."""
     logit, key = _load(logits, mask, batch, visit, i, present, keys, by_key, CAUSAL)
-    # Of what was visited before: the running product is then without the key itself.
+    # Logits of the visit before, so that the running product is without the key itself.
     before, _ = _load(logits, mask, batch, visit - 1, i, present, keys, by_key, CAUSAL)
     p = _sigmoid(logit)
     return p, p * tl.cumprod(_sigmoid(-before), axis=1), key

@@ -1,10 +1,10 @@
 """Relative attention in Triton: logits, softmax and weighted sum in one kernel, and two kernels for the backward pass.
 
-The product of queries and distances (``shift.py``), (B, H, N, L), is made by torch; a kernel reads its entry
-m − n + N − 1 of row n for the pair (n, m), so it is never lined up with the keys. A band of p multiplied in the kernel
-would save this memory, but needs a shift within a tile, and an order of summation over sentences for ∂p; so does not
-this: the derivative of the product is written to where the logit was read, each place once, and torch multiplies it
-with p and the queries. Nothing is added atomically: results are the same in every run.
+The product of queries and distances (``shift.py``), (B, H, N, L), is made by torch. A kernel reads its entry
+m − n + N − 1 of row n for the pair (n, m), so there is no copy in the order of the keys. A band of p multiplied in the
+kernel would save this memory, but needs a shift within a tile, and an order of summation over sentences for ∂p. Here
+the derivative of the product is written to the place of the logit, each place once, and torch multiplies it with p and
+the queries. Nothing is added atomically: results are the same in every run.
 
 A program of the forward pass has a tile of queries and walks along the keys; with x = scale · (q·k + product), largest
 logit μ and sum Z so far,
@@ -155,7 +155,7 @@ def _load(base, rows, columns, stride, present, WIDTH: tl.constexpr):
 
 @triton.jit
 def _store(base, rows, columns, length, values, WIDTH: tl.constexpr):
-    """Of a dense base: rows below the length."""
+    """Rows below the length, of a dense base."""
     inside = (rows < length)[:, None] & (columns < WIDTH)[None, :]
     tl.store(base + rows.to(tl.int64)[:, None] * WIDTH + columns[None, :], values, mask=inside)
 
