@@ -162,7 +162,7 @@ def test_a_folder_of_another_process_is_waited_for(finishes, commands, tmp_path)
     run = make_run(tmp_path / "r")
     lock = open(run.folder / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(runs.Busy, match="another process trains there already"):
+    with pytest.raises(runs.Busy, match="another process is training there"):
         runs.run_all([run], 1, lambda *_: None)
     seen = []
 
