@@ -130,17 +130,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = make_parser().parse_args(arguments)
         args.run(args)
     except UsageError as error:
-        return complain(str(error), 2)
+        return print_error(str(error), 2)
     except DataError as error:
-        return complain(str(error), 1)
+        return print_error(str(error), 1)
     except OSError as error:
-        return complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+        return print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except KeyboardInterrupt:
-        return complain("interrupted; nothing was made", 130)
+        return print_error("interrupted; nothing was made", 130)
     return 0
 
 
-def complain(message: str, code: int) -> int:
+def print_error(message: str, code: int) -> int:
     """Prints an error on one line and returns ``code``."""
     print("error:", " ".join(message.splitlines()), file=sys.stderr)
     return code
