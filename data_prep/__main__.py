@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import data_prep
 from data_prep import (
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Rejects unknown options first: argparse would report a misspelt required option as missing."""
         args = sys.argv[1:] if args is None else list(args)
         own = args if self._subparsers is None else args[:1]  # later words belong to the dataset's parser
