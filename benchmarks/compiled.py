@@ -67,7 +67,7 @@ class Compiled:
 class Absent:
     """The driver of a missing GPU."""
 
-    def __init__(self, capability: int):
+    def __init__(self, capability: int) -> None:
         self.capability = capability
 
     def get_current_device(self) -> str:
@@ -89,7 +89,7 @@ class Collection:
     The process has no GPU afterwards.
     """
 
-    def __init__(self, capability: int):
+    def __init__(self, capability: int) -> None:
         self.capability = capability
         self.call = ""
         self.found: dict[str, Compiled] = {}

@@ -24,12 +24,12 @@ class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     NAMES = ("requests", "tensorboard", "tensorboardX", "wandb", "plotly", "psutil", "matplotlib", "tqdm")
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name.split(".")[0] in self.NAMES:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
-    def create_module(self, spec):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = MagicMock(name=spec.name)
         module.__spec__, module.__path__, module.__name__ = spec, [], spec.name
         return module
@@ -38,7 +38,7 @@ class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Does nothing."""
 
 
-def build(variant: str, device: str, sizes: dict[str, Any]):
+def build(variant: str, device: str, sizes: dict[str, Any]) -> Any:
     """Their task, with the parts that ``train_step`` uses."""
     import torch
 

@@ -75,7 +75,7 @@ class Measured:
 class OurStep:
     """fairseq's trainer with our task, model and criterion."""
 
-    def __init__(self, arguments: Sequence[str], data: Path, device: str):
+    def __init__(self, arguments: Sequence[str], data: Path, device: str) -> None:
         plugin = FOLDER.parent / "fairseq_sg"
         common = shlex.split(COMMON.format(plugin=shlex.quote(str(plugin))))
         line = [str(data), *common, *arguments, *(["--cpu"] if device == "cpu" else [])]
@@ -112,7 +112,7 @@ class OurStep:
 class ReferenceStep:
     """The reference's training step in a separate process."""
 
-    def __init__(self, path: Path, model: dict[str, Any], ours: OurStep, device: str):
+    def __init__(self, path: Path, model: dict[str, Any], ours: OurStep, device: str) -> None:
         # Their vocabularies have no special symbols; the model adds them.
         self.special = ours.task.source_dictionary.nspecial
         source, target = (len(d) - self.special for d in (ours.task.source_dictionary, ours.task.target_dictionary))

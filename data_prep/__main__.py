@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import data_prep
 from data_prep import (
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Rejects unknown options first: argparse would report a misspelt required option as missing."""
         args = sys.argv[1:] if args is None else list(args)
         own = args if self._subparsers is None else args[:1]  # later words belong to the dataset's parser
@@ -130,17 +130,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = make_parser().parse_args(arguments)
         args.run(args)
     except UsageError as error:
-        return complain(str(error), 2)
+        return print_error(str(error), 2)
     except DataError as error:
-        return complain(str(error), 1)
+        return print_error(str(error), 1)
     except OSError as error:
-        return complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+        return print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except KeyboardInterrupt:
-        return complain("interrupted; nothing was made", 130)
+        return print_error("interrupted; nothing was made", 130)
     return 0
 
 
-def complain(message: str, code: int) -> int:
+def print_error(message: str, code: int) -> int:
     """Prints an error on one line and returns ``code``."""
     print("error:", " ".join(message.splitlines()), file=sys.stderr)
     return code

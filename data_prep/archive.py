@@ -82,14 +82,14 @@ class Member(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        with complaints(self.path):
+        with as_data_errors(self.path):
             block = self.stream.read(len(buffer))
         buffer[: len(block)] = block
         return len(block)
 
 
 @contextmanager
-def complaints(path: Path) -> Iterator[None]:
+def as_data_errors(path: Path) -> Iterator[None]:
     """Converts errors of gzip and ``tarfile`` for a broken archive to DataError."""
     try:
         yield
@@ -116,7 +116,7 @@ def members(path: Path, wanted: Callable[[str], int | None], largest: int = LARG
         DataError: the archive is refused (see the module), is not an archive, or a wanted file is too large.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as packed, complaints(path):
+    with path.open("rb") as packed, as_data_errors(path):
         zipped = packed.read(2) == b"\x1f\x8b"
         packed.seek(0)
         stream = gzip.GzipFile(fileobj=packed) if zipped else packed

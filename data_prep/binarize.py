@@ -134,7 +134,7 @@ def make_dictionary(texts: Iterable[Path], words: Iterable[str] = ()) -> Diction
     """Makes fairseq's dictionary of ``words`` and the words in all ``texts``, with their frequencies.
 
     The specials come first, then the words in the order of their code points. So texts with the same words have the
-    same dictionary, whatever the frequencies, and a model of one text can read the other.
+    same dictionary at all frequencies, and a model of one text can read the other.
     """
     from fairseq.data import Dictionary
 

@@ -88,14 +88,17 @@ class BinaryStrings(Dataset):
         return {name: getattr(args, name) for name in names}
 
     def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        held_out = {n: different(n, number_held_out(n, args.test), (args.seed, 1, n)) for n in args.train_lengths}
-        gen = {n: different(n, min(args.test, 2**n), (args.seed, 2, n)) for n in args.test_lengths}
-        train = {n: others(n, args.train, (args.seed, 0, n), set(held_out[n])) for n in args.train_lengths}
+        held_out = {
+            n: distinct_strings(n, number_held_out(n, args.test), (args.seed, 1, n)) for n in args.train_lengths
+        }
+        gen = {n: distinct_strings(n, min(args.test, 2**n), (args.seed, 2, n)) for n in args.test_lengths}
+        train = {n: strings_except(n, args.train, (args.seed, 0, n), set(held_out[n])) for n in args.train_lengths}
         subsets = {"train": train, "valid": held_out, "gen": gen}
         return Corpus(
             {name: PackedPairs(map(self.example, in_order(strings))) for name, strings in subsets.items()},
             {},
-            f"train and valid have lengths {named(args.train_lengths)}, gen {named(args.test_lengths)}",
+            f"train and valid have lengths {format_lengths(args.train_lengths)}, "
+            f"gen {format_lengths(args.test_lengths)}",
             "generated; the authors draw new strings in every step",
             {"generator": "data_prep.binary_strings"},
             VOCABULARY,
@@ -120,7 +123,7 @@ def lengths(text: str) -> list[int]:
     return sorted(found)
 
 
-def named(numbers: list[int]) -> str:
+def format_lengths(numbers: list[int]) -> str:
     """Formats lengths as ``lengths`` reads them, with runs as ranges."""
     runs: list[list[int]] = []
     for number in numbers:
@@ -149,7 +152,7 @@ def draws(length: int, seed: tuple[int, ...]) -> Iterator[str]:
         yield (bits + ord("0")).tobytes().decode("ascii")
 
 
-def different(length: int, number: int, seed: tuple[int, ...]) -> list[str]:
+def distinct_strings(length: int, number: int, seed: tuple[int, ...]) -> list[str]:
     """The first ``number`` distinct strings of the draws; at most 2 ** length."""
     found: dict[str, None] = {}
     stream = draws(length, seed)
@@ -158,9 +161,9 @@ def different(length: int, number: int, seed: tuple[int, ...]) -> list[str]:
     return list(found)
 
 
-def others(length: int, number: int, seed: tuple[int, ...], but: set[str]) -> list[str]:
-    """The first ``number`` strings of the draws that are not in ``but``, with repetitions."""
-    stream = (string for string in draws(length, seed) if string not in but)
+def strings_except(length: int, number: int, seed: tuple[int, ...], excluded: set[str]) -> list[str]:
+    """The first ``number`` strings of the draws that are not in ``excluded``, with repetitions."""
+    stream = (string for string in draws(length, seed) if string not in excluded)
     return [next(stream) for _ in range(number)]
 
 

@@ -8,7 +8,7 @@
     [SM         the sum of the arguments modulo 10
 
 The dependency depth is the number of nested operations that the value depends on (Csordás 2023, appendix D.3.2).
-Arguments that are not selected do not count, whatever their depth.
+Arguments that are not selected do not count at any depth.
 
     digit       0
     [MIN, [MAX  1 + that of the selected argument, the first one of equals

@@ -44,7 +44,7 @@ FIXES = {
 Problem = Callable[[], Any]  # draws one; `question` and `answer` of the result become text by str
 
 
-class Mended(SourceFileLoader):
+class PatchedLoader(SourceFileLoader):
     """Loads a module of the package with its patches."""
 
     def get_code(self, fullname: str) -> CodeType:
@@ -60,7 +60,7 @@ class Mended(SourceFileLoader):
 def import_fixed(name: str) -> None:
     """Imports a module of the package with its patches."""
     spec = importlib.util.find_spec(name)
-    spec.loader = Mended(name, spec.origin)
+    spec.loader = PatchedLoader(name, spec.origin)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -58,8 +58,8 @@ def sample(module: str, extrapolation: str | None, sizes: list[int], seed: int, 
         numbers = (str(seed), ",".join(map(str, sizes)))
         for worker in range(workers):
             # A file, not a pipe: warnings of old code could fill a pipe before it is read.
-            complaints = stack.enter_context(tempfile.TemporaryFile())
-            processes.append(Process([module, extrapolation or "", *numbers, str(worker), str(workers)], complaints))
+            error_output = stack.enter_context(tempfile.TemporaryFile())
+            processes.append(Process([module, extrapolation or "", *numbers, str(worker), str(workers)], error_output))
             stack.callback(processes[-1].stop)
         examples = drawn(processes, sizes)
         return {regime: PackedPairs(islice(examples, size)) for regime, size in zip(REGIMES, sizes)}
@@ -76,13 +76,13 @@ def drawn(processes: list[Process], sizes: list[int]) -> Iterator[Pair]:
 class Process:
     """One process that draws every W-th chunk."""
 
-    def __init__(self, arguments: list[str], complaints: BinaryIO) -> None:
-        self.complaints = complaints
+    def __init__(self, arguments: list[str], error_output: BinaryIO) -> None:
+        self.error_output = error_output
         self.process = subprocess.Popen(
             [sys.executable, "-P", mathematics_generator.__file__, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=complaints,
+            stderr=error_output,
             encoding="utf-8",
             env=os.environ | {"PYTHONIOENCODING": "utf-8"},
         )
@@ -93,8 +93,8 @@ class Process:
             question, answer = (self.process.stdout.readline() for _ in Pair._fields)
             if not answer:
                 self.process.wait()
-                self.complaints.seek(0)
-                lines = self.complaints.read().decode("utf-8", "replace").splitlines() or ["no reason given"]
+                self.error_output.seek(0)
+                lines = self.error_output.read().decode("utf-8", "replace").splitlines() or ["no reason given"]
                 raise DataError(f"the generator of {PACKAGE} failed: {lines[-1]}")
             yield Pair(question.removesuffix("\n"), answer.removesuffix("\n"))
 

@@ -16,8 +16,8 @@ from data_prep.common import DataError, Dataset, Json, Material
 from data_prep.folder import discard_dead, publish, workspace
 from data_prep.text import sha256
 
-# Of dataset.json and of the folder around it; raised by a change that makes older folders unusable. Until 1, the words
-# of a dictionary were sorted by their frequency in the folder.
+# Format of dataset.json and of its folder, raised when older folders become unusable. Up to 1, dictionaries were sorted
+# by the frequency of words in the folder.
 FORMAT = 2
 MANIFEST = "dataset.json"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing; they name no file

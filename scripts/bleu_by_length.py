@@ -124,9 +124,9 @@ def find_output(folder: Path, subset: str) -> Path:
     names = [f"generate-{subset}.log", f"generate-{subset}.txt"]
     found = [path for path in (folder / name for name in names) if path.is_file()]
     if not found:
-        raise UsageError(f"{folder}has no {' or '.join(names)}: run fairseq-generate for the subset {subset}")
+        raise UsageError(f"{folder} has no {' or '.join(names)}: run fairseq-generate for the subset {subset}")
     if len(found) == 2:
-        raise UsageError(f"{folder}has {' and '.join(names)}: remove the one that should not be scored")
+        raise UsageError(f"{folder} has {' and '.join(names)}: remove the one that should not be scored")
     return found[0]
 
 

@@ -228,7 +228,7 @@ def make_runs(args: argparse.Namespace, comparison: Comparison) -> list[Run]:
 class Watcher:
     """Progress of the trainings: bars on a terminal, otherwise a line per evaluation."""
 
-    def __init__(self, runs: list[Run]):
+    def __init__(self, runs: list[Run]) -> None:
         self.seen: dict[str, Any] = {}
         self.bars = None
         self.asked = 0.0

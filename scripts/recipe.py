@@ -223,7 +223,7 @@ def read(path: Path) -> Recipe:
 class _Entry:
     """A mapping of the file, whose keys are taken one by one; none may be left at the end."""
 
-    def __init__(self, where: str, content: Any):
+    def __init__(self, where: str, content: Any) -> None:
         self.where = where
         if not isinstance(content, dict):
             raise RecipeError(f"{where}: must be a mapping (key: value), not {content!r}")

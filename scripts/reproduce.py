@@ -218,7 +218,9 @@ class Guard:
         free: returns the free gigabytes of a GPU, or (None) of the machine.
     """
 
-    def __init__(self, gigabytes: float, gpus: Sequence[str] = (), free: Callable[[str | None], float] | None = None):
+    def __init__(
+        self, gigabytes: float, gpus: Sequence[str] = (), free: Callable[[str | None], float] | None = None
+    ) -> None:
         self.gigabytes, self.gpus, self.free = gigabytes, list(gpus), free or free_gigabytes
 
     def __call__(self, active: list[dict[str, Any]]) -> dict[str, str] | None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv beside this folder with everything fairseq_sg needs, in pinned versions; a second call returns at once.
+# Installs everything fairseq_sg needs into .venv, in pinned versions; a second call returns at once.
 #
 #   bash scripts/setup.sh
 #
@@ -13,7 +13,7 @@ venv=${SG_VENV:-.venv}
 torch=${SG_TORCH:-torch==2.13.0}
 fairseq=fairseq-fixed==0.12.3.1
 triton=triton==3.6.0
-# A change of anything that is installed makes the stamp differ, and so the set-up run again.
+# The stamp lists everything that is installed: any change repeats the set-up.
 wanted=$(cat scripts/requirements.txt scripts/setup.sh pyproject.toml setup.py; echo "$torch")
 stamp=$venv/.fairseq_sg
 if [ -x "$venv/bin/python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
@@ -35,7 +35,7 @@ if ! "$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then
   exit 1
 fi
 if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
-  # fairseq-fixed ships a wheel for 3.12 alone; on 3.11 it is compiled.
+  # fairseq-fixed has a wheel only for 3.12; on 3.11 it is compiled.
   if ! command -v "${CXX:-g++}" >/dev/null; then
     echo "setup: on Python 3.11 fairseq-fixed is compiled, and there is no C++ compiler (${CXX:-g++})." >&2
     echo "       On Debian and Ubuntu: apt-get install g++    or use Python 3.12, for which a wheel exists." >&2
@@ -54,14 +54,14 @@ rm -f "$stamp"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 pip install -q setuptools==80.9.0 wheel==0.45.1 cython==3.1.4 ninja==1.13.0
 echo "setup: $torch";                pip install -q "$torch"
-# A torch for GPUs brings its own; beside one for CPUs it serves the tests of kernels, by its interpreter.
+# A torch for GPUs includes it. With a torch for CPUs, its interpreter runs the tests of kernels.
 "$venv/bin/python" -c 'import triton' 2>/dev/null || { echo "setup: $triton"; pip install -q --no-deps "$triton"; }
 echo "setup: requirements.txt";      pip install -q -r scripts/requirements.txt
-# Without its declared dependencies (torchaudio among them, which nothing here uses), and compiled against the torch above.
+# Without its declared dependencies (such as the unused torchaudio), compiled against the torch above.
 echo "setup: $fairseq";              pip install -q --no-deps --no-build-isolation "$fairseq"
 echo "setup: fairseq_sg";            pip install -q --no-deps --no-build-isolation -e .
 # `--user-dir fairseq_sg` from any folder: fairseq looks for that folder beside its own package, where an editable
-# installation leaves nothing. A package there leads to the clone; a link would let pip write into the clone.
+# installation leaves nothing. This package forwards to the clone; a link would let pip write into the clone.
 # fairseq also imports the names that it finds in a --user-dir's `tasks`; one name is enough to load the plugin.
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 mkdir -p "$site/fairseq_sg/tasks"

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ def watch(model: nn.Module) -> Iterator[Calls]:
     calls: Calls = defaultdict(list)
     handles = []
 
-    def hook(side: str):
+    def hook(side: str) -> Callable[..., None]:
         def after(module: FeedForward, args: tuple[Tensor, ...], kwargs: dict[str, Any], output: object) -> None:
             x, mask = args[0], kwargs.get("padding_mask")
             real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if mask is None else ~mask

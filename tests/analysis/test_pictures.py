@@ -110,7 +110,7 @@ def test_norms_are_named_in_words(measured):
     labels = {role: [ax.get_ylabel() for ax in panels(figure) if ax.get_ylabel()] for role, figure in figures.items()}
     stages = ["after the projection", "after the feature map"]
     assert labels["cross"] == [f"norm of {what}\n{stage}" for stage in stages for what in ("queries", "keys")]
-    # Of the two layers, galerkin and compositional, only the first normalizes, and only Keys.
+    # The first layer, galerkin, normalizes only Keys; the second, compositional, nothing.
     assert labels["encoder"] == [f"norm of {what}" for what in (
         "queries\nafter the projection", "keys\nafter the projection", "keys\nafter normalization"
     )]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is recorded is what happened, and recording changes nothing."""
+"""The recording equals the computation, and does not change it."""
 
 from __future__ import annotations
 

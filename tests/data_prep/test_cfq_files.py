@@ -120,7 +120,7 @@ def test_only_a_part_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_bounded(large_archive, little_memory) -> None:
-    """Of a record of 12 kB, only two short texts are kept."""
+    """Only two short texts of each 12 kB record are kept."""
     filled = {"ruleTree": random.Random(1).randbytes(6_000).hex(), **record()}
     files = {"cfq/dataset.json": json.dumps([filled] * 1_000).encode(), "cfq/splits/mcd1.json": split_file()}
     path = large_archive({"cfq/other.json": 8 << 20, **files})

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.binary_strings import LONGEST, different, draws, lengths, named, others
+from data_prep.binary_strings import LONGEST, distinct_strings, draws, format_lengths, lengths, strings_except
 from data_prep.common import Pair
 from data_prep.parity import DATASET
 
@@ -50,7 +50,7 @@ def test_examples_of_one_and_two_symbols() -> None:
 
 @given(st.sets(st.integers(1, LONGEST), min_size=1, max_size=50))
 def test_lengths_round_trip(numbers: set[int]) -> None:
-    assert lengths(named(sorted(numbers))) == sorted(numbers)
+    assert lengths(format_lengths(sorted(numbers))) == sorted(numbers)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_lengths(text: str, numbers: list[int]) -> None:
 
 
 def test_named() -> None:
-    assert named([1, 2, 3, 5, 7, 8]) == "1-3,5,7-8"
+    assert format_lengths([1, 2, 3, 5, 7, 8]) == "1-3,5,7-8"
 
 
 WRONG = ["", "0", "0-3", "3-2", "10001", "1-10001", "1,", ",1", "1 2", "1, 2", "1-2-3", "-3", "a", "1e3", "٣", "1\n"]
@@ -104,14 +104,14 @@ def test_draws_are_uniform() -> None:
 
 
 def test_different() -> None:
-    assert sorted(different(4, 16, (1,))) == strings_of(4)
-    assert different(4, 10, (1,)) == different(4, 16, (1,))[:10]
-    assert different(4, 0, (1,)) == []
+    assert sorted(distinct_strings(4, 16, (1,))) == strings_of(4)
+    assert distinct_strings(4, 10, (1,)) == distinct_strings(4, 16, (1,))[:10]
+    assert distinct_strings(4, 0, (1,)) == []
 
 
 def test_others() -> None:
-    but = {"00", "10"}
-    found = others(2, 1_000, (1,), but)
+    excluded = {"00", "10"}
+    found = strings_except(2, 1_000, (1,), excluded)
     assert len(found) == 1_000
     assert Counter(found) == pytest.approx({"01": 500, "11": 500}, abs=60)
 

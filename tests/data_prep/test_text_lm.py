@@ -252,7 +252,7 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
     ("data", "options", "code", "message"),
     [
         (b"a\n" * 99, ["--vocab-size", "300"], 2, "--vocab-size is for subwords, and --unit bytes has none"),
-        (b"a\n" * 99, ["--model", "bpe"], 2, "--model is about subwords"),
+        (b"a\n" * 99, ["--model", "bpe"], 2, "--model is for subwords"),
         (b"a\n" * 99, ["--model-lines", "0"], 2, "must be a whole number, at least 1, not '0'"),
         (b"a\n" * 99, ["--valid-share", "0.5", "--test-share", "0.5"], 2, "leave nothing to train on"),
         (b"a\n" * 99, ["--valid-share", "0.5", "--valid-input", "FILE"], 2, "--valid-share and --valid-input both"),

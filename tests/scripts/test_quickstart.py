@@ -22,12 +22,12 @@ LOG = """\
 $ fairseq-train …
 2026-01-01 10:00:00 | INFO | fairseq_cli.train | some line
 2026-01-01 10:00:10 | INFO | train_inner | {"epoch": 1, "loss": "2.5", "num_updates": "100", "lr": "0.001"}
-2026-01-01 10:01:00 | INFO | valid | {"epoch": 1, "valid_accuracy": "12.5", "valid_nll_loss": "0.75",
-"valid_num_updates": "100"} 2026-01-01 10:01:30 | INFO | gen | {"epoch": 1, "gen_accuracy": "1.25", "gen_nll_loss":
-"1.5", "gen_num_updates": "100"} 2026-01-01 10:02:00 | INFO | valid | {"epoch": 1, "valid_accuracy": "50",
-"valid_nll_loss": "0.5", "valid_num_updates": "200"} 2026-01-01 10:03:00 | INFO | train_inner | {"epoch": 1, "loss":
-"inf", "num_updates": "250"} not a log line | INFO | valid | {broken
-"""
+2026-01-01 10:01:00 | INFO | valid | {"epoch": 1, "valid_accuracy": "12.5", "valid_nll_loss": "0.75", "valid_num_updates": "100"}
+2026-01-01 10:01:30 | INFO | gen | {"epoch": 1, "gen_accuracy": "1.25", "gen_nll_loss": "1.5", "gen_num_updates": "100"}
+2026-01-01 10:02:00 | INFO | valid | {"epoch": 1, "valid_accuracy": "50", "valid_nll_loss": "0.5", "valid_num_updates": "200"}
+2026-01-01 10:03:00 | INFO | train_inner | {"epoch": 1, "loss": "inf", "num_updates": "250"}
+not a log line | INFO | valid | {broken
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -69,7 +69,9 @@ def test_a_folder_with_other_settings_is_refused(run):
 def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
     """Otherwise the evaluation would be reported as that of fewer steps."""
     run.steps = 150
-    with pytest.raises(ValueError, match="has got to step 200, and 150 are asked for: ask for more steps, or choose"):
+    with pytest.raises(
+        ValueError, match="holds a training at step 200, beyond the requested 150: request more steps, or choose"
+    ):
         runs.run_all([run], 1, lambda *_: None)
     assert not (run.folder / "run.json").exists()
 
@@ -214,7 +216,7 @@ def test_a_folder_in_use_is_refused_and_a_stopped_training_goes_on(tiny, tmp_pat
         assert first.poll() is None, first.stderr.read()
         time.sleep(0.2)
     second = command("--steps", 100000, *arguments)
-    assert second.returncode == 1 and "another process trains there already" in second.stderr
+    assert second.returncode == 1 and "another process is training there" in second.stderr
     first.terminate()
     _, errors = first.communicate(timeout=60)
     assert first.returncode == 130 and "stopped; the same command resumes from the last checkpoints" in errors

@@ -162,7 +162,7 @@ def test_a_folder_of_another_process_is_waited_for(finishes, commands, tmp_path)
     run = make_run(tmp_path / "r")
     lock = open(run.folder / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(runs.Busy, match="another process trains there already"):
+    with pytest.raises(runs.Busy, match="another process is training there"):
         runs.run_all([run], 1, lambda *_: None)
     seen = []
 
@@ -218,7 +218,7 @@ def test_what_a_training_logged_before_its_restart_does_not_count(tmp_path):
 
 def test_free_memory_of_this_machine():
     assert 0 < reproduce.free_gigabytes(None) < 1e5
-    with pytest.raises(ValueError, match="give --memory-guard 0 to do without"):
+    with pytest.raises(ValueError, match="use --memory-guard 0 to disable the check"):
         reproduce.free_gigabytes("no such GPU")
 
 
@@ -478,7 +478,7 @@ def test_dry_run_needs_and_writes_nothing(tmp_path):
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "2 trainings, 100 steps in all, seeds 1; nothing is run" in lines
+    assert "2 trainings, 100 steps in total, seeds 1; dry run" in lines
     assert "python -m data_prep ctl --order forward --out data-bin/tiny" in lines
     assert (
         sum(line.startswith("fairseq-train ") for line in lines)
