@@ -88,6 +88,26 @@ def test_equals_naive_for_cross_attention(queries, keys, padding, device):
     assert_equals_naive(inputs, key_padding_mask=make_mask(padding, 2, keys, device))
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (3, 4), (33, 65), (40, 130), (0, 5)])
+@paddings
+@pytest.mark.parametrize("implementation", ["chunked", "naive"])
+def test_causal_queries_are_the_last_of_the_keys(implementation, queries, keys, padding, device):
+    """With more keys than queries: outputs, gradients and state are those of queries at all positions."""
+    inputs = make(2, 2, keys, keys, 8, 5, device) | make_state(2, 2, 8, 5, device)
+    options = dict(causal=True, key_padding_mask=make_mask(padding, 2, keys, device), return_state=True)
+    last = run(implementation, **options)
+
+    def all_of_them(q, **others):
+        found = run("naive", **options)(q=q, **others)
+        return found | {"out": found["out"][:, :, keys - queries :]}
+
+    def last_of_them(q, **others):
+        return last(q=q[:, :, keys - queries :], **others)
+
+    got, expected = (with_gradients(function, inputs) for function in (last_of_them, all_of_them))
+    assert_all_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("length", [20, 100])
 @causality
 def test_equals_naive_without_denominator(length, causal, device):
@@ -461,7 +481,7 @@ Q, K, V = (2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)
         (Q, K, (1, 3, 7, 6), {}, r"agree in batch and heads: .* v \(1, 3, 7, 6\)"),
         ((2, 3, 5, 8), K, V, {}, r"same number of features: q \(2, 3, 5, 8\), k \(2, 3, 7, 4\)"),
         (Q, K, (2, 3, 8, 6), {}, r"same length: .*k \(2, 3, 7, 4\), v \(2, 3, 8, 6\)"),
-        (Q, K, V, {"causal": True}, r"as many queries as keys: q \(2, 3, 5, 4\), k \(2, 3, 7, 4\)"),
+        (K, Q, (2, 3, 5, 6), {"causal": True}, r"no more of them: q \(2, 3, 7, 4\), k \(2, 3, 5, 4\)"),
         (Q, K, V, {"key_padding_mask": torch.zeros(2, 5) > 0}, r"must be \(batch, length\) = \(2, 7\), not \(2, 5\)"),
         (
             Q,

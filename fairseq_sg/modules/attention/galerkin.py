@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions
-from fairseq_sg.modules.attention.linear import linear_attention_after
 from fairseq_sg.modules.attention.masks import count_visible, zero_hidden
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
@@ -112,9 +111,7 @@ class GalerkinAttention(Attention):
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
         # Sums in float32: over many keys they exceed float16, their mean does not.
         (v,) = to_accumulation_dtype(v)
-        total = linear_attention_after(
-            q, k, v, offset=offset, causal=self.causal, key_padding_mask=padding, normalize=False
-        )
+        total = linear_attention(q, k, v, causal=self.causal, key_padding_mask=padding, normalize=False)
         out = (total * self.scale / n).to(dtype)  # (B, H, N, E)
         return out, self._weights(q, k, n, padding) if context.return_weights else None
 

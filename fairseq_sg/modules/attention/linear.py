@@ -114,7 +114,6 @@ class LinearAttention(Attention):
         return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map), QK_NORM_REGISTRY.find(config.qk_norm)}
 
     def attend(self, q, k, v, context):
-        self.feature_map.begin()
         padding, offset = context.key_padding_mask, self._offset(q, k)
         key_positions = self._positions(k, padding)
         if self.role == "cross":
@@ -137,12 +136,12 @@ class LinearAttention(Attention):
 
     def _weighted_mean(self, q: Tensor, k: Tensor, v: Tensor, offset: int, key_padding_mask: Tensor | None) -> Tensor:
         """O_n = Q̂_n Σ_i K̂_iᵀ V_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, E); a rotation is in the numerator alone."""
-        visible = dict(offset=offset, causal=self.causal, key_padding_mask=key_padding_mask)
+        visible = dict(causal=self.causal, key_padding_mask=key_padding_mask)
         if self.position is None:
-            return linear_attention_after(q, k, v, eps=self.eps, **visible)
+            return linear_attention(q, k, v, eps=self.eps, **visible)
         rotated = self.position.rotate(q, offset), self.position.rotate(k, 0)
-        numerator = linear_attention_after(*rotated, accurate(v), normalize=False, **visible)
-        denominator = linear_attention_after(q, k, _ones(k), normalize=False, **visible)  # (B, H, N, 1)
+        numerator = linear_attention(*rotated, accurate(v), normalize=False, **visible)
+        denominator = linear_attention(q, k, _ones(k), normalize=False, **visible)  # (B, H, N, 1)
         return (numerator / (denominator + self.eps)).type_as(v)
 
     def _weights(self, q: Tensor, k: Tensor, offset: int, key_padding_mask: Tensor | None) -> Tensor:
@@ -208,19 +207,6 @@ class LinearAttention(Attention):
         state["read"] = start + q.size(2)
         features = self._queries(q, self._positions(q, None, start))
         return linear_attention_read(features, (state["S"], state["z"]), eps=self.eps).type_as(q)
-
-
-def linear_attention_after(
-    q: Tensor, k: Tensor, v: Tensor, *, offset: int, key_padding_mask: Tensor | None, **options: Any
-) -> Tensor:
-    """``linear_attention`` with the first ``offset`` keys before all queries, folded to a state in O(M·F·E)."""
-    if not offset:
-        return linear_attention(q, k, v, key_padding_mask=key_padding_mask, **options)
-    before, rest = None, None
-    if key_padding_mask is not None:
-        before, rest = key_padding_mask[:, :offset], key_padding_mask[:, offset:]
-    state = linear_attention_state(k[:, :, :offset], v[:, :, :offset], key_padding_mask=before)
-    return linear_attention(q, k[:, :, offset:], v[:, :, offset:], key_padding_mask=rest, state=state, **options)
 
 
 def _dot(q: Tensor, k: Tensor) -> Tensor:

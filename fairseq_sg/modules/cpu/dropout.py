@@ -2,11 +2,11 @@
 
     y = m ⊙ x,   m_i = 0 with probability p̂, else 1 / (1 − p̂)        (Srivastava et al. 2014, section 10: inverted)
 
-torch draws a number for each m_i, which is a sixth of a training step of a small model on a CPU. Here a random integer
-of 64 bits decides on four elements: each takes 16 bits, and is dropped where they are below p · 2¹⁶. So p̂ is the
-multiple of 2⁻¹⁶ next to p, |p̂ − p| ≤ 2⁻¹⁷, and m has the exact 1 / (1 − p̂). The integers come from numpy's SFC64, which takes
-half the time of torch's Mersenne twister. torch's generator of the CPU seeds each mask, and fairseq keeps its state in
-checkpoints. On other devices, and in compiled code, dropout is torch's.
+torch draws a number for each m_i, which is a sixth of a training step of a small model on a CPU. Here a random
+integer of 64 bits decides on four elements: each takes 16 bits, and is dropped where they are below p · 2¹⁶. So p̂ is
+the multiple of 2⁻¹⁶ next to p, |p̂ − p| ≤ 2⁻¹⁷, and m has the exact 1 / (1 − p̂). The integers come from numpy's
+SFC64, which takes half the time of torch's Mersenne twister. torch's generator of the CPU seeds each mask, and
+fairseq keeps its state in checkpoints. On other devices, and in compiled code, dropout is torch's.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from fairseq_sg.ops.precision import accumulation_dtype
 from fairseq_sg.registry import Mechanism, Registry
 
 FEATURE_MAP_REGISTRY = Registry("feature map", "--feature-map")
@@ -59,13 +59,10 @@ class FeatureMap(Mechanism, nn.Module):
         """φ(k) up to a positive factor per Key, which cancels in the normalization that follows."""
         return self.keys(k, positions)
 
-    def begin(self) -> None:
-        """Called once at the start of every full pass, before Queries and Keys are mapped, and never in decoding."""
-
     def check_positions(self, positions: Tensor, below: int) -> None:
         """Raises UsageError where the map is not defined at one of ``positions``, which are all below ``below``."""
 
 
 def accurate(x: Tensor) -> Tensor:
     """x in float32, or in float64 if it is that."""
-    return x.to(accumulation_dtype(x))
+    return x if x.dtype == torch.float64 else x.float()

@@ -15,6 +15,7 @@ from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_no
 
 # The least ε: the reciprocal of a smaller number overflows in float32.
 SMALLEST_EPS = torch.finfo(torch.float32).tiny
+TOO_SMALL = f"eps must be positive, at least {SMALLEST_EPS:.3g}, not {{}}: a row without keys is 0 / eps"
 
 
 def _triton(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, **options) -> tuple[Tensor, State | None]:
@@ -58,9 +59,10 @@ def linear_attention(
 
     Args:
         q: (B, H, N, F), any floating dtype.
-        k: (B, H, M, F); N must equal M if `causal`.
+        k: (B, H, M, F).
         v: (B, H, M, E).
-        causal: whether position n sees the keys 0 … n only (and all of `state`).
+        causal: whether query n, which stands at position M − N + n, sees the keys 0 … M − N + n only (and all of
+            `state`).
         key_padding_mask: (B, M), bool, True at padding. There k may hold anything, NaN included, and v any finite
             number.
         state: (S (B, H, F, E), z (B, H, F)): keys and values that come before these, folded to S = Σ k_i v_iᵀ and
@@ -85,7 +87,15 @@ def linear_attention(
     check_padding_mask("key_padding_mask", key_padding_mask, k.shape[0], k.shape[2])
     if state is not None:
         _check_state(state, (*k.shape[:2], k.shape[3], v.shape[3]))
-    _check_eps(normalize, eps)
+    if normalize and not eps >= SMALLEST_EPS:
+        raise ValueError(TOO_SMALL.format(eps))
+    before = k.shape[2] - q.shape[2]
+    if causal and before:
+        # The keys before the first query enter through their state.
+        earlier, key_padding_mask = _cut(key_padding_mask, before)
+        s, z = linear_attention_state(k[:, :, :before], v[:, :, :before], key_padding_mask=earlier)
+        state = (s, z) if state is None else (state[0] + s, state[1] + z)
+        k, v = k[:, :, before:], v[:, :, before:]  # (B, H, N, F), (B, H, N, E)
     automatic = "triton" if causal and prefers_triton(why_not_triton, q, k, v) else "chunked"
     function = resolve("linear_attention", implementation, automatic)
     with autocast_disabled(q.device):
@@ -149,7 +159,8 @@ def linear_attention_read(q: Tensor, state: State, *, normalize: bool = True, ep
     """
     check_floating(q=q)
     _check_state(state, (*q.shape[:2], q.shape[-1], state[0].shape[-1]))
-    _check_eps(normalize, eps)
+    if normalize and not eps >= SMALLEST_EPS:
+        raise ValueError(TOO_SMALL.format(eps))
     with autocast_disabled(q.device):
         query, s, z = to_accumulation_dtype(q, *state)
         return read(query, (s, z), normalize, eps).to(q.dtype)
@@ -166,13 +177,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
         raise ValueError(f"q and k must have the same number of features: {shapes}")
     if k.shape[2] != v.shape[2]:
         raise ValueError(f"k and v must have the same length: {shapes}")
-    if causal and q.shape[2] != k.shape[2]:
-        raise ValueError(f"causal linear attention needs as many queries as keys: {shapes}")
+    if causal and q.shape[2] > k.shape[2]:
+        raise ValueError(f"causal queries are the last of the keys, so there are no more of them: {shapes}")
 
 
-def _check_eps(normalize: bool, eps: float) -> None:
-    if normalize and not eps >= SMALLEST_EPS:
-        raise ValueError(f"eps must be positive, at least {SMALLEST_EPS:.3g}, not {eps}: a row without keys is 0 / eps")
+def _cut(mask: Tensor | None, length: int) -> tuple[Tensor | None, Tensor | None]:
+    """The first ``length`` columns of a mask (B, M), and the others."""
+    return (None, None) if mask is None else (mask[:, :length], mask[:, length:])
 
 
 def _check_state(state: State, shape: tuple[int, ...]) -> None:
