@@ -14,7 +14,7 @@ from fairseq_sg.models.checks import layer_names
 from fairseq_sg.models.encoder import max_length, needs_sequences, side_embedding
 from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import Context
-from fairseq_sg.modules.cpu.packing import PADDED, layout_for_training
+from fairseq_sg.modules.cpu.packing import packing_for_training
 from fairseq_sg.modules.depth import build_stack
 from fairseq_sg.modules.layers import DecoderLayer
 from fairseq_sg.modules.position import build_indices
@@ -97,7 +97,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         # Packing is for training alone, and where nothing is returned but logits and Values.
         streams = memory_length > 0 or memory is not None
         packs = self.packs and self.training and not (decoding or streams or return_all_hiddens or need_attn)
-        layout = layout_for_training(padding_mask) if packs else PADDED
+        packing = packing_for_training(padding_mask) if packs else None
         context = Context(
             padding_mask=padding_mask,
             key_padding_mask=padding_mask if self.left_pad_target else None,
@@ -105,32 +105,33 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             first=start if hidden is None else start - hidden[0].size(0),
             state=incremental_state,
             return_values="decoder" in value_roles,
-            layout=layout,
-            key_layout=layout,
+            packing=packing,
+            key_packing=packing,
         )
         if encoder_out is not None:
             source, source_mask = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
-            source_layout = layout_for_training(source_mask) if packs else PADDED
+            source_packing = packing_for_training(source_mask) if packs else None
             cross = Context(
                 padding_mask=source_mask,
                 key_padding_mask=source_mask,
                 return_weights=need_attn,
                 return_values="cross" in value_roles,
-                layout=layout,
-                key_layout=source_layout,
+                packing=packing,
+                key_packing=source_packing,
                 # In evaluation every application projects, so that hooks on the projections fire for each.
                 projected={} if self.training and not decoding and self.stack.shares_layers else None,
             )
-            context = replace(context, source=source_layout.pack(source), cross=cross)
+            source = source if source_packing is None else source_packing.pack(source)
+            context = replace(context, source=source, cross=cross)
         keep_hidden = return_all_hiddens or memory_length > 0
-        out = self.stack(layout.pack(x), context, memory=hidden, keep_hidden=keep_hidden)
+        out = self.stack(x if packing is None else packing.pack(x), context, memory=hidden, keep_hidden=keep_hidden)
         outputs = self.final_norm(out.x)
-        if not layout.leaves_padding_out:
+        if packing is None:
             outputs = outputs.transpose(0, 1)  # (B, N, C)
         if not features_only:
             outputs = self.output_layer(outputs)  # (B, N, V)
-        if layout.leaves_padding_out:
-            outputs = layout.unpack_batch_first(outputs)
+        if packing is not None:
+            outputs = packing.unpack_batch_first(outputs)
         extra = {
             "attn": [out.weights],
             "inner_states": out.hidden_states if return_all_hiddens else [],

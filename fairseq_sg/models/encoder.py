@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fairseq_sg.models.checks import layer_names
 from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
-from fairseq_sg.modules.cpu.packing import PADDED, layout_for_training
+from fairseq_sg.modules.cpu.packing import packing_for_training
 from fairseq_sg.modules.depth import build_stack
 from fairseq_sg.modules.embedding import TokenEmbedding
 from fairseq_sg.modules.feature_maps import FeatureMap
@@ -79,18 +79,20 @@ class SGTransformerEncoder(FairseqEncoder):
         padding_mask = src_tokens.eq(self.dictionary.pad())  # (B, M)
         embedded = self.embedding(src_tokens, token_embeddings)  # (B, M, C)
         packs = self.packs and self.training and not return_all_hiddens
-        layout = layout_for_training(padding_mask) if packs else PADDED
+        packing = packing_for_training(padding_mask) if packs else None
         context = Context(
             padding_mask=padding_mask,
             key_padding_mask=padding_mask,
             positions=None if self.indices is None else self.indices(src_tokens.size(1), src_tokens.device),
             return_values=return_values,
-            layout=layout,
-            key_layout=layout,
+            packing=packing,
+            key_packing=packing,
         )
-        out = self.stack(layout.pack(embedded.transpose(0, 1)), context, keep_hidden=return_all_hiddens)
+        x = embedded.transpose(0, 1)  # (M, B, C)
+        out = self.stack(x if packing is None else packing.pack(x), context, keep_hidden=return_all_hiddens)
+        x = self.final_norm(out.x)
         return {
-            "encoder_out": [layout.unpack(self.final_norm(out.x))],  # (M, B, C)
+            "encoder_out": [x if packing is None else packing.unpack(x)],  # (M, B, C)
             "encoder_padding_mask": [padding_mask],
             "encoder_embedding": [embedded],
             "encoder_states": out.hidden_states,

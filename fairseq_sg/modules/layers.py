@@ -16,7 +16,7 @@ class LayerOutput(NamedTuple):
     """Output of one layer.
 
     Attributes:
-        x: (N, B, C), in the layout of the input.
+        x: (N, B, C), or packed as the input.
         weights: (B, N, M), mean over the heads, of the encoder's self-attention or the decoder's cross-attention.
         values: the Values by role, if the context asks for them.
         losses: scalar losses, and statistics, by name.
@@ -44,7 +44,7 @@ class EncoderLayer(Compilable):
         self.update = build_update(update, config, ffn, "encoder")
 
     def forward(self, x: Tensor, context: Context = Context()) -> LayerOutput:
-        """x (N, B, C), in ``context.layout``."""
+        """x (N, B, C), or packed."""
         attended = self.self_attn(self.self_attn_residual.before(x), None, context)
         a = self.self_attn_residual.after(x, attended.output)
         y, losses = self.update(a, x, context.hidden_padding)
@@ -73,7 +73,7 @@ class DecoderLayer(Compilable):
         self.update = build_update(update, config, ffn, "decoder")
 
     def forward(self, x: Tensor, context: Context = Context()) -> LayerOutput:
-        """x (N, B, C), in ``context.layout``; the source is in the context."""
+        """x (N, B, C), or packed; the source is in the context."""
         if context.memory is not None:
             context = replace(context, memory=self.self_attn_residual.before(context.memory))
         attended = self.self_attn(self.self_attn_residual.before(x), None, context)

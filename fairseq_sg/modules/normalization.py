@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.ops.precision import accumulation_dtype
 from fairseq_sg.registry import Mechanism, Registry
 
 QK_NORM_REGISTRY = Registry("query/key normalization", "--qk-norm")
@@ -57,7 +56,7 @@ class L1Normalization(QKNormalization):
     """x / (‖x‖₁ + ε)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = x.abs().sum(-1, keepdim=True, dtype=accumulation_dtype(x))  # (…, 1)
+        norm = x.abs().sum(-1, keepdim=True, dtype=_dtype_of_sums(x))  # (…, 1)
         return (x / (norm + self.eps)).type_as(x)
 
 
@@ -84,4 +83,8 @@ class RMSNormalization(QKNormalization):
 
 def l2_norm(x: Tensor) -> Tensor:
     """‖x‖₂, (…, F) -> (…, 1), in float32 (float64)."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x))
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_dtype_of_sums(x))
+
+
+def _dtype_of_sums(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

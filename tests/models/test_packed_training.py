@@ -17,7 +17,7 @@ from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
-from fairseq_sg.modules.cpu.packing import PADDED, Packing
+from fairseq_sg.modules.cpu.packing import Packing
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.losses import Statistic
@@ -67,10 +67,10 @@ def pair(left_pad=False):
     return tokens([9, 2, 5], 7, left_pad), tokens([3, 8, 4], 5, left_pad)
 
 
-def lay_out(monkeypatch, layout) -> None:
-    """From now on, the layout of a batch is what ``layout`` makes of its padding mask."""
+def pack_by(monkeypatch, pack) -> None:
+    """From now on, ``pack`` makes the packing of a batch from its padding mask."""
     for module in (decoder, encoder):
-        monkeypatch.setattr(module, "layout_for_training", layout)
+        monkeypatch.setattr(module, "packing_for_training", pack)
 
 
 def together(model, run, real, monkeypatch):
@@ -82,8 +82,8 @@ def together(model, run, real, monkeypatch):
         return packed[-1]
 
     found = []
-    for layout in (watched, lambda mask: PADDED):
-        lay_out(monkeypatch, layout)
+    for pack in (watched, lambda mask: None):
+        pack_by(monkeypatch, pack)
         model.zero_grad()
         torch.manual_seed(3)
         out, extra = run()
@@ -211,7 +211,7 @@ def test_outside_training_everything_has_its_place(monkeypatch):
     def never(mask):
         raise AssertionError("packed")
 
-    lay_out(monkeypatch, never)
+    pack_by(monkeypatch, never)
     with pytest.raises(AssertionError, match="packed"):
         model(source, None, target)
     model(source, None, target, return_all_hiddens=True)
@@ -224,7 +224,7 @@ def test_outside_training_everything_has_its_place(monkeypatch):
 
 def test_garbage_and_a_row_of_padding_alone(monkeypatch):
     """Embeddings of padding that are no zeros reach nothing."""
-    lay_out(monkeypatch, Packing)
+    pack_by(monkeypatch, Packing)
     model, (source, target) = build(), pair()
     source[1] = PAD
     real = target.ne(PAD)

@@ -12,7 +12,6 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import Context, build_attention, relative
 from fairseq_sg.modules.attention.relative import RelativeAttention
 from fairseq_sg.modules.cpu.dropout import dropout
-from fairseq_sg.modules.cpu.packing import PADDED
 from fairseq_sg.ops import relative_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 
@@ -208,7 +207,7 @@ def test_dropout_on_keys_is_on_keys_and_distances_in_training_only(name, role, m
     plain.pos_proj = Dropped(plain.pos_proj)
     q, v = (plain._split_heads(project(x), HEADS) for project in (plain.q_proj, plain.v_proj))
     seen = {"x": x} if name == "abs_rel" else {}
-    torch.testing.assert_close(out, plain._join_heads(plain.attend(q, kept, v, Context(), **seen)[0], PADDED))
+    torch.testing.assert_close(out, plain._join_heads(plain.attend(q, kept, v, Context(), **seen)[0]))
     assert not torch.allclose(out, before)
 
 

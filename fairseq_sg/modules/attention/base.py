@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.context import AttentionOutput, Context, State, Values
-from fairseq_sg.modules.cpu.packing import PADDED, Layout
+from fairseq_sg.modules.cpu.packing import Packing
 from fairseq_sg.registry import Mechanism
 
 ROLES = ("encoder", "decoder", "cross")
@@ -185,8 +185,8 @@ class Attention(Mechanism, nn.Module):
         """Attention of ``query`` over ``source``.
 
         Args:
-            query: (N, B, C), in ``context.layout``.
-            source: (M, B, C_kv), in ``context.key_layout``; ``query`` unless given.
+            query: (N, B, C), or packed.
+            source: (M, B, C_kv), or packed; ``query`` unless given.
             context: see :class:`Context`. With ``context.state``, the decoding state is updated in place.
 
         Raises:
@@ -196,18 +196,18 @@ class Attention(Mechanism, nn.Module):
         if context.memory is not None:
             source = torch.cat([context.memory.type_as(query), query])  # (M' + N, B, C)
         source = query if source is None else source
-        seen = {"x": context.layout.unpack(query)} if self.sees_input else {}
-        q = self._split_heads(self.q_proj(query), self.num_heads, context.layout)  # (B, H, N, D)
+        seen = {"x": unpacked(query, context.packing)} if self.sees_input else {}
+        q = self._split_heads(self.q_proj(query), self.num_heads, context.packing)  # (B, H, N, D)
         if context.state is not None and self.role != "encoder":
             out = self._decode(q, source, context, seen)  # (B, H, N, E)
-            return AttentionOutput(self._join_heads(out, context.layout), None, None)
+            return AttentionOutput(self._join_heads(out, context.packing), None, None)
         k, v = self._keys_and_values(source, context)  # (B, H, M, D), (B, H, M, E)
         out, weights = self.attend(q, k, v, context, **seen)  # (B, H, N, E)
         values = None
         if context.return_values:
             new = v if context.memory is None else v[:, :, context.memory.size(0) :]
             values = Values(new, context.padding_mask)
-        return AttentionOutput(self._join_heads(out, context.layout), weights, values)
+        return AttentionOutput(self._join_heads(out, context.packing), weights, values)
 
     def _decode(self, q: Tensor, source: Tensor, context: Context, seen: dict[str, Tensor]) -> Tensor:
         """Outputs (B, H, N, E) of the new positions; updates the attention's own state."""
@@ -233,20 +233,20 @@ class Attention(Mechanism, nn.Module):
         """k (B, H, M, D) and v (B, H, M, E) of the source, projected once for all steps of a shared layer."""
         if context.projected is not None and self in context.projected:
             return context.projected[self]
-        k = self._split_heads(self.k_proj(source), self.num_heads, context.key_layout)
-        v = self._split_heads(self.v_proj(source), self.value_heads, context.key_layout)
+        k = self._split_heads(self.k_proj(source), self.num_heads, context.key_packing)
+        v = self._split_heads(self.v_proj(source), self.value_heads, context.key_packing)
         if context.projected is not None:
             context.projected[self] = k, v
         return k, v
 
-    def _split_heads(self, x: Tensor, heads: int, layout: Layout = PADDED) -> Tensor:
-        """(N, B, H·D), in its layout -> (B, H, N, D), a view."""
-        return layout.unpack(x).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+    def _split_heads(self, x: Tensor, heads: int, packing: Packing | None = None) -> Tensor:
+        """(N, B, H·D), or packed -> (B, H, N, D), a view."""
+        return unpacked(x, packing).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
 
-    def _join_heads(self, out: Tensor, layout: Layout) -> Tensor:
-        """(B, H, N, E) -> (N, B, C), in its layout, through the output projection."""
+    def _join_heads(self, out: Tensor, packing: Packing | None = None) -> Tensor:
+        """(B, H, N, E) -> (N, B, C), or packed, through the output projection."""
         joined = out.permute(2, 0, 1, 3).flatten(2)  # (N, B, H·E)
-        return self.out_proj(layout.pack(joined))
+        return self.out_proj(joined if packing is None else packing.pack(joined))
 
     def _check(self, context: Context) -> None:
         if context.positions is not None and "indices" not in self.takes:
@@ -274,3 +274,8 @@ class Attention(Mechanism, nn.Module):
 
     def extra_repr(self) -> str:
         return f"role={self.role}, heads={self.num_heads}, head_dim={self.head_dim}"
+
+
+def unpacked(x: Tensor, packing: Packing | None) -> Tensor:
+    """(N, B, C) of a hidden state that may be packed."""
+    return x if packing is None else packing.unpack(x)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from fairseq_sg.modules.cpu.packing import PADDED, Layout
+from fairseq_sg.modules.cpu.packing import Packing
 
 if TYPE_CHECKING:
     from fairseq_sg.modules.attention.base import Attention
@@ -58,7 +58,7 @@ class Context:
         first: position of the first key (of ``memory``, if there is one) in its stream.
         state: decoding states by attention. With it, the queries are the new positions only.
         return_weights, return_values: whether the output has weights and Values; neither in decoding.
-        layout, key_layout: the form of the hidden states of queries and keys (``modules.cpu.packing``).
+        packing, key_packing: the packing of the hidden states of queries and keys (``modules.cpu.packing``), if any.
         projected: keys and values per head by attention, for a layer that is applied several times to one source.
         source, cross: in a decoder, the encoder's output (M, B, C) and the context of cross-attention to it.
     """
@@ -71,8 +71,8 @@ class Context:
     state: dict[str, State] | None = None
     return_weights: bool = False
     return_values: bool = False
-    layout: Layout = PADDED
-    key_layout: Layout = PADDED
+    packing: Packing | None = None
+    key_packing: Packing | None = None
     projected: dict[Attention, tuple[Tensor, Tensor]] | None = None
     source: Tensor | None = None
     cross: Context | None = None
@@ -80,7 +80,7 @@ class Context:
     @property
     def hidden_padding(self) -> Tensor | None:
         """(N, B) bool, the padding in the hidden state of self-attention's layer; None where it holds none."""
-        if self.padding_mask is None or self.layout.leaves_padding_out:
+        if self.padding_mask is None or self.packing is not None:
             return None
         return self.padding_mask.transpose(0, 1)
 

@@ -1,4 +1,4 @@
-"""Layouts of hidden states: with the padding of a batch, or on a CPU without it.
+"""Packing: hidden states of a training step on a CPU, without the padding of the batch.
 
 Projections, feedforward layers, layer norms, dropout, residual connections and the output layer work on each position
 by itself, and need not work on padding. On a CPU, a stack in training therefore carries the R real positions of the
@@ -9,7 +9,6 @@ queries, keys and values, and pack their outputs. Results at real positions chan
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,40 +18,19 @@ from torch.autograd.function import FunctionCtx
 WORTHWHILE = 0.1
 
 
-class Layout:
-    """The plain layout: hidden states are (N, B, C), padding included."""
+def packing_for_training(padding_mask: Tensor) -> Packing | None:
+    """The packing of a batch where it pays, else None; padding_mask (B, N).
 
-    leaves_padding_out: ClassVar[bool] = False
-
-    def pack(self, x: Tensor) -> Tensor:
-        """x (N, B, C) -> x in this layout."""
-        return x
-
-    def unpack(self, x: Tensor) -> Tensor:
-        """x in this layout -> (N, B, C)."""
-        return x
-
-    def unpack_batch_first(self, x: Tensor) -> Tensor:
-        """x in this layout -> (B, N, C)."""
-        return x.transpose(0, 1)
-
-
-PADDED = Layout()
-
-
-def layout_for_training(padding_mask: Tensor) -> Layout:
-    """The cheaper layout for a batch; padding_mask (B, N).
-
-    On a GPU it is the plain one: packing would make the host wait for the number of real positions.
+    On a GPU there is none: the host would have to wait for the number of real positions.
     """
     if padding_mask.device.type != "cpu":
-        return PADDED
+        return None
     packing = Packing(padding_mask)
     real = packing.index.numel()
-    return packing if 0 < real <= (1 - WORTHWHILE) * padding_mask.numel() else PADDED
+    return packing if 0 < real <= (1 - WORTHWHILE) * padding_mask.numel() else None
 
 
-class Packing(Layout):
+class Packing:
     """Hidden states without padding, (R, 1, C).
 
     Args:
@@ -61,8 +39,6 @@ class Packing(Layout):
     Attributes:
         length, batch: N and B. index: (R,) int64, the real positions counted through (N, B), R > 0.
     """
-
-    leaves_padding_out = True
 
     def __init__(self, padding_mask: Tensor):
         self.batch, self.length = padding_mask.shape

@@ -26,7 +26,7 @@ class StackOutput(NamedTuple):
     """Output of a stack.
 
     Attributes:
-        x: (N, B, C), in the layout of the input.
+        x: (N, B, C), or packed as the input.
         hidden_states: the states after each step, if they are kept.
         weights: (B, N, M), the attention weights that the output was made with, or None.
         values: by role, the Values of each step's attention, if the context asks for them.
@@ -75,7 +75,7 @@ class Stack(Mechanism, nn.Module):
         memory: Sequence[Tensor] | None = None,
         keep_hidden: bool = False,
     ) -> StackOutput:
-        """x (N, B, C), in ``context.layout``; ``memory`` has an entry for each step."""
+        """x (N, B, C), or packed; ``memory`` has an entry for each step."""
         hidden_states, values, losses, weights = [], {}, {}, None
         for step in range(self.steps):
             x, weights, step_values, step_losses = self.layer_for_step(step)(
