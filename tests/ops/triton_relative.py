@@ -12,7 +12,8 @@ from test_relative_attention import SHAPES, make, run
 from triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
-from fairseq_sg.ops import force_implementation, relative_attention
+from fairseq_sg.ops import relative_attention
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 
 kernels = importlib.import_module("fairseq_sg.ops.relative.triton")
 
@@ -179,20 +180,20 @@ def test_refused_with_the_reason(shape, dtype, message):
 
 @pytest.mark.parametrize("name", ["relative", "abs_rel"])
 @pytest.mark.parametrize("role", ["encoder", "decoder"])
-def test_in_an_attention(name, role):
+def test_in_an_attention(name, role, monkeypatch):
     """A whole attention of a model: with its projections, and decoding step by step."""
     module = ATTENTION_REGISTRY.find(name)(16, 2, role=role).to(DEVICE)
     x = torch.randn(7, 3, 16, device=DEVICE)
     mask = make_mask("left", 3, 7, DEVICE)
 
     def results(implementation):
-        with force_implementation(f"relative_attention={implementation}"):
-            out = module(x, key_padding_mask=mask, need_weights=False)[0]
-            found = [out, *torch.autograd.grad(out.square().sum(), module.parameters())]
-            if role == "decoder":
-                state = {}
-                with torch.no_grad():
-                    found += [module(part, incremental_state=state, need_weights=False)[0] for part in x.split(1)]
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, implementation)
+        out = module(x, key_padding_mask=mask, need_weights=False)[0]
+        found = [out, *torch.autograd.grad(out.square().sum(), module.parameters())]
+        if role == "decoder":
+            state = {}
+            with torch.no_grad():
+                found += [module(part, incremental_state=state, need_weights=False)[0] for part in x.split(1)]
         return found
 
     for actual, expected in zip(results("triton"), results("shift"), strict=True):
