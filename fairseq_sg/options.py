@@ -56,7 +56,7 @@ def _of_mechanisms() -> Iterator[Section]:
             parts.append(f"{kind} {'of every kind' if everything else ', '.join(names)}")
         yield Section("; ".join(parts), {name for _, name in takers}, options)
     for kind in dict.fromkeys(kind for kind, _ in kinds):
-        names = [name for (k, name), cls in kinds.items() if k == kind and cls.options is None]
+        names = sorted(name for (k, name), cls in kinds.items() if k == kind and cls.options is None)
         if names:
             yield Section(f"{kind} {', '.join(names)}: no options of their own", set(names))
 
@@ -110,9 +110,8 @@ def _shown(declared: Iterable[Field]) -> dict[str, Field]:
 def choices(option: str) -> list[str]:
     """The mechanisms that an option chooses from; none where it does not choose a mechanism."""
     from fairseq_sg.models.checks import MECHANISMS
-    from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 
-    registries = [r for r in (*MECHANISMS, QK_NORM_REGISTRY) if ranges.flag(option) in r.option.split(", ")]
+    registries = [r for r in MECHANISMS if ranges.flag(option) in r.option.split(", ")]
     return sorted(name for registry in registries for name in registry)
 
 
