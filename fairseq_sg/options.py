@@ -56,7 +56,7 @@ def _mechanism_sections() -> Iterator[Section]:
             titles.append(f"{kind} {'of every kind' if everything else ', '.join(names)}")
         yield Section("; ".join(titles), {name for _, name in takers}, options)
     for kind in dict.fromkeys(kind for kind, _ in kinds):
-        names = [name for (k, name), cls in kinds.items() if k == kind and cls.options is None]
+        names = sorted(name for (k, name), cls in kinds.items() if k == kind and cls.options is None)
         if names:
             yield Section(f"{kind} {', '.join(names)}: no options of their own", set(names))
 
