@@ -106,8 +106,8 @@ def record(model: nn.Module) -> Iterator[Recording]:
 
 
 def _attention_hook(name: str, recording: Recording) -> Callable:
-    def hook(module: Attention, args: tuple[Tensor, Tensor | None, Context], output: Any) -> None:
-        query, source, context = args
+    def hook(module: Attention, args: tuple, output: Any) -> None:
+        query, source, context = (*args, *(None, Context())[len(args) - 1 :])
         if context.state is not None:
             raise ValueError("record full passes: decoding step by step forms no attention weights")
         with torch.no_grad(), _norms_of(module) as norms:

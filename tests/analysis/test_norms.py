@@ -113,7 +113,7 @@ def norms_of(attention) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     x = torch.randn(QUERIES, BATCH, WIDTH, dtype=torch.float64)
     y = torch.randn(KEYS, BATCH, WIDTH, dtype=torch.float64) if attention.role == "cross" else x
     with torch.no_grad(), record(torch.nn.ModuleList([attention]).eval()) as recording:
-        attention(x, y, y)
+        attention(x, y)
         heads = {"query": projected(attention.q_proj, x), "key": projected(attention.k_proj, y)}
     (call,) = recording.attentions
     return call.norms, heads
