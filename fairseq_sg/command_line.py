@@ -239,7 +239,7 @@ def _owners(flag: str) -> str:
             return f"fairseq-{command}"
     found: dict[str, list[str]] = {}
     for option, registry in _registries().items():
-        for name, cls in sorted(registry.items(), key=lambda item: not item[1].__module__.startswith("fairseq_sg")):
+        for name, cls in sorted(registry.items(), key=_plugin_first):
             scratch = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
             with contextlib.suppress(Exception):  # some of fairseq's models want packages that are not installed
                 if hasattr(cls, "add_args"):
@@ -249,6 +249,11 @@ def _owners(flag: str) -> str:
                 if flag in scratch._option_string_actions:
                     found.setdefault(option, []).append(name)
     return ", ".join(f"{option} {', '.join(names[:3])}" for option, names in found.items())
+
+
+def _plugin_first(item: tuple[str, type]) -> tuple[bool, str]:
+    """Sorts (name, class): the plugin's before fairseq's, each by name."""
+    return not item[1].__module__.startswith("fairseq_sg"), item[0]
 
 
 def _registries() -> dict[str, Mapping[str, type]]:

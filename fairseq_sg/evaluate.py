@@ -146,9 +146,10 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
 
 @torch.no_grad()
 def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
-    """Of every sentence (of a text: every segment of a stream), in the order of the dataset, float64 (4, sentences):
+    """Scores of every sentence (for text, of every segment of a stream) in the order of the dataset.
 
-    whether all of it is right, its tokens, how many of them are right, and its cross entropy in nats.
+    Returns:
+        float64 (4, sentences): whether all of it is right, its tokens, its right tokens, its cross entropy in nats.
     """
     batches, ids = [], []
     for batch in loaded.batches(dataset, batch_size):

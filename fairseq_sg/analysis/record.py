@@ -4,10 +4,9 @@
         model(**inputs)
     recording.steps("encoder")[2].weights        # third application of the encoder's self-attention
 
-A hook runs after a module has done its work, and asks the module once more, for its weights per head too. What the
-model computes is therefore the same to the bit with and without the recording (attention weights that are not asked
-for need not be formed, and forming them takes other, differently rounded, paths). Afterwards the hooks are gone; the
-model has not been changed.
+A hook runs after a module, and calls its ``forward`` once more for weights and Values. The model's own outputs are
+therefore the same to the bit with and without the recording. (An attention that returns weights takes another path,
+with other rounding.) Afterwards the hooks are removed, and the model is unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fairseq_sg.modules.normalization import NoNormalization
 from fairseq_sg.modules.update import Update
 from fairseq_sg.ops.precision import accumulation_dtype
 
-#: What a Query or Key is on its way: the projection, φ of it, and what a normalization makes of that.
+#: The stages of a Query or Key: the projection, φ of it, and its normalization.
 STAGES = ("projected", "mapped", "normalized")
 
 

@@ -1,4 +1,4 @@
-"""What the criteria share: task loss + λ · orthogonality of the Values + other losses the model emits.
+"""The base class of the criteria: task loss + λ · orthogonality of the Values + other losses the model emits.
 
     L = L_task + λ Σ_{role, application} mean_{sentence, head} ‖V̄V̄ᵀ − I‖²_F          (Park & Kim 2024, section 4.2)
 
@@ -67,8 +67,14 @@ class SGCriterionConfig(FairseqDataclass):
 
 
 class Score(NamedTuple):
-    """Of a batch: the loss and the cross entropy, both summed, in nats; which sentences are right, bool (B,); how many
-    predictions there are; how many of them are right, () int64, where a sentence has several."""
+    """The task's scores of a batch.
+
+    Attributes:
+        loss, nll: the loss and the cross entropy, both summed, in nats.
+        right: (B,) bool, the sentences that are right.
+        predictions: number of predictions.
+        tokens_right: () int64, number of right predictions where a sentence has several.
+    """
 
     loss: Tensor
     nll: Tensor
@@ -78,11 +84,12 @@ class Score(NamedTuple):
 
 
 class SGCriterion(FairseqCriterion):
-    """See the module's docstring; a subclass says what the task's loss is. Raises UsageError for an option outside its
-    choices.
+    """See the module's docstring; a subclass computes the task's loss (``score``).
+
+    Raises UsageError for an option outside its choices.
     """
 
-    #: What is predicted, and the unit of each percentage that is logged.
+    #: The unit of a prediction, and the unit of each percentage that is logged.
     predicted = "token"
     percentages = "accuracy, % of sentences; token_accuracy, % of tokens"
 
@@ -245,7 +252,7 @@ class SGCriterion(FairseqCriterion):
 
 
 def split(emitted: AuxLosses) -> tuple[AuxLosses, dict[str, Tensor]]:
-    """What a model returned: its losses as they are, and the mean of each statistic over the applications of layers."""
+    """Losses as they are, and the mean of each statistic over the applications of layers."""
     watched = {name for name, values in emitted.items() if isinstance(values[0], Statistic)}
     losses = {name: values for name, values in emitted.items() if name not in watched}
     return losses, {name: torch.stack([s.value for s in emitted[name]]).float().mean() for name in sorted(watched)}

@@ -3,8 +3,8 @@ sg_transformer…``).
 
 The shell is that of the reference implementations of the thesis (Csordás 2023, section 4 and appendix C): separate
 embedding tables, output projection tied to the decoder's table with a free bias, post-norm, dropout in attention,
-feedforward, residuals and embeddings. What its released code does and the text omits is an option;
-``docs/attention.md`` says which is which.
+feedforward, residuals and embeddings. Differences between its text and its released code are options;
+``docs/attention.md`` lists them.
 """
 
 from collections.abc import Collection
@@ -101,7 +101,7 @@ class SGTransformer(FairseqEncoderDecoderModel):
         return logits, extra
 
     def max_positions(self) -> tuple[int, int]:
-        """Of source and target; cross-attention, too, may have an end for the positions of the source."""
+        """The longest source and target; cross-attention, too, may limit the positions of the source."""
         cross = (m for m in self.decoder.modules() if isinstance(m, Attention) and m.role == "cross")
         return min(self.encoder.max_positions(), max_length(*cross)), self.decoder.max_positions()
 

@@ -1,18 +1,18 @@
-"""Layers compiled by ``torch.compile`` (``--compile``), for models that are bound by launching.
+"""Layers compiled by ``torch.compile`` (``--compile``), for models that are limited by kernel launches.
 
-A layer of a small model is about a hundred operations, of which each takes a GPU less time than Python takes to launch
-it. Compiled, it is a few fused kernels; with CUDA graphs (``reduce-overhead``, ``max-autotune``) the host launches all
-of them at once.
+A layer of a small model is about a hundred operations, and Python takes longer to launch one than a GPU to run it.
+Compiled, the layer is a few fused kernels. With CUDA graphs (``reduce-overhead``, ``max-autotune``) the host launches
+all of them at once.
 
-Compiled is the pass of a layer in training, and its derivative, for any batch size and length: sizes are symbols, so a
-new length is no new compilation. A layer runs uncompiled
+Forward and backward pass of a layer are compiled in training. Sizes are symbols: a new batch size or length needs no
+new compilation. A layer runs uncompiled
 
-- in evaluation and decoding, where every step has another state, and the analysis looks on;
-- where one of its modules has a forward hook, which compiled code would pass by;
-- within ``torch.compile`` of somebody else's, who decides about all of it.
+- in evaluation and decoding, where every step has another state;
+- where one of its modules has a forward hook, which compiled code would skip;
+- within ``torch.compile`` of a caller, which then decides.
 
-What cannot be compiled within a layer, such as a derivative that works in buffers, splits its code in two. Neither
-names of parameters nor the contents of a checkpoint change, and a copy of a layer is compiled again.
+An operation that cannot be compiled, such as a derivative that works in buffers, splits the code of its layer in two.
+Names of parameters and contents of checkpoints stay the same. A copy of a layer is compiled again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 MODES = (NONE, "default", *CUDA_GRAPHS)
 #: Functions with one answer for a whole program, which the compiler must not trace.
 CONSTANT = (requested, why_not_here)
-#: Who compiles: torch's inductor. Tests have cheaper ones here.
+#: The compiler's backend; tests put a cheaper one here.
 BACKEND: str | Callable = "inductor"
 
 
@@ -58,7 +58,7 @@ class Compilable(nn.Module):
 
 
 def compile_in_training(modules: nn.Module, mode: str) -> None:
-    """From now on, everything in ``modules`` that is `Compilable` runs compiled, each by itself; not so with ``none``.
+    """Makes every `Compilable` in ``modules`` run compiled, each by itself; with ``none``, uncompiled.
 
     Raises:
         UsageError: a mode that does not exist; at the first step of training, ``reduce-overhead`` without a GPU.
@@ -108,7 +108,7 @@ class Compilation:
                 torch.compiler.assume_constant_result(function)
             mode = {"mode": self.mode} if BACKEND == "inductor" else {}
             self._function = torch.compile(type(module).forward, backend=BACKEND, dynamic=True, **mode)
-        # Embeddings have another layout than layers' outputs, and would need code of their own.
+        # Embeddings and layers' outputs have different strides, and would be compiled apart.
         out = self._function(module, x.contiguous(), context)
         if self.mode in CUDA_GRAPHS and x.device.type == "cuda":
             # The next step overwrites a graph's results, some of which live longer (a memory of segments, Values).

@@ -1,4 +1,4 @@
-"""Whole models on one implementation of an operator: the same results, and a choice nobody can follow is refused."""
+"""Whole models on one implementation of an operator: the same results; an unknown name is refused."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_weights_are_computed_without_it(case, calls, monkeypatch):
 @pytest.mark.parametrize("kind", ["relative", "abs_rel"])
 @pytest.mark.parametrize("training", [True, False])
 def test_who_is_called_when_nobody_asks(kind, training, calls):
-    """On a CPU nobody; elsewhere the operator, which is to choose."""
+    """On a CPU no operator; elsewhere the operator, which chooses an implementation."""
     case = next(c for c in CASES if c.name == kind)
     module, x = case.build().train(training), case.inputs()[0]
     module(x, x)

@@ -162,7 +162,7 @@ def test_padded_in_a_batch_equals_alone(implementation, causal, side, device):
 @causality
 @pytest.mark.parametrize("row", [0, 4, 8])
 def test_nan_stays_in_its_row(implementation, causal, row, device):
-    """As of a query that is padding, whose row nobody reads."""
+    """As for a query that is padding, whose row is not read."""
     inputs = make((2, 2, 9, 9, 0), device)
     others = [n for n in range(9) if n != row]
     clean = with_gradients(run(implementation, causal=causal), inputs)

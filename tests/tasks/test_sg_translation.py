@@ -231,7 +231,7 @@ def test_order_changes_with_the_seed_and_not_with_the_lengths_alone(window):
     dataset = pair_dataset(range(1, 61), range(1, 61), window)
     orders = [order(dataset, seed) for seed in range(5)]
     assert len({tuple(o) for o in orders}) == 5
-    # Which samples share a window is drawn anew, uniformly: each is in the first one about as often as it should be.
+    # The samples of a window are drawn again in each epoch, uniformly: each is in the first about equally often.
     first = np.zeros(60)
     for seed in range(600):
         first[order(dataset, seed)[:10]] += 1

@@ -1,4 +1,4 @@
-"""Compositional attention (Mittal et al. 2022): searches say where to look, retrievals what to take from there.
+"""Compositional attention (Mittal et al. 2022): searches choose positions, retrievals choose Values.
 
 S searches (the heads) and R retrievals, at each position i:
 
@@ -9,8 +9,8 @@ S searches (the heads) and R retrievals, at each position i:
 
 and an output projection of all out_s side by side. h_i is the input of the layer (the decoder's, in cross-attention).
 
-``--retrieval-score concat`` is the released code's other score, a linear layer on [q̄_s, O_{s,r}]. What it adds for
-q̄_s is the same for all r, so the softmax drops it, and w_{s,r} = softmax over r of a·O_{s,r} is left. For the same
+``--retrieval-score concat`` is the released code's other score, a linear layer on [q̄_s, O_{s,r}]. Its term for
+q̄_s is the same for all r, so the softmax drops it, and w_{s,r} = softmax over r of a·O_{s,r} remains. For the same
 reason k̄ has no bias here.
 """
 

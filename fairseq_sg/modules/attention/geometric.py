@@ -4,14 +4,14 @@
     A_ij = P_ij Π_{k closer to i than j} (1 − P_ik),   A_ii = 0                            (eq. 5.7, 5.8)
     D_ij = forward channel of Linear(h_i) if j > i, backward channel if j < i (eq. 5.9)
 
-The order around i is i + 1, i − 1, i + 2, i − 2, …: weight goes to the closest match, on either side and at any
-distance, and none to what is behind a sure match. There is no softmax, and a row may sum to less than 1: to nearly 0
-where nothing matches. α = 1/√d_head, β = 1 and γ = 0 are learned scalars of the layer, shared by its heads; b is a bias
-for each head, zero at the start.
+The order around i is i + 1, i − 1, i + 2, i − 2, …: the closest match gets the weight, on either side and at any
+distance. Keys behind a certain match get none. There is no softmax, and a row may sum to less than 1, or to nearly 0
+where nothing matches. α, β and γ are learned scalars of the layer, shared by its heads; they start at 1/√d_head, 1 and
+0. b is a bias for each head, zero at the start.
 
-The paper has encoders only. In the decoder the candidates are j < i, in the order i − 1, i − 2, …. Nobody attends to
-itself there either, so position 0 sees nothing and its output is 0 (or the bias of the output projection, if there is
-one): the residual connection alone carries it on.
+The paper has encoders only. In the decoder the candidates are j < i, in the order i − 1, i − 2, …. A position does not
+attend to itself there either. Position 0 therefore sees no key, and its output is 0 (or the bias of the output
+projection): only the residual connection carries it on.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class LinearOptions(AttentionOptions):
 class LinearAttention(Attention):
     """Time O(N·F·E), decoding with a constant state per head: S (F, E) and z (F), both float32.
 
-    Of positions it takes a rotation, applied to Q̂ and K̂ in the numerator alone, so that the denominator stays
+    A rotation by positions is applied to Q̂ and K̂ in the numerator alone, so that the denominator stays
     positive (Su et al. 2021, eq. 19): O_n = R_n Q̂_n Σ_i (R_i K̂_i)ᵀ V_i / (Q̂_n · Σ_i K̂_i + ε).
 
     Args (besides those of :class:`Attention`):

@@ -59,7 +59,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         A = softmax( s · (QKᵀ/√d + bias) + position bias ),   s = 1, or ln(number of visible keys) with ``log_length``
 
     where a learned scalar may stand in the place of 1/√d. A kind changes queries and keys, or adds a bias to the
-    logits, by overriding ``logits_of``. Of positions the family takes a rotation of queries and keys, and a bias.
+    logits, by overriding ``logits_of``. A position may give a rotation of queries and keys, or a bias.
 
     Args (besides those of :class:`Attention`):
         attention_dropout: dropout on the weights after the softmax, in training.

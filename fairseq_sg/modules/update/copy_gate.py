@@ -8,12 +8,14 @@
 A column whose gate is closed keeps its state to the bit, and waits until there is something to compute. The last bias
 of FFN_gate starts at −3, so that gates start nearly closed.
 
-What the released code does and the text leaves out: in training the gate of a whole column is closed with probability
-``--copy-gate-dropout`` in every application of the layer; where the attention is not geometric, the new content is
-tanh(FFN_data(a)) (``--copy-gate-content tanh``); in CTL++ (Csordás et al. 2022b) it is LN(FFN_data(a) + a)
-(``residual``), and both feedforward layers have GELU (``--ffn-activation gelu``) and no dropout. The last matrix of
-FFN_data starts Glorot uniform, with gain 5/3 for ``layer_norm`` and 1 for ``residual``, and with PyTorch's default for
-``tanh``.
+The released code differs from the text in these points:
+
+- in training, the gate of a whole column is closed with probability ``--copy-gate-dropout`` in each application;
+- the new content is tanh(FFN_data(a)) where the attention is not geometric (``--copy-gate-content tanh``);
+- in CTL++ (Csordás et al. 2022b) it is LN(FFN_data(a) + a) (``residual``), and both feedforward layers have GELU
+  (``--ffn-activation gelu``) and no dropout;
+- the last matrix of FFN_data starts Glorot uniform, with gain 5/3 for ``layer_norm`` and 1 for ``residual``, and with
+  PyTorch's default for ``tanh``.
 """
 
 from __future__ import annotations
