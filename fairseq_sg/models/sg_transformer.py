@@ -56,8 +56,7 @@ class SGTransformer(FairseqEncoderDecoderModel):
         if type(task) is TranslationTask:
             raise UsageError(
                 "--task translation, fairseq's default, leaves out the last samples of an evaluation, has no start "
-                "symbol "
-                "in sources and logs no accuracy: choose --task sg_translation"
+                "symbol in sources and logs no accuracy: choose --task sg_translation"
             )
         config = resolve(cfg)
         left_pad_target = getattr(task.cfg, "left_pad_target", True)

@@ -74,8 +74,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     if max(grid[1:], default=0) > LARGEST_GRID:
         raise ValueError(
             f"these tensors are too long for the Triton kernels, which cut them into {max(grid[1:]):,} tiles of at "
-            f"most "
-            f"{LARGEST_GRID:,}: choose another implementation"
+            f"most {LARGEST_GRID:,}: choose another implementation"
         )
     device = arguments[0].device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():

@@ -46,9 +46,8 @@ class SGTranslationConfig(TranslationConfig):
         default=1,
         metadata={
             "help": "sort training samples by length inside random windows of this many samples before they are cut "
-            "into batches: "
-            "less padding, fewer lengths in a batch. 1: no sorting, as the references; 0: the whole epoch sorted, as "
-            "fairseq does"
+            "into batches: less padding, fewer lengths in a batch. 1: no sorting, as the references; 0: the whole "
+            "epoch sorted, as fairseq does"
         },
     )
     rebuild_batches: bool = field(
@@ -59,8 +58,7 @@ class SGTranslationConfig(TranslationConfig):
         default="groups",
         metadata={
             "help": "also log the accuracy of groups of types of examples ('groups'), of these and every type "
-            "('types'), or 'none'; "
-            "for data that have types, such as COGS"
+            "('types'), or 'none'; for data that have types, such as COGS"
         },
     )
 

@@ -29,16 +29,15 @@ INITS = ("reference", "glorot", "fused", "torch")
 
 @dataclass
 class AttentionOptions:
-    """Options that every attention has; a kind adds its own in a dataclass of its own (see ``Attention.options``)."""
+    """Options of every attention; a kind derives a dataclass with more from it (see ``Attention.options``)."""
 
     attention_init: str = field(
         default="reference",
         metadata={
             "help": "initialization of the attention's projections: 'reference' (as the papers' released code: "
             "Glorot uniform, but PyTorch's default for relative attention; docs/attention.md has the others), "
-            "'glorot', "
-            "'fused' (Glorot uniform with keys and values as one matrix, the output projection PyTorch's default) or "
-            "'torch'"
+            "'glorot', 'fused' (Glorot uniform with keys and values as one matrix, the output projection PyTorch's "
+            "default) or 'torch'"
         },
     )
     attention_bias: bool = field(
@@ -67,9 +66,9 @@ class Attention(Mechanism, nn.Module):
 
     #: The roles the kind can serve.
     roles: ClassVar[frozenset[str]] = frozenset(ROLES)
-    #: Whether the kind knows positions by itself, so that none are added to the embeddings.
+    #: Whether the kind has positions of its own, so that none are added to the embeddings.
     brings_position: ClassVar[bool] = False
-    #: What it is defined for of what a ``--position`` may give: ``rotation``, ``bias``, ``indices``
+    #: The results of a ``--position`` that the kind is defined for: ``rotation``, ``bias``, ``indices``
     #: (``modules.position.base``).
     takes: ClassVar[frozenset[str]] = frozenset()
     #: Whether ``attend``, ``extend`` and ``read`` get the layer's input (N, B, C) as ``x``.
@@ -77,7 +76,7 @@ class Attention(Mechanism, nn.Module):
     #: Whether the causal ``attend`` may have more keys than queries: a memory, before the positions of the queries.
     remembers: ClassVar[bool] = False
     options: ClassVar[type] = AttentionOptions
-    #: What ``--attention-init reference`` stands for: another choice, or a name that its ``reset_parameters`` knows.
+    #: The meaning of ``--attention-init reference``: another choice, or a name that ``reset_parameters`` knows.
     reference_init: ClassVar[str] = "glorot"
 
     def __init__(
@@ -133,7 +132,7 @@ class Attention(Mechanism, nn.Module):
 
     @property
     def _state_key(self) -> str:
-        # By the module itself: a number that it keeps would be that of its copies too.
+        # By identity: a number in the module would be shared by its copies.
         return f"attention_state.{id(self)}"
 
     def reset_parameters(self) -> None:

@@ -47,8 +47,7 @@ class SoftmaxOptions(AttentionOptions):
         default="sqrt_dim",
         metadata={
             "help": "'sqrt_dim': nothing but --attention-scale; 'log_length': softmax logits are also multiplied by "
-            "the natural "
-            "logarithm of the number of visible keys (Chiang & Cholak 2022)"
+            "the natural logarithm of the number of visible keys (Chiang & Cholak 2022)"
         },
     )
 

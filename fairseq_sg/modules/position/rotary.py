@@ -33,8 +33,7 @@ class RotaryPosition(AttentionPosition):
         if dim % 2:
             raise UsageError(
                 f"--position rotary rotates pairs of features, and a head's queries have {dim}: choose another width "
-                f"or "
-                "number of heads (--encoder-attention-heads, --decoder-attention-heads), or for linear attention "
+                "or number of heads (--encoder-attention-heads, --decoder-attention-heads), or for linear attention "
                 "--feature-map or --feature-dim"
             )
 
