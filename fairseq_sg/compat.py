@@ -101,6 +101,7 @@ _NOISE = (
 #: logger -> the beginning of the messages that it leaves out.
 _NOISE_IN_LOGS = {
     "fairseq.tasks.fairseq_task": re.compile("can_reuse_epoch_itr = "),
+    "fairseq.checkpoint_utils": re.compile("State of .* is ready to be persisted"),
     # The absent biases of nn.Linear(bias=False) are all the same None, which fairseq takes for a shared parameter.
     "fairseq.trainer": re.compile(r"detected shared parameter: \S+bias <- \S+bias$"),
     # Shown because a module of fairseq sets the level of all loggers to DEBUG.
