@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY, build_attention
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
@@ -24,8 +24,14 @@ from fairseq_sg.modules.update import UPDATE_REGISTRY
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
+def example(line: str) -> str:
+    """The example of extending.md with such a line."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
+    return next(block for block in blocks if line in block)
+
+
 def test_the_attention_of_extending_md(monkeypatch, tmp_path):
-    code = re.search(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)[1]
+    code = example("class MeanAttention")
     (tmp_path / "mean_attention.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     try:
@@ -38,7 +44,7 @@ def test_the_attention_of_extending_md(monkeypatch, tmp_path):
         x = torch.randn(3, 2, 8)
         mask = torch.tensor([[False, False, True], [False, False, False]])
         expected = torch.stack([attention.v_proj(x[:2, 0]).mean(0), attention.v_proj(x[:, 1]).mean(0)])
-        out = attention(x, key_padding_mask=mask)[0]
+        out = attention(x, None, Context(key_padding_mask=mask)).output
         torch.testing.assert_close(out[0], attention.out_proj(2 * expected))
     finally:
         ATTENTION_REGISTRY.pop("mean", None)
@@ -50,7 +56,7 @@ def test_the_normalization_of_extending_md(monkeypatch, tmp_path):
     pytest.importorskip("fairseq")
     from fairseq_sg.models.sg_transformer import SGTransformer, resolve
 
-    code = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)[1]
+    code = example("class PowerNormalization")
     (tmp_path / "power_normalization.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     try:

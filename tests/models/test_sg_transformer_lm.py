@@ -32,7 +32,11 @@ MAPS = {
 }
 #: Every causal attention, with every position inside it, or added to the embeddings.
 KINDS = {
-    "softmax": {},
+    **{
+        name: dict(decoder_attention=name)
+        for name, kind in ATTENTION_REGISTRY.items()
+        if kind.remembers and "decoder" in kind.roles and name != "linear"
+    },
     "learned": dict(position="learned", learned_positions=64),
     "nope": dict(position="none"),
     "rotary": dict(position="rotary"),
@@ -40,12 +44,7 @@ KINDS = {
     "t5": dict(position="t5", t5_buckets=8, t5_max_distance=12),
     "log_length": dict(logit_scale="log_length", position="none"),
     "relative": dict(decoder_attention="relative", attention_scale="learned"),
-    "abs_rel": dict(decoder_attention="abs_rel"),
-    "geometric": dict(decoder_attention="geometric"),
-    "compositional": dict(decoder_attention="compositional"),
     "compositional-rotary": dict(decoder_attention="compositional", position="rotary"),
-    "galerkin": dict(decoder_attention="galerkin"),
-    "fourier": dict(decoder_attention="fourier"),
     "linear-rotary": dict(decoder_attention="linear", position="rotary", qk_norm="l2"),
     **{
         f"linear-{name}": dict(decoder_attention="linear", feature_map=name, **MAPS.get(name, {}))
@@ -93,7 +92,7 @@ def in_segments(model, tokens, length: int, memory_length: int, **more):
 
 def test_all_causal_attentions_and_maps_are_here():
     named = {options.get("decoder_attention", "softmax") for options in KINDS.values()}
-    assert named == {name for name, kind in ATTENTION_REGISTRY.items() if "decoder" in kind.roles}
+    assert named == {name for name, kind in ATTENTION_REGISTRY.items() if kind.remembers and "decoder" in kind.roles}
     assert all(f"linear-{name}" in KINDS for name in FEATURE_MAP_REGISTRY)
 
 

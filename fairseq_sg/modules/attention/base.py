@@ -64,7 +64,7 @@ class Attention(Mechanism, nn.Module):
         UsageError: for a role the kind cannot serve, heads that do not divide the width, or a wrong option.
     """
 
-    #: The roles the kind can serve.
+    #: The roles the kind can serve; all three unless it says otherwise.
     roles: ClassVar[frozenset[str]] = frozenset(ROLES)
     #: Whether the kind has positions of its own, so that none are added to the embeddings.
     brings_position: ClassVar[bool] = False
@@ -113,6 +113,11 @@ class Attention(Mechanism, nn.Module):
             raise UsageError(
                 f"{self.registered_name} attention has no output projection, and its {num_heads} heads of "
                 f"--decoder-head-dim {head_dim} do not add up to the width {embed_dim}: leave the option out"
+            )
+        if role == "decoder" and type(self).extend is Attention.extend:
+            raise TypeError(
+                f"{type(self).__name__} serves as decoder attention and has no extend, the step of decoding: write it, "
+                "or leave 'decoder' out of its roles"
             )
         self.role = role
         self.causal = role == "decoder"
@@ -267,7 +272,7 @@ class Attention(Mechanism, nn.Module):
                 "be padded"
             )
 
-    def _offset(self, q: Tensor, k: Tensor) -> int:
+    def offset(self, q: Tensor, k: Tensor) -> int:
         """Position of the first query among the keys in ``attend``."""
         return k.size(2) - q.size(2) if self.causal else 0
 

@@ -106,7 +106,7 @@ class GalerkinAttention(Attention):
                     projection.weight.diagonal().add_(1e-2)
 
     def attend(self, q, k, v, context):
-        padding, offset, dtype = context.key_padding_mask, self._offset(q, k), v.dtype
+        padding, offset, dtype = context.key_padding_mask, self.offset(q, k), v.dtype
         n = count_visible(q.size(2), k.size(2), padding, self.causal, offset, q.device)  # (B or 1, 1, N or 1, 1)
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
         # Sums in float32: over many keys they exceed float16, their mean does not.

@@ -108,7 +108,7 @@ class GeometricAttention(Attention):
                 nn.init.uniform_(projection.weight, -bound, bound)
 
     def attend(self, q, k, v, context, *, x):
-        weights = self._weights(q, k, context.key_padding_mask, self._offset(q, k), x).type_as(v)
+        weights = self._weights(q, k, context.key_padding_mask, self.offset(q, k), x).type_as(v)
         return weights @ v, weights if context.return_weights else None
 
     def extend(self, q, k, v, state, context, *, x):

@@ -114,7 +114,7 @@ class LinearAttention(Attention):
         return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map), QK_NORM_REGISTRY.find(config.qk_norm)}
 
     def attend(self, q, k, v, context):
-        padding, offset = context.key_padding_mask, self._offset(q, k)
+        padding, offset = context.key_padding_mask, self.offset(q, k)
         key_positions = self._positions(k, padding)
         if self.role == "cross":
             query_positions = self._positions(q, None)

@@ -108,7 +108,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         return q, k, None
 
     def attend(self, q, k, v, context, **x):
-        offset = self._offset(q, k)
+        offset = self.offset(q, k)
         q, k = self._rotate(q, k, offset, 0)
         return self._softmax(q, k, v, offset, context, **x)
 
