@@ -150,8 +150,7 @@ def parse(path: Path, data: bytes, known: dict[str, int]) -> tuple[list[Pair], l
 
     Raises:
         DataError: with the line, for another form (see ``text.split_lines`` and ``parse_line``), for a type that is not
-            in
-            ``known``, and for a repeated sentence.
+            in ``known``, and for a repeated sentence.
     """
     seen: dict[str, int] = {}
     pairs, types = [], []

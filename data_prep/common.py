@@ -125,8 +125,7 @@ def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair],
 
     Returns:
         The training set without the drawn pairs, and the ⌊fraction · number of such sources⌋ drawn pairs; both in the
-            order
-        of ``pairs``.
+        order of ``pairs``.
 
     Raises:
         DataError: not even one pair would be drawn.

@@ -15,8 +15,7 @@ target is the resulting symbol, one word: a class. Both orders have the same exa
                         subset, with any symbol
     new_primitive_one, new_primitive_two
                         1,000 each with 2 to 5 functions, at least one of them ``j``, or ``k``, which occur only alone
-                            in
-                        training
+                        in training
 
 The length of a training example is drawn uniformly, but repeated examples are dropped, and there are few short ones.
 With the default seed, 432 of the 53,136 have 2 functions, 3,749 have 3, 20,859 have 4 and 28,096 have 5. The type of an

@@ -174,8 +174,7 @@ def download(file: OfficialFile, url: str, target: Path) -> Path:
 
     Raises:
         DataError: the server has no such file, sends another one, or cannot be reached in ``ATTEMPTS`` attempts; or the
-            disk
-            is full.
+            disk is full.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

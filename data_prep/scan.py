@@ -18,19 +18,17 @@ the training distribution:
 
     length --cutoff C         training commands have at most C actions, ``gen`` the longer ones; a tenth of the short
                               ones is ``valid``: cutoffs of Newman et al. 2020, drawn as by Csordás et al. 2021. They
-                                  draw
-                              by position in tasks.txt, so only the official file gives the sets of their papers.
+                              draw by position in tasks.txt, so only the official file gives the sets of their papers.
     length                    at most 22 actions, and at least 24 (Lake & Baroni 2018, experiment 2)
-    addprim_jump ``gen``: commands with ``jump``, except the bare one, which is a tenth of the training lines
+    addprim_jump              ``gen``: commands with ``jump``, except the bare one, which is a tenth of the training lines
     addprim_turn_left         the same with the adjacent words ``turn left`` (both: Lake & Baroni 2018, experiment 3)
     template_X                ``gen``: commands with X after walk, look, run or jump; none of them in training
     template_jump_around_right, filler_numN
                               ``gen``: commands with ``jump around right``; in training ``around right`` follows the
-                                  other
-                              verbs, or N of them: none, then look, walk and run (all: Loula et al. 2018)
+                              other verbs, or N of them: none, then look, walk and run (all: Loula et al. 2018)
     simple                    a random fifth is ``test`` (Lake & Baroni 2018, experiment 1); the official one is in two
                               separate files; without them another fifth is drawn
-    mcd1, mcd2, mcd3 maximum compound divergence, with an official ``dev`` (Keysers et al. 2020), by index files
+    mcd1, mcd2, mcd3          maximum compound divergence, with an official ``dev`` (Keysers et al. 2020), by index files
 
 Only the split by cutoff is published with ``valid``. For the others ``--holdout`` takes it from the training commands.
 By default those of mcd stay complete, because ``dev`` serves for validation.

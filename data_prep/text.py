@@ -46,8 +46,7 @@ def split_lines(path: Path, data: bytes) -> list[str]:
 
     Raises:
         DataError: for a byte order mark, bytes that are not UTF-8, a carriage return or another character that some
-            tools
-            take for a line end (U+2028 …), and an empty line; see ``check_beginning`` and ``decode_line``.
+            tools take for a line end (U+2028 …), and an empty line; see ``check_beginning`` and ``decode_line``.
     """
     return [decode_line(path, number, raw) for number, raw in enumerate(raw_lines(path, data), start=1)]
 

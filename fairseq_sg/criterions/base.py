@@ -6,15 +6,16 @@ V̄ are the Values with unit rows. The paper writes the loss for one attention, 
 it is on the encoder's self-attention (``--orthogonality-roles``), on each head by itself, without padding, as the mean
 over sentences and heads and the sum over the applications of the (shared) layer.
 
-Logged: ``loss`` (all of it) and ``nll_loss`` in bits as fairseq does, ``orthogonality_encoder`` and the like (after the
-reduction, before λ), every other loss by its name (the sum over applications, before ``--aux-loss-weights``),
-statistics by theirs (the mean over applications), and ``accuracy``: the percentage of sentences that are right. Where a
-sentence has several tokens, ``token_accuracy`` is the percentage of tokens. Where sentences have types, the accuracy of
-groups of them is logged too (``--accuracy-by`` of the task).
+Logs:
 
-Where the loss has several parts, their shares of it are logged too, in its unit, so that they add up to ``loss``:
-``share_nll``, ``share_label_smoothing``, ``share_orthogonality_encoder`` and the like, weight included. Label
-smoothing's is what it adds to the cross entropy, and may be negative.
+- ``loss``, all of it, and ``nll_loss``, in bits as fairseq does;
+- ``orthogonality_encoder`` and the like, before λ; every other loss by its name, as the sum over the applications,
+  before ``--aux-loss-weights``; statistics by theirs, as the mean over the applications;
+- ``accuracy``, the percentage of sentences that are right; ``token_accuracy``, that of tokens, where a sentence has
+  several; the accuracy of groups of types, where sentences have types (``--accuracy-by`` of the task);
+- shares of ``loss``, where it has several parts, in its unit and with their weights, so that they add up to it:
+  ``share_nll``, ``share_label_smoothing`` (the difference to the cross entropy, perhaps negative),
+  ``share_orthogonality_encoder`` and the like.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 ``loss`` and ``nll_loss`` are in bits per sentence, ``accuracy`` is the percentage of sentences whose class has the
 largest logit. Label smoothing is that of torch and of Szegedy et al. 2016: (1 − ε) on the class and ε/K on each of the
-    K classes.
+K classes.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Classification(SGCriterion):
 
     predicted = "sentence"
     percentages = "accuracy, % of sentences"
-    #: What tells ``sg_classification`` that a criterion reads classes.
+    #: Marks a criterion that reads classes, for ``sg_classification``.
     of_classes = True
 
     def __init__(self, cfg: ClassificationConfig, task):

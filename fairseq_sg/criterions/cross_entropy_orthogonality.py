@@ -1,13 +1,10 @@
-"""``cross_entropy_orthogonality``: token cross entropy + λ · orthogonality of the Values + other losses the model
-emits.
+"""``cross_entropy_orthogonality``: token cross entropy + λ · orthogonality of the Values + other losses of the model.
 
-What is optional, and what is logged, is in ``base``. ``loss`` and ``nll_loss`` are in bits per token, and ``accuracy``
-is the percentage of sentences whose every teacher-forced argmax is right, the end symbol included. That equals the
-exact match of
-greedy decoding: as long as all earlier argmaxes were right, the prefix that greedy decoding feeds itself is the
-target's. Padding is no output in either. (fairseq's generator also forbids an empty output, unless told ``--min-len
-0``.) ``token_accuracy`` is the percentage of tokens whose argmax is right, the end symbol among them; padding does not
-count.
+``base`` has the options and the logs. ``loss`` and ``nll_loss`` are in bits per token. ``accuracy`` is the percentage
+of sentences whose every teacher-forced argmax is right, the end symbol included. It equals the exact match of greedy
+decoding: as long as all earlier argmaxes were right, greedy decoding feeds itself the prefix of the target. Padding is
+no output in either. (fairseq's generator also forbids an empty output, except with ``--min-len 0``.)
+``token_accuracy`` is the percentage of tokens whose argmax is right, the end symbol included and padding excluded.
 """
 
 from dataclasses import dataclass
