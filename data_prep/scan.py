@@ -20,7 +20,7 @@ the training distribution:
                               ones is ``valid``: cutoffs of Newman et al. 2020, drawn as by Csordás et al. 2021. They
                               draw by position in tasks.txt, so only the official file gives the sets of their papers.
     length                    at most 22 actions, and at least 24 (Lake & Baroni 2018, experiment 2)
-    addprim_jump              ``gen``: commands with ``jump``, except the bare one, which is a tenth of the training lines
+    addprim_jump              ``gen``: commands with ``jump``; the bare one is a tenth of the training lines
     addprim_turn_left         the same with the adjacent words ``turn left`` (both: Lake & Baroni 2018, experiment 3)
     template_X                ``gen``: commands with X after walk, look, run or jump; none of them in training
     template_jump_around_right, filler_numN
@@ -28,7 +28,8 @@ the training distribution:
                               other verbs, or N of them: none, then look, walk and run (all: Loula et al. 2018)
     simple                    a random fifth is ``test`` (Lake & Baroni 2018, experiment 1); the official one is in two
                               separate files; without them another fifth is drawn
-    mcd1, mcd2, mcd3          maximum compound divergence, with an official ``dev`` (Keysers et al. 2020), by index files
+    mcd1, mcd2, mcd3          maximum compound divergence, with an official ``dev``, by index files (Keysers et al.
+                              2020)
 
 Only the split by cutoff is published with ``valid``. For the others ``--holdout`` takes it from the training commands.
 By default those of mcd stay complete, because ``dev`` serves for validation.
