@@ -80,7 +80,9 @@ def test_a_process_that_fails_ends_all_of_them(data, tmp_path):
     )
     arguments = [word for word in training(data, tmp_path / "run", *MODEL, "--max-epoch", "2") if word != "--cpu"]
     result = run("python", LAUNCHER, 2, "fairseq-train", *arguments, PYTHONPATH=str(tmp_path))
-    assert result.code == 1 and result.err.splitlines()[-1].startswith("error: process 1 of 2 failed; what it printed")
+    assert result.code == 1 and result.err.splitlines()[-1].startswith(
+        "error: process 1 of 2 failed; see its output above"
+    )
     assert "the second one" in result.err and not list(tmp_path.rglob("*.pt"))
 
 
@@ -89,8 +91,8 @@ def test_a_process_that_fails_ends_all_of_them(data, tmp_path):
     [
         (["0", "fairseq-train", "x"], "the number of processes is 0: choose at least 1"),
         (["2", "fairseq-validate", "x"], "after the number of processes comes fairseq-train with its arguments"),
-        (["2", "fairseq-train", "x", "--cpu"], "--cpu is what this command says itself: leave it out"),
-        (["2", "fairseq-train", "--ddp_backend=c10d"], "--ddp_backend=c10d is what this command says itself"),
+        (["2", "fairseq-train", "x", "--cpu"], "--cpu is set by this command: omit it"),
+        (["2", "fairseq-train", "--ddp_backend=c10d"], "--ddp_backend=c10d is set by this command"),
     ],
 )
 def test_wrong_command_lines(line, message):

@@ -16,6 +16,7 @@ from fairseq.logging import metrics
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.criterions.classification import Classification, ClassificationConfig
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention import Values
 
 SPECIALS, EOS = 4, 2
 LOGITS = torch.tensor([[3.0, 1, 0], [0, 2, 1], [0, 0, 5], [1, 0, 0]])
@@ -98,11 +99,19 @@ def test_accuracy_of_types_and_workers_that_add_up():
 
 def test_other_losses_are_weighted_and_orthogonality_has_its_own_weight():
     built = criterion(orthogonality_weight=0.5, aux_loss_weights='{"ponder": 0.03}')
-    loss, size, logs = built(answers(ponder=2.0, orthogonality_encoder=3.0), batch())
+
+    def answers_with_values(value_roles):
+        assert value_roles == ("encoder",)
+        logits, extra = answers(ponder=2.0)()
+        # Three equal Values in each of two heads: ‖V̄V̄ᵀ − I‖² = 9 − 3.
+        return logits, extra | {"values": {"encoder": [Values(torch.ones(4, 2, 3, 5), None)]}}
+
+    answers_with_values.attention_roles = ("encoder",)
+    loss, size, logs = built(answers_with_values, batch())
     plain = criterion()(answers(), batch())[0].item()
-    assert loss.item() == pytest.approx(plain + size * (0.03 * 2 + 0.5 * 3), rel=1e-6)
+    assert loss.item() == pytest.approx(plain + size * (0.03 * 2 + 0.5 * 6), rel=1e-5)
     shown = logged([logs])
-    assert (shown["ponder"], shown["orthogonality_encoder"]) == (2.0, 3.0)
+    assert (shown["ponder"], shown["orthogonality_encoder"]) == (2.0, pytest.approx(6.0, abs=1e-3))
     shares = {name: value for name, value in shown.items() if name.startswith("share_")}
     assert set(shares) == {"share_nll", "share_ponder", "share_orthogonality_encoder"}
     assert sum(shares.values()) == pytest.approx(shown["loss"], abs=2e-4) and shares["share_nll"] == shown["nll_loss"]
