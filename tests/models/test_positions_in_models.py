@@ -198,10 +198,10 @@ def seen_numbers(model) -> dict:
     for side in ("encoder", "decoder"):
         for layer in getattr(model, side).stack.layers:
 
-            def note(module, args, kwargs, side=side):
-                seen.setdefault(side, []).append(kwargs["positions"].tolist())
+            def note(module, args, side=side):
+                seen.setdefault(side, []).append(args[2].positions.tolist())
 
-            handles.append(layer.self_attn.register_forward_pre_hook(note, with_kwargs=True))
+            handles.append(layer.self_attn.register_forward_pre_hook(note))
     words = torch.tensor([[4, 5, 6, 7, 8, 2]])
     model(words, None, words)
     for handle in handles:

@@ -325,7 +325,7 @@ def test_hybrid_decodes_as_it_trains_and_learns():
         ({"qk_norm": "l2"}, r"--qk-norm l2 has no effect on the chosen mechanisms; it is an option of: linear "
             r"attention"),
         ({**KINDS["linear"], "attention_dropout": 0.3}, r"--attention-dropout 0.3 has no effect .* an option of: "
-            r".*relative attention.*softmax attention"),
+            r".*softmax attention.*relative attention"),
         ({"encoder_attention": "lineer"}, r"unknown attention 'lineer' .*choose from .*linear, relative, softmax"),
         ({"cross_attention": "relative"}, r"relative attention cannot serve as 'cross' attention: its roles are "
             r"encoder, decoder"),
