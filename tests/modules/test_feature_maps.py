@@ -311,7 +311,7 @@ def test_performer_is_an_unbiased_estimate_of_the_softmax_kernel():
     feature_map = make("performer", head_dim=4, performer_features=12, performer_redraw="forward").train()
     draws = []
     for _ in range(4000):
-        feature_map.queries(q)  # draws
+        feature_map.begin()
         draws.append(feature_map(q) @ feature_map(k).T)
     draws = torch.stack(draws)
     error = draws.std(0) / math.sqrt(len(draws))

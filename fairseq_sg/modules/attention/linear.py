@@ -114,15 +114,16 @@ class LinearAttention(Attention):
         return {cls, FEATURE_MAP_REGISTRY.find(config.feature_map), QK_NORM_REGISTRY.find(config.qk_norm)}
 
     def attend(self, q, k, v, context):
-        padding, offset = context.key_padding_mask, self.offset(q, k)
+        self.feature_map.begin()
+        padding = context.key_padding_mask
         key_positions = self._positions(k, padding)
         if self.role == "cross":
             query_positions = self._positions(q, None)
         else:
-            query_positions = None if key_positions is None else key_positions[..., offset:]
+            query_positions = None if key_positions is None else key_positions[..., k.size(2) - q.size(2) :]
         q, k = self._queries(q, query_positions), self._keys(k, key_positions)  # Q̂ (B, H, N, F), K̂ (B, H, M, F)
-        out = self._weighted_mean(q, k, v, offset, padding)  # (B, H, N, E)
-        return out, self._weights(q, k, offset, padding).type_as(v) if context.return_weights else None
+        out = self._weighted_mean(q, k, v, padding)  # (B, H, N, E)
+        return out, self._weights(q, k, padding).type_as(v) if context.return_weights else None
 
     def _queries(self, q: Tensor, positions: Tensor | None) -> Tensor:
         """Q̂ = Norm(φ(Q)), (B, H, N, F)."""
@@ -134,22 +135,22 @@ class LinearAttention(Attention):
         features = self.feature_map.keys if plain else self.feature_map.keys_to_normalize
         return self.k_norm(features(k, positions))
 
-    def _weighted_mean(self, q: Tensor, k: Tensor, v: Tensor, offset: int, key_padding_mask: Tensor | None) -> Tensor:
+    def _weighted_mean(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """O_n = Q̂_n Σ_i K̂_iᵀ V_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, E); a rotation is in the numerator alone."""
         visible = dict(causal=self.causal, key_padding_mask=key_padding_mask)
         if self.position is None:
             return linear_attention(q, k, v, eps=self.eps, **visible)
-        rotated = self.position.rotate(q, offset), self.position.rotate(k, 0)
+        rotated = self.position.rotate(q, self.offset(q, k)), self.position.rotate(k, 0)
         numerator = linear_attention(*rotated, accurate(v), normalize=False, **visible)
         denominator = linear_attention(q, k, _ones(k), normalize=False, **visible)  # (B, H, N, 1)
         return (numerator / (denominator + self.eps)).type_as(v)
 
-    def _weights(self, q: Tensor, k: Tensor, offset: int, key_padding_mask: Tensor | None) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The matrix A with O = A V: A_ni = Q̂_n·K̂_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, M)."""
         similarity = zero_hidden(_dot(q, k), key_padding_mask, self.causal)
         denominator = similarity.sum(-1, keepdim=True) + self.eps
         if self.position is not None:
-            rotated = self.position.rotate(q, offset), self.position.rotate(k, 0)
+            rotated = self.position.rotate(q, self.offset(q, k)), self.position.rotate(k, 0)
             similarity = zero_hidden(_dot(*rotated), key_padding_mask, self.causal)
         return similarity / denominator
 

@@ -59,6 +59,9 @@ class FeatureMap(Mechanism, nn.Module):
         """φ(k) up to a positive factor per Key, which cancels in the normalization that follows."""
         return self.keys(k, positions)
 
+    def begin(self) -> None:
+        """Called at the start of every full pass, before Queries and Keys are mapped, and never in decoding."""
+
     def check_positions(self, positions: Tensor, below: int) -> None:
         """Raises UsageError where the map is not defined at one of ``positions``, which are all below ``below``."""
 

@@ -68,18 +68,11 @@ class PerformerFeatureMap(FeatureMap):
         self.register_buffer("projection", orthogonal_gaussian(head_dim, self.features // 2))
 
     def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
-        if self.training and self._is_due():
-            # Not in place: an earlier application of the layer needs its features for the gradient.
-            self.projection = orthogonal_gaussian(*self.projection.shape).to(self.projection)
-            self.drawn_at = self.updates
-        return self._divided_by_largest(q)
-
-    def _divided_by_largest(self, q: Tensor) -> Tensor:
         exponents = self._exponents(q)
         return (exponents - exponents.amax(-1, keepdim=True)).exp() / math.sqrt(self.features)
 
     def keys_to_normalize(self, k: Tensor, positions: Tensor | None = None) -> Tensor:
-        return self._divided_by_largest(k)
+        return self.queries(k)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._exponents(x).exp() / math.sqrt(self.features)
@@ -93,6 +86,12 @@ class PerformerFeatureMap(FeatureMap):
     def set_num_updates(self, num_updates: int) -> None:
         """Called by fairseq with the number of updates that have been made."""
         self.updates = num_updates
+
+    def begin(self) -> None:
+        if self.training and self._is_due():
+            # Not in place: an earlier application of the layer needs its features for the gradient.
+            self.projection = orthogonal_gaussian(*self.projection.shape).to(self.projection)
+            self.drawn_at = self.updates
 
     def _is_due(self) -> bool:
         if self.redraw_every is None:
