@@ -94,7 +94,7 @@ def test_what_must_be_given():
         (
             "interactive",
             ["--task", "sg_translation", "--qk-norm", "l2"],
-            "--qk-norm is an option of a training, with --arch sg_transformer, .*: a checkpoint keeps what it was .*",
+            "--qk-norm is an option of a training, with --arch sg_encoder, .*: a checkpoint keeps what it was .*",
         ),
     ],
 )

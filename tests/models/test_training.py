@@ -21,7 +21,9 @@ from numpy.random import RandomState
 
 import fairseq_sg.plugin  # noqa: F401
 from data_prep.scan_grammar import generate
-from fairseq_sg.models.checks import MECHANISMS
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
+from fairseq_sg.modules.position import POSITION_REGISTRY
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from attentions import MODELS, build
@@ -78,6 +80,6 @@ def test_learns(name, scan):
 
 def test_every_attention_feature_map_and_position_is_among_them():
     words = {word for arguments in MODELS.values() for word in arguments}
-    for registry in MECHANISMS[:3]:
+    for registry in (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY):
         defaults = {"softmax", "sinusoidal"}
         assert set(registry) <= words | defaults, registry.kind

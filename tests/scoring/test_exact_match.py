@@ -72,9 +72,12 @@ def test_fairseq_builds_it_by_name():
 
 
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
-def test_fairseq_generate_builds_it_from_the_command_line():
+def test_fairseq_generate_builds_it_from_the_command_line(tmp_path):
+    checkpoint = tmp_path / "model.pt"
+    checkpoint.touch()
     parsed = options.parse_args_and_arch(
-        options.get_generation_parser(), ["data", "--path", "model.pt", "--scoring", "exact_match"]
+        options.get_generation_parser(),
+        ["data", "--path", str(checkpoint), "--task", "translation", "--scoring", "exact_match"],
     )
     scorer = scoring.build_scorer(convert_namespace_to_omegaconf(parsed).scoring, Dictionary())
     assert isinstance(scorer, ExactMatchScorer)
