@@ -128,14 +128,13 @@ class GeometricAttention(Attention):
         accurate = accumulation_dtype(q)
         if self.query_bias is not None:
             q = q + self.query_bias
-        content = ((q * self.alpha.type_as(q)) @ self.key_dropout(k).transpose(-1, -2)).to(accurate)
+        content = ((q * self.alpha.type_as(q)) @ self.key_dropout(k).transpose(-1, -2)).to(accurate)  # (B, H, N, M)
         if self.directional is None:
             return content + self.gamma
-        shift = (
-            self.beta * self._split_heads(self.directional(x), self.num_heads).to(accurate) + self.gamma
-        )  # (B, H, N, 1 or 2)
+        direction = self._split_heads(self.directional(x), self.num_heads).to(accurate)  # (B, H, N, 1 or 2)
+        shift = self.beta * direction + self.gamma
         if self.causal:
             return content + shift
-        backward, forward = shift.split(1, dim=-1)
-        ahead = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(1)
+        backward, forward = shift.split(1, dim=-1)  # (B, H, N, 1)
+        ahead = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(1)  # (N, M)
         return content + torch.where(ahead, forward, backward)

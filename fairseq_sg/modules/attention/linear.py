@@ -165,7 +165,7 @@ class LinearAttention(Attention):
         if padding_mask is None:
             positions = positions + torch.arange(x.size(2), device=x.device)
         else:
-            positions = positions + real_positions(padding_mask)[:, None, :]
+            positions = positions + real_positions(padding_mask)[:, None, :]  # (B, 1, N)
         self.feature_map.check_positions(positions, below=before + x.size(2))
         return positions
 
@@ -177,10 +177,10 @@ class LinearAttention(Attention):
         q, k = self._queries(q, positions), self._keys(k, positions)
         out, S, z = self._step(q, k, v, key_padding_mask, state, length)
         if positions is not None:
-            padding = (
-                torch.zeros_like(k[:, 0, :, 0], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
-            )
-            real = real + (~padding).sum(1)[:, None, None]
+            padding = key_padding_mask
+            if padding is None:
+                padding = torch.zeros(k.size(0), k.size(2), dtype=torch.bool, device=k.device)
+            real = real + (~padding).sum(1)[:, None, None]  # (B, 1, 1)
         return out, {"S": S, "z": z, "length": length + k.size(2), "real": real}
 
     def _step(self, q, k, v, key_padding_mask, state: State | None, length: int):
@@ -193,20 +193,19 @@ class LinearAttention(Attention):
         rotated = self.position.rotate(q, length), self.position.rotate(k, length)
         numerator, (S, _) = linear_attention(*rotated, accurate(v), state=before, normalize=False, **visible)
         if before is not None:
-            before = before[1].unsqueeze(-1), before[1]
+            before = before[1].unsqueeze(-1), before[1]  # (B, H, F, 1), (B, H, F)
         denominator, (_, z) = linear_attention(q, k, _ones(k), state=before, normalize=False, **visible)
         return (numerator / (denominator + self.eps)).type_as(v), S, z
 
     def fold(self, k, v, key_padding_mask):
-        S, z = linear_attention_state(
-            self._keys(k, self._positions(k, key_padding_mask)), v, key_padding_mask=key_padding_mask
-        )
+        k = self._keys(k, self._positions(k, key_padding_mask))  # (B, H, M, F)
+        S, z = linear_attention_state(k, v, key_padding_mask=key_padding_mask)
         return {"S": S, "z": z, "read": 0}
 
     def read(self, q, state):
         start = state["read"]
         state["read"] = start + q.size(2)
-        features = self._queries(q, self._positions(q, None, start))
+        features = self._queries(q, self._positions(q, None, start))  # (B, H, N, F)
         return linear_attention_read(features, (state["S"], state["z"]), eps=self.eps).type_as(q)
 
 

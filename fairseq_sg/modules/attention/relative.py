@@ -94,8 +94,8 @@ class RelativeAttention(SoftmaxAttentionBase):
 
         (H, N + M − 1, D).
         """
-        distances = torch.arange(-(offset + q.size(2) - 1), keys - offset, device=q.device)
-        projected = self.pos_proj(sinusoid(distances, self.embed_dim).to(self.pos_proj.weight.dtype))
+        distances = torch.arange(-(offset + q.size(2) - 1), keys - offset, device=q.device)  # (N + M − 1,)
+        projected = self.pos_proj(sinusoid(distances, self.embed_dim).to(self.pos_proj.weight.dtype))  # (…, H·D)
         return self.key_dropout(projected).unflatten(-1, (self.num_heads, -1)).transpose(0, 1).type_as(q)
 
     def _softmax(self, q, k, v, offset, context, **x):
@@ -103,12 +103,12 @@ class RelativeAttention(SoftmaxAttentionBase):
             return super()._softmax(q, k, v, offset, context, **x)
         keys, padding = k.size(2), context.key_padding_mask
         content, position, k = self.terms(q, k, offset, context, **x)
-        s = self._factor(q, keys, padding, offset)
+        s = self._factor(q, keys, padding, offset)  # (B, H, N, 1) or broadcastable
         if s is not None:
             content, position = content * s, position * s
         # A single query is the last of the keys that it sees.
         causal = self.causal and q.size(2) > 1
-        p = self._distances(q, keys, offset)
+        p = self._distances(q, keys, offset)  # (H, N + M − 1, D)
         out = relative_attention(content, position, k, v, p, causal=causal, key_padding_mask=padding, scale=self.scale)
         return out, None
 
@@ -133,16 +133,15 @@ class RelativeAttention(SoftmaxAttentionBase):
         """q_iᵀ W_P p_{b_j − a_i} for queries at positions a (N,) and keys at b (M,): (B, H, N, M).
 
         With r_i = W_Pᵀ q_i, the sum over the frequencies ω of r_sin sin(ω(b − a)) + r_cos cos(ω(b − a)) is, by the
-        addition theorems, the product of r_i rotated by ω a_i with the sinusoid of b_j: no N×M×d tensor, whatever the
-            positions.
+        addition theorems, the product of r_i rotated by ω a_i with the sinusoid of b_j. No N×M×d tensor is needed.
         """
         r = q @ self.pos_proj.weight.unflatten(0, (self.num_heads, -1)).type_as(q)  # (B, H, N, d)
         if r.size(-1) % 2:
-            r = nn.functional.pad(r, (0, 1))
+            r = nn.functional.pad(r, (0, 1))  # (B, H, N, d + 1)
         # Only sines and cosines are rounded to half precision: it cannot tell large angles apart.
         dtype = accumulation_dtype(q)
-        at_queries, at_keys = (angles(p, self.embed_dim, dtype) for p in (of_queries, of_keys))
+        at_queries, at_keys = (angles(p, self.embed_dim, dtype) for p in (of_queries, of_keys))  # (N, d/2), (M, d/2)
         (sin, cos), (key_sin, key_cos) = ((a.sin().type_as(q), a.cos().type_as(q)) for a in (at_queries, at_keys))
-        r_sin, r_cos = r[..., 0::2], r[..., 1::2]
+        r_sin, r_cos = r[..., 0::2], r[..., 1::2]  # (B, H, N, d/2)
         over_sin, over_cos = r_sin * cos + r_cos * sin, r_cos * cos - r_sin * sin
-        return over_sin @ key_sin.T + over_cos @ key_cos.T
+        return over_sin @ key_sin.T + over_cos @ key_cos.T  # (B, H, N, M)

@@ -149,13 +149,13 @@ class SoftmaxAttentionBase(Drops, Attention):
         factors = []
         if self.log_length:
             seen = count_visible(q.size(2), keys, key_padding_mask, self.causal, offset, q.device)
-            factors.append(seen.to(dtype).log())
+            factors.append(seen.to(dtype).log())  # (B or 1, 1, N or 1, 1)
         if self.learned_scale is not None:
             factors.append(self.learned_scale.to(dtype) / self.scale)
         return math.prod(factors).type_as(q) if factors else None
 
     def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, hidden: Tensor | None) -> Tensor:
-        logits = (q @ k.transpose(-1, -2)) * self.scale
+        logits = (q @ k.transpose(-1, -2)) * self.scale  # (B, H, N, M)
         if bias is not None:
             logits = logits + bias
         if hidden is None:
