@@ -3,6 +3,9 @@
 A kind of attention subclasses :class:`Attention` and writes
 
 - ``attend``: outputs for all queries at once, from q, k, v per head;
+
+and, where its decoding state is smaller than all keys and values,
+
 - ``extend``: a decoding step of self-attention, from the new q, k, v and the state of the prefix;
 - ``fold`` and ``read``: cross-attention in decoding; the source is folded once and read at each step.
 
@@ -12,13 +15,14 @@ Shapes inside, batch first: q ``(B, H, N, D)``, k ``(B, H, M, D)``, v ``(B, H, M
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention.cache import append_to_cache, cached
 from fairseq_sg.modules.attention.context import AttentionOutput, Context, State, Values
 from fairseq_sg.modules.cpu.packing import Packing
 from fairseq_sg.registry import Mechanism
@@ -114,11 +118,6 @@ class Attention(Mechanism, nn.Module):
                 f"{self.registered_name} attention has no output projection, and its {num_heads} heads of "
                 f"--decoder-head-dim {head_dim} do not add up to the width {embed_dim}: leave the option out"
             )
-        if role == "decoder" and type(self).extend is Attention.extend:
-            raise TypeError(
-                f"{type(self).__name__} serves as decoder attention and has no extend, the step of decoding: write it, "
-                "or leave 'decoder' out of its roles"
-            )
         self.role = role
         self.causal = role == "decoder"
         self.qk_head_dim = self.head_dim if qk_head_dim is None else qk_head_dim
@@ -171,9 +170,16 @@ class Attention(Mechanism, nn.Module):
         """
         raise NotImplementedError
 
-    def extend(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, context: Context) -> tuple[Tensor, State]:
-        """Outputs of new positions, which see the prefix in ``state`` and themselves, and the state after them."""
-        raise NotImplementedError
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, context: Context, **x: Tensor
+    ) -> tuple[Tensor, State]:
+        """Outputs of new positions, which see the prefix in ``state`` and themselves, and the state after them.
+
+        Unless a kind has a smaller state, all keys and values are kept, and the new queries are the last of them.
+        """
+        cache = append_to_cache(state, k, v, context.key_padding_mask)
+        k, v, key_padding_mask = cached(cache)  # (B, H, M, D), (B, H, M, E), (B, M)
+        return self.attend(q, k, v, replace(context, key_padding_mask=key_padding_mask), **x)[0], cache
 
     def fold(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
         """The source in the form that ``read`` needs."""

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions
-from fairseq_sg.modules.attention.cache import append_to_cache, cached
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.ops import geometric_attention
@@ -110,12 +109,6 @@ class GeometricAttention(Attention):
     def attend(self, q, k, v, context, *, x):
         weights = self._weights(q, k, context.key_padding_mask, self.offset(q, k), x).type_as(v)
         return weights @ v, weights if context.return_weights else None
-
-    def extend(self, q, k, v, state, context, *, x):
-        start = 0 if state is None else state["length"]
-        cache = append_to_cache(state, k, v, context.key_padding_mask)
-        k, v, key_padding_mask = cached(cache)
-        return self._weights(q, k, key_padding_mask, start, x).type_as(v) @ v, cache
 
     def _weights(self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, offset: int, x: Tensor) -> Tensor:
         """A (B, H, N, M), in float32 or better."""
