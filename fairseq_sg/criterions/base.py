@@ -171,7 +171,7 @@ class SGCriterion(FairseqCriterion):
             logs["n_tokens_right"] = tokens_right
         if self.label_smoothing > 0:
             logs["share_label_smoothing"] = (loss - nll).detach()
-        # In training, a batch with types is one of a validation that fills a gap (see ``left_out_of_sums``), and the
+        # In training, a batch with types is one of a validation that fills a gap (see ``no_contribution``), and the
         # other workers' batches have none.
         if "type" in sample and not self.training:
             logs.update(self.task.breakdown.logs(sample["type"], right))

@@ -20,7 +20,7 @@ from fairseq_sg.checkpoints import load_weights
 from fairseq_sg.compat import wrap
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.cpu.memory import keep_for_training
-from fairseq_sg.modules.feedforward.workers import left_out_of_sums
+from fairseq_sg.modules.feedforward.workers import no_contribution
 from fairseq_sg.registry import emitted_losses
 from fairseq_sg.resuming import early_stopping
 from fairseq_sg.tasks.breakdown import read_manifest
@@ -249,7 +249,7 @@ class SGTask:
                 )
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
-        with left_out_of_sums(ignore_grad):
+        with no_contribution(ignore_grad):
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def begin_epoch(self, epoch, model) -> None:

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
-from fairseq_sg.modules.feedforward.workers import left_out_of_sums, sum_over_workers
+from fairseq_sg.modules.feedforward.workers import no_contribution, sum_over_workers
 from fairseq_sg.modules.losses import Statistic
 
 DIM, EXPERTS = 6, 4
@@ -72,7 +72,7 @@ def work(rank: int, folder: str) -> None:
         loss, grads = run(kind, slice(begin, end), SAMPLE_SIZES[rank], nn.parallel.DistributedDataParallel)
         found[f"{kind} in DDP"] = (loss, {name: grad * 2 / sum(SAMPLE_SIZES) for name, grad in grads.items()})
         # As the second one's, whose batch fills a gap: fairseq multiplies its loss by 0.
-        with left_out_of_sums(rank == 1):
+        with no_contribution(rank == 1):
             loss, grads = run(kind, slice(begin, end), SAMPLE_SIZES[rank] * (rank == 0), task=float(rank == 0))
         for grad in grads.values():
             dist.all_reduce(grad)
