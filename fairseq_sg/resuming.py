@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from fairseq_sg import checkpoints, compat
+from fairseq_sg import checkpoints, compat, ranges
 from fairseq_sg.checkpoints import values
 from fairseq_sg.errors import UsageError
 
@@ -124,7 +124,7 @@ def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
 
 
 def _refuse_other(path: str, group: str, trained: str, given: str) -> None:
-    option = "--" + group.replace("_", "-")
+    option = ranges.flag(group)
     ways = {
         "task": "--finetune-from-model to begin a new training from its weights",
         "lr_scheduler": "--reset-lr-scheduler to begin the schedule again",

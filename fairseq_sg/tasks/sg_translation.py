@@ -27,6 +27,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.tasks.breakdown import Breakdown
@@ -123,7 +124,7 @@ class SGTranslationTask(SGTask, TranslationTask):
             try:
                 json.loads(getattr(cfg, name) or "{}")
             except ValueError as error:
-                flag = "--" + name.replace("_", "-")
+                flag = ranges.flag(name)
                 raise UsageError(
                     f"{flag} is {getattr(cfg, name)!r}, and must be JSON such as '{{\"beam\": 4}}' ({error})"
                 ) from error

@@ -124,8 +124,7 @@ class SharedACT(SharedLayer):
         }
         for option, value in given.items():
             if value not in CHOICES[option]:
-                flag = "--" + option.replace("_", "-")
-                raise UsageError(f"{flag} is {value!r}: choose from {', '.join(CHOICES[option])}")
+                raise UsageError(f"{ranges.flag(option)} is {value!r}: choose from {', '.join(CHOICES[option])}")
         ranges.check(SharedACTOptions, {"act_threshold": act_threshold})
         self.variant = act_variant
         self.threshold = act_threshold
