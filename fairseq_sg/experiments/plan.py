@@ -97,8 +97,8 @@ class Plan:
         steps = max(1, round(recipe.steps_of(row) * self.steps_scale))
         every = max(1, min(steps, round(recipe.validate_every * min(1.0, self.steps_scale))))
         columns = recipe.columns_of(data)
-        # Training shows accuracy only.
-        shown = {column.subset: key for key, column in columns.items() if column.metric == "accuracy"}
+        # Training shows accuracy only, by the first column of a subset.
+        shown = {c.subset: key for key, c in reversed(columns.items()) if c.metric == "accuracy"}
         label = recipe.rows[row].label
         return Run(
             name=f"{label}, {data}" if len(recipe.data) > 1 else label,
