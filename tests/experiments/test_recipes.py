@@ -1,29 +1,28 @@
-"""Recipes: strict reading; every shipped one parses, resolves and has its paper's numbers."""
+"""Recipes: strict reading; every shipped one parses, resolves and is a model."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from data_prep.__main__ import DATASETS, make_parser
+from data_prep.common import DataError
+from fairseq_sg.experiments import recipe, report
+from fairseq_sg.experiments.plan import make_plan
+from fairseq_sg.experiments.results import Results
+from fairseq_sg.experiments.runs import check_data
+from fairseq_sg.scoring import plain_bleu
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "scripts"))
-
-import ndr  # noqa: E402
-import recipe  # noqa: E402
-import reproduce  # noqa: E402
-import verdicts  # noqa: E402
-from runs import check_data  # noqa: E402
-
-from data_prep.__main__ import DATASETS, make_parser  # noqa: E402
-from data_prep.common import DataError  # noqa: E402
-
 #: Recipes of papers; the others are our own, without published numbers.
 PUBLISHED = [name for name in recipe.names() if not name.startswith("own_")]
+#: (recipe, variant)
+ALL = [(name, variant) for name in recipe.names() for variant in ("", *recipe.variants(recipe.find(name)))]
 
 SMALL = """\
 title: A small table
@@ -57,22 +56,39 @@ chosen: [the seeds]
 """
 
 
-def read(tmp_path: Path, text: str) -> recipe.Recipe:
-    path = tmp_path / "small.yaml"
+def read(tmp_path: Path, text: str, variant: str = "", name: str = "small") -> recipe.Recipe:
+    path = tmp_path / f"{name}.yaml"
     path.write_text(text)
-    return recipe.read(path)
+    return recipe.read(path, variant)
 
 
 def test_a_recipe_is_read(tmp_path):
     found = read(tmp_path, SMALL)
     plain, other = found.rows["plain"], found.rows["other"]
-    assert (found.name, found.seeds, found.statistic, found.generate) == ("small", 5, "mean", ())
-    assert plain.arguments == ("--depth", "shared") and plain.on == ("short", "long") and plain.steps == 100
-    assert plain.published["short"]["IID"] == recipe.Published("99.8 ± 0.1", 99.8, 0.1, 0.05)
-    assert plain.published["short"]["OOD"].fail
-    assert other.arguments is None and other.label == "another" and other.published["long"]["all"].std is None
-    assert found.columns["IID"] == recipe.Column("valid", "accuracy", "end", ("short",))
+    assert (found.name, found.variant, found.full_name) == ("small", "", "small")
+    assert (found.seeds, found.statistic, found.generate) == (5, "mean", "")
+    expected = ["--task", "sg_translation", "--arch", "sg_transformer_scan", "--depth", "shared"]
+    assert found.arguments_of("plain", "short") == expected and plain.label == "plain"
+    assert found.data_of("plain") == ["short", "long"] and found.steps_of("plain") == 100
+    assert found.published("plain", "short", "IID") == recipe.Published("99.8 ± 0.1", 99.8, 0.1, 0.05)
+    assert found.published("plain", "short", "OOD").fail and found.published("plain", "long", "all") is None
+    assert found.trained == ["plain"] and other.label == "another" and found.data_of("other") == ["long"]
+    assert found.published("other", "long", "all").std is None
+    assert found.columns["IID"] == recipe.Column("valid", "accuracy", "end")
     assert [list(found.columns_of(data)) for data in found.data] == [["IID", "OOD"], ["all"]]
+
+
+def test_what_a_results_file_keeps_of_a_recipe_is_the_recipe(tmp_path):
+    """With texts of ``define`` put in, and the rows of ``only``."""
+    text = SMALL.replace("--depth shared", "${define.deep}") + "define: {deep: --depth shared}\nonly: [plain]\n"
+    found = read(tmp_path, text)
+    kept = json.loads(json.dumps(found.as_dict()))
+    again = recipe.Recipe.from_dict(kept)
+    assert (
+        again.as_dict() == kept and list(again.rows) == ["plain"] and again.rows["plain"].arguments == "--depth shared"
+    )
+    with pytest.raises(recipe.RecipeError, match="^x.json: recipe: steps: is -1: it must be above 0"):
+        recipe.Recipe.from_dict(kept | {"steps": -1}, "x.json: recipe")
 
 
 SIZES = """\
@@ -80,7 +96,7 @@ title: A model in two sizes
 source: Nobody 1999, Table 1
 data:
   small: {folder: text, prepare: text --unit bytes --input FILE, subsets: [test], arguments: --batch-size 8 --lr 2}
-  large: {folder: text, prepare: text --unit bytes --input FILE, subsets: [test], arguments: [--batch-size 9, --lr 3]}
+  large: {folder: text, prepare: text --unit bytes --input FILE, subsets: [test], arguments: --batch-size 9 --lr 3}
 steps: 100
 validate_every: 10
 batch_size_valid: 4
@@ -103,120 +119,377 @@ chosen: [all of it]
 """
 
 
-def test_data_with_arguments_and_columns_of_their_own(tmp_path, capsys):
+def test_data_with_arguments_and_columns_of_their_own(tmp_path):
     """Two sizes of a model: one folder, with arguments between those of all rows and those of the row."""
-    read(tmp_path, SIZES)
-    args = reproduce.parse_arguments([str(tmp_path / "small.yaml"), "--device", "cpu", "--out", str(tmp_path)])
-    trained = {(t.row, t.data): " ".join(t.run.train_command()) for t in args.trials}
+    found = read(tmp_path, SIZES)
+    plan = make_plan(found)
+    trained = {(t.row, t.data): " ".join(t.run.train_command()) for t in plan.trials()}
     assert "--lr 1 --batch-size 8 --lr 2 --depth shared --batch-size-valid 4" in trained["plain", "small"]
     assert "--lr 1 --batch-size 9 --lr 3 --lr 4 --batch-size-valid 4" in trained["fast", "large"]
-    assert [t.run.subsets for t in args.trials] == [{"test": "test"}] * 4
-    reproduce.dry_run(args)
-    assert capsys.readouterr().out.count("python -m data_prep text --unit bytes --input FILE --out") == 1
+    assert [t.run.subsets for t in plan.trials()] == [{"test": "test"}] * 4
+    assert len({tuple(plan.prepare_command(data)) for data in plan.used()}) == 1
 
     result = {"steps": 100, "accuracy": {}, "loss": {"test": 3.0}, "generated": {}, "curve": []}
-    records = [{"result": result}, {"result": result}, {}, {}]
-    found = verdicts.lines(args.recipe, args.trials, records, 1.0)
-    assert [list(line.cells) for line in found] == [["ppl"], ["bits"]] * 2
-    assert verdicts.table(args.recipe, found)[1:3] == [
-        ["plain", "small", "1 of 1", "100", "8.00", "8.00", "", "", "within one std"],
-        ["plain", "large", "1 of 1", "100", "", "", "3.00", "2.0", "above"],
+    records = [{"row": "plain", "data": data, "seed": 1, "result": result} for data in ("small", "large")]
+    records += [{"row": "fast", "data": data, "seed": 1} for data in ("small", "large")]
+    lines = report.lines(Results(found, 1.0, records))
+    assert [list(line.cells) for line in lines] == [["ppl"], ["bits"]] * 2
+    assert report.table(found, lines)[1:3] == [
+        ["plain", "small", "1", "100", "8.00", "8.00", "", "", "within one std"],
+        ["plain", "large", "1", "100", "", "", "3.00", "2.0", "above"],
     ]
-    legend = verdicts.legend(args.recipe)
-    assert legend.startswith("ppl: perplexity per token on `test` of the last checkpoint; bits: loss in bits per token")
-    assert ". Mean ± sample standard deviation over the seeds" in legend and "Accuracies" not in legend
-    assert "the paper has 1 seed. " in legend
+    legend = report.legend(found)
+    assert legend[0] == "ppl: perplexity per token, on `test` of the last checkpoint."
+    assert legend[1] == "bits: loss in bits per token, on `test` of the last checkpoint."
+    assert "The paper has 1 seed." in legend and not any("accuracy" in sentence for sentence in legend)
+
+
+def refused(tmp_path: Path, text: str, *parts: str, variant: str = "") -> None:
+    """The recipe is refused by one line, which names the file, then has all ``parts`` in their order."""
+    with pytest.raises(recipe.RecipeError) as error:
+        read(tmp_path, text, variant)
+    message = str(error.value)
+    assert message.startswith(f"{tmp_path / 'small.yaml'}: ") and "\n" not in message
+    assert re.search(".*".join(map(re.escape, parts)), message), message
 
 
 @pytest.mark.parametrize(
-    "old,new,message",
+    "old,new,parts",
     [
+        ("arguments: --batch-size 8", "arguments: --seed 8", ["data.small.arguments: has --seed, which experiments"]),
         (
-            "arguments: --batch-size 8",
-            "arguments: --seed 8",
-            "data 'small', key 'arguments': has --seed, which scripts/",
+            "arguments: --batch-size 9 --lr 3",
+            "arguments: [--lr, 3]",
+            ["data.large.arguments: Cannot convert", "string"],
         ),
-        ("arguments: [--batch-size 9, --lr 3]", "arguments: 3", "data 'large', key 'arguments': must be text, or a"),
-        ("loss, data: [large]", "loss, data: [lage]", "column 'bits', key 'data': names 'lage', which is not in"),
-        ("loss, data: [large]", "loss, data: large", "column 'bits', key 'data': must be a list of texts, not 'large'"),
-        ('large: {bits: "2.0"}', 'large: {ppl: "2.0"}', "on 'large', key 'ppl': is not a column of these data: bits"),
+        (
+            "loss, data: [large]",
+            "loss, data: [lage]",
+            ["columns.bits.data: names 'lage'", "not among the data: small, large"],
+        ),
+        ("loss, data: [large]", "loss, data: large", ["columns.bits.data: must be a list"]),
+        (
+            'large: {bits: "2.0"}',
+            'large: {ppl: "2.0"}',
+            ["rows.plain.published.large: names 'ppl'", "columns", ": bits"],
+        ),
     ],
 )
-def test_what_is_wrong_in_data_with_arguments_is_named(old, new, message, tmp_path):
+def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path):
     assert SIZES.count(old) == 1
-    with pytest.raises(recipe.RecipeError) as error:
-        read(tmp_path, SIZES.replace(old, new))
-    assert message in str(error.value)
+    refused(tmp_path, SIZES.replace(old, new), *parts)
 
 
 @pytest.mark.parametrize(
-    "old,new,message",
+    "old,new,parts",
     [
-        ("steps: 100\n", "", "the recipe, key 'steps': is missing"),
-        ("steps: 100", "steps: many", "the recipe, key 'steps': must be a whole number, not 'many'"),
-        ("steps: 100", "steps: true", "the recipe, key 'steps': must be a whole number, not True"),
-        ("steps: 100", "steps: 0", "the recipe, key 'steps': is 0: it must be above 0"),
-        ("steps: 100", "stepps: 100", "the recipe, key 'steps': is missing"),
-        ("seeds: 5", "seeds: 5\nsteep: 1", "the recipe, key 'steep': is unknown"),
-        ("seeds: 5", "seeds: 5\nstatistic: mode", "key 'statistic': is 'mode': choose from mean, median"),
-        ("seeds: 5", "seeds: 5\nseeds: 6", "line 10: 'seeds' occurs twice"),
-        ("  other:\n", "  plain:\n", "line 22: 'plain' occurs twice"),
-        ("  plain:\n", "  22:\n", "line 18: the key 22 is not text: put it in quotes"),
-        ("  plain:\n", "  a/b:\n", "key 'rows': has the name 'a/b'"),
-        ("    label: another\n", "    lable: another\n", "row 'other', key 'lable': is unknown"),
+        ("steps: 100\n", "", ["steps: is missing"]),
+        ("steps: 100", "steps: many", ["steps: Value 'many'", "could not be converted to Integer"]),
+        ("steps: 100", "steps: true", ["steps: Value 'True'", "could not be converted to Integer"]),
+        ("steps: 100", "steps: 1.5", ["steps: Value '1.5'", "could not be converted to Integer"]),
+        ("steps: 100", "steps: 0", ["steps: is 0: it must be above 0"]),
+        ("steps: 100", "stepps: 100", ["stepps: is unknown: choose from title, source, data", "steps", "variants"]),
+        ("seeds: 5", "seeds: 5\nsteep: 1", ["steep: is unknown: choose from title", "extends, variants"]),
+        ("seeds: 5", "seeds: 5\nname: x", ["the keys 'name' and 'variant' are unknown"]),
+        ("seeds: 5", "seeds: 5\nstatistic: mode", ["statistic: is 'mode': choose from mean, median"]),
+        ("seeds: 5", "seeds: 5\nseeds: 6", ["duplicate key seeds", "line 10"]),
+        ("  other:\n", "  plain:\n", ["duplicate key plain", "line 22"]),
+        ("  plain:\n", "  22:\n", ["rows.22: Key 22 (int)", "str"]),
+        ("  plain:\n", "  a/b:\n", ["rows: has the name 'a/b': use only letters, digits and"]),
+        (
+            "    label: another\n",
+            "    lable: another\n",
+            ["rows.other.lable: is unknown: choose from label, arguments"],
+        ),
         (
             "arguments: --depth shared",
-            "arguments: 3",
-            "row 'plain', key 'arguments': must be text, or a list of texts, not 3",
+            "arguments: [--depth, shared]",
+            ["rows.plain.arguments: Cannot convert", "string"],
         ),
         (
             "arguments: --depth shared",
             "arguments: --seed 3",
-            "row 'plain', key 'arguments': has --seed, which scripts/repr",
+            ["rows.plain.arguments: has --seed, which experiments sets"],
         ),
-        (
-            "arguments: --depth shared",
-            "arguments: --aux '{",
-            "row 'plain', key 'arguments': cannot be split into words",
-        ),
-        ("    arguments: --depth shared\n", "", "row 'plain', key 'arguments': is needed, or 'missing'"),
+        ("arguments: --depth shared", "arguments: --aux '{", ["rows.plain.arguments: cannot be split into words"]),
+        ("    arguments: --depth shared\n", "", ["rows.plain.arguments: is needed, or 'missing' with the reason"]),
         (
             "    missing:",
             "    arguments: --x\n    missing:",
-            "row 'other', key 'arguments': is needed, or 'missing'",
+            ["rows.other.arguments: is needed, or 'missing'", "not both"],
         ),
-        ("--task sg_translation --arch", "--arch", "row 'plain', key 'arguments': have no --task, nor has 'train'"),
-        ("data: [long]", "data: [longer]", "row 'other', key 'data': names 'longer', which is not in the data"),
-        ("data: [long]", "data: long", "row 'other', key 'data': must be a list of texts, not 'long'"),
-        ("data: [long]", "data: [short]", "row 'other', key 'published': has numbers on 'long', which the row is not"),
-        ("{all: ", "{IID: ", "row 'other', published on 'long', key 'IID': is not a column of these data: all"),
-        ('"46.9"', "46.9", "published on 'long', key 'all': must be text in quotes, as printed in the paper, not 46.9"),
-        ('"46.9"', '"46,9"', "published on 'long', key 'all': is '46,9': it must be like '.21 ± .01'"),
-        ("subset: test}", "subset: tset}", "column 'all', key 'subset': is 'tset', which no data has"),
-        ("subset: test}", "subset: test, data: [short]}", "column 'all', key 'subset': is 'test', which no data has"),
-        ("at: end", "at: 0", "column 'IID', key 'at': is 0: it must be a number of steps, 'checkpoint' or 'end'"),
-        ("subset: gen}", "subset: gen, metric: bleu}", "key 'generate': is for a column with the metric 'bleu'"),
-        ("at: end", "at: end, metric: bleu", "column 'IID', key 'at': BLEU is measured only at the checkpoint"),
-        ("folder: short", "folder: a/b", "data 'short', key 'folder': is 'a/b': it must be the name of one folder"),
-        ("length,", "length --out x,", "data 'short', key 'prepare': has --out, which scripts/reproduce.py sets"),
-        ("chosen: [the seeds]", "chosen: []", "key 'chosen': must be a list of texts, not []"),
-        ("title: A small table", "title: [", "while parsing a flow sequence"),
-        (SMALL, "- a list\n", "the recipe: must be a mapping (key: value), not ['a list']"),
+        ("--task sg_translation --arch", "--arch", ["rows.plain.arguments: have no --task, nor has 'train'"]),
+        ("data: [long]", "data: [longer]", ["rows.other.data: names 'longer'", "not among the data: short, long"]),
+        ("data: [long]", "data: long", ["rows.other.data: must be a list"]),
+        (
+            "data: [long]",
+            "data: [short]",
+            ["rows.other.published: names 'long'", "not among the data of the row: short"],
+        ),
+        ("{all: ", "{IID: ", ["rows.other.published.long: names 'IID'", "not among the columns of these data: all"]),
+        ('"46.9"', "46.9", ["rows.other.published.long: Value 46.9 (float)", "'str'"]),
+        ('"46.9"', '"46,9"', ["rows.other.published.long.all: is '46,9': it must be like '.21 ± .01'"]),
+        ("subset: test}", "subset: tset}", ["columns.all.subset: is 'tset', which no data has"]),
+        ("at: end", "at: 0", ["columns.IID.at: is 0: it must be a number of steps, 'checkpoint' or 'end'"]),
+        ("at: end", "at: 2.5", ["columns.IID.at: Value '2.5'", "int, str"]),
+        ("at: end", "metric: bits", ["columns.IID.metric: is 'bits': choose from accuracy, loss, perplexity, bleu"]),
+        ("subset: gen}", "subset: gen, metric: bleu}", ["generate: is for a column with the metric 'bleu'"]),
+        ("at: end", "at: end, metric: bleu", ["columns.IID.at: BLEU is measured only at the checkpoint"]),
+        ("at: end", "at: end, model_overrides: '{}'", ["columns.IID.model_overrides: are for accuracy, loss or"]),
+        ("folder: short", "folder: a/b", ["data.short.folder: is 'a/b': it must be the name of one folder"]),
+        ("length,", "length --out x,", ["data.short.prepare: has --out, which experiments sets itself"]),
+        ("length,", "length --out=x,", ["data.short.prepare: has --out, which experiments sets"]),
+        ("unit: percent", "unit: dB", ["unit: is 'dB': choose from fraction, percent"]),
+        ("chosen: [the seeds]", "chosen: the seeds", ["chosen: must be a list"]),
+        ("chosen: [the seeds]", "variants: [small]", ["variants: must be a mapping (key: value), not ['small']"]),
+        ("chosen: [the seeds]", "variants: {small: 3}", ["variants.small: must be a mapping (key: value), not 3"]),
+        ("chosen: [the seeds]", "only: [plane]", ["only: there is no row 'plane': plain, other"]),
+        ("title: A small table", "title: [", ["while parsing a flow sequence"]),
+        (SMALL, "- a list\n", ["must be a mapping (key: value), not ['a list']"]),
     ],
 )
-def test_what_is_wrong_is_named(old, new, message, tmp_path):
+def test_what_is_wrong_is_named(old, new, parts, tmp_path):
     assert SMALL.count(old) == 1 or old == "steps: 100"
-    with pytest.raises(recipe.RecipeError) as error:
-        read(tmp_path, SMALL.replace(old, new, 1))
-    assert message in str(error.value) and "small.yaml: " in str(error.value)
+    refused(tmp_path, SMALL.replace(old, new, 1), *parts)
 
 
-def test_the_example_of_the_documentation(tmp_path):
+@pytest.mark.parametrize("text", ["--seed=7", "--max_update 3", "--save-dir x", "--cpu", "--valid_subset=gen"])
+@pytest.mark.parametrize(
+    "place,key", [("train: ", "train"), ("arguments: ", "rows.plain.arguments"), ("seeds: 5\n", "override")]
+)
+def test_options_that_experiments_sets_are_refused_in_every_form(place, key, text, tmp_path):
+    """As one word with "=", and with underscores, as fairseq's commands take them."""
+    new = f"{place}override: {text}\n" if key == "override" else f"{place}{text} "
+    refused(tmp_path, SMALL.replace(place, new, 1), f"{key}: has {text.split()[0]}, which experiments sets itself")
+
+
+# Files on files.
+
+
+def test_a_recipe_that_extends_another(tmp_path):
+    """Mappings are merged, all else is replaced."""
+    read(tmp_path, SMALL)
+    above = f"""\
+extends: {tmp_path / "small.yaml"}
+title: Another table
+data:
+  short: {{subsets: [valid, gen, test]}}
+rows:
+  plain: {{label: not so plain}}
+  more: {{arguments: --lr 1}}
+chosen: [all of it]
+"""
+    found = read(tmp_path, above, name="above")
+    assert (found.title, found.name, found.steps, found.chosen) == ("Another table", "above", 100, ["all of it"])
+    assert found.data["short"].subsets == ["valid", "gen", "test"] and found.data["short"].folder == "short"
+    assert list(found.rows) == ["plain", "other", "more"] and found.rows["more"].arguments == "--lr 1"
+    assert (found.rows["plain"].label, found.rows["plain"].arguments) == ("not so plain", "--depth shared")
+    assert found.published("plain", "short", "IID").mean == 99.8
+
+
+def test_a_recipe_extends_one_of_ours_by_name(tmp_path):
+    found = read(tmp_path, "extends: park_kim_table_4\nsteps: 7\n")
+    base = recipe.read(recipe.find("park_kim_table_4"))
+    assert found.steps == 7 and found.rows == base.rows and found.name == "small"
+
+
+@pytest.mark.parametrize("chain", [["small"], ["small", "b"], ["small", "b", "c"]])
+def test_a_circle_of_files_is_refused(chain, tmp_path):
+    for name, base in zip(chain, [*chain[1:], chain[0]], strict=True):
+        (tmp_path / f"{name}.yaml").write_text(f"extends: {tmp_path / base}.yaml\n")
+    by_way = " and ".join(f"{name}.yaml" for name in chain[1:]) or "nothing"
+    refused(tmp_path, (tmp_path / "small.yaml").read_text(), "extends: ", f"extends itself, by way of {by_way}")
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path):
+    refused(tmp_path, "extends: park_kim\n", "extends: there is no recipe 'park_kim': choose from ", "park_kim_table_4")
+
+
+VARIED = (
+    SMALL
+    + """\
+variants:
+  small:
+    title: A smaller table
+    steps: 10
+    override: --lr 2
+    only: [plain]
+    rows:
+      plain: {published: {short: {OOD: "50.0"}}}
+  as_published:
+"""
+)
+
+
+def test_a_variant_has_its_own_published_numbers_alone(tmp_path):
+    base, small, same = (read(tmp_path, VARIED, variant) for variant in ("", "small", "as_published"))
+    assert base.published("plain", "short", "IID").mean == 99.8 and list(base.rows) == ["plain", "other"]
+    assert (small.full_name, small.title, small.steps) == ("small-small", "A smaller table", 10)
+    assert small.rows["plain"].published == {"short": {"OOD": "50.0"}} and list(small.rows) == ["plain"]
+    assert same.steps == 100 and not same.has_published and list(same.rows) == ["plain", "other"]
+    assert recipe.variants(tmp_path / "small.yaml").keys() == {"small", "as_published"}
+
+
+def test_variants_of_the_base_are_those_of_a_file_that_extends_it(tmp_path):
+    read(tmp_path, VARIED)
+    above = f"extends: {tmp_path / 'small.yaml'}\nvariants:\n  small: {{steps: 11}}\n  tiny: {{steps: 1}}\n"
+    found = read(tmp_path, above, "small", name="above")
+    assert (found.steps, found.override, found.full_name) == (11, "--lr 2", "above-small")
+    assert read(tmp_path, above, "tiny", name="above").steps == 1 and read(tmp_path, above, name="above").steps == 100
+
+
+def test_an_unknown_variant_is_answered_with_those_that_there_are(tmp_path):
+    refused(tmp_path, VARIED, "there is no variant 'big': choose from small, as_published", variant="big")
+    refused(tmp_path, SMALL, "there is no variant 'big': it has none", variant="big")
+
+
+def test_override_comes_last(tmp_path):
+    """After the arguments of all rows, of the data and of the row."""
+    found = read(tmp_path, SIZES.replace("seeds: 1\n", "seeds: 1\noverride: --lr 5 --batch-size 1\n"))
+    expected = "--task sg_language_modeling --lr 1 --batch-size 9 --lr 3 --lr 4 --lr 5 --batch-size 1"
+    assert found.arguments_of("fast", "large") == expected.split()
+
+
+def test_texts_that_are_defined_once(tmp_path):
+    """A variant may change the text; an unknown one is an error."""
+    text = SMALL.replace("--depth shared", "${define.deep} --lr 1") + "define: {deep: --depth shared}\n"
+    text += "variants: {flat: {define: {deep: --depth separate}}}\n"
+    assert read(tmp_path, text).rows["plain"].arguments == "--depth shared --lr 1"
+    assert read(tmp_path, text, "flat").rows["plain"].arguments == "--depth separate --lr 1"
+    refused(tmp_path, text.replace("define: {deep:", "define: {dep:"), "rows.plain.arguments: ", "define.deep")
+
+
+# Rows with an x.
+
+SWEEP = """\
+title: A sweep
+source: Nobody 1999
+data:
+  tiny: {folder: tiny, prepare: scan, subsets: [valid, gen]}
+steps: 40
+validate_every: 20
+batch_size_valid: 4
+seeds: 2
+unit: percent
+checkpoint: last
+train: --task sg_translation
+columns:
+  IID: {subset: valid}
+  OOD: {subset: gen, metric: loss}
+x_axis: {label: weight λ, scale: log}
+rows:
+  none:
+    label: without
+    arguments: ""
+  high:
+    x: 1e-1
+    arguments: --orthogonality-weight 1e-1
+  low:
+    x: 1
+    arguments: --orthogonality-weight 1
+"""
+
+
+def test_an_x_is_read(tmp_path):
+    found = read(tmp_path, SWEEP)
+    assert found.x_axis == recipe.XAxis("weight λ", "log")
+    assert {name: row.x for name, row in found.rows.items()} == {"none": None, "high": 0.1, "low": 1.0}
+    assert read(tmp_path, SWEEP.replace(", scale: log", "")).x_axis.scale == "linear"
+
+
+@pytest.mark.parametrize(
+    "old,new,parts",
+    [
+        ("x: 1e-1", "x: much", ["rows.high.x: Value 'much'", "could not be converted to Float"]),
+        ("x: 1e-1", "x: yes", ["rows.high.x: Value 'True'", "could not be converted to Float"]),
+        ("x: 1e-1", "x: .nan", ["rows.high.x: is nan: it must be finite"]),
+        ("x: 1e-1", "x: -.inf", ["rows.high.x: is -inf: it must be finite"]),
+        ("x: 1e-1", "x: 0", ["x_axis.scale: is log, but the x of the row 'high' is 0: it must be above 0"]),
+        ("x: 1e-1", "x: 1.0", ["x_axis: has two rows with the same x, 1: 'high' and 'low'"]),
+        ("    x: 1e-1\n", "", ["x_axis: needs at least two rows with an x"]),
+        ("x_axis: {label: weight λ, scale: log}\n", "", ["x_axis: is missing: the row 'high' has an x, which"]),
+        ("scale: log", "scale: lg", ["x_axis.scale: is 'lg': choose from linear, log"]),
+        ("scale: log", "base: 2", ["x_axis.base: is unknown: choose from label, scale"]),
+        ("label: weight λ, ", "", ["x_axis.label: is missing"]),
+        ("{label: weight λ, scale: log}", "λ", ["x_axis: "]),
+    ],
+)
+def test_what_is_wrong_with_an_x_is_named(old, new, parts, tmp_path):
+    assert SWEEP.count(old) == 1
+    refused(tmp_path, SWEEP.replace(old, new), *parts)
+
+
+# Translations by length.
+
+TRANSLATION = """\
+title: A tiny translation
+source: nobody
+data:
+  tiny: {folder: tiny, prepare: parallel --src SRC --tgt TGT, subsets: [test, gen]}
+steps: 4
+validate_every: 2
+batch_size_valid: 16
+seeds: 2
+unit: percent
+checkpoint: last
+generate: --beam 2
+train: --task sg_translation
+columns:
+  short: {subset: test, metric: bleu}
+  long: {subset: gen, metric: bleu}
+by_length: {baseline: softmax, tokenize: none, bounds: [2, 6]}
+rows:
+  softmax: {label: soft, arguments: ""}
+  relative: {arguments: --encoder-attention relative}
+"""
+
+
+def test_by_length_of_a_recipe(tmp_path):
+    found = read(tmp_path, TRANSLATION).by_length
+    assert found == recipe.ByLength("softmax", [2, 6], "none")
+    plain = TRANSLATION.replace("by_length: {baseline: softmax, tokenize: none, bounds: [2, 6]}\n", "")
+    assert read(tmp_path, plain).by_length is None
+    default = read(tmp_path, TRANSLATION.replace("tokenize: none, ", "")).by_length
+    assert default.tokenize == "13a" and recipe.TOKENIZERS == plain_bleu.TOKENIZERS
+
+
+@pytest.mark.parametrize(
+    "old,new,parts",
+    [
+        ("baseline: softmax", "baseline: soft", ["by_length.baseline: is 'soft': choose from softmax, relative"]),
+        ("tokenize: none", "tokenize: moses", ["by_length.tokenize: is 'moses': choose from 13a, none, char"]),
+        ("[2, 6]", "[6, 2]", ["by_length.bounds: must be whole numbers above 0, ascending, not [6, 2]"]),
+        ("[2, 6]", "[0, 2]", ["by_length.bounds: must be whole numbers above 0"]),
+        ("[2, 6]", "[]", ["by_length.bounds: must be whole numbers above 0"]),
+        ("[2, 6]", "[2, 2]", ["by_length.bounds: must be whole numbers above 0"]),
+        ("[2, 6]", "[true]", ["by_length.bounds", "Integer"]),
+        (", bounds: [2, 6]", "", ["by_length.bounds: is missing"]),
+        ("[2, 6]", "[2, 6], seeds: 3", ["by_length.seeds: is unknown: choose from baseline, bounds, tokenize"]),
+        ("generate: --beam 2\n", "", ["generate: is for a column with the metric 'bleu', which needs it"]),
+        (
+            "softmax: {label: soft, arguments",
+            "soft: {arguments",
+            ["baseline: is 'softmax': choose from soft, relative"],
+        ),
+    ],
+)
+def test_what_is_wrong_with_by_length_is_named(old, new, parts, tmp_path):
+    assert TRANSLATION.count(old) == 1
+    refused(tmp_path, TRANSLATION.replace(old, new), *parts)
+
+
+def test_by_length_needs_bleu(tmp_path):
+    text = TRANSLATION.replace(", metric: bleu", "").replace("generate: --beam 2\n", "")
+    refused(tmp_path, text, "by_length: is for a recipe with columns of the metric 'bleu'")
+
+
+# The recipes that come with the package.
+
+
+def test_the_examples_of_the_documentation(tmp_path):
     page = (REPOSITORY / "docs" / "reproducing.md").read_text()
-    found = read(tmp_path, page.partition("```yaml\n")[2].partition("```")[0])
-    assert (
-        list(found.rows) == ["absolute", "relative"] and found.rows["absolute"].published["scan26"]["OOD"].std == 0.01
-    )
+    whole = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if block.startswith("title:")]
+    assert whole and all(read(tmp_path, block).trained for block in whole)
     assert [name for name in PUBLISHED if f"`{name}`" not in page] == []
 
 
@@ -229,18 +502,18 @@ def test_an_unknown_recipe_is_answered_with_the_list():
 
 @pytest.fixture(scope="module")
 def plans():
-    """recipe -> row -> its first run."""
+    """(recipe, variant) -> row -> its first run."""
     pytest.importorskip("fairseq")
     found = {}
-    for name in recipe.names():
-        args = reproduce.parse_arguments([name, "--device", "cpu", "--seeds", "1"])
-        found[name] = {trial.row: trial.run for trial in reversed(args.trials)}
+    for name, variant in ALL:
+        plan = make_plan(recipe.read(recipe.find(name), variant), seeds="1")
+        found[name, variant] = {trial.row: trial.run for trial in reversed(plan.trials())}
     return found
 
 
 @pytest.fixture(scope="module")
 def parsed(plans):
-    """recipe -> row -> fairseq's reading of its training command."""
+    """(recipe, variant) -> row -> fairseq's reading of its training command."""
     from fairseq import options
 
     import fairseq_sg.plugin  # noqa: F401
@@ -254,32 +527,30 @@ def parsed(plans):
     }
 
 
-@pytest.mark.parametrize("name", recipe.names())
-def test_every_row_is_a_model(name, plans, parsed):
+@pytest.mark.parametrize("name,variant", ALL)
+def test_every_row_is_a_model(name, variant, plans, parsed):
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
     from omegaconf import OmegaConf
 
     from fairseq_sg.models import sg_encoder, sg_transformer, sg_transformer_lm
 
     modules = {module.__name__.rpartition(".")[2]: module for module in (sg_encoder, sg_transformer, sg_transformer_lm)}
-    content = recipe.read(recipe.find(name))
-    assert set(parsed[name]) == {row for row, entry in content.rows.items() if entry.arguments is not None}
-    for row, args in parsed[name].items():
+    content = recipe.read(recipe.find(name), variant)
+    assert list(parsed[name, variant]) == list(reversed(content.trained)) and content.trained
+    for row, args in parsed[name, variant].items():
         model = ARCH_MODEL_NAME_REGISTRY[args.arch]
         if model in modules:
             modules[model].resolve(OmegaConf.create(vars(args)))
         else:
             assert model == "sg_lstm" and args.no_source_bos
-        assert args.task == plans[name][row].task and args.max_update == content.rows[row].steps
+        assert args.task == plans[name, variant][row].task and args.max_update == content.steps_of(row)
         weights = json.loads(args.aux_loss_weights)
         assert weights == ({"ponder": 0.03} if getattr(args, "depth", "") == "shared_act" else {})
 
 
-@pytest.mark.parametrize("name", recipe.names())
-def test_every_dataset_is_one_of_data_prep(name):
-    from data_prep.__main__ import make_parser
-
-    content = recipe.read(recipe.find(name))
+@pytest.mark.parametrize("name,variant", ALL)
+def test_every_dataset_is_one_of_data_prep(name, variant):
+    content = recipe.read(recipe.find(name), variant)
     for data in content.data.values():
         make_parser().parse_args([*shlex.split(data.prepare), "--out", data.folder])
         assert data.needs_file == (data.prepare.split()[0] in ("cfq", "mathematics", "text"))
@@ -287,10 +558,10 @@ def test_every_dataset_is_one_of_data_prep(name):
     assert len(set(trainings)) == len(trainings)
 
 
-@pytest.mark.parametrize("name", recipe.names())
-def test_a_folder_of_other_data_is_refused(name, tmp_path):
+@pytest.mark.parametrize("name,variant", ALL)
+def test_a_folder_of_other_data_is_refused(name, variant, tmp_path):
     """Each folder of a recipe is accepted unchanged, and refused with another number or name in its request."""
-    for data in recipe.read(recipe.find(name)).data.values():
+    for data in recipe.read(recipe.find(name), variant).data.values():
         arguments = shlex.split(data.prepare)
         args = make_parser().parse_args([*arguments, "--out", str(tmp_path)])
         (dataset,) = [one for one in DATASETS if one.name == arguments[0]]
@@ -318,34 +589,9 @@ def test_a_folder_of_other_data_is_refused(name, tmp_path):
 
 def test_a_folder_holds_the_same_data_in_every_recipe():
     known = {}
-    for name in recipe.names():
-        for data in recipe.read(recipe.find(name)).data.values():
+    for name, variant in ALL:
+        for data in recipe.read(recipe.find(name), variant).data.values():
             assert known.setdefault(data.folder, data.prepare) == data.prepare
-
-
-@pytest.mark.parametrize(
-    "dataset,name",
-    [
-        ("ctl", "thesis_table_5_1"),
-        ("arithmetic", "thesis_table_5_3"),
-        ("listops", "thesis_table_5_4"),
-        ("ctlpp", "thesis_table_6_1"),
-    ],
-)
-def test_the_settings_are_those_of_ndr_py(dataset, name, plans, parsed, monkeypatch):
-    from fairseq import options
-
-    monkeypatch.setattr(sys, "argv", ["ndr.py", dataset, "--device", "cpu"])
-    args = ndr.parse_arguments()
-    runs = {run.name: run for run in ndr.make_runs(args)}
-    for row, planned in plans[name].items():
-        run = runs[row]
-        other = options.parse_args_and_arch(options.get_training_parser(), run.train_command()[1:])
-        expected, found = vars(other), vars(parsed[name][row])
-        differing = {key for key in expected if expected[key] != found[key]}
-        assert differing <= {"data", "save_dir"}, f"{row}: {differing}"
-        ends = [c[c.index("--batch-size") :] for c in (run.validate_command(), planned.validate_command())]
-        assert ends[0] == ends[1] and run.best == planned.best and list(run.subsets) == list(planned.subsets)
 
 
 # Language models: their sizes are arguments of the data.
@@ -369,8 +615,7 @@ def language_models():
 
     return {
         name: {
-            (trial.row, trial.data): parsed_run(trial)
-            for trial in reproduce.parse_arguments([name, "--device", "cpu"]).trials
+            (trial.row, trial.data): parsed_run(trial) for trial in make_plan(recipe.read(recipe.find(name))).trials()
         }
         for name in LANGUAGE_MODELS
     }
@@ -420,7 +665,7 @@ def test_settings_of_language_models(name, language_models):
         assert set(content.rows[row].published[data]) == {"bpc" if data == "e8" else "perplexity"}
     for data in content.data.values():
         assert ("--unit bytes" in data.prepare) == (data.folder == "enwik8")
-    assert content.columns["bpc"].metric == "loss" and content.columns["bpc"].data == ("e8",)
+    assert content.columns["bpc"].metric == "loss" and content.columns["bpc"].data == ["e8"]
     assert content.columns["perplexity"].metric == "perplexity"
     assert {column.subset for column in content.columns.values()} == {"test"}
 
@@ -478,97 +723,11 @@ def test_product_key_memories_of_language_models(language_models):
             assert args.pkm_init == ("dense_equivalent" if "-init" in row else "reference")
 
 
-#: recipe, row, data, column, number; some of every table
-SENTINELS = """\
-park_kim_table_4 linear scan26 OOD 46.9 ± 8.9
-park_kim_table_4 linear-l2-orthogonality scan26 OOD 56.3 ± 5.4
-park_kim_table_4 linear-l1-orthogonality scan26 OOD 44.9 ± 4.1
-park_kim_table_4 transformer scan26 OOD 21.0 ± 1.0
-park_kim_table_5 linear-orthogonality add_or_sub OOD 64.3 ± 0.3
-park_kim_table_5 linear-l2 add_or_sub IID 88.0 ± 0.9
-park_kim_table_6 linear-rms-orthogonality place_value OOD Fail
-park_kim_table_6 linear-l1 place_value OOD 21.6 ± 3.5
-park_kim_table_7 linear systematicity accuracy Fail
-park_kim_table_7 linear-l1-orthogonality systematicity accuracy 58.4 ± 2.1
-thesis_table_4_1 relative 26 OOD 0.61
-thesis_table_4_1 relative 32 OOD 0.94
-thesis_table_4_1 universal 32 OOD 0.35
-thesis_table_4_1 relative-universal 25 OOD 0.71
-thesis_table_4_1 reference-oracle 40 OOD 1.00
-thesis_table_c4_scan relative scan26 OOD 0.72 ± 0.21
-thesis_table_c4_scan universal-nos scan26 OOD 0.14 ± 0.05
-thesis_table_c4_cfq universal-ped length OOD 0.60 ± 0.34
-thesis_table_c4_cfq standard-nos mcd1 OOD 0.40 ± 0.01
-thesis_table_c6 relative-universal-small length OOD 0.70 ± 0.03
-thesis_table_c6 relative-small mcd1 OOD 0.32 ± 0.01
-thesis_table_c5_pcfg standard-teu productivity OOD 0.47 ± 0.27
-thesis_table_c5_pcfg standard-teu iid IID 0.92 ± 0.07
-thesis_table_c5_pcfg relative-universal systematicity OOD 0.96 ± 0.01
-thesis_table_c5_cogs standard-nos cogs OOD 0.62 ± 0.06
-thesis_table_c5_cogs relative cogs OOD 0.81 ± 0.01
-thesis_table_c5_math relative-universal place_value OOD 0.75 ± 0.10
-thesis_table_c5_math standard-nos place_value IID 0.8 ± 0.5
-thesis_table_5_1 relative_gate backward Longer 0.19 ± 0.04
-thesis_table_5_1 absolute backward IID 0.82 ± 0.39
-thesis_table_5_1 dnc backward Longer 0.18 ± 0.02
-thesis_table_5_2 layers-10 backward Test 0.62 ± 0.05
-thesis_table_5_3 abs_rel_gate arithmetic Test-50k 0.73 ± 0.15
-thesis_table_5_3 bilstm arithmetic Test 0.82 ± 0.06
-thesis_table_5_4 ndr listops Test 0.99 ± 0.01
-thesis_table_5_4 bilstm listops Test 0.57 ± 0.04
-thesis_table_6_1 ndr R OOD 0.75 ± 0.27
-thesis_table_6_1 bilstm A OOD 0.95 ± 0.03
-thesis_figure_6_4 ndr o16-s6 OOD 1.00
-thesis_table_d1 relative_gate-first backward Longer 1.00 ± 0.00
-thesis_table_d2 relative-act-u forward Longer-30k 0.67 ± 0.41
-thesis_table_d2 geometric-act-a backward Longer-60k 0.45 ± 0.21
-thesis_table_7_1 dense e8 bpc 1.08
-thesis_table_7_1 topk-64 wt_s perplexity 11.86
-thesis_table_7_1 topk-128 e8 bpc 1.07
-thesis_table_7_1 topk-256 wt_b perplexity 9.34
-thesis_table_7_1 topk-512 wt_s perplexity 11.68
-thesis_table_7_2 softmax wt_s perplexity 13.96
-thesis_table_7_2 relu-wt_b wt_b perplexity 9.98
-thesis_table_7_2 relu-init wt_s perplexity 12.75
-thesis_table_7_2 relu-values e8 bpc 1.12
-thesis_table_7_2 softmax-values-wt_b wt_b perplexity 11.29
-thesis_table_7_3 sigma_moe-wt_s wt_s perplexity 11.71
-thesis_table_7_3 dense-wt_s wt_s_star perplexity 10.03
-thesis_table_7_3 sigma_moe-wt_b wt_b perplexity 9.44
-thesis_table_7_4 sigma_moe wt_s perplexity 11.59
-thesis_table_7_4 dropout-wt_b wt_b perplexity 9.53
-thesis_table_7_4 softmax_after wt_s_star perplexity 11.27
-thesis_table_7_4 softmax_before wt_b perplexity 9.62
-thesis_table_7_4 standard_init wt_s_star perplexity 10.59
-thesis_table_7_4 no_reg wt_s perplexity 11.83
-thesis_table_7_4 k8-g64 wt_s_star perplexity 10.30
-thesis_table_7_4 k4-g64 wt_s_star perplexity 10.53
-thesis_table_7_4 k1-g128 wt_s perplexity 12.26
-thesis_table_7_4 k8-g128 wt_s_star perplexity 10.22
-thesis_table_7_4 switch-g512 e8 bpc 1.08
-thesis_table_7_4 switch-g512-no_dropout-wt_b wt_b perplexity 9.77
-thesis_table_7_4 switch-k4-wt_s_star wt_s_star perplexity 11.37
-thesis_table_7_4 switch-g128 e8 bpc 1.11
-thesis_table_7_4 switch-g128-no_dropout wt_s perplexity 12.35
-thesis_table_7_4 s_base wt_b perplexity 10.50
-thesis_table_7_4 s_base-g512 e8 bpc 1.32
-"""
-
-
-def test_published_numbers():
-    seen = set()
-    for line in SENTINELS.splitlines():
-        name, row, data, column, number = line.split(" ", 4)
-        assert recipe.read(recipe.find(name)).rows[row].published[data][column].text == number, line
-        seen.add(name)
-    assert seen == set(PUBLISHED)
-
-
 def test_sizes_and_optimization_of_the_papers(parsed):
     defaults = {"qk_norm": "none", "orthogonality_weight": 0}
 
     def settings(name, row, *keys):
-        return tuple(getattr(parsed[name][row], key, defaults.get(key)) for key in keys)
+        return tuple(getattr(parsed[name, ""][row], key, defaults.get(key)) for key in keys)
 
     common = ("lr", "batch_size", "max_update", "clip_norm")
     assert settings("park_kim_table_4", "linear-l2", *common) == ([1e-3], 256, 50_000, 5)
@@ -584,3 +743,29 @@ def test_sizes_and_optimization_of_the_papers(parsed):
             name = f"park_kim_table_{table}"
             assert settings(name, row, "qk_norm", "orthogonality_weight", "depth") == (norm, weight, "shared")
             assert settings(name, row, "encoder_attention", "cross_attention") == ("linear", "linear")
+
+
+def test_the_weights_of_the_orthogonality_sweep_are_what_is_trained():
+    found = recipe.read(recipe.find("own_orthogonality_sweep"))
+    for name in found.trained:
+        x, arguments = found.rows[name].x, found.arguments_of(name, "scan26")
+        given = "--orthogonality-weight" in arguments
+        assert given == (x is not None)
+        assert not given or float(arguments[arguments.index("--orthogonality-weight") + 1]) == x
+    # The rest equals the paper's table.
+    table = recipe.read(recipe.find("park_kim_table_4"))
+    settings = {row: sorted(one.arguments_of(row, "scan26")) for one in (found, table) for row in one.trained}
+    assert settings["none"] == settings["linear-l2"] and settings["weight-1e-4"] == settings["linear-l2-orthogonality"]
+
+
+@pytest.mark.parametrize("name", ["own_translation_length", "own_translation_length_iwslt"])
+def test_the_models_of_translations_differ_in_attention_alone(name):
+    found = recipe.read(recipe.find(name))
+    assert list(found.rows) == ["softmax", "log_length", "relative", "linear", "galerkin"]
+    for row in found.rows.values():
+        assert {word for word in shlex.split(row.arguments) if word.startswith("--")} <= {
+            "--encoder-attention", "--decoder-attention", "--cross-attention", "--logit-scale",
+        }  # fmt: skip
+    limits = {name: data.prepare.partition("--max-length ")[2].split()[0] for name, data in found.data.items()}
+    for data, limit in limits.items():
+        assert ("gen" in found.data[data].subsets) == (limit != "0") and int(limit) in (0, *found.by_length.bounds)
