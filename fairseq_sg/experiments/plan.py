@@ -98,7 +98,8 @@ class Plan:
         every = max(1, min(steps, round(recipe.validate_every * min(1.0, self.steps_scale))))
         columns = recipe.columns_of(data)
         # Training shows accuracy only.
-        shown = {column.subset: key for key, column in columns.items() if column.metric == "accuracy"}
+        measured = [(key, c) for key, c in columns.items() if c.metric == "accuracy" and not c.model_overrides]
+        shown = {column.subset: key for key, column in reversed(measured)}
         label = recipe.rows[row].label
         return Run(
             name=f"{label}, {data}" if len(recipe.data) > 1 else label,
