@@ -1,30 +1,24 @@
-"""Figures of trainings: the drawn numbers; rows with an x, and their sweep."""
+"""Figures of results: the drawn numbers, and which figures a recipe has."""
 
 from __future__ import annotations
 
-import sys
+import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "scripts"))
+from experiment_files import TINY, finished, record, result, tiny
 
 pytest.importorskip("matplotlib")
 
-import figures  # noqa: E402
-import quickstart  # noqa: E402
-import recipe  # noqa: E402
-import reproduce  # noqa: E402
-import verdicts  # noqa: E402
+from fairseq_sg.experiments import figures
+from fairseq_sg.experiments.recipe import read
+from fairseq_sg.experiments.results import Results
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The drawn axes of every figure, by the name of its file."""
-    found = {}
-    monkeypatch.setattr(figures, "save", lambda figure, path: found.update({path.name: figure.axes}))
-    yield found
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
     figures.pyplot().close("all")
 
 
@@ -34,43 +28,99 @@ def curve(*points):
 
 
 COURSES = {
-    "scan": {
-        "a": [curve((1, 10, 2.0), (2, 50, 1.0), (3, 90, 0.0)), curve((1, 30, 1.0), (2, 70, 0.5))],
-        "b": [curve((1, 0, 3.0), (2, 0, 3.0))],
-    }
+    "a": [curve((1, 10, 2.0), (2, 50, 1.0), (3, 90, 0.0)), curve((1, 30, 1.0), (2, 70, 0.5))],
+    "b": [curve((1, 0, 3.0), (2, 0, 3.0))],
 }
+
+RECIPE = """\
+title: Courses
+source: nobody
+data:
+DATA
+steps: 3
+validate_every: 1
+batch_size_valid: 4
+seeds: 2
+unit: percent
+checkpoint: last
+train: --task sg_translation
+columns:
+  IID: {subset: valid}
+  OOD: {subset: gen}
+rows:
+ROWS
+"""
+
+
+def results_of(folder: Path, courses: dict) -> Results:
+    """data -> row -> the curves of its seeds."""
+    data = "\n".join(f"  {name}: {{folder: {name}, prepare: scan, subsets: [valid, gen]}}" for name in courses)
+    rows = dict.fromkeys(row for found in courses.values() for row in found)
+    path = folder / "courses.yaml"
+    path.write_text(RECIPE.replace("DATA", data).replace("ROWS", "\n".join(f"  {r}: {{arguments: ''}}" for r in rows)))
+    records = [
+        {"row": row, "data": name, "seed": seed, "result": result(3) | {"curve": course}}
+        for name, found in courses.items()
+        for row, curves in found.items()
+        for seed, course in enumerate(curves, 1)
+    ]
+    return Results(read(path), 1.0, records)
 
 
 def lines(axes):
     return [line.get_xydata().tolist() for line in axes.lines]
 
 
-def test_accuracy_and_loss_through_training(drawn, tmp_path):
-    assert figures.through_training(COURSES, ["valid", "gen"], ["gen"], tmp_path / "c.png", {"valid": "IID"})
-    valid, gen, nothing, loss = drawn["c.png"]
+def test_accuracy_through_training(tmp_path):
+    found = results_of(tmp_path, {"scan": COURSES})
+    valid, gen = figures.through_training(found, ["valid", "gen"], "").axes
     # Means at the common steps of both seeds; only the model with two seeds has a band.
     assert lines(valid) == [[[1, 20], [2, 60]], [[1, 0], [2, 0]]] and lines(gen)[0] == [[1, 10], [2, 30]]
     (band,) = valid.collections
     assert {tuple(v) for v in band.get_paths()[0].vertices.tolist()} == {(1, 10), (1, 30), (2, 50), (2, 70)}
-    assert lines(loss) == [[[1, 3], [2, 1.5]], [[1, 6], [2, 6]]] and not nothing.lines and not nothing.axison
-    assert (valid.get_title(), gen.get_title(), loss.get_ylabel()) == ("IID (valid)", "gen", "loss, bits per token")
-    assert [text.get_text() for text in gen.get_legend().get_texts()] == ["a", "b"]
+    assert (valid.get_title(), gen.get_title(), valid.get_ylabel()) == ("IID", "OOD", "accuracy, %")
+    # Few curves are named at their ends.
+    names = [(text.get_text(), text.xy[1]) for text in gen.texts]
+    assert names == [("b", 0), ("a", 30)] and gen.get_legend() is None
 
 
-def test_a_loss_that_was_rounded_to_nothing_has_a_place_on_its_axis(drawn, tmp_path):
-    courses = {"one": {"a": [curve((1, 10, 2.0), (2, 50, 0.0))]}, "two": COURSES["scan"]}
-    assert figures.through_training(courses, [], ["valid"], tmp_path / "c.png")
-    one, two = drawn["c.png"]
+def test_loss_through_training(tmp_path):
+    found = results_of(tmp_path, {"scan": COURSES})
+    (loss,) = figures.through_training(found, ["gen"], figures.LOSS).axes
+    assert lines(loss) == [[[1, 3], [2, 1.5]], [[1, 6], [2, 6]]] and loss.get_ylabel() == "loss, bits per token"
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_names_at_the_ends_of_curves_keep_their_distance(tmp_path):
+    """In the order of the curves, below the top; more curves have a legend; still more are not drawn."""
+    ends = {name: [curve((1, 0, 1.0), (2, end, 1.0))] for name, end in zip("abcde", (100, 99, 98, 50, 99.5))}
+    axes = figures.through_training(results_of(tmp_path, {"scan": ends}), ["valid"], "").axes[0]
+    names = [(text.get_text(), text.xy[1]) for text in axes.texts]
+    assert [name for name, _ in names] == ["d", "c", "b", "e", "a"]
+    places = [place for _, place in names]
+    assert places[-1] <= 100 and min(b - a for a, b in zip(places, places[1:])) >= 8 - 1e-9
+    many = {f"m{number}": [curve((1, 0, 1.0), (2, 5, 1.0))] for number in range(figures.LABELLED + 1)}
+    axes = figures.through_training(results_of(tmp_path, {"scan": many}), ["valid"], "").axes[0]
+    assert not axes.texts and len(axes.get_legend().get_texts()) == figures.LABELLED + 1
+    many |= {f"m{number}": many["m0"] for number in range(figures.CURVES + 1)}
+    assert figures.through_training(results_of(tmp_path, {"scan": many}), ["valid"], "") is None
+
+
+def test_a_loss_that_was_rounded_to_nothing_has_a_place_on_its_axis(tmp_path):
+    courses = {"one": {"a": [curve((1, 10, 2.0), (2, 50, 0.0))]}, "two": {"b": COURSES["b"], "a": COURSES["a"]}}
+    one, two = figures.through_training(results_of(tmp_path, courses), ["valid"], figures.LOSS).axes
     assert lines(one) == [[[1, 2], [2, figures.LEAST]]]
     assert (one.get_yscale(), two.get_yscale()) == ("log", "linear")
-    assert (one.get_title(), two.get_title()) == ("one: valid", "two: valid")
+    assert (one.get_title(), two.get_title()) == ("one: IID", "two: IID")
+    # A model has one colour everywhere.
+    assert one.lines[0].get_color() == two.lines[0].get_color() != two.lines[1].get_color()
 
 
 @pytest.mark.parametrize("points", [[], [(5, 10, 1.0)]], ids=["none", "one"])
-def test_nothing_is_drawn_of_a_single_evaluation(points, drawn, tmp_path):
-    courses = {"scan": {"a": [curve(*points)] * 2}}
-    assert not figures.through_training(courses, ["valid"], ["valid"], tmp_path / "c.png")
-    assert not figures.loss_and_accuracy(courses, ["valid"], tmp_path / "l.png") and not drawn
+def test_nothing_is_drawn_of_a_single_evaluation(points, tmp_path):
+    found = results_of(tmp_path, {"scan": {"a": [curve(*points)] * 2}})
+    assert figures.through_training(found, ["valid"], "") is None
+    assert figures.loss_and_accuracy(found, ["valid"]) is None
 
 
 def test_seeds_are_joined_where_all_have_been_measured():
@@ -80,137 +130,131 @@ def test_seeds_are_joined_where_all_have_been_measured():
     assert figures.band([], "x") == ([], [])
 
 
-def test_accuracy_over_loss(drawn, tmp_path):
-    assert figures.loss_and_accuracy(COURSES, ["valid"], tmp_path / "l.png")
-    (axes,) = drawn["l.png"]
+def test_accuracy_over_loss(tmp_path):
+    (axes,) = figures.loss_and_accuracy(results_of(tmp_path, {"scan": COURSES}), ["valid"]).axes
     expected = [[2.0, 10], [1.0, 50], [figures.LEAST, 90], [1.0, 30], [0.5, 70], [3.0, 0], [3.0, 0]]
     assert [point for line in lines(axes) for point in line] == expected
     shades = [line.get_alpha() for line in axes.lines[:3]]
     assert shades == sorted(shades) and shades[0] < shades[2] == 1
 
 
-@pytest.mark.parametrize("models,evaluations,panels", [(2, 2, 4), (2, 1, 1), (9, 2, 1)])
-def test_the_comparisons_draw_the_same(models, evaluations, panels, drawn, tmp_path):
-    """Accuracy and loss of both subsets; bars of many models, or of one evaluation."""
-    points = [(1, 10, 2.0), (2, 50, 1.0)][:evaluations]
-    runs = [{"name": f"m{i}", "result": {"curve": curve(*points)}} for i in range(models)]
-    quickstart.plot(
-        {"what": "SCAN; and more", "runs": [*runs, {"name": "bad", "failed": "training"}]}, tmp_path / "q.png"
-    )
-    assert len(drawn.get("q.png", [None])) == panels and (tmp_path / "q.png").exists() == (panels == 1)
+# Bars.
 
 
-# Rows with an x.
-
-SWEEP = """\
-title: A sweep
-source: Nobody 1999
-data:
-  tiny: {folder: tiny, prepare: scan, subsets: [valid, gen]}
-steps: 40
-validate_every: 20
-batch_size_valid: 4
-seeds: 2
-unit: percent
-checkpoint: last
-train: --task sg_translation
-columns:
-  IID: {subset: valid}
-  OOD: {subset: gen, metric: loss}
-x_axis: {label: weight λ, scale: log}
-rows:
-  none:
-    label: without
-    arguments: ""
-  high:
-    x: 1.0e-1
-    arguments: --orthogonality-weight 1e-1
-  low:
-    x: 1
-    arguments: --orthogonality-weight 1
-chosen: [all]
-"""
+def test_bars(tmp_path):
+    """Mean, standard deviation and points of ours; diamonds of the paper's; "Fail" where all diverged."""
+    found = finished(tiny(tmp_path))
+    iid, ood, _ = figures.bars(found).axes
+    widths = [bar.get_width() for bar in ood.patches]
+    assert widths == [pytest.approx(0.22)] and ood.get_xlim() == (0, 1.02)
+    assert [label.get_text() for label in iid.get_yticklabels()] == ["An LSTM_1", "bad", "of another paper"]
+    drawn = lines(ood)
+    assert [[0.2, 0], [0.24, 0]] in drawn and [[0.21, 0]] in drawn and [[0.5, 2]] in drawn
+    spreads = [
+        bar.lines[2][0].get_segments()[0][:, 0].tolist() for bar in ood.containers if getattr(bar, "has_xerr", False)
+    ]
+    deviation = 0.04 / 2**0.5
+    assert spreads[0] == pytest.approx([0.22 - deviation, 0.22 + deviation])
+    assert pytest.approx([0.2, 0.22]) in spreads
+    assert [(text.get_text().strip(), text.get_position()[1]) for text in ood.texts] == [
+        ("Fail", 1), ("Fail (published)", 1.3),
+    ]  # fmt: skip
+    assert ood.get_xlabel() == "OOD, fraction" and not ood.get_shared_x_axes().joined(iid, ood)
 
 
-def read(folder: Path, text: str = SWEEP) -> recipe.Recipe:
-    path = folder / "sweep.yaml"
-    path.write_text(text)
-    return recipe.read(path)
+# A sweep.
+
+SWEEP = RECIPE.replace("DATA", "  tiny: {folder: tiny, prepare: scan, subsets: [valid, gen]}").replace(
+    "ROWS",
+    "  none: {label: without, arguments: ''}\n  high: {x: 0.1, arguments: --lr 1}\n  low: {x: 1, arguments: --lr 2}\n"
+    "x_axis: {label: weight λ, scale: log}",
+).replace("OOD: {subset: gen}", "OOD: {subset: gen, metric: loss}")  # fmt: skip
 
 
-def test_an_x_is_read(tmp_path):
-    found = read(tmp_path)
-    assert found.x_axis == recipe.XAxis("weight λ", "log")
-    assert {name: row.x for name, row in found.rows.items()} == {"none": None, "high": 0.1, "low": 1.0}
-    assert read(tmp_path, SWEEP.replace(", scale: log", "")).x_axis.scale == "linear"
+@pytest.fixture
+def swept(tmp_path) -> Results:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(SWEEP)
+    found = Results(read(path), 1.0, [record("low", 1)])
+    for row, accuracies in (("none", (60.0, 80.0)), ("high", (90.0, 70.0))):
+        for seed, accuracy in enumerate(accuracies, 1):
+            done = result(3, valid=accuracy) | {"loss": {"gen": 2.0}, "curve": curve((1, 10, 2.0), (2, 50, 1.0))}
+            found.records.append({"row": row, "data": "tiny", "seed": seed, "result": done})
+    return found
 
 
-@pytest.mark.parametrize(
-    "old,new,message",
-    [
-        ("x: 1.0e-1", "x: 1e-1", "row 'high', key 'x': must be a number, with a point in it (1.0e-4), not '1e-1'"),
-        ("x: 1.0e-1", "x: yes", "row 'high', key 'x': must be a number, with a point in it (1.0e-4), not True"),
-        ("x: 1.0e-1", "x: .nan", "row 'high', key 'x': is nan: it must be finite"),
-        ("x: 1.0e-1", "x: -.inf", "row 'high', key 'x': is -inf: it must be finite"),
-        ("x: 1.0e-1", "x: 0", "x_axis, key 'scale': is log, but the x of the row 'high' is 0: it must be above 0"),
-        ("x: 1.0e-1", "x: 1.0", "x_axis, key 'label': has two rows with the same x, 1: 'high' and 'low'"),
-        ("    x: 1.0e-1\n", "", "x_axis, key 'label': needs at least two rows with an x"),
-        ("x_axis: {label: weight λ, scale: log}\n", "", "key 'x_axis': is missing: the row 'high' has an x, which"),
-        ("scale: log", "scale: lg", "x_axis, key 'scale': is 'lg': choose from linear, log"),
-        ("scale: log", "base: 2", "x_axis, key 'base': is unknown"),
-        ("label: weight λ, ", "", "x_axis, key 'label': is missing"),
-        ("{label: weight λ, scale: log}", "λ", "key 'x_axis': must be a mapping (key: value), not 'λ'"),
-    ],
-)
-def test_what_is_wrong_with_an_x_is_named(old, new, message, tmp_path):
-    assert SWEEP.count(old) == 1
-    with pytest.raises(recipe.RecipeError) as error:
-        read(tmp_path, SWEEP.replace(old, new))
-    assert message in str(error.value) and "sweep.yaml: " in str(error.value)
-
-
-def line_of(row: str, accuracies, losses) -> verdicts.Line:
-    cells = {"IID": verdicts.Cell(accuracies, None, "–"), "OOD": verdicts.Cell(losses, None, "–")}
-    courses = [curve((1, 10, 2.0), (2, 50, 1.0)) for _ in accuracies]
-    return verdicts.Line(row, row, "tiny", 40, 40, len(accuracies), 0, 2, cells, courses)
-
-
-def test_the_sweep_of_a_recipe(drawn, tmp_path, monkeypatch):
-    found = [line_of("none", [60.0, 80.0], [2.0]), line_of("high", [90.0, 70.0], [1.0]), line_of("low", [], [])]
-    monkeypatch.setattr(verdicts, "_bars", lambda recipe, found, path: path)
-    written = verdicts.plots(read(tmp_path), found, tmp_path / "out")
-    assert [path.name for path in written] == ["out.png", "out-curves.png", "out-loss.png", "out-sweep.png"]
-    iid, ood = drawn["out-sweep.png"]
+def test_the_sweep_of_a_recipe(swept):
+    iid, ood = figures.sweep(swept).axes
     assert (iid.get_xscale(), iid.get_xlabel(), iid.get_ylabel(), ood.get_ylabel()) == (
-        "log", "weight λ", "accuracy, %", "loss",
+        "log", "weight λ", "IID, %", "OOD, bits per token",
     )  # fmt: skip
     ((_, caps, (bar,)),) = iid.containers
     assert [float(value) for value in bar.get_segments()[0][:, 1]] == pytest.approx([80 - 200**0.5, 80 + 200**0.5])
     mean, seeds, level = iid.lines[0], *iid.lines[-2:]
     assert mean.get_xydata().tolist() == [[0.1, 80]] and seeds.get_xydata().tolist() == [[0.1, 90], [0.1, 70]]
-    assert level.get_ydata()[0] == 70 and level.get_label() == "none"
-    # Curves have only the columns' subsets, in both rows: accuracy of valid, loss of valid and gen.
-    assert len(drawn["out-curves.png"]) == 4 and len(drawn["out-loss.png"]) == 1
+    assert level.get_ydata()[0] == 70 and level.get_label() == "without"
 
 
-def test_without_an_x_there_is_no_sweep(drawn, tmp_path, monkeypatch):
-    text = SWEEP.replace("x_axis: {label: weight λ, scale: log}\n", "").replace("    x: 1.0e-1\n", "")
-    monkeypatch.setattr(verdicts, "_bars", lambda recipe, found, path: path)
-    found = read(tmp_path, text.replace("    x: 1\n", ""))
-    assert "out-sweep.png" not in {
-        p.name for p in verdicts.plots(found, [line_of("none", [1.0], [2.0])], tmp_path / "out")
-    }
+# Which figures there are.
 
 
-def test_the_weights_of_the_orthogonality_sweep_are_what_is_trained():
-    found = recipe.read(recipe.find("own_orthogonality_sweep"))
-    args = reproduce.parse_arguments(["own_orthogonality_sweep", "--device", "cpu", "--seeds", "1"])
-    for trial in args.trials:
-        x, arguments = found.rows[trial.row].x, trial.run.arguments
-        given = "--orthogonality-weight" in arguments
-        assert given == (x is not None)
-        assert not given or float(arguments[arguments.index("--orthogonality-weight") + 1]) == x
-    # The rest equals the paper's table.
-    table = reproduce.parse_arguments(["park_kim_table_4", "--device", "cpu", "--seeds", "1"])
-    settings = {trial.row: sorted(trial.run.arguments) for trial in (*args.trials, *table.trials)}
-    assert settings["none"] == settings["linear-l2"] and settings["weight-1e-4"] == settings["linear-l2-orthogonality"]
+@pytest.fixture
+def drawn(monkeypatch):
+    """The axes of every figure that is written, by the name of its file."""
+    found = {}
+    monkeypatch.setattr(figures, "save", lambda figure, path, source: found.update({path.name: figure.axes}))
+    return found
+
+
+def test_figures_of_a_sweep(swept, drawn, tmp_path):
+    """Curves have only the columns' accuracies."""
+    written = figures.draw_all(swept, tmp_path / "x_v0.2")
+    assert [path.name for path in written] == ["x_v0.2.png", "x_v0.2-curves.png"] == list(drawn)
+    assert drawn["x_v0.2.png"][0].get_xscale() == "log" and len(drawn["x_v0.2-curves.png"]) == 1
+
+
+def test_figures_of_a_table(drawn, tmp_path):
+    """Accuracy over loss where the recipe asks for it; curves of the loss where no column is an accuracy."""
+    found = results_of(tmp_path, {"scan": COURSES})
+    assert [path.name for path in figures.draw_all(found, tmp_path / "x")] == ["x.png", "x-curves.png"]
+    found.recipe.loss_figure = True
+    figures.draw_all(found, tmp_path / "x")
+    assert list(drawn) == ["x.png", "x-curves.png", "x-loss.png"] and len(drawn["x-loss.png"]) == 2
+    columns = {"bits": replace(found.recipe.columns["OOD"], metric="loss")}
+    losses = Results(replace(found.recipe, columns=columns, loss_figure=False), 1.0, found.records)
+    for done in losses.records:
+        done["result"]["loss"] = {"gen": 1.0}
+    figures.draw_all(losses, tmp_path / "y")
+    assert drawn["y-curves.png"][0].get_ylabel() == "loss, bits per token"
+
+
+def test_no_figure_before_any_number(tmp_path, drawn):
+    assert figures.draw_all(Results(tiny(tmp_path), 1.0, [record("good", 1)]), tmp_path / "x") == [] and not drawn
+
+
+def test_figures_are_at_most_a_page_wide(tmp_path):
+    for number in (1, 2, 3, 5):
+        columns = "".join(f"  c{i}: {{subset: gen}}\n" for i in range(number))
+        text = TINY[: TINY.index("columns:")] + f"columns:\n{columns}" + TINY[TINY.index("rows:") :]
+        text = text.replace('{IID: "1.00 ± 0.00", OOD: ".21 ± .01"}', "{}").replace("{IID: Fail, OOD: Fail}", "{}")
+        found = finished(tiny(tmp_path, text.replace('{OOD: ".5"}', "{}")))
+        assert figures.bars(found).get_size_inches()[0] == (figures.COLUMN if number == 1 else figures.PAGE)
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """The texts that a PNG has beside its pixels."""
+    content, found, place = path.read_bytes(), {}, 8
+    while place < len(content):
+        length, kind = struct.unpack(">I4s", content[place : place + 8])
+        if kind in (b"tEXt", b"iTXt"):
+            key, _, value = content[place + 8 : place + 8 + length].partition(b"\0")
+            found[key.decode()] = value.decode()
+        place += length + 12
+    return found
+
+
+def test_a_picture_names_its_source_and_nothing_that_changes_with_the_machine(tmp_path):
+    found = results_of(tmp_path, {"scan": COURSES})
+    (picture, _) = figures.draw_all(found, tmp_path / "x", "a source")
+    assert metadata(picture) == {"Source": "a source"}
+    assert figures.pyplot().get_fignums() == []
