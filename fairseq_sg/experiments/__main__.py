@@ -211,7 +211,7 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
     print("\n" + "\n".join(report.legend(plan.recipe)).replace("`", ""))
     if found.bleu:
         print("\n" + by_length.as_tables(found.bleu))
-    print(f"\nresults: {', '.join(map(str, [_file(prefix), *written]))}")
+    print(f"\nresults: {', '.join([str(_file(prefix)), *(path.name.removeprefix(prefix.name) for path in written)])}")
     print(f"logs: {plan.out}/*/train.log, checkpoints: {plan.out}/*/{trials[0].run.checkpoint.name}")
 
 

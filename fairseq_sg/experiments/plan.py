@@ -97,9 +97,8 @@ class Plan:
         steps = max(1, round(recipe.steps_of(row) * self.steps_scale))
         every = max(1, min(steps, round(recipe.validate_every * min(1.0, self.steps_scale))))
         columns = recipe.columns_of(data)
-        # Training shows accuracy only.
-        measured = [(key, c) for key, c in columns.items() if c.metric == "accuracy" and not c.model_overrides]
-        shown = {column.subset: key for key, column in reversed(measured)}
+        # Training shows accuracy only, by the first column of a subset.
+        shown = {c.subset: key for key, c in reversed(columns.items()) if c.metric == "accuracy"}
         label = recipe.rows[row].label
         return Run(
             name=f"{label}, {data}" if len(recipe.data) > 1 else label,

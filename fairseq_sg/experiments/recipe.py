@@ -1,6 +1,7 @@
 """Recipes: experiments as files ``recipes/NAME.yaml``, read by OmegaConf against the schema below.
 
 A recipe may extend another (``extends``) and have ``variants``: changes of the same experiment, such as ``small``.
+Mappings are merged, other values replaced; null removes a key. A file whose name begins with ``_`` is only a base.
 The format is explained in ``docs/reproducing.md``.
 """
 
@@ -176,12 +177,12 @@ class Recipe:
         checkpoint: the evaluated one, "last" or "best".
         generate: arguments of fairseq-generate, for BLEU.
         columns, rows: of the table.
-        only: the rows of a variant that has not all of them.
-        chosen: what was chosen where the paper is silent.
+        only: the rows of the table, in their order, where there are others too.
+        chosen: what was chosen where the paper is silent; what a file adds to those of the one it extends.
         by_length: see ByLength.
         x_axis: for rows with an x.
         loss_figure: whether accuracy is also drawn over loss.
-        define: texts for ``${define.NAME}`` elsewhere in the file.
+        define: texts for ``${define.NAME}`` elsewhere in the file, or in the one it extends.
         name, variant: of the file; they are no keys of it.
     """
 
@@ -258,8 +259,8 @@ class Recipe:
 
 
 def names() -> list[str]:
-    """The names of the existing recipes."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    """The names of the existing recipes, without bases, whose names begin with ``_``."""
+    return sorted(path.stem for path in FOLDER.glob("[!_]*.yaml"))
 
 
 def find(name: str) -> Path:
@@ -294,7 +295,7 @@ def read(path: Path, variant: str = "") -> Recipe:
         for row in rows.values() if isinstance(rows, dict) else ():
             if isinstance(row, dict):
                 row.pop("published", None)
-        content = _merged(path, content, known[variant])
+        content = _without_null(_merged(path, content, known[variant]))
     if "name" in content or "variant" in content:
         raise RecipeError(f"{path}: the keys 'name' and 'variant' are unknown: the file's name is that of the recipe")
     recipe = _typed(str(path), content | {"name": path.stem, "variant": variant})
@@ -326,7 +327,9 @@ def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
         below, others = _with_base(find(str(base)), (*seen, path))
     except RecipeError as error:
         raise RecipeError(f"{path}: extends: {error}") from None
-    return _merged(path, below, content), _merged(path, others, own)
+    if isinstance(below.get("chosen"), list) and isinstance(content.get("chosen"), list):
+        content["chosen"] = below["chosen"] + content["chosen"]
+    return _without_null(_merged(path, below, content)), _merged(path, others, own)
 
 
 def _mapping(where: str, content: Any) -> dict[str, Any]:
@@ -357,6 +360,13 @@ def worded(error: Exception) -> str:
     elif "is not a ListConfig" in text:
         text = "must be a list"
     return key + text
+
+
+def _without_null(content: Any) -> Any:
+    """Null removes a key of the base, such as a row."""
+    if not isinstance(content, dict):
+        return content
+    return {key: _without_null(value) for key, value in content.items() if value is not None}
 
 
 def _typed(where: str, content: dict[str, Any]) -> Recipe:
