@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
 
     plan = plan_of(args)
     trials = plan.trials()
-    if args.memory_guard < 0:
+    if not args.memory_guard >= 0:
         raise UsageError(f"--memory-guard is {args.memory_guard}: choose 0 or more")
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs is {args.jobs}: choose at least 1")

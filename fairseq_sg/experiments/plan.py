@@ -164,7 +164,7 @@ def _chosen(option: str, text: str, there: list[str], reasons: dict[str, str]) -
 
 def read_seeds(text: str) -> list[int]:
     """``3`` is the seeds 1, 2, 3; a list is that of its seeds (``4,5,6``; one seed: ``4,``). Raises UsageError."""
-    if not re.fullmatch(r"\d+(,\d+)*,?", text) or text == "0":
+    if not re.fullmatch(r"\d+(,\d+)*,?", text) or not text.strip("0"):
         raise UsageError(f"--seeds is {text!r}: it must be a number of seeds, or a list as 4,5,6 (one seed: 4,)")
     if "," not in text:
         return list(range(1, int(text) + 1))

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from fairseq_sg.errors import UsageError
 
@@ -291,10 +291,11 @@ def read(path: Path, variant: str = "") -> Recipe:
         if variant not in known:
             there = f"choose from {', '.join(known)}" if known else "it has none"
             raise RecipeError(f"{path}: there is no variant {variant!r}: {there}")
-        for row in content.get("rows", {}).values():
+        rows = content.get("rows")
+        for row in rows.values() if isinstance(rows, dict) else ():
             if isinstance(row, dict):
                 row.pop("published", None)
-        content = _without_null(_merged(path, content, known[variant] or {}))
+        content = _without_null(_merged(path, content, known[variant]))
     if "name" in content or "variant" in content:
         raise RecipeError(f"{path}: the keys 'name' and 'variant' are unknown: the file's name is that of the recipe")
     recipe = _typed(str(path), content | {"name": path.stem, "variant": variant})
@@ -314,25 +315,51 @@ def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
     try:
         # OmegaConf refuses repeated keys, and reads 1e-4 as a number.
         content = OmegaConf.to_container(OmegaConf.load(path))
-    except (OmegaConfBaseException, yaml.YAMLError, OSError) as error:
-        raise RecipeError(f"{path}: {error}") from None
-    if not isinstance(content, dict):
-        raise RecipeError(f"{path}: must be a mapping (key: value), not {content!r}")
+    except (OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError) as error:
+        raise RecipeError(f"{path}: {worded(error)}") from None
+    content = _mapping(f"{path}", content)
     base = content.pop("extends", None)
-    own = content.pop("variants", None) or {}
+    own = _mapping(f"{path}: variants", content.pop("variants", None) or {})
+    own = {str(name): _mapping(f"{path}: variants.{name}", change or {}) for name, change in own.items()}
     if base is None:
         return content, own
-    below, others = _with_base(find(str(base)), (*seen, path))
+    try:
+        below, others = _with_base(find(str(base)), (*seen, path))
+    except RecipeError as error:
+        raise RecipeError(f"{path}: extends: {error}") from None
     if isinstance(below.get("chosen"), list) and isinstance(content.get("chosen"), list):
         content["chosen"] = below["chosen"] + content["chosen"]
     return _without_null(_merged(path, below, content)), _merged(path, others, own)
 
 
+def _mapping(where: str, content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise RecipeError(f"{where}: must be a mapping (key: value), not {content!r}")
+    return content
+
+
 def _merged(path: Path, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Mappings are merged, everything else is replaced."""
-    if not isinstance(above, dict):
-        raise RecipeError(f"{path}: must be a mapping (key: value), not {above!r}")
-    return OmegaConf.to_container(OmegaConf.merge(below, above))
+    try:
+        return OmegaConf.to_container(OmegaConf.merge(below, above))
+    except OmegaConfBaseException as error:
+        raise RecipeError(f"{path}: {worded(error)}") from None
+
+
+def worded(error: Exception) -> str:
+    """What YAML or OmegaConf found, in one line: the key, and what is wrong with its value."""
+    if not isinstance(error, OmegaConfBaseException):
+        return " ".join(str(error).split())
+    key, text = f"{error.full_key}: " if error.full_key else "", str(error).splitlines()[0]
+    if isinstance(error, MissingMandatoryValue):
+        text = "is missing"
+    elif isinstance(error, (ConfigAttributeError, ConfigKeyError)) and is_dataclass(error.object_type):
+        known = [f.name for f in fields(error.object_type) if f.name not in ("name", "variant")]
+        known += ["extends", "variants"] if error.object_type is Recipe else []
+        text = f"is unknown: choose from {', '.join(known)}"
+    elif "is not a ListConfig" in text:
+        text = "must be a list"
+    return key + text
 
 
 def _without_null(content: Any) -> Any:
@@ -349,8 +376,7 @@ def _typed(where: str, content: dict[str, Any]) -> Recipe:
         assert isinstance(merged, DictConfig)
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if error.full_key else ""
-        raise RecipeError(f"{where}: {key}{str(error).splitlines()[0]}") from None
+        raise RecipeError(f"{where}: {worded(error)}") from None
 
 
 def _texts(content: Any) -> Any:

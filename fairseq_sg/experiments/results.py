@@ -99,13 +99,26 @@ def read(path: Path) -> Results:
     try:
         content = json.loads(path.read_text("utf-8"))
         recipe = Recipe.from_dict(content["recipe"], f"{path}: recipe")
-        return Results(recipe, content["steps_scale"], content["records"], content["note"], content["bleu"])
+        _check_records(recipe, content["records"])
+        scale = float(content["steps_scale"])
+        return Results(recipe, scale, content["records"], content["note"], content["bleu"])
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}: give a results file of fairseq_sg.experiments") from None
     except RecipeError:
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: not a results file of fairseq_sg.experiments ({error!r})") from None
+
+
+def _check_records(recipe: Recipe, records: Any) -> None:
+    """Raises ValueError, KeyError or TypeError for records that no table can be made of."""
+    for record in records:
+        row, data, _ = record["row"], record["data"], record["seed"]
+        if row not in recipe.rows or data not in recipe.data:
+            raise ValueError(f"a record of the row {row!r} on {data!r}, which the recipe does not have")
+        if "result" in record:
+            for key in ("steps", "accuracy", "curve"):
+                record["result"][key]
 
 
 def collect(plan: Plan, trials: Sequence[Trial]) -> Results:
@@ -145,28 +158,27 @@ def merged(before: Results, now: Results, path: Path) -> Results:
     So the rows of one table may be trained at different times and places.
 
     Raises:
-        UsageError: the earlier file has other data, arguments or steps.
+        UsageError: the earlier file has other data, arguments, steps, or another evaluation.
     """
+
+    def settings(recipe: Recipe, row: str, data: str) -> list[Any]:
+        training = [recipe.arguments_of(row, data), recipe.steps_of(row), recipe.data[data].prepare]
+        return [*training, recipe.checkpoint, recipe.generate, recipe.rows[row].model_overrides]
 
     def same(record: Record) -> bool:
         row, data = record["row"], record["data"]
         if row not in now.recipe.rows or data not in now.recipe.data:
             return False
-        return (
-            all(
-                getattr(before.recipe, what)(row, *more) == getattr(now.recipe, what)(row, *more)
-                for what, more in (("arguments_of", (data,)), ("steps_of", ()))
-            )
-            and before.recipe.data[data].prepare == now.recipe.data[data].prepare
-        )
+        return settings(before.recipe, row, data) == settings(now.recipe, row, data)
 
     def key(record: Record) -> tuple[str, str, int]:
         return record["row"], record["data"], record["seed"]
 
     def reached(record: Record) -> int:
-        return max(record.get("result", {}).get("steps", 0), record.get("diverged", {}).get("step", 0))
+        # A training may diverge before its first logged step.
+        return max(record.get("result", {}).get("steps", -1), record.get("diverged", {}).get("step", -1))
 
-    other = next((record for record in before.records if reached(record) and not same(record)), None)
+    other = next((record for record in before.records if reached(record) >= 0 and not same(record)), None)
     if other or before.steps_scale != now.steps_scale:
         what = f"its row {other['row']!r} was trained otherwise" if other else "with another --steps-scale"
         raise UsageError(f"{path} has results of another version of the recipe ({what}): choose another --results")

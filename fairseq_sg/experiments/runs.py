@@ -186,8 +186,15 @@ def schedule(every: int, device: str) -> list[str]:
 
 
 def executable(command: list[str]) -> list[str]:
-    """The command with this interpreter: ``fairseq-train`` becomes the module ``fairseq_cli.train``."""
-    return [sys.executable, "-m", command[0].replace("fairseq-", "fairseq_cli."), *command[1:]]
+    """The command with this interpreter and package, from whichever folder it is started.
+
+    ``fairseq-train`` becomes the module ``fairseq_cli.train``, ``--user-dir fairseq_sg`` the path of this package.
+    """
+    program, *arguments = command
+    for place, word in enumerate(arguments):
+        if arguments[place - 1 : place + 1] == ["--user-dir", "fairseq_sg"]:
+            arguments[place] = str(_HOME / word)
+    return [sys.executable, "-m", program.replace("fairseq-", "fairseq_cli."), *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -1,11 +1,9 @@
-"""BLEU by length: scores, intervals and p-values equal sacreBLEU's; buckets; errors; a tiny complete run."""
+"""BLEU by length: scores, intervals and p-values equal sacreBLEU's; buckets; errors; the page of a recipe."""
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,17 +14,12 @@ import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "scripts"))
-
-import bleu_by_length  # noqa: E402
-import recipe  # noqa: E402
-import reproduce  # noqa: E402
-import runs  # noqa: E402
-from bleu_by_length import Bucket, System, Text, bootstrap, compare, make_buckets, read_text  # noqa: E402
-
-from fairseq_sg.errors import UsageError  # noqa: E402
-from fairseq_sg.scoring import plain_bleu  # noqa: E402
+from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments import __main__ as command
+from fairseq_sg.experiments import by_length, figures, results, runs
+from fairseq_sg.experiments.by_length import Bucket, System, Text, bootstrap, compare, make_buckets, read_text
+from fairseq_sg.experiments.plan import make_plan
+from fairseq_sg.experiments.recipe import read
 
 WORDS = "Ly đi xa thu về nhà mưa ăn cơm . , ngày".split()
 #: subset -> lengths of its sources, in words; the limit of training is 4
@@ -155,9 +148,9 @@ def test_scores_of_buckets(made):
 
 
 def test_length_ratio():
-    assert bleu_by_length.length_ratio(["a b", "c"], ["a b c d", "e f"], "none") == 0.5
-    assert bleu_by_length.length_ratio(["a.", "c"], ["a b c d", "e f"], "13a") == 0.5
-    assert bleu_by_length.length_ratio(["", ""], ["a b", "c"], "none") == 0
+    assert by_length.length_ratio(["a b", "c"], ["a b c d", "e f"], "none") == 0.5
+    assert by_length.length_ratio(["a.", "c"], ["a b c d", "e f"], "13a") == 0.5
+    assert by_length.length_ratio(["", ""], ["a b", "c"], "none") == 0
 
 
 def test_no_translation_at_all_is_a_score_of_zero():
@@ -233,50 +226,14 @@ def test_systems_are_tested_against_the_baseline_of_their_seed(made):
         compare(read_text(folder, list(LENGTHS)), [systems[0], systems[0]], "softmax", [4], "none", 50)
 
 
-# The command.
-
-
-def line_of(made, *more: object) -> list[str]:
-    folder, _, found = made
-    systems = [f"{name}={folder.parent / name}" for name in found]
-    options = ["--results", folder.parent / "out" / "by.length", "--bounds", "2,6", "--tokenize", "none", *more]
-    return list(map(str, [folder, *systems, *options]))
-
-
-def test_files_of_results(made, capsys):
-    folder = made[0].parent / "out"
-    assert bleu_by_length.main(line_of(made)) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    summary = json.loads((folder / "by.length.json").read_text())
-    assert summary["data"]["data"] == json.loads(json.dumps(comparison(made, samples=1000)))
-    shown = (folder / "by.length.md").read_text("utf-8").splitlines()
-    _, relative, _ = summary["data"]["data"]["systems"]
-    gen, bleu = relative["subsets"]["gen"], relative["subsets"]["gen"]["BLEU"]
-    assert bleu["p"] == pytest.approx(1 / 1001)
-    row = f"| gen | relative | 1 | {bleu['score']:.1f} ± {bleu['ci']:.1f} | < 0.001 | {gen['chrF2']['score']:.1f} ± "
-    assert sum(found.startswith(row) and found.endswith("| 1.00 |") for found in shown) == 1
-    assert sum(found.startswith("| test | softmax | 1 | ") and found.count("| – |") == 2 for found in shown) == 1
-    assert "## data: trained on sources of at most 4 words" in shown
-    rows = [tuple(line.split(" | ")[:2]) for line in shown if line.startswith(("| test | ", "| gen | "))]
-    assert rows == [(f"| {subset}", name) for subset in LENGTHS for name in WRONG]
-    assert "| model | seed | 1–2 | 3–4 | 5–6 | 7+ |" in shown and "| sentences |  | 12 | 12 | 10 | 10 |" in shown
-    cells = [f"{e['BLEU']['score']:.1f} ± {e['BLEU']['ci']:.1f}" for e in relative["buckets"]]
-    assert f"| relative | 1 | {' | '.join(cells)} |" in shown
-    for signature in summary["data"]["data"]["signatures"].values():
-        assert any(signature in found for found in shown) and "bs:1000|seed:12345" in signature
-    assert (folder / "by.length.png").read_bytes().startswith(b"\x89PNG")
-    assert "softmax" in printed.out and "± " in printed.out
-    # Again, from the same outputs.
-    before = (folder / "by.length.json").read_bytes()
-    assert bleu_by_length.main(line_of(made)) == 0 and (folder / "by.length.json").read_bytes() == before
+# What cannot be scored.
 
 
 def test_outputs_of_results_path_are_found(made):
     """fairseq-generate --results-path writes .txt."""
-    old = made[0].parent / "linear" / "generate-gen.log"
-    old.rename(old.with_suffix(".txt"))
-    assert bleu_by_length.main(line_of(made)) == 0
+    folder = made[0].parent / "linear"
+    (folder / "generate-gen.log").rename(folder / "generate-gen.txt")
+    assert by_length.find_output(folder, "gen") == folder / "generate-gen.txt"
 
 
 def rename(old: str, new: str):
@@ -310,44 +267,20 @@ def edit(name: str, old: str, new: str):
         (edit("data/raw/test.plain.src", "a\n", "a\na\n"), "test.plain.tgt: 24 lines, but test.plain.src has 25"),
     ],
 )
-def test_what_cannot_be_scored_is_one_line(change, message, made, capsys):
+def test_what_cannot_be_scored_is_one_line(change, message, made):
     change(made)
-    assert bleu_by_length.main(line_of(made)) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.startswith("error: ") and printed.err.count("\n") == 1
-    assert message in printed.err and not (made[0].parent / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "more,message",
-    [
-        (["--bounds", "6,2"], "--bounds: must be whole numbers above 0, ascending, comma separated, not '6,2'"),
-        (["--bounds", "0,2"], "must be whole numbers above 0"),
-        (["--bounds", "2,2"], "must be whole numbers above 0"),
-        (["--bounds", "2,x"], "must be whole numbers above 0"),
-        (["--subsets", "gen,test,gen"], "--subsets has 'gen' twice"),
-        (["--tokenize", "moses"], "--tokenize: invalid choice: 'moses'"),
-        (["--bound", "3"], "unrecognized arguments: --bound"),
-    ],
-)
-def test_wrong_options(more, message, made, capsys):
-    with pytest.raises(SystemExit) as error:
-        bleu_by_length.main(line_of(made, *more))
-    printed = capsys.readouterr().err
-    assert error.value.code == 2 and message in printed and printed.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", ["softmax", "softmax=", "=x", "softmax=x"])
-def test_wrong_systems(name, made, capsys):
-    line = line_of(made)
-    with pytest.raises(SystemExit):
-        bleu_by_length.main([line[0], name, *line[1:]])
-    expected = "NAME=FOLDER has 'softmax' twice" if name == "softmax=x" else f"must be NAME=FOLDER, not {name!r}"
-    assert expected in capsys.readouterr().err
+    folder, _, found = made
+    with pytest.raises(UsageError) as error:
+        systems = [
+            System(name, 1, {subset: by_length.find_output(folder.parent / name, subset) for subset in LENGTHS})
+            for name in found
+        ]
+        compare(read_text(folder, list(LENGTHS)), systems, "softmax", [2, 6], "none", 20)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_p_values_are_not_smaller_than_they_can_be():
-    shown = [bleu_by_length.p_value({"p": p}, 1000) for p in (None, 1 / 1001, 2 / 1001, 0.0496, 1.0)]
+    shown = [by_length.p_value({"p": p}, 1000) for p in (None, 1 / 1001, 2 / 1001, 0.0496, 1.0)]
     assert shown == ["–", "< 0.001", "0.002", "0.050", "1.000"]
 
 
@@ -355,13 +288,10 @@ def test_p_values_are_not_smaller_than_they_can_be():
 
 
 def drawn(seeds: int, limit: int = 4):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = figures.pyplot()
 
     def entry(score: float):
-        return {metric: {"score": score, "ci": 1.5, "p": None} for metric in bleu_by_length.METRICS}
+        return {metric: {"score": score, "ci": 1.5, "p": None} for metric in by_length.METRICS}
 
     systems = [
         {"name": name, "seed": seed, "buckets": [entry(base + seed), entry(2 * base + seed), entry(base)]}
@@ -371,7 +301,7 @@ def drawn(seeds: int, limit: int = 4):
     buckets = [{"high": high, "label": label, "sentences": 7} for high, label in ((2, "1–2"), (4, "3–4"), (None, "5+"))]
     figure, axes = plt.subplots()
     found = {"buckets": buckets, "limit": limit, "unit": "words", "systems": systems}
-    bleu_by_length.draw(axes, found, "BLEU")
+    by_length.draw(axes, found, "BLEU")
     plt.close(figure)
     return axes
 
@@ -404,8 +334,7 @@ source: nobody
 data:
   tiny:
     folder: tiny
-    prepare: >-
-      parallel --src SRC --tgt TGT --valid-share 0 --test-share 0.3 --vocab-size 40 --model bpe --max-length 4
+    prepare: parallel --src SRC --tgt TGT --max-length 4
     subsets: [test, gen]
 steps: 4
 validate_every: 2
@@ -414,10 +343,7 @@ seeds: 2
 unit: percent
 checkpoint: last
 generate: --beam 2 --max-len-b 12 --post-process sentencepiece
-train: >-
-  --task sg_translation --arch sg_transformer_scan --encoder-embed-dim 16 --decoder-embed-dim 16
-  --encoder-attention-heads 2 --decoder-attention-heads 2 --encoder-layers 1 --decoder-layers 1
-  --criterion cross_entropy_orthogonality --optimizer torch_adam --lr 1e-3 --batch-size 16
+train: --task sg_translation
 columns:
   short: {subset: test, metric: bleu}
   long: {subset: gen, metric: bleu}
@@ -425,107 +351,71 @@ by_length: {baseline: softmax, tokenize: none, bounds: [2, 6]}
 rows:
   softmax: {label: soft, arguments: ""}
   relative: {arguments: --encoder-attention relative --decoder-attention relative}
-chosen: [everything]
 """
 
 
-def read(folder: Path, text: str = TINY) -> Path:
+def planned(folder: Path, text: str = TINY, **more):
     path = folder / "tiny.yaml"
     path.write_text(text)
-    return path
+    return make_plan(read(path), data=folder, out=folder / "out", **more)
 
 
-def test_by_length_of_a_recipe(tmp_path):
-    found = recipe.read(read(tmp_path)).by_length
-    assert found == recipe.ByLength("softmax", "none", (2, 6))
-    plain = TINY.replace("by_length: {baseline: softmax, tokenize: none, bounds: [2, 6]}\n", "")
-    assert recipe.read(read(tmp_path, plain)).by_length is None
-    default = recipe.read(read(tmp_path, TINY.replace("tokenize: none, ", ""))).by_length
-    assert default.tokenize == "13a" and recipe.TOKENIZERS == plain_bleu.TOKENIZERS
+RESULT = {
+    "steps": 4, "generated": {"test": {"bleu": 3.0}, "gen": {"bleu": 2.0}}, "curve": [], "accuracy": {}, "loss": {},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "old,new,message",
-    [
-        ("baseline: softmax", "baseline: soft", "by_length, key 'baseline': is 'soft': choose from softmax, relative"),
-        ("tokenize: none", "tokenize: moses", "by_length, key 'tokenize': is 'moses': choose from 13a, none, char"),
-        ("[2, 6]", "[6, 2]", "by_length, key 'bounds': must be whole numbers above 0, ascending, not [6, 2]"),
-        ("[2, 6]", "[0, 2]", "key 'bounds': must be whole numbers above 0"),
-        ("[2, 6]", "[]", "key 'bounds': must be whole numbers above 0"),
-        ("[2, 6]", "[2, 2]", "key 'bounds': must be whole numbers above 0"),
-        ("[2, 6]", "[true]", "key 'bounds': must be whole numbers above 0"),
-        ("bounds: [2, 6]", "bound: 3", "by_length, key 'bounds': is missing"),
-        ("[2, 6]", "[2, 6], seeds: 3", "by_length, key 'seeds': is unknown"),
-        ("generate: --beam 2 --max-len-b 12 --post-process sentencepiece\n", "", "key 'generate'"),
-    ],
-)
-def test_what_is_wrong_is_named(old, new, message, tmp_path):
-    assert TINY.count(old) == 1
-    with pytest.raises(recipe.RecipeError) as error:
-        recipe.read(read(tmp_path, TINY.replace(old, new)))
-    assert message in str(error.value)
+def save(run, **more: object) -> None:
+    kept = {"settings": runs._settings(run), "minutes": 1.0, "commit": "abc", "machine": {"cpu": "x"}}
+    run.folder.mkdir(parents=True, exist_ok=True)
+    runs.write_json(run.folder / "run.json", kept | more)
 
 
-def test_by_length_needs_bleu(tmp_path):
-    text = TINY.replace(", metric: bleu", "").replace(
-        "generate: --beam 2 --max-len-b 12 --post-process sentencepiece\n", ""
-    )
-    with pytest.raises(recipe.RecipeError, match="key 'by_length': is for a recipe with columns of the metric 'bleu'"):
-        recipe.read(read(tmp_path, text))
-
-
-@pytest.mark.parametrize("name", ["own_translation_length", "own_translation_length_iwslt"])
-def test_the_models_of_the_recipes_differ_in_attention_alone(name):
-    found = recipe.read(recipe.find(name))
-    assert list(found.rows) == ["softmax", "log_length", "relative", "linear", "galerkin"]
-    for row in found.rows.values():
-        assert {word for word in row.arguments if word.startswith("--")} <= {
-            "--encoder-attention", "--decoder-attention", "--cross-attention", "--logit-scale",
-        }  # fmt: skip
-    limits = {name: data.prepare.partition("--max-length ")[2].split()[0] for name, data in found.data.items()}
-    for data, limit in limits.items():
-        assert ("gen" in found.data[data].subsets) == (limit != "0") and int(limit) in (0, *found.by_length.bounds)
-
-
-def planned(tmp_path: Path, *more: object):
-    line = [read(tmp_path), "--out", tmp_path / "out", "--data", tmp_path, "--device", "cpu", *more]
-    args = reproduce.parse_arguments(list(map(str, line)))
-    args.recipe_path, args.jobs = args.recipe_path.resolve(), 1
-    return args
-
-
-def test_translations_of_a_recipe(tmp_path, monkeypatch, capsys):
+def test_translations_of_a_recipe(tmp_path, capsys):
     """Two rows, two seeds; the baseline of the second seed diverged."""
     references = write_data(tmp_path / "tiny")
-    args = planned(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", "tiny"])
-    records = []
-    for number, trial in enumerate(args.trials):
+    plan = planned(tmp_path)
+    trials = plan.trials()
+    for number, trial in enumerate(trials):
         translate(trial.run.folder, references, (0.5, 0.2, 0, 0.3)[number], number)
-        record = {"name": "x", "seed": trial.run.seed, "folder": str(trial.run.folder), "commit": "abc", "machine": {}}
-        result = {"steps": 4, "generated": {"test": {"bleu": 3.0}, "gen": {"bleu": 2.0}}, "curve": [], "accuracy": {}}
         failed = (trial.row, trial.run.seed) == ("softmax", 2)
-        records.append(
-            record | ({"diverged": {"step": 2, "why": "x"}} if failed else {"result": result | {"loss": {}}})
-        )
-    reproduce.publish(args, records)
-    summary = json.loads((args.out / "summary-bleu.json").read_text())
-    found = {(e["name"], e["seed"]): e["subsets"] for e in summary["data"]["tiny"]["systems"]}
-    assert list(found) == [("soft", 1), ("relative", 1), ("relative", 2)]
-    assert found["relative", 1]["gen"]["BLEU"]["p"] < 0.05 and found["relative", 2]["gen"]["BLEU"]["p"] is None
-    assert summary["data"]["tiny"]["baseline"] == "soft"
-    shown = (args.out / "summary-bleu.md").read_text("utf-8")
-    assert "| gen | relative | 2 | " in shown and "Commit abc; " in shown and "3 of 4 trainings, of 4 steps" in shown
-    assert "tok:none" in shown and (args.out / "summary-bleu.png").exists() and (args.out / "summary.md").exists()
-    assert "A tiny translation, tiny" in capsys.readouterr().out
+        save(trial.run, **({"diverged": {"step": 2, "why": "x"}} if failed else {"result": RESULT}))
+    prefix = tmp_path / "results" / "tiny_v0.2"
+    command.publish(plan, trials, prefix)
+    found = results.read(tmp_path / "results" / "tiny_v0.2.json").bleu
+    scores = {(e["name"], e["seed"]): e["subsets"] for e in found["tiny"]["systems"]}
+    assert list(scores) == [("soft", 1), ("relative", 1), ("relative", 2)]
+    assert scores["relative", 1]["gen"]["BLEU"]["p"] < 0.05 and scores["relative", 2]["gen"]["BLEU"]["p"] is None
+    assert found["tiny"]["baseline"] == "soft" and found["tiny"]["samples"] == by_length.SAMPLES
+    printed = capsys.readouterr().out
+    assert "BLEU by length, tiny" in printed and "results: " in printed
+    # The page.
+    shown = (tmp_path / "results" / "tiny_v0.2-bleu.md").read_text("utf-8").splitlines()
+    assert shown[:3] == ["# A tiny translation: BLEU by length", "", "![BLEU by length](tiny_v0.2-bleu.png)"]
+    assert "## tiny: trained on sources of at most 4 words" in shown
+    gen, bleu = scores["relative", 1]["gen"], scores["relative", 1]["gen"]["BLEU"]
+    row = f"| gen | relative | 1 | {bleu['score']:.1f} ± {bleu['ci']:.1f} | {by_length.p_value(bleu, 1000)} | "
+    row += f"{gen['chrF2']['score']:.1f} ± "
+    assert sum(line.startswith(row) and line.endswith("| 1.00 |") for line in shown) == 1
+    assert sum(line.startswith("| test | soft | 1 | ") and line.count("| – |") == 2 for line in shown) == 1
+    rows = [tuple(line.split(" | ")[:2]) for line in shown if line.startswith(("| test | ", "| gen | "))]
+    assert rows == [(f"| {subset}", name) for subset in LENGTHS for name in ("soft", "relative", "relative")]
+    assert "| model | seed | 1–2 | 3–4 | 5–6 | 7+ |" in shown and "| sentences |  | 12 | 12 | 10 | 10 |" in shown
+    first = next(entry for entry in found["tiny"]["systems"] if (entry["name"], entry["seed"]) == ("relative", 1))
+    cells = [f"{e['BLEU']['score']:.1f} ± {e['BLEU']['ci']:.1f}" for e in first["buckets"]]
+    assert f"| relative | 1 | {' | '.join(cells)} |" in shown
+    for signature in found["tiny"]["signatures"].values():
+        assert any(signature in line for line in shown) and "bs:1000|seed:12345" in signature
+    assert (tmp_path / "results" / "tiny_v0.2-bleu.png").read_bytes().startswith(b"\x89PNG")
     # Missing translations are a one-line error; other results remain.
-    (args.trials[0].run.folder / "generate-gen.log").unlink()
-    with pytest.raises(SystemExit) as error:
-        reproduce.publish(args, records)
-    assert str(error.value).startswith("error: ") and "has no generate-gen.log" in str(error.value)
+    (trials[1].run.folder / "generate-gen.log").unlink()
+    before = (tmp_path / "results" / "tiny_v0.2.json").read_bytes()
+    with pytest.raises(UsageError, match="has no generate-gen.log"):
+        command.publish(plan, trials, prefix)
+    assert (tmp_path / "results" / "tiny_v0.2.json").read_bytes() == before
 
 
-def test_every_dataset_is_compared_by_itself(tmp_path, monkeypatch):
+def test_every_dataset_is_compared_by_itself(tmp_path):
     """Beside the data of TINY: data of all lengths without a long subset, and data without a BLEU column."""
     more = """\
   whole: {folder: whole, prepare: scan --split simple, subsets: [test]}
@@ -536,77 +426,29 @@ steps: 4
         "{subset: test, metric", "{subset: test, data: [tiny, whole], metric"
     )
     text = text.replace("columns:\n", "columns:\n  right: {subset: test, data: [other]}\n")
-    path = read(tmp_path, text)
-    args = reproduce.parse_arguments(
-        [str(path), "--out", str(tmp_path / "out"), "--data", str(tmp_path), "--device", "cpu", "--seeds", "1"]
-    )
-    args.jobs = 1
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", "tiny"])
+    plan = planned(tmp_path, text, seeds="1")
+    trials = plan.trials()
     references = {
         "tiny": write_data(tmp_path / "tiny"),
         "whole": write_data(tmp_path / "whole", {"test": [1, 7, 3]}, max_length=0, length_unit=None),
     }
-    result = {"steps": 4, "generated": {"test": {"bleu": 3.0}}, "curve": [], "accuracy": {}, "loss": {}}
-    for trial in args.trials:
+    for trial in trials:
+        save(trial.run, result=RESULT)
         if trial.data in references:
             translate(trial.run.folder, references[trial.data], 0.3)
-    record = {"name": "x", "folder": "x", "commit": "abc", "machine": {}, "result": result}
-    reproduce.publish(args, [record | {"seed": 1} for _ in args.trials])
-    found = json.loads((args.out / "summary-bleu.json").read_text())["data"]
+    found = by_length.score(plan, trials, results.collect(plan, trials))
     assert [(name, c["subsets"], c["limit"]) for name, c in found.items()] == [
         ("tiny", {"test": 24, "gen": 20}, 4), ("whole", {"test": 3}, 0),
     ]  # fmt: skip
     for name, comparison in found.items():
         assert [s["outputs"]["test"] for s in comparison["systems"]] == [
-            str(t.run.folder / "generate-test.log") for t in args.trials if t.data == name
+            str(t.run.folder / "generate-test.log") for t in trials if t.data == name
         ]
-    shown = (args.out / "summary-bleu.md").read_text("utf-8")
-    assert "## whole: trained on sources of all lengths" in shown
+    assert "## whole: trained on sources of all lengths" in by_length.page("x", found, "x.png")
 
 
-def test_a_recipe_without_translations_yet(tmp_path, monkeypatch, capsys):
-    args = planned(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", "tiny"])
-    reproduce.publish(args, [{} for _ in args.trials])
-    assert "BLEU by length: no training has ended yet" in capsys.readouterr().out
-    assert not (args.out / "summary-bleu.json").exists()
-
-
-def test_trained_translated_and_scored(tmp_path, monkeypatch):
-    """The complete way from two text files; then scoring again without generating."""
-    pytest.importorskip("sentencepiece")
-    draw = random.Random(0)
-    sources = [" ".join(draw.choices(WORDS[:9], k=1 + i % 7)) for i in range(120)]
-    (tmp_path / "src").write_text("".join(f"{s}\n" for s in sources), "utf-8")
-    (tmp_path / "tgt").write_text("".join(f"{' '.join(s.split()[::-1])}\n" for s in sources), "utf-8")
-    path = read(tmp_path, TINY.replace("SRC", str(tmp_path / "src")).replace("TGT", str(tmp_path / "tgt")))
-    line = [sys.executable, "scripts/reproduce.py", path, "--rows", "softmax", "--seeds", "1", "--device", "cpu"]
-    line += ["--jobs", "1", "--memory-guard", "0", "--data", tmp_path, "--out", tmp_path / "out"]
-    line += ["--results", tmp_path / "results" / "tiny"]
-    done = subprocess.run(
-        list(map(str, line)), cwd=REPOSITORY, env=runs.environment(), capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "INFO:" not in done.stderr and "DEBUG:" not in done.stderr
-    found = json.loads((tmp_path / "results" / "tiny-bleu.json").read_text())["data"]["tiny"]
-    subsets = {s: len((tmp_path / "tiny" / "raw" / f"{s}.plain.tgt").read_text("utf-8").splitlines()) for s in LENGTHS}
-    assert found["subsets"] == subsets and sum(b["sentences"] for b in found["buckets"]) == sum(subsets.values())
-    assert [b["label"] for b in found["buckets"]] == ["1–2", "3–4", "5–6", "7+"] and found["limit"] == 4
-    (entry,) = found["systems"]
-    (record,) = json.loads((tmp_path / "results" / "tiny.json").read_text())["runs"]
-    for subset in subsets:
-        # fairseq scores the same words and prints two digits.
-        assert entry["subsets"][subset]["BLEU"]["score"] == pytest.approx(
-            record["result"]["generated"][subset]["bleu"], abs=0.006
-        )
-    assert "--beam 2" in (tmp_path / "tiny.yaml").read_text()
-    for suffix in ("md", "png"):
-        assert (tmp_path / "results" / f"tiny-bleu.{suffix}").stat().st_size > 200
-    before = (tmp_path / "results" / "tiny-bleu.png").stat().st_mtime_ns
-
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", "tiny"])
-    monkeypatch.chdir(REPOSITORY)
-    args = reproduce.parse_arguments([*map(str, line[2:]), "--report"])
-    reproduce.publish(args, [record])
-    again = json.loads((tmp_path / "results" / "tiny-bleu.json").read_text())["data"]["tiny"]
-    assert again == found and (tmp_path / "results" / "tiny-bleu.png").stat().st_mtime_ns > before
+def test_a_recipe_without_translations_yet(tmp_path, capsys):
+    plan = planned(tmp_path)
+    command.publish(plan, plan.trials(), tmp_path / "x")
+    assert "BLEU by length" not in capsys.readouterr().out
+    assert results.read(tmp_path / "x.json").bleu is None and not (tmp_path / "x-bleu.md").exists()
