@@ -6,6 +6,7 @@ import argparse
 import importlib
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments import recipe
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
@@ -99,3 +101,33 @@ def test_links_between_pages_lead_somewhere():
     for page in [root / "README.md", root / "CONTRIBUTING.md", *DOCS.glob("*.md"), *(root / "results").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_the_recipes_of_reproducing_md(tmp_path):
+    page = (DOCS / "reproducing.md").read_text()
+    own, extending = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my.yaml").write_text(own)
+    (tmp_path / "sweep.yaml").write_text(extending)
+    found = recipe.read(tmp_path / "my.yaml")
+    assert found.trained == ["absolute", "relative"] and found.published("absolute", "scan26", "OOD").std == 0.01
+    small = recipe.read(tmp_path / "my.yaml", "small")
+    assert small.trained == ["relative"] and small.steps == 1000 and not small.has_published
+    sweep = recipe.read(tmp_path / "sweep.yaml")
+    assert sweep.trained == ["linear-l2", "weight-1e-4", "weight-1e-3"] and sweep.rows["weight-1e-4"].x == 1e-4
+    assert sweep.arguments_of("weight-1e-4", "scan26")[-4:] == ["--qk-norm", "l2", "--orthogonality-weight", "1e-4"]
+    assert sweep.published("linear-l2", "scan26", "OOD").mean == 50.6
+
+
+def test_every_key_of_a_recipe_is_in_reproducing_md():
+    guide = (DOCS / "reproducing.md").read_text().partition("## A recipe of your own")[2]
+    kinds = (recipe.Recipe, recipe.Data, recipe.Column, recipe.Row, recipe.XAxis, recipe.ByLength)
+    keys = {f.name for kind in kinds for f in fields(kind)} - {"name", "variant"} | {"extends", "variants"}
+    assert [key for key in sorted(keys) if not re.search(rf"`{key}`|^ *{key}:|[{{ ]{key}: ", guide, re.MULTILINE)] == []
+
+
+def test_every_recipe_and_variant_is_in_reproducing_md():
+    page = (DOCS / "reproducing.md").read_text()
+    for name in recipe.names():
+        for variant in recipe.variants(recipe.find(name)):
+            assert f"`{name} --variant {variant}`" in page
+        assert f"`{name}`" in page
