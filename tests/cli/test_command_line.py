@@ -259,12 +259,32 @@ def test_the_options_command_with_an_option(name):
     )
 
 
-def test_the_options_command_with_names_that_have_none():
-    names = "elu, exp, hedgehog, rebased, relu, squared, taylor"
-    assert listed("elu")[2] == f"feature map {names}: no options of their own\n"
+@pytest.mark.parametrize(
+    "name,printed",
+    [
+        ("relu", "feature map relu, chosen by --feature-map: no options of its own\n"),
+        ("separate", "depth separate, chosen by --depth (Vaswani et al. 2017): no options of its own\n"),
+        ("exact_match", "scoring exact_match, chosen by --scoring: no options of its own\n"),
+    ],
+)
+def test_the_options_command_with_a_name_that_has_none(name, printed):
+    assert listed(name)[2] == printed
+
+
+def test_the_options_command_with_a_name_that_has_only_shared_ones():
+    """The first line says so. It does not for a mechanism with options of its own, or for an architecture."""
+    code, options, printed = listed("switch")
+    assert code == 0 and "--moe-k" in options and "--moe-selection" not in options
+    chosen = "feedforward layer switch, chosen by --encoder-ffn, --decoder-ffn (Fedus et al. 2022; Csordás 2023, 7.3)"
+    assert printed.splitlines()[0] == f"{chosen}: no options of its own; it shares these:"
+    assert listed("sigma_moe")[2].splitlines()[0].endswith("--decoder-ffn (Csordás 2023, 7.4)")
+    assert listed("sg_lstm_ctl")[2].splitlines()[0] == "model sg_lstm_ctl, chosen by --arch"
+
+
+def test_the_options_command_with_an_unknown_name():
     code, _, printed = listed("lineer")
     assert code == 2
-    assert printed == "error: 'lineer' is no name of an option or of an owner of options: did you mean linear?\n"
+    assert printed == "error: there is no option and no mechanism named 'lineer': did you mean linear?\n"
 
 
 def test_a_width_that_the_documentation_advises_against(caplog):
