@@ -169,7 +169,7 @@ def test_a_value_is_refused_before_data_are_loaded():
 
 
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
-def test_every_default_is_inside_its_range():
+def test_every_default_is_inside_its_range(tmp_path):
     from fairseq.models import MODEL_DATACLASS_REGISTRY
 
     from fairseq_sg import command_line, ranges
@@ -178,7 +178,7 @@ def test_every_default_is_inside_its_range():
         config = MODEL_DATACLASS_REGISTRY[arch]
         ranges.check(config, config.declared)
     for scheduler in ("fixed", "inverse_sqrt", "cosine", "reduce_lr_on_plateau"):
-        command_line.check(configured("--lr-scheduler", scheduler), "train")
+        command_line.check(configured("--lr-scheduler", scheduler, "--save-dir", str(tmp_path)), "train")
 
 
 def plugin_options() -> set[str]:
