@@ -24,6 +24,11 @@ from fairseq_sg.modules.position import POSITION_REGISTRY
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+#: page -> the registries whose mechanisms have a row there, which ends with the paper
+PAGES = {
+    "attention": (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, UPDATE_REGISTRY, DEPTH_REGISTRY),
+    "feedforward": (FEEDFORWARD_REGISTRY,),
+}
 
 
 def example(line: str) -> str:
@@ -84,23 +89,50 @@ def test_the_normalization_of_extending_md(monkeypatch, tmp_path):
 
 
 def test_every_kind_has_its_row():
-    text = {name: (DOCS / f"{name}.md").read_text() for name in ("attention", "feedforward")}
-    pages = {
-        "attention": (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, UPDATE_REGISTRY, DEPTH_REGISTRY),
-        "feedforward": (FEEDFORWARD_REGISTRY,),
-    }
-    for page, registry in ((page, registry) for page, registries in pages.items() for registry in registries):
-        for name in registry:
-            assert re.search(rf"^\| `{name}` (\(default\) )?\|", text[page], re.MULTILINE), (
-                f"{page}.md has no row for {name}"
-            )
+    for page, registries in PAGES.items():
+        text = (DOCS / f"{page}.md").read_text()
+        for name in (name for registry in registries for name in registry):
+            assert re.search(rf"^\| `{name}` (\(default\) )?\|", text, re.MULTILINE), f"{page}.md: no row for {name}"
+
+
+def test_the_page_of_options_is_what_the_command_makes():
+    """After a change of an option: ``python -m fairseq_sg.options --markdown > docs/options.md``."""
+    pytest.importorskip("fairseq")
+    import fairseq_sg.plugin  # noqa: F401
+    from fairseq_sg import options
+
+    assert (DOCS / "options.md").read_text() == options.markdown()
+
+
+def test_papers_of_mechanisms_are_those_of_the_tables():
+    for page, registries in PAGES.items():
+        text = (DOCS / f"{page}.md").read_text()
+        for name, cls in ((name, cls) for registry in registries for name, cls in registry.items()):
+            row = re.search(rf"^\| `{name}` .*$", text, re.MULTILINE)[0]
+            assert row.endswith(f"| {cls.paper} |") or not cls.paper, f"{page}.md, {name}: not {cls.paper}"
+
+
+#: Pages that links lead to and that are not there yet.
+COMING = {"python.md"}
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them: equal ones are numbered."""
+    found: list[str] = []
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE):
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.append(f"{anchor}-{found.count(anchor)}" if anchor in found else anchor)
+    return set(found)
 
 
 def test_links_between_pages_lead_somewhere():
     root = DOCS.parent
     for page in [root / "README.md", root / "CONTRIBUTING.md", *DOCS.glob("*.md"), *(root / "results").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            there = page.parent / target if target else page
+            assert there.exists() or target in COMING, f"{page.name} links to {target}, which is not there"
+            if anchor and there.suffix == ".md" and there.exists():
+                assert anchor in anchors(there), f"{page.name} links to {target}#{anchor}, a heading that is not there"
 
 
 def test_the_recipes_of_reproducing_md(tmp_path):
