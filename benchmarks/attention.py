@@ -1,7 +1,7 @@
 """A training step of every attention in the same model, and decoding token by token up to 4,096 positions.
 
-    python benchmarks/attention.py step        # milliseconds and kept activations, on SCAN's model and batches
-    python benchmarks/attention.py decoding    # milliseconds per token and size of the state, by position
+    python -m benchmarks.attention step        # milliseconds and kept activations, on SCAN's model and batches
+    python -m benchmarks.attention decoding    # milliseconds per token and size of the state, by position
 
 Times are medians of interleaved rounds, processor time on a CPU (``measure.py``). Compare them as ratios.
 """
@@ -15,8 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from measure import as_in_training, kept_activations, medians
-from report import publish, table, where
+
+from benchmarks.measure import as_in_training, kept_activations, medians
+from benchmarks.report import publish, table, where
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from attentions import MODELS, build  # noqa: E402
@@ -164,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         rows = decoding_rows(args.rounds, args.device)
     title = {"step": "A training step by attention", "decoding": "Decoding token by token"}[args.what]
-    command = f"`python benchmarks/attention.py {args.what} --rounds {args.rounds}`"
+    command = f"`python -m benchmarks.attention {args.what} --rounds {args.rounds}`"
     publish(f"{title} ({args.device})", f"{text}{command}; {machine}.\n\n{table(header, rows)}", args.results)
 
 

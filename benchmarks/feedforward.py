@@ -1,7 +1,7 @@
 """Time and memory of σ-MoE by number of experts, beside dense layers with as many parameters or FLOPs.
 
-    python benchmarks/feedforward.py                       # 16 to 128 experts, on the GPU if there is one
-    python benchmarks/feedforward.py --device cpu --tokens 2048 --rounds 5
+    python -m benchmarks.feedforward                       # 16 to 128 experts, on the GPU if there is one
+    python -m benchmarks.feedforward --device cpu --tokens 2048 --rounds 5
 
 The size of an expert and the number of experts per token are fixed, so the work per token is too. Times are medians of
 interleaved rounds, forward and backward. Compare them as ratios.
@@ -13,10 +13,10 @@ import argparse
 from pathlib import Path
 
 import torch
-from measure import as_in_training, kept_activations, medians, peak_memory
-from report import publish, table, where
 from torch import nn
 
+from benchmarks.measure import as_in_training, kept_activations, medians, peak_memory
+from benchmarks.report import publish, table, where
 from fairseq_sg.modules.feedforward import DenseFeedForward, SigmaMoE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -98,7 +98,7 @@ def main() -> None:
     )
     experts = " ".join(map(str, args.experts))
     command = (
-        f"`python benchmarks/feedforward.py --device {args.device} --experts {experts} --size {args.size} "
+        f"`python -m benchmarks.feedforward --device {args.device} --experts {experts} --size {args.size} "
         f"--k {args.k} --dim {args.dim} --tokens {args.tokens} --dtype {args.dtype} --rounds {args.rounds}`"
     )
     machine = where(gpu=args.device == "cuda")

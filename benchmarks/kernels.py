@@ -1,10 +1,10 @@
 """Triton kernels on a GPU, against the same operators in torch and against the methods they replace.
 
-    python benchmarks/kernels.py linear_attention      # causal, forward and backward by length; softmax beside
-    python benchmarks/kernels.py geometric_attention   # forward and backward by length
-    python benchmarks/kernels.py cvmm                  # forward and backward by number of experts; a dense layer beside
-    python benchmarks/kernels.py relative_attention    # forward and backward by length; torch's flex_attention beside
-    python benchmarks/kernels.py causal_relative_attention
+    python -m benchmarks.kernels linear_attention      # causal, forward and backward by length; softmax beside
+    python -m benchmarks.kernels geometric_attention   # forward and backward by length
+    python -m benchmarks.kernels cvmm                  # forward and backward by number of experts; a dense layer beside
+    python -m benchmarks.kernels relative_attention    # forward and backward by length; torch's flex_attention beside
+    python -m benchmarks.kernels causal_relative_attention
 
 Results are compared before timing. Times are medians of interleaved rounds. Compare them as ratios.
 """
@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from report import publish, table, where
 from torch import Tensor
 
+from benchmarks.report import publish, table, where
 from fairseq_sg.ops import (
     cvmm_sorted,
     geometric_attention,
@@ -195,7 +195,7 @@ def main() -> None:
     if reason is not None:
         sys.exit(f"kernels: {reason}")
     torch.manual_seed(0)
-    command = f"`python benchmarks/kernels.py {args.what} --dim {args.dim} --dtype {args.dtype} --rounds {args.rounds}`"
+    command = f"`python -m benchmarks.kernels {args.what} --dim {args.dim} --dtype {args.dtype} --rounds {args.rounds}`"
     about = f"median of {args.rounds} interleaved rounds, and interquartile range; {command}; {where(gpu=True)}.\n\n"
     if args.what == "cvmm":
         text = (

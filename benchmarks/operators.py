@@ -24,10 +24,10 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from measure import Case, Contender, Function
-from peers import Peer, contenders
 from torch import Tensor, nn
 
+from benchmarks.measure import Case, Contender, Function
+from benchmarks.peers import Peer, contenders
 from fairseq_sg.modules.feedforward import DenseFeedForward, SigmaMoE
 from fairseq_sg.ops import (
     cvmm_sorted,

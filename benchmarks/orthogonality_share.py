@@ -1,6 +1,6 @@
 """The cost of the orthogonality loss in a training step, by length.
 
-    python benchmarks/orthogonality_share.py --rounds 5
+    python -m benchmarks.orthogonality_share --rounds 5
 
 The step is forward and backward of SCAN's universal transformer (3 + 3 steps of softmax attention). It has no
 optimizer, so the share is an upper estimate. Source and target have the same length and no padding. The loss is on the
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from attention import model_of
-from measure import as_in_training, interleaved, quartiles
-from report import publish, table, where
 from torch import Tensor
 
+from benchmarks.attention import model_of
+from benchmarks.measure import as_in_training, interleaved, quartiles
+from benchmarks.report import publish, table, where
 from fairseq_sg.ops import orthogonality_loss
 
 LENGTHS = (10, 32, 128, 512, 2048)
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"Forward and backward of SCAN's universal transformer (softmax attention, {POSITIONS:,} positions per side "
         f"of a batch, float32, one thread), milliseconds, median [quartiles] of {args.rounds} interleaved rounds. "
         "The share is the loss's own time in a step with it, on all nine attentions, or on the encoder's three "
-        f"(the default). `python benchmarks/orthogonality_share.py --rounds {args.rounds}`; "
+        f"(the default). `python -m benchmarks.orthogonality_share --rounds {args.rounds}`; "
         f"{where(gpu=args.device == 'cuda')}."
     )
     header = ("length", "step without", "step with", "loss alone", "share", "encoder alone", "share by difference")

@@ -15,8 +15,9 @@ from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
-from measure import Contender, Function
 from torch import Tensor, nn
+
+from benchmarks.measure import Contender, Function
 
 
 @dataclass(frozen=True)

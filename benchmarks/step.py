@@ -1,9 +1,9 @@
 """A training step of ``fairseq-train`` in seconds and tokens, beside a reference's own step in the same run.
 
-    python benchmarks/step.py                            # relative universal SCAN step, random and bucketed batches
-    python benchmarks/step.py --reference PATH           # the same sentences through the reference's own step too
-    python benchmarks/step.py --model pcfg --rounds 1    # the step of PCFG
-    python benchmarks/step.py --arguments="--encoder-attention linear --decoder-attention linear"
+    python -m benchmarks.step                            # relative universal SCAN step, random and bucketed batches
+    python -m benchmarks.step --reference PATH           # the same sentences through the reference's own step too
+    python -m benchmarks.step --model pcfg --rounds 1    # the step of PCFG
+    python -m benchmarks.step --arguments="--encoder-attention linear --decoder-attention linear"
 
 PATH holds a copy of robertcsordas/transformer_generalization; it runs in a separate process (``reference_step.py``). A
 round takes every batch of every kind once, one step of each implementation after the other, so that other work of the
@@ -33,7 +33,8 @@ import torch
 from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
-from report import FOLDER, publish, table, where
+
+from benchmarks.report import FOLDER, publish, table, where
 
 #: Model -> its data, its arguments, and the variant and sizes of the reference's model.
 MODELS: dict[str, dict[str, Any]] = {
@@ -287,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ]
             subprocess.run(command, cwd=FOLDER.parent, check=True, stdout=subprocess.DEVNULL)
         results, parameters = measure(args.model, extra, data, args.reference, args.rounds, args.batches, args.device)
-    command = f"python benchmarks/step.py --model {args.model} --rounds {args.rounds} --batches {args.batches}"
+    command = f"python -m benchmarks.step --model {args.model} --rounds {args.rounds} --batches {args.batches}"
     command += f" --arguments={shlex.quote(args.arguments)}" if extra else ""
     command += " --reference PATH" if args.reference else ""
     chosen = " ".join(filter(None, (MODELS[args.model]["arguments"], args.arguments)))

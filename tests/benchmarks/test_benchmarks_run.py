@@ -1,9 +1,8 @@
-"""benchmarks/run.py: its output, and that wrong results are not timed."""
+"""Benchmarks: their output, and that wrong results are not timed."""
 
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,16 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-# At the end: benchmarks/data_prep.py must not hide the package.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import measure  # noqa: E402
-import operators  # noqa: E402
-import peers  # noqa: E402
-import report  # noqa: E402
-import run  # noqa: E402
-
-from fairseq_sg.ops import linear_attention  # noqa: E402
+from benchmarks import __main__ as run
+from benchmarks import measure, operators, peers, report
+from fairseq_sg.ops import linear_attention
 
 MACHINE = measure.Machine(((1 << 18, 2e10), (1 << 22, 1e10)), 1e11)
 
@@ -169,20 +161,20 @@ class TestRun:
             "step": Module("step", {"results": result}),
             "orthogonality_share": Module("share", [{"length": 10, "share": 0.02}, {"length": 32, "share": 0.04}]),
             "attention": Module("attention", None),
-            "data_prep": Module("data_prep", None),
+            "preparation": Module("preparation", None),
         }
-        monkeypatch.setattr(run.importlib, "import_module", modules.__getitem__)
+        monkeypatch.setattr(run.importlib, "import_module", lambda name: modules[name.removeprefix("benchmarks.")])
         results = tmp_path / "RESULTS.md"
         line = ["--suite", "step", "decode", "data", "--reference", "THERE", "--rounds", "3", "--device", "cpu"]
         assert run.main([*line, "--results", str(results), "--out", str(tmp_path / "new" / "x")]) == 0
-        assert [one[0] for one in seen] == ["step", "share", "attention", "attention", "data_prep"]
+        assert [one[0] for one in seen] == ["step", "share", "attention", "attention", "preparation"]
         assert "THERE" in seen[0] and all("3" in one for one in seen[:4])
         found = json.loads((tmp_path / "new" / "x.json").read_text())["suites"]
         assert [target["met"] for target in found["step"]["targets"]] == [True, False, True, False]
         assert found["step"]["targets"][0]["ratio"] == pytest.approx(2.0)
         assert found["data"]["sections"][0]["tables"] == [{"header": ["a", "b"], "rows": [["1", "2"]]}]
         for file in (results, tmp_path / "new" / "x.md"):
-            assert all(f"## {title}\n" in file.read_text() for title in ("step", "share", "attention", "data_prep"))
+            assert all(f"## {title}\n" in file.read_text() for title in ("step", "share", "attention", "preparation"))
 
 
 class TestMeasure:

@@ -1,10 +1,10 @@
 """All benchmarks with one command: time and peak memory of every implementation and of peers.
 
-    python benchmarks/run.py                                  # operators, training steps and decoding
-    python benchmarks/run.py --suite ops --peers              # operators, installed peers beside them
-    python benchmarks/run.py --suite step --reference PATH    # a training step, beside the reference repository's
-    python benchmarks/run.py --suite data                     # preparing the datasets; takes half an hour
-    python benchmarks/run.py --out FOLDER/NAME                # also NAME.md, NAME.json and plots, NAME-….png
+    python -m benchmarks                                  # operators, training steps and decoding
+    python -m benchmarks --suite ops --peers              # operators, installed peers beside them
+    python -m benchmarks --suite step --reference PATH    # a training step, beside the reference repository's
+    python -m benchmarks --suite data                     # preparing the datasets; takes half an hour
+    python -m benchmarks --out FOLDER/NAME                # also NAME.md, NAME.json and plots, NAME-….png
 
 Values and gradients of operators are first compared with their naive forms in float64; wrong ones are reported and not
 timed. Times are medians with quartiles of interleaved rounds. The floor is the minimum time in which this machine could
@@ -26,8 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from measure import Row, as_in_training, measure, measure_machine
-from report import publish, store, table, tables, where
+
+from benchmarks.measure import Row, as_in_training, measure, measure_machine
+from benchmarks.report import publish, store, table, tables, where
 
 SUITES = ("ops", "step", "decode", "data")
 DEFAULT_SUITES = SUITES[:3]
@@ -154,8 +155,7 @@ def operator_table(rows: Sequence[Row], size: str) -> str:
 
 def run_operators(args: argparse.Namespace) -> dict:
     """Measures the operators and publishes their section; returns the content for the JSON file."""
-    import operators
-    import peers
+    from benchmarks import operators, peers
 
     dtype = DTYPES[args.dtype]
     unknown = set(args.only or ()) - {operator.name for operator in operators.OPERATORS}
@@ -255,7 +255,7 @@ def sections(name: str, arguments: Sequence[str], results: Path | None) -> list[
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.md"
         arguments = [*arguments, "--results", str(file)]
-        importlib.import_module(name).main(arguments)
+        importlib.import_module(f"benchmarks.{name}").main(arguments)
         found = []
         for part in file.read_text("utf-8").split("\n## ")[1:]:
             title, _, text = part.partition("\n")
@@ -294,14 +294,16 @@ def run_decode(args: argparse.Namespace) -> dict:
 
 def run_data(args: argparse.Namespace) -> dict:
     """Preparation of the datasets; on the processor for every device."""
-    return {"sections": sections("data_prep", ["--only", "parity"] if args.quick else [], args.results)}
+    return {"sections": sections("preparation", ["--only", "parity"] if args.quick else [], args.results)}
 
 
 RUN = {"ops": run_operators, "step": run_step, "decode": run_decode, "data": run_data}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--suite", choices=SUITES, nargs="+", default=list(DEFAULT_SUITES), help="default: all but data"
     )
@@ -331,7 +333,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.only is not None and "ops" not in args.suite:
         parser.error("--only is for --suite ops")
     words = sys.argv[1:] if argv is None else argv
-    args.command = shlex.join(["python", "benchmarks/run.py", *words])
+    args.command = shlex.join(["python", "-m", "benchmarks", *words])
     return args
 
 

@@ -1,4 +1,4 @@
-"""Time and memory of each data preparation, including binaries: ``python benchmarks/data_prep.py``.
+"""Time and memory of each data preparation, including binaries: ``python -m benchmarks.preparation``.
 
 Generated datasets are made in full. Datasets from files need a folder in ``--raw-dirs FOLDER`` (``scan``,
 ``cogs``, ``iwslt_en_vi``). The Mathematics dataset, the slowest, is drawn in a tenth of its size. The text for
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from report import FOLDER, publish, table, where
+from benchmarks.report import FOLDER, publish, table, where
 
 FILES = "FILES"  # stands for a folder of official files
 TEXT = "TEXT"  # stands for a file with the source of Python's library
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
             print(*rows[-1], file=sys.stderr)
     header = ("`python -m data_prep …`", "made", "seconds", "CPU seconds", "MB")
-    about = f"`python benchmarks/data_prep.py`, binaries included; {where(gpu=False)}."
+    about = f"`python -m benchmarks.preparation`, binaries included; {where(gpu=False)}."
     publish("Data preparation", f"{about}\n\n{table(header, rows)}", args.results)
 
 
