@@ -403,6 +403,12 @@ class TestReport:
             "sure at 9 is wrong: value is off"
         )
 
+    def test_the_committed_page_is_what_the_measurements_give(self):
+        sections = report.load(report.FOLDER)
+        assert (report.FOLDER / "RESULTS.md").read_text("utf-8") == report.page(sections)
+        figures = {section.figure for section in sections if section.figure}
+        assert figures == {path.name for path in (report.FOLDER / "figures").iterdir()}
+
     def test_commit_and_machine(self):
         assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?|unknown", report.commit())
         assert re.search(r"cores of .+, Python 3\..+, torch ", report.machine("cpu"))
