@@ -186,7 +186,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, module: s
 
 
 def command(module: str, argv: Sequence[str] | None) -> str:
-    return shlex.join(["python", "-m", module, *(sys.argv[1:] if argv is None else argv)])
+    """The command of a benchmark; paths of this machine become PATH."""
+    line = shlex.join(["python", "-m", module, *(sys.argv[1:] if argv is None else argv)])
+    return re.sub(r"(--(?:out|reference|data|raw-dirs)[ =])(?:'[^']*'|\S+)", r"\1PATH", line)
 
 
 def publish(section: Section, command: str, out: Path | None = None, figure: bool = False) -> None:

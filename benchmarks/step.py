@@ -119,13 +119,12 @@ class ReferenceStep:
         self.special = ours.task.source_dictionary.nspecial
         source, target = (len(d) - self.special for d in (ours.task.source_dictionary, ours.task.target_dictionary))
         sizes = model["sizes"] | {"source_words": source, "target_words": target}
-        command = [sys.executable, str(report.FOLDER / "reference_step.py")]
+        command = [sys.executable, "-m", "benchmarks.reference_step"]
         command += [str(path.resolve()), model["reference"], device, json.dumps(sizes)]
         self.device = device
         self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, cwd=report.REPOSITORY, text=True, **pipes)
         self.parameters = self._answer()["parameters"]
         self.known: dict[int, int] = {}
 

@@ -409,6 +409,11 @@ class TestReport:
         figures = {section.figure for section in sections if section.figure}
         assert figures == {path.name for path in (report.FOLDER / "figures").iterdir()}
 
+    def test_a_command_has_no_path_of_this_machine(self):
+        line = ["--reference", "/a b/c", "--rounds", "3", "--out=/d/e", "--arguments=--lr 1e-3"]
+        expected = "python -m benchmarks.step --reference PATH --rounds 3 --out=PATH '--arguments=--lr 1e-3'"
+        assert report.command("benchmarks.step", line) == expected
+
     def test_commit_and_machine(self):
         assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?|unknown", report.commit())
         assert re.search(r"cores of .+, Python 3\..+, torch ", report.machine("cpu"))
