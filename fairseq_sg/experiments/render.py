@@ -166,8 +166,9 @@ def with_results(text: str, folder: Path) -> str:
             title = f"**{question.question}** " if len(keys) > 1 else ""
             found += ["", title + _filled(question.answer, files).strip(), ""]
             for show in question.tables:
-                found += [*report.markdown_table(_table(show, files)), ""]
-        return match[1] + "\n".join(found[1:]) + match[4]
+                found += report.markdown_table(_table(show, files))
+        answers = "\n".join(found).strip()
+        return f"{match[1]}\n{answers}\n\n{match[4]}"
 
     return _MARKED.sub(made, text)
 
