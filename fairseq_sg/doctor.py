@@ -1,10 +1,13 @@
-"""``python -m fairseq_sg.doctor``: what is installed, what is missing or wrong, and the fix.
+"""Checks the installation: what is there, what is missing or wrong, and the fix.
+
+    python -m fairseq_sg.doctor
 
 The exit code is 0 if everything that training needs is there, and 1 otherwise. It also runs without fairseq or torch.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
 import importlib.util
@@ -12,7 +15,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -184,7 +187,6 @@ def check_registration() -> Iterator[Finding]:
 
     import fairseq_sg.plugin  # noqa: F401
     from fairseq_sg.models.checks import MECHANISMS
-    from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 
     theirs = {
         "architectures": ARCH_MODEL_REGISTRY,
@@ -197,7 +199,7 @@ def check_registration() -> Iterator[Finding]:
         names = sorted(name for name, cls in registry.items() if cls.__module__.startswith("fairseq_sg."))
         missing = wrong(f"no {kind} are registered", f"reinstall fairseq_sg; {SETUP}")
         yield ok(f"{kind}: {', '.join(names)}") if names else missing
-    for registry in (*MECHANISMS, QK_NORM_REGISTRY):
+    for registry in MECHANISMS:
         yield ok(f"{registry.option}: {', '.join(sorted(registry))}")
 
 
@@ -271,8 +273,12 @@ def examine() -> Iterator[Finding]:
         yield from check_training()
 
 
-def main() -> int:
-    """Prints the report; returns the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the report; returns the exit code. Ends with 2 for an argument, as there is none."""
+    form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser("python -m fairseq_sg.doctor", "%(prog)s", __doc__, formatter_class=form).parse_args(
+        arguments
+    )
     print(f"fairseq_sg {__version__} in {PACKAGE}")
     problems = 0
     for finding in examine():

@@ -32,6 +32,7 @@ class Show:
         results: the name of a results file.
         rows: its rows; by default all. ``columns`` and ``data`` likewise.
         header: column -> its name in the table.
+        labels: row -> its name in the table.
     """
 
     results: str = MISSING
@@ -39,6 +40,7 @@ class Show:
     columns: list[str] | None = None
     data: list[str] | None = None
     header: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -176,11 +178,8 @@ def _block(
         found += [f"![{question.question}]({prefix}{question.picture})", ""]
     for name in dict.fromkeys(show.results for show in question.tables):
         made = files[name]
-        machine = ", ".join(dict.fromkeys(m.get("gpu", m["cpu"]) for m in made.machines))
-        found += [
-            f"<sub>[{name}]({prefix}{name}.md): `{made.command}`; commit {', '.join(made.commits)}; {machine}.</sub>",
-            "",
-        ]
+        machine = ", ".join(dict.fromkeys(m.get("gpu") or m["cpu"] for m in made.machines))
+        found += [f"<sub>[{name}]({prefix}{name}.md): commit {', '.join(made.commits)}; {machine}.</sub>", ""]
     return found
 
 
@@ -212,7 +211,8 @@ def _table(show: Show, files: dict[str, Results]) -> report.Table:
         header += [f"{name}, here", f"{name}, paper"] if beside[column] else [name]
     rows = [header]
     for line in found:
-        cells = [line.label, *([line.data] if several else []), report.seeds_text(line), report.steps_text(line)]
+        label = show.labels.get(line.row, line.label)
+        cells = [label, *([line.data] if several else []), report.seeds_text(line), report.steps_text(line)]
         for column in columns:
             there = [report.published_text(line, column)] if beside[column] else []
             cells += [report.cell_text(table, line, column), *there]
