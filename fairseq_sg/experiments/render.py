@@ -124,7 +124,7 @@ def read_questions(path: Path) -> list[Question]:
         merged = OmegaConf.merge(OmegaConf.structured(Questions), OmegaConf.load(path))
         return OmegaConf.to_object(merged).questions
     except (OmegaConfBaseException, yaml.YAMLError, OSError) as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise UsageError(f"{path}: {recipe.worded(error)}") from None
 
 
 def questions_page(folder: Path) -> str:
@@ -205,6 +205,8 @@ def _table(show: Show, files: dict[str, Results]) -> report.Table:
     ]
     for column in columns:
         _named(table.columns, column, f"column of {show.results}")
+    for data in show.data or ():
+        _named(table.data, data, f"data of {show.results}")
     order = show.rows or list(table.rows)
     for row in order:
         _named(table.rows, row, f"row of {show.results}")
