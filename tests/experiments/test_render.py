@@ -98,6 +98,7 @@ QUESTIONS = f"""\
 questions:
   - question: Is it a first look?
     answer: Nobody knows.
+    key: look
     first_look: true
     tables: [{{results: {NAME}, columns: [OOD, IID], rows: [bad, good], header: {{OOD: longer}}}}]
   - question: Does it work?
@@ -146,27 +147,30 @@ def test_the_page_of_questions(asked):
     ]
 
 
-#: The marks of a README around a question.
-BEGIN, END = "<!-- results: works -->\n", "<!-- end of results -->"
+def marked(keys: str, text: str = "") -> str:
+    return f"<!-- results: {keys} -->\n{text}<!-- end of results -->\n"
 
 
-def test_the_readme_has_its_questions_between_the_marks(asked):
-    text = f"# Mine\n\n{BEGIN}old\n{END}\n\nThe end.\n"
+def test_the_readme_has_answers_between_its_marks(asked):
+    """One without its question, several with theirs; what is elsewhere stays."""
+    text = f"# Mine\n\n{marked('works', 'old text')}\nBetween.\n\n{marked('look, works')}\nThe end.\n"
     found = render.with_results(text, asked)
-    assert found.startswith(f"# Mine\n\n{BEGIN}\nIt does: 41.0 ± 1.4 %, and 0.09 ± 0.01 there.\n\n| model | seeds |")
-    assert found.endswith(f"|\n\n{END}\n\nThe end.\n") and "old" not in found and "first look" not in found
-    assert "![" not in found and render.with_results(found, asked) == found
-    # Several questions have their titles.
-    several = render.with_results(text.replace("works", "works, works"), asked)
-    assert several.count("**Does it work?** It does") == 2
-    with pytest.raises(UsageError, match="no question with the key 'other': choose from works"):
-        render.with_results(text.replace("works", "other"), asked)
+    answer = "It does: 41.0 ± 1.4 %, and 0.09 ± 0.01 there."
+    assert found.startswith(f"# Mine\n\n<!-- results: works -->\n\n{answer}\n\n| model | seeds | steps | IID, here |")
+    first, second = found.split("\nBetween.\n")
+    assert first.endswith("|\n\n<!-- end of results -->\n") and second.endswith("<!-- end of results -->\n\nThe end.\n")
+    assert "**Is it a first look?** Nobody knows." in second and f"**Does it work?** {answer}" in second
+    assert "old text" not in found and "![" not in found
+    assert render.with_results(found, asked) == found
+    assert render.with_results("no marks\n", asked) == "no marks\n"
+    with pytest.raises(UsageError, match="no question with the key 'wroks': choose from look, works"):
+        render.with_results(marked("wroks"), asked)
 
 
 def test_all_is_written_by_the_command(asked, capsys, monkeypatch):
     """From a folder, its questions and the README beside it; a README without the marks stays."""
     readme = asked.parent / "README.md"
-    readme.write_text(f"# Mine\n{BEGIN}{END}\n")
+    readme.write_text(marked("works"))
     monkeypatch.chdir(asked.parent)
     assert command.main(["render"]) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -174,9 +178,9 @@ def test_all_is_written_by_the_command(asked, capsys, monkeypatch):
     assert (asked / "README.md").read_text() == render.questions_page(asked)
     assert "It does: 41.0" in readme.read_text()
     readme.write_text("# Mine\n")
-    assert command.main(["render"]) == 0 and readme.read_text() == "# Mine\n"
     (asked / "README.md").unlink()
     assert command.main(["render", "results/park.json"]) == 0 and not (asked / "README.md").exists()
+    assert readme.read_text() == "# Mine\n"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +277,8 @@ def test_every_committed_page_and_picture_has_its_file():
 def test_committed_answers_are_those_of_the_files():
     assert committed() and (RESULTS / "README.md").read_text("utf-8") == render.questions_page(RESULTS)
     readme = (REPOSITORY / "README.md").read_text("utf-8")
-    assert "<!-- results: " in readme and render.with_results(readme, RESULTS) == readme
+    assert 0 < readme.count("<!-- results: ") == readme.count("<!-- end of results -->")
+    assert render.with_results(readme, RESULTS) == readme
 
 
 def test_committed_results_are_of_recipes_that_there_are():
