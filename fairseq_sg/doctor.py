@@ -37,7 +37,7 @@ NEEDED = {
 OPTIONAL = {
     "matplotlib": "plots",
     "tensorboardX": "--tensorboard-logdir",
-    "triton": "GPU kernels; PyTorch's own operators do the same work",
+    "triton": "GPU kernels, bash scripts/setup.sh --with-triton; PyTorch's own operators do the same work",
 }
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton.backends.nvidia", reason="Triton for Nvidia GPUs is not installed")
+NO_TRITON = "Triton for Nvidia GPUs is not installed: bash scripts/setup.sh --with-triton"
+pytest.importorskip("triton.backends.nvidia", reason=NO_TRITON)
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
