@@ -128,8 +128,9 @@ def _grid(
 
 
 def in_rows(sequence: Sequence[Any], across: int) -> list[list[Any]]:
-    """Cuts a sequence into rows of equal length, at most ``across``; None fills the last one."""
-    across = min(across, len(sequence))
+    """Cuts a sequence into as few rows as have at most ``across``, of equal lengths; None fills the last one."""
+    rows = -(-len(sequence) // across)
+    across = -(-len(sequence) // rows)
     filled = [*sequence, *[None] * (-len(sequence) % across)]
     return [filled[start : start + across] for start in range(0, len(filled), across)]
 

@@ -1,0 +1,320 @@
+"""Experiments: published tables and our own, by one command each.
+
+    python -m fairseq_sg.experiments list                                       # the recipes, and what was run
+    python -m fairseq_sg.experiments show park_kim_table_4                      # the plan and every command
+    python -m fairseq_sg.experiments run quickstart
+    python -m fairseq_sg.experiments run park_kim_table_4 --rows linear,linear-l2 --seeds 3 --jobs 6
+    python -m fairseq_sg.experiments run thesis_table_5_1 --variant small --on forward
+    python -m fairseq_sg.experiments report park_kim_table_4                    # the results so far; trains nothing
+    python -m fairseq_sg.experiments slurm thesis_table_4_1 t.sbatch --device cuda && sbatch t.sbatch
+    python -m fairseq_sg.experiments compare results/a.json results/b.json
+    python -m fairseq_sg.experiments render                                     # pages and pictures of results/*.json
+
+A recipe is named, or given as the path of a .yaml file. Finished trainings are skipped, stopped ones are resumed from
+their last checkpoint. A training that diverges is stopped and counts as "Fail". See docs/reproducing.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments import recipe as recipes
+from fairseq_sg.experiments import report, results
+from fairseq_sg.experiments.memory import Guard, visible_gpus
+from fairseq_sg.experiments.plan import Plan, Trial, make_plan
+from fairseq_sg.experiments.results import Results
+from fairseq_sg.experiments.runs import diverged, end, run_all, saved
+
+
+def make_parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="fairseq-sg experiments", description=__doc__, formatter_class=raw)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+
+    one = commands.add_parser("list", help="the recipes, and what was run of them")
+    one.add_argument("--results", type=Path, default=Path("results"), metavar="FOLDER", help="default: results")
+
+    for name, what in (
+        ("show", "print the plan and every command; run and write nothing"),
+        ("run", "train and evaluate, and report the results"),
+        ("report", "report the runs so far; train nothing"),
+        ("slurm", "prepare the data and write an sbatch script of the runs"),
+    ):
+        one = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+        one.add_argument("recipe", metavar="RECIPE", help="the name of a recipe, or the path of a .yaml file")
+        if name == "slurm":
+            one.add_argument("script", type=Path, metavar="FILE", help="the script that is written")
+        _add_choice(one)
+        if name in ("run", "report"):
+            one.add_argument(
+                "--results",
+                type=Path,
+                metavar="PREFIX",
+                help="write PREFIX.json, .md, .tex, .csv and .png (default: OUT/results); results that PREFIX.json "
+                "has of other trainings stay",
+            )
+        if name in ("run", "slurm"):
+            one.add_argument("--jobs", type=int, help="parallel trainings (default: one per core; three per GPU)")
+        if name == "run":
+            one.add_argument(
+                "--memory-guard",
+                type=float,
+                default=3.0,
+                metavar="GB",
+                help="start another training only if so much memory is free, on machine and GPU (default 3; 0: off)",
+            )
+            one.add_argument("--index", type=int, metavar="I", help="do only run I of the plan, from 0 (for SLURM)")
+
+    one = commands.add_parser("render", help="make pages and pictures from results files, without the runs")
+    one.add_argument("files", type=Path, nargs="*", metavar="FILE", help="results files (default: all of results/)")
+    one.add_argument("--results", type=Path, default=Path("results"), metavar="FOLDER", help="default: results")
+
+    one = commands.add_parser("compare", help="the common numbers of two results files")
+    one.add_argument("a", type=Path, metavar="A")
+    one.add_argument("b", type=Path, metavar="B")
+    return parser
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what")
+    what.add_argument("--variant", default="", help="a variant of the recipe, such as small")
+    what.add_argument("--rows", default="all", help="comma separated (default: all that can be trained)")
+    what.add_argument("--on", default="all", metavar="DATA", help="the recipe's data, comma separated (default: all)")
+    what.add_argument("--seeds", help="a number N: seeds 1 to N; or a list: 4,5,6 (default: as many as the paper has)")
+    what.add_argument("--steps-scale", type=float, default=1.0, help="factor on the number of steps (default: 1)")
+    where = parser.add_argument_group("where")
+    where.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    where.add_argument("--data", type=Path, default=Path("data-bin"), help="folder of data folders (default: data-bin)")
+    where.add_argument("--out", type=Path, help="folder of the runs (default: runs/RECIPE)")
+
+
+def plan_of(args: argparse.Namespace) -> Plan:
+    """Raises UsageError for a wrong option."""
+    recipe = recipes.read(recipes.find(args.recipe), args.variant)
+    device = args.device if args.device != "auto" else "cuda" if has_gpu() else "cpu"
+    return make_plan(recipe, args.rows, args.on, args.seeds, args.steps_scale, device, args.data, args.out)
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def list_recipes(args: argparse.Namespace) -> int:
+    from fairseq_sg.experiments import render
+
+    rows = [["recipe", "trainings", "done", "title"]]
+    files = render.read_all(args.results) if args.results.is_dir() else {}
+    for name in recipes.names():
+        path = recipes.find(name)
+        for variant in ("", *recipes.variants(path)):
+            recipe = recipes.read(path, variant)
+            planned = sum(len(recipe.data_of(row)) for row in recipe.trained) * recipe.seeds
+            done = sum(found.done for found in files.values() if found.recipe.full_name == recipe.full_name)
+            shown = f"{name} --variant {variant}" if variant else name
+            rows.append([shown, str(planned), str(done), recipe.title])
+    print(report.as_text(rows))
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    plan = plan_of(args)
+    recipe, trials = plan.recipe, plan.trials()
+    steps = sum(trial.run.steps for trial in trials)
+    print(f"{recipe.title}\n{report.about_source(recipe)}")
+    print(f"{len(trials)} trainings, {steps:,} steps in total, seeds {', '.join(map(str, plan.seeds))}\n")
+    for command in dict.fromkeys(shlex.join(plan.prepare_command(data)) for data in plan.used()):
+        print(command)
+    for number, trial in enumerate(trials):
+        run = trial.run
+        print(f"\n# {number}: {run.name} (seed {run.seed}), {run.steps:,} steps, in {run.folder}")
+        for command in run.commands():
+            print(shlex.join(command))
+    for sentence in recipe.chosen:
+        print(f"\n- {sentence}" if sentence == recipe.chosen[0] else f"- {sentence}")
+    return 0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepares the data, trains and evaluates, and reports.
+
+    Returns the exit status: a training that diverged is a result, one that failed is an error.
+    """
+    from fairseq_sg.experiments.progress import Progress
+
+    plan = plan_of(args)
+    trials = plan.trials()
+    if not args.memory_guard >= 0:
+        raise UsageError(f"--memory-guard is {args.memory_guard}: choose 0 or more")
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs is {args.jobs}: choose at least 1")
+    if args.index is not None and not 0 <= args.index < len(trials):
+        raise UsageError(f"--index is {args.index}: the plan has runs 0 to {len(trials) - 1}")
+    chosen = trials if args.index is None else [trials[args.index]]
+    runs = [trial.run for trial in chosen]
+    gpus = visible_gpus() if plan.device == "cuda" else []
+    jobs = min(len(runs), args.jobs or (3 * len(gpus) if gpus else os.cpu_count() or 1))
+    prefix = args.results or plan.out / "results"
+    earlier = _earlier(prefix)
+    results.merged(earlier, results.collect(plan, trials), _file(prefix)) if earlier else None
+    started = time.time()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also ends the trainings
+    try:
+        plan.prepare()
+        print(f"{plan.recipe.title}\n{len(runs)} trainings on {plan.device}, {jobs} at a time, in {plan.out}; ", end="")
+        print(
+            f"for every command: fairseq-sg experiments show {shlex.join([args.recipe, *plan.options()])}\n", flush=True
+        )
+        with contextlib.closing(Progress(runs, plan.recipe.full_name)) as progress:
+            run_all(runs, jobs, progress, place=Guard(args.memory_guard, gpus), share=True)
+    except KeyboardInterrupt:
+        print("stopped; the same command resumes from the last checkpoints", file=sys.stderr)
+        return 130
+    if args.index is None:
+        publish(plan, trials, prefix)
+        print(f"{(time.time() - started) / 60:.1f} minutes in all")
+    return _end(chosen)
+
+
+def report_runs(args: argparse.Namespace) -> int:
+    plan = plan_of(args)
+    trials = plan.trials()
+    if not any(saved(trial.run) for trial in trials):
+        raise UsageError(f"{plan.out} has no runs of this plan: start them with `fairseq-sg experiments run`")
+    publish(plan, trials, args.results or plan.out / "results")
+    return _end(trials)
+
+
+def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
+    """Writes PREFIX.json and what is rendered from it, and prints the table."""
+    from fairseq_sg.experiments import by_length, render
+
+    found = results.collect(plan, trials)
+    if plan.recipe.by_length:
+        found.bleu = by_length.score(plan, trials, found)
+    earlier = _earlier(prefix)
+    found = results.merged(earlier, found, _file(prefix)) if earlier else found
+    found.write(_file(prefix))
+    written = render.write_pages(found, prefix)
+    print(f"\n{plan.recipe.title}\n{report.about_source(plan.recipe)}\n")
+    print(report.as_text(report.table(plan.recipe, report.lines(found))))
+    print("\n" + "\n".join(report.legend(plan.recipe)).replace("`", ""))
+    if found.bleu:
+        print("\n" + by_length.as_tables(found.bleu))
+    print(f"\nresults: {', '.join([str(_file(prefix)), *(path.name.removeprefix(prefix.name) for path in written)])}")
+    print(f"logs: {plan.out}/*/train.log, checkpoints: {plan.out}/*/{trials[0].run.checkpoint.name}")
+
+
+def _file(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".json")
+
+
+def _earlier(prefix: Path) -> Results | None:
+    return results.read(_file(prefix)) if _file(prefix).exists() else None
+
+
+def _end(trials: Sequence[Trial]) -> int:
+    for trial in trials:
+        run, record = trial.run, saved(trial.run)
+        if diverged(run):
+            print(f"{run.name} (seed {run.seed}) diverged: {diverged(run)['why']}; see {run.log}", file=sys.stderr)
+        if "failed" in record:
+            print(
+                f"error: {run.name} (seed {run.seed}) failed in {record['failed']}; see {run.folder}", file=sys.stderr
+            )
+    return int(any("failed" in saved(trial.run) for trial in trials))
+
+
+def slurm(args: argparse.Namespace) -> int:
+    if args.device == "auto":
+        raise UsageError(
+            "slurm needs --device cuda or --device cpu: the machine that writes the script may lack that of the runs"
+        )
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs is {args.jobs}: choose at least 1")
+    plan = plan_of(args)
+    plan.prepare()
+    plan.out.mkdir(parents=True, exist_ok=True)
+    args.script.write_text(slurm_script(plan, args.recipe, args.jobs), "utf-8")
+    print(f"{len(plan.trials())} runs; submit them by: sbatch {args.script}")
+    return 0
+
+
+def slurm_script(plan: Plan, recipe: str, jobs: int | None) -> str:
+    """An sbatch script whose array index selects the run."""
+    number = len(plan.trials())
+    given = str(Path(recipe).resolve()) if recipe.endswith(".yaml") else recipe
+    chosen = shlex.join([given, *plan.options()])
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"#SBATCH --job-name=sg-{plan.recipe.full_name}",
+            f"#SBATCH --array=0-{number - 1}{f'%{jobs}' if jobs else ''}",
+            f"#SBATCH --output={plan.out.resolve()}/slurm-%a.log",
+            "#SBATCH --cpus-per-task=2",
+            *(["#SBATCH --gres=gpu:1"] if plan.device == "cuda" else []),
+            f"# {number} trainings: {plan.recipe.title}.",
+            "# Submit it again to resume: finished runs are skipped.",
+            f"# Results so far: fairseq-sg experiments report {chosen}",
+            "set -euo pipefail",
+            f"cd {shlex.quote(os.getcwd())}",
+            f'exec {shlex.quote(sys.executable)} -m fairseq_sg.experiments run {chosen} --index "$SLURM_ARRAY_TASK_ID"',
+            "",
+        ]
+    )
+
+
+def render_files(args: argparse.Namespace) -> int:
+    from fairseq_sg.experiments import render
+
+    files = args.files or sorted(args.results.glob("*.json"))
+    if not files:
+        raise UsageError(f"{args.results} has no results files: give their paths, or --results FOLDER")
+    written = render.render(files)
+    if not args.files and (args.results / render.QUESTIONS).exists():
+        written += render.render_questions(args.results, args.results.parent / "README.md")
+    print("\n".join(map(str, written)))
+    return 0
+
+
+def compare(args: argparse.Namespace) -> int:
+    rows = report.compare(results.read(args.a), results.read(args.b), (args.a.stem, args.b.stem))
+    if len(rows) == 1:
+        raise UsageError(f"{args.a} and {args.b} have no row, data and column in common")
+    print(report.as_text(rows))
+    return 0
+
+
+COMMANDS = {
+    "list": list_recipes,
+    "show": show,
+    "run": run,
+    "report": report_runs,
+    "slurm": slurm,
+    "render": render_files,
+    "compare": compare,
+}
+
+
+def main(line: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0; 1 if a training failed; 2 for an error that the user can fix; 130 if interrupted."""
+    args = make_parser().parse_args(line)
+    try:
+        return COMMANDS[args.command](args)
+    except (UsageError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    end(main)

@@ -1,0 +1,379 @@
+"""BLEU by sentence length: translations of several systems, with paired bootstrap tests against a baseline.
+
+Subwords are joined to words. sacreBLEU scores them (BLEU and chrF2, Post 2018) against raw/SUBSET.plain.tgt: every
+subset, and the sentences of all subsets by the length of their source. Confidence intervals of 95 % and p-values are
+those of sacreBLEU's paired bootstrap (Koehn 2004). Its seed is SACREBLEU_SEED in the environment, or 12345. See
+docs/translation.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.parallel import LENGTHS
+from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments import figures
+from fairseq_sg.experiments.plan import Plan, Trial
+from fairseq_sg.experiments.report import Table, as_text, markdown_table
+from fairseq_sg.experiments.results import Results
+from fairseq_sg.scoring.plain_bleu import hypotheses_in_order, read_lines
+
+# With fairseq, the root logger prints everything; these log every resampling and font.
+for _name in ("sacrebleu", "matplotlib", "PIL"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
+
+#: Resamples of a bootstrap: sacreBLEU's default.
+SAMPLES = 1000
+#: sacreBLEU's names, which include the defaults of chrF.
+METRICS = ("BLEU", "chrF2")
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Text:
+    """The translated text.
+
+    Attributes:
+        references: subset -> plain target of every sentence.
+        lengths: subset -> length of every source.
+        unit: the unit of lengths.
+        limit: the maximum length in training; 0 without a limit.
+    """
+
+    references: dict[str, list[str]]
+    lengths: dict[str, list[int]]
+    unit: str
+    limit: int
+
+
+@dataclass(frozen=True)
+class System:
+    """A model trained from a seed, with its output of ``fairseq-generate`` for every subset."""
+
+    name: str
+    seed: int
+    outputs: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sentences whose source has ``low`` to ``high`` words (None: unlimited), by subset and line from 0."""
+
+    low: int
+    high: int | None
+    places: list[Place]
+
+    @property
+    def label(self) -> str:
+        return f"{self.low}–{self.high}" if self.high else f"{self.low}+"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A corpus score, the half-width of its 95 % confidence interval, and its p-value.
+
+    The p-value is that of the difference from the baseline; None for the baseline itself, or without one.
+    """
+
+    score: float
+    ci: float
+    p: float | None
+
+
+def read_text(folder: Path, subsets: Sequence[str]) -> Text:
+    """Reads references and lengths. Raises UsageError for a folder without them."""
+    try:
+        request = json.loads((folder / "dataset.json").read_text("utf-8"))["request"]
+    except OSError as error:
+        raise UsageError(f"{folder / 'dataset.json'}: {error.strerror}: give a folder of data_prep") from None
+    unit = request.get("length_unit") or "words"
+    references = {subset: read_lines(folder / "raw" / f"{subset}.plain.tgt") for subset in subsets}
+    sources = {subset: read_lines(folder / "raw" / f"{subset}.plain.src") for subset in subsets}
+    for subset in subsets:
+        if len(sources[subset]) != len(references[subset]):
+            raise UsageError(
+                f"{folder}/raw/{subset}.plain.tgt: {len(references[subset]):,} lines, but {subset}.plain.src has "
+                f"{len(sources[subset]):,}: prepare the data again"
+            )
+    lengths = {subset: [LENGTHS[unit](line) for line in lines] for subset, lines in sources.items()}
+    return Text(references, lengths, unit, request.get("max_length") or 0)
+
+
+def find_output(folder: Path, subset: str) -> Path:
+    """The output of ``fairseq-generate`` for a subset. Raises UsageError if there is none, or both kinds."""
+    names = [f"generate-{subset}.log", f"generate-{subset}.txt"]
+    found = [path for path in (folder / name for name in names) if path.is_file()]
+    if not found:
+        raise UsageError(f"{folder} has no {' or '.join(names)}: run fairseq-generate for the subset {subset}")
+    if len(found) == 2:
+        raise UsageError(f"{folder} has {' and '.join(names)}: remove the one that should not be scored")
+    return found[0]
+
+
+def make_buckets(text: Text, bounds: Sequence[int]) -> list[Bucket]:
+    """Sorts the sentences of all subsets into buckets by length: up to each bound, and beyond the last.
+
+    The limit of training is always a bound. Empty buckets are omitted.
+    """
+    highs: list[int | None] = [*sorted({*bounds, *([text.limit] if text.limit else [])}), None]
+    found = []
+    for low, high in zip([1, *(h + 1 for h in highs if h)], highs, strict=True):
+        places = [
+            (subset, line)
+            for subset, lengths in text.lengths.items()
+            for line, length in enumerate(lengths)
+            if low <= length and (high is None or length <= high)
+        ]
+        if places:
+            found.append(Bucket(low, high, places))
+    return found
+
+
+def bootstrap(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    tokenize: str,
+    baseline: Sequence[str] | None = None,
+    samples: int = SAMPLES,
+) -> tuple[dict[str, Score], dict[str, str]]:
+    """Scores of a system with their intervals, against a baseline if given, and sacreBLEU's
+    signatures; both by metric.
+    """
+    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.significance import PairedTest
+
+    # Without tokenization the text is meant to look tokenized; sacreBLEU would warn about it.
+    metrics = {"BLEU": BLEU(tokenize=tokenize, force=tokenize == "none"), "chrF2": CHRF()}
+    systems = [("baseline", list(baseline))] if baseline is not None else []
+    test = PairedTest([*systems, ("system", list(hypotheses))], metrics, [list(references)], "bs", samples)
+    signatures, results = test()
+    last = {metric: results[metric][-1] for metric in METRICS}
+    scores = {metric: Score(float(r.score), float(r.ci), r.p_value) for metric, r in last.items()}
+    return scores, {metric: str(signatures[metric]) for metric in METRICS}
+
+
+def length_ratio(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -> float:
+    """Words in the translations per word in the references, as BLEU counts them."""
+    from sacrebleu.metrics import BLEU
+
+    found = BLEU(tokenize=tokenize, force=True).corpus_score(list(hypotheses), [list(references)])
+    return found.sys_len / max(1, found.ref_len)
+
+
+def check_seed() -> None:
+    """Raises UsageError for a seed with which sacreBLEU's bootstrap is not reproducible; 0 means no seed."""
+    seed = os.environ.get("SACREBLEU_SEED", "12345")
+    if not seed.isascii() or not seed.isdecimal() or int(seed) == 0:
+        raise UsageError(
+            f"SACREBLEU_SEED is {seed!r} in the environment: set it to a whole number above 0, or unset it"
+        )
+
+
+def compare(
+    text: Text,
+    systems: Sequence[System],
+    baseline: str,
+    bounds: Sequence[int],
+    tokenize: str,
+    samples: int = SAMPLES,
+) -> dict[str, Any]:
+    """Scores of all systems on every subset and in every bucket.
+
+    A system is tested against the baseline of the same seed. Buckets have intervals but no p-values: the smallest have
+    too few sentences for a test.
+
+    Raises:
+        UsageError: a missing or incomplete output, one with other references, or an invalid seed.
+    """
+    check_seed()
+    translations = {
+        (system.name, system.seed): {
+            subset: hypotheses_in_order(system.outputs[subset], references)
+            for subset, references in text.references.items()
+        }
+        for system in systems
+    }
+    if len(translations) < len(systems):
+        raise UsageError("two systems have the same name and seed: give them different names")
+    buckets = make_buckets(text, bounds)
+    signatures: dict[str, str] = {}
+    found = []
+    for system in systems:
+        mine = translations[system.name, system.seed]
+        other = translations.get((baseline, system.seed)) if system.name != baseline else None
+        by_subset, by_bucket = {}, []
+        for subset, references in text.references.items():
+            against = other[subset] if other else None
+            scores, signatures = bootstrap(mine[subset], references, tokenize, against, samples)
+            by_subset[subset] = _entry(scores, mine[subset], references, tokenize)
+        for bucket in buckets:
+            hypotheses = [mine[subset][line] for subset, line in bucket.places]
+            references = [text.references[subset][line] for subset, line in bucket.places]
+            scores, _ = bootstrap(hypotheses, references, tokenize, samples=samples)
+            by_bucket.append(_entry(scores, hypotheses, references, tokenize))
+        outputs = {subset: str(path) for subset, path in system.outputs.items()}
+        found.append({"name": system.name, "seed": system.seed, "outputs": outputs})
+        found[-1] |= {"subsets": by_subset, "buckets": by_bucket}
+    return {
+        "baseline": baseline,
+        "unit": text.unit,
+        "limit": text.limit,
+        "samples": samples,
+        "signatures": signatures,
+        "subsets": {subset: len(references) for subset, references in text.references.items()},
+        "buckets": [{"low": b.low, "high": b.high, "label": b.label, "sentences": len(b.places)} for b in buckets],
+        "systems": found,
+    }
+
+
+def _entry(scores: dict[str, Score], hypotheses: list[str], references: list[str], tokenize: str) -> dict[str, Any]:
+    found: dict[str, Any] = {metric: asdict(score) for metric, score in scores.items()}
+    return found | {"length_ratio": length_ratio(hypotheses, references, tokenize)}
+
+
+def with_interval(entry: dict[str, float]) -> str:
+    return f"{entry['score']:.1f} ± {entry['ci']:.1f}"
+
+
+def p_value(entry: dict[str, Any], samples: int) -> str:
+    """Formats a p-value with three digits, bounded below by the resolution of the resamples."""
+    p = entry["p"]
+    return "–" if p is None else f"< {1 / samples:.3g}" if p < 1 / samples else f"{p:.3f}"
+
+
+def subset_table(comparison: dict[str, Any]) -> Table:
+    """Rows of text with a header: every system on every subset."""
+    rows = [["subset", "model", "seed", "BLEU", "p", "chrF2", "p", "length"]]
+    for subset in comparison["subsets"]:
+        for system in comparison["systems"]:
+            entry = system["subsets"][subset]
+            tested = [
+                cell
+                for metric in METRICS
+                for cell in (with_interval(entry[metric]), p_value(entry[metric], comparison["samples"]))
+            ]
+            rows.append([subset, system["name"], str(system["seed"]), *tested, f"{entry['length_ratio']:.2f}"])
+    return rows
+
+
+def bucket_table(comparison: dict[str, Any]) -> Table:
+    """Rows of text with a header: BLEU of every system by the length of the source."""
+    buckets = comparison["buckets"]
+    rows = [["model", "seed", *(bucket["label"] for bucket in buckets)]]
+    for system in comparison["systems"]:
+        cells = [with_interval(entry["BLEU"]) for entry in system["buckets"]]
+        rows.append([system["name"], str(system["seed"]), *cells])
+    return [*rows, ["sentences", "", *(str(bucket["sentences"]) for bucket in buckets)]]
+
+
+def page(title: str, comparisons: dict[str, dict[str, Any]], picture: str) -> str:
+    """The page of the scores; where the trainings come from is on the page of the results."""
+    lines = [f"# {title}: BLEU by length", "", f"![BLEU by length]({picture})", ""]
+    for name, comparison in comparisons.items():
+        limit, unit = comparison["limit"], comparison["unit"]
+        trained = f"sources of at most {limit} {unit}" if limit else "sources of all lengths"
+        sizes = ", ".join(f"`{subset}` {number:,}" for subset, number in comparison["subsets"].items())
+        lines += [
+            f"## {name}: trained on {trained}",
+            "",
+            *markdown_table(subset_table(comparison)),
+            "",
+            f"BLEU by the {unit} of the source, {' and '.join(f'`{s}`' for s in comparison['subsets'])} together:",
+            "",
+            *markdown_table(bucket_table(comparison)),
+            "",
+            f"- Sentences: {sizes}.",
+            "- Scores ± half the width of the 95 % confidence interval.",
+            f"- p: of the difference from `{comparison['baseline']}` of the same seed, by a paired bootstrap of "
+            f"{comparison['samples']:,} resamples, not corrected for the number of comparisons.",
+            "- length: words of the translations for each word of the references.",
+            *(f"- {metric}: `{signature}`" for metric, signature in comparison["signatures"].items()),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def figure_of(comparisons: dict[str, dict[str, Any]]) -> Any:
+    """Scores by length: a row for each dataset, a column for each metric; lengths of training are shaded.
+
+    Shows the mean over seeds with the range from minimum to maximum, or the confidence interval of a single seed.
+    """
+    figure, panels = figures.grid(len(comparisons), 2)
+    for row, (name, comparison) in zip(panels, comparisons.items(), strict=True):
+        for axes, metric in zip(row, METRICS, strict=True):
+            draw(axes, comparison, metric)
+            axes.set_title(name)
+        row[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    return figure
+
+
+def draw(axes: Any, comparison: dict[str, Any], metric: str) -> None:
+    buckets, limit = comparison["buckets"], comparison["limit"]
+    inside = sum(bool(bucket["high"]) and bucket["high"] <= limit for bucket in buckets)
+    if inside:
+        axes.axvspan(-0.5, inside - 0.5, color="0.9", label="lengths of training")
+    models = list(dict.fromkeys(system["name"] for system in comparison["systems"]))
+    for number, model in enumerate(models):
+        seeds = [[e[metric] for e in system["buckets"]] for system in comparison["systems"] if system["name"] == model]
+        means, below, above = [], [], []
+        for entries in zip(*seeds, strict=True):
+            scores = [e["score"] for e in entries]
+            means.append(statistics.mean(scores))
+            below.append(means[-1] - min(scores) if len(scores) > 1 else min(entries[0]["ci"], means[-1]))
+            above.append(max(scores) - means[-1] if len(scores) > 1 else entries[0]["ci"])
+        # Side by side, so that lines of different models do not overlap.
+        places = [x + 0.08 * (number - (len(models) - 1) / 2) for x in range(len(buckets))]
+        colour = figures.COLOURS[number % len(figures.COLOURS)]
+        axes.errorbar(places, means, [below, above], marker="o", ms=3, lw=1, elinewidth=0.8, label=model, color=colour)
+    axes.set(
+        xlabel=f"{comparison['unit']} of the source (below: sentences)",
+        ylabel=metric,
+        xticks=range(len(buckets)),
+        xticklabels=[f"{bucket['label']}\n{bucket['sentences']}" for bucket in buckets],
+        xlim=(-0.5, len(buckets) - 0.5),
+    )
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def score(plan: Plan, trials: Sequence[Trial], results: Results) -> dict[str, Any] | None:
+    """The comparison on every dataset, of the finished runs; None before any.
+
+    Raises:
+        UsageError: translations are missing or come from other data.
+    """
+    recipe, how = plan.recipe, plan.recipe.by_length
+    found = {}
+    for data in plan.used():
+        subsets = list(dict.fromkeys(c.subset for c in recipe.columns_of(data).values() if c.metric == "bleu"))
+        finished = {
+            (record["row"], record["seed"]) for record in results.records if record.get("result", {}).get("generated")
+        }
+        systems = [
+            System(
+                recipe.rows[trial.row].label,
+                trial.run.seed,
+                {subset: find_output(trial.run.folder, subset) for subset in subsets},
+            )
+            for trial in trials
+            if trial.data == data and (trial.row, trial.run.seed) in finished and trial.run.folder.exists()
+        ]
+        if subsets and systems:
+            text = read_text(plan.data / recipe.data[data].folder, subsets)
+            found[data] = compare(text, systems, recipe.rows[how.baseline].label, how.bounds, how.tokenize)
+    return found or None
+
+
+def as_tables(comparisons: dict[str, dict[str, Any]]) -> str:
+    """The tables as text."""
+    return "\n\n".join(
+        f"BLEU by length, {name}\n\n{as_text(subset_table(comparison))}\n\n{as_text(bucket_table(comparison))}"
+        for name, comparison in comparisons.items()
+    )

@@ -1,0 +1,320 @@
+"""Figures of results, in one style: colours for the colour-blind, text that is readable in a paper's column.
+
+A figure is at most two panels wide. matplotlib is imported only to draw.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq_sg.experiments.recipe import METRICS, Recipe
+from fairseq_sg.experiments.report import centre, lines
+from fairseq_sg.experiments.results import Results
+
+#: The curve of one training: [{step, SUBSET: percent, SUBSET_loss: bits per token}].
+Curve = list[dict[str, float]]
+#: model -> the curves of its seeds
+Curves = Mapping[str, Sequence[Curve]]
+LOSS = "_loss"
+#: The place on a logarithmic axis of a loss that the log rounds to 0.
+LEAST = 5e-5
+#: Okabe and Ito's colours, without yellow.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+STYLE = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7,
+    "ytick.labelsize": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.alpha": 0.3, "lines.linewidth": 1.4, "savefig.dpi": 200,
+}  # fmt: skip
+#: Inches: a paper's column, and two of them.
+COLUMN, PAGE = 3.4, 7.0
+#: Up to this many curves are labelled at their ends, up to the next many by a legend; more are not drawn.
+LABELLED, CURVES = 5, 10
+
+
+def pyplot() -> Any:
+    """matplotlib's pyplot with a backend for files and this module's style."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(plt.rcParamsDefault | STYLE)
+    matplotlib.use("Agg")
+    return plt
+
+
+def save(figure: Any, path: Path, source: str = "") -> None:
+    """Writes a figure and closes it. ``source`` is stored in the file, so that a stale picture can be found."""
+    figure.savefig(path, bbox_inches="tight", metadata={"Source": source, "Software": None})
+    pyplot().close(figure)
+
+
+def draw_all(results: Results, prefix: Path, source: str = "") -> list[Path]:
+    """Draws the figures of results, and returns their files.
+
+    PREFIX.png has our numbers beside the published ones, or rows over their x. PREFIX-curves.png has accuracy (or loss)
+    through training, and PREFIX-loss.png accuracy over loss if the recipe asks for it.
+    """
+    recipe, found = results.recipe, lines(results)
+    if not any(cell.values for line in found for cell in line.cells.values()):
+        return []
+    drawn = {"": sweep(results) if recipe.x_axis else bars(results)}
+    accuracies = _subsets(recipe, ("accuracy",))
+    drawn["-curves"] = through_training(results, accuracies or _subsets(recipe, METRICS), "" if accuracies else LOSS)
+    if recipe.loss_figure:
+        drawn["-loss"] = loss_and_accuracy(results, accuracies)
+    written = []
+    for suffix, figure in drawn.items():
+        if figure is not None:
+            written.append(prefix.with_name(f"{prefix.name}{suffix}.png"))
+            save(figure, written[-1], source)
+    return written
+
+
+def _subsets(recipe: Recipe, metrics: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(c.subset for c in recipe.columns.values() if c.metric in metrics))
+
+
+def _courses(results: Results) -> dict[str, dict[str, list[Curve]]]:
+    """data -> model -> curves of the seeds."""
+    found: dict[str, dict[str, list[Curve]]] = {}
+    for line in lines(results):
+        if line.curves:
+            there = found.setdefault(line.data, {})
+            there[f"{line.label} ({line.row})" if line.label in there else line.label] = line.curves
+    return found
+
+
+def _names(recipe: Recipe) -> dict[str, str]:
+    """subset -> the column of its accuracy."""
+    return {c.subset: name for name, c in reversed(recipe.columns.items()) if not c.model_overrides}
+
+
+def bars(results: Results) -> Any:
+    """Our numbers as bars, a point per seed, and the published numbers as diamonds with their standard deviation."""
+    recipe, found = results.recipe, lines(results)
+    found = [line for line in found if any(c.values or c.published for c in line.cells.values()) or line.diverged]
+    columns = list(recipe.columns)
+    figure, panels = _panels(len(columns), 0.55 + 0.24 * len(found), sharey=True)
+    for axes, key in zip(panels, columns):
+        for y, line in enumerate(found):
+            cell = line.cells.get(key)
+            if cell is None:
+                continue
+            if cell.values:
+                spread = statistics.stdev(cell.values) if len(cell.values) > 1 and recipe.statistic == "mean" else None
+                axes.barh(y, centre(cell.values, recipe.statistic), 0.62, xerr=spread, color=COLOURS[0], alpha=0.75,
+                          error_kw={"lw": 1})  # fmt: skip
+                axes.plot(cell.values, [y] * len(cell.values), ".", color=COLOURS[6], ms=3)
+            elif line.diverged:
+                axes.text(0, y, " Fail", va="center", fontsize=7, color=COLOURS[0])
+            if cell.published and cell.published.fail:
+                axes.text(0, y + 0.3, " Fail (published)", va="center", fontsize=6, color=COLOURS[1])
+            elif cell.published:
+                axes.errorbar(cell.published.mean, y, xerr=cell.published.std, fmt="D", ms=3.5, color=COLOURS[1], lw=1)
+        axes.set(xlabel=f"{key}, {_unit(recipe, key)}", yticks=range(len(found)))
+        several = len(recipe.data) > 1
+        axes.set_yticklabels([f"{line.label}, {line.data}" if several else line.label for line in found])
+        axes.grid(axis="y", visible=False)
+        if recipe.columns[key].metric == "accuracy":
+            axes.set_xlim(0, 102 if recipe.unit == "percent" else 1.02)
+    panels[0].invert_yaxis()
+    if recipe.has_published:
+        figure.suptitle("bars: here, points: seeds, diamonds: published", fontsize=7)
+    return figure
+
+
+def through_training(results: Results, subsets: Sequence[str], kind: str) -> Any:
+    """Accuracies (or losses, for ``kind`` LOSS) of subsets through training: a row per dataset, a panel per subset.
+
+    Means over seeds, and a band from minimum to maximum. None if nothing was measured twice, or models are too many.
+    """
+    courses = {
+        data: models
+        for data, models in _courses(results).items()
+        if len(models) <= CURVES and _measured_twice(models, subsets, kind)
+    }
+    if not courses or not subsets:
+        return None
+    names = _names(results.recipe)
+    figure, rows = grid(len(courses), len(subsets))
+    colours = _colours(courses)
+    for axes_row, (data, models) in zip(rows, courses.items()):
+        for axes, subset in zip(axes_row, subsets):
+            _through(axes, models, subset, kind, colours)
+            title = names.get(subset, subset)
+            axes.set_title(f"{data}: {title}" if len(courses) > 1 else title)
+        _name_curves(axes_row[-1], models, subsets[-1], kind, colours)
+    return figure
+
+
+def _through(axes: Any, models: Curves, subset: str, kind: str, colours: Mapping[str, str]) -> None:
+    everything = []
+    for model, curves in models.items():
+        steps, values = band(curves, subset + kind)
+        if kind == LOSS:
+            values = [[max(v, LEAST) for v in found] for found in values]
+        axes.plot(steps, [statistics.mean(v) for v in values], color=colours[model])
+        everything += [v for found in values for v in found]
+        if any(len(found) > 1 for found in values):
+            low, high = [min(v) for v in values], [max(v) for v in values]
+            axes.fill_between(steps, low, high, color=colours[model], alpha=0.15, lw=0)
+    if kind == LOSS:
+        axes.set(ylabel="loss, bits per token")
+        _log_if_wide(axes.set_yscale, everything)
+    else:
+        axes.set(ylabel="accuracy, %", ylim=(-2, 102))
+    axes.set_xlabel("training step")
+
+
+def _name_curves(axes: Any, models: Curves, subset: str, kind: str, colours: Mapping[str, str]) -> None:
+    """Labels at the ends of a few curves, in an order and at distances that can be read; a legend for more."""
+    from matplotlib.lines import Line2D
+
+    ends = {}
+    for model, curves in models.items():
+        steps, values = band(curves, subset + kind)
+        if steps:
+            ends[model] = (steps[-1], statistics.mean(values[-1]))
+    if len(ends) > LABELLED or kind == LOSS:
+        handles = [Line2D([], [], color=colours[model], label=model) for model in models]
+        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        return
+    least, places = 8.0, {}
+    below = -least
+    for model in sorted(ends, key=lambda name: ends[name][1]):
+        below = places[model] = max(ends[model][1], below + least)
+    # Labels that were pushed above the axis move down together.
+    over = max(0.0, below - 100.0)
+    for model, place in places.items():
+        axes.annotate(
+            model,
+            (1.02, place - over),
+            xycoords=("axes fraction", "data"),
+            color=colours[model],
+            va="center",
+            fontsize=7,
+        )
+
+
+def loss_and_accuracy(results: Results, subsets: Sequence[str]) -> Any:
+    """Accuracy over loss, a point for every evaluation of every seed, earlier ones paler.
+
+    This is Figure 4.2 of Csordás 2023, where a higher loss comes with a higher accuracy. None if nothing was measured
+    twice.
+    """
+    courses = {
+        data: models
+        for data, models in _courses(results).items()
+        if all(_measured_twice(models, subsets, kind) for kind in ("", LOSS))
+    }
+    if not courses:
+        return None
+    names, colours = _names(results.recipe), _colours(courses)
+    figure, rows = grid(len(courses), len(subsets))
+    for axes_row, (data, models) in zip(rows, courses.items()):
+        for axes, subset in zip(axes_row, subsets):
+            points = [
+                (max(point[subset + LOSS], LEAST), point[subset], (place + 1) / len(curve), colours[model])
+                for model, curves in models.items()
+                for curve in curves
+                for place, point in enumerate(curve)
+                if subset in point and subset + LOSS in point
+            ]
+            for loss, accuracy, share, colour in points:
+                axes.plot(loss, accuracy, ".", color=colour, alpha=0.15 + 0.85 * share)
+            _log_if_wide(axes.set_xscale, [loss for loss, *_ in points])
+            title = names.get(subset, subset)
+            axes.set(xlabel="loss, bits per token", ylabel="accuracy, %", ylim=(-2, 102))
+            axes.set_title(f"{data}: {title}" if len(courses) > 1 else title)
+        _legend(axes_row[-1], models, colours)
+    return figure
+
+
+def sweep(results: Results) -> Any:
+    """Columns over the x of rows: means with sample standard deviations, and a point per seed.
+
+    Rows without x are horizontal levels.
+    """
+    recipe, found = results.recipe, lines(results)
+    figure, panels = _panels(len(recipe.columns), 2.4)
+    for axes, key in zip(panels, recipe.columns):
+        of_data: dict[str, dict[float, list[float]]] = {}
+        levels: dict[str, list[float]] = {}
+        for line in found:
+            x, cell = recipe.rows[line.row].x, line.cells.get(key)
+            if cell and cell.values and x is not None:
+                of_data.setdefault(line.data, {})[x] = cell.values
+            elif cell and cell.values:
+                levels[f"{line.label}, {line.data}" if len(recipe.data) > 1 else line.label] = cell.values
+        for number, (data, values) in enumerate(of_data.items()):
+            at, colour = sorted(values), COLOURS[number % len(COLOURS)]
+            means = [statistics.mean(values[x]) for x in at]
+            axes.errorbar(at, means, [_std(values[x]) for x in at], fmt="o-", ms=3, capsize=2, color=colour, label=data)
+            for x in at:
+                axes.plot([x] * len(values[x]), values[x], ".", color=colour, alpha=0.4, ms=4)
+        for number, (name, values) in enumerate(levels.items(), len(of_data)):
+            mean, std, colour = statistics.mean(values), _std(values), COLOURS[number % len(COLOURS)]
+            axes.axhline(mean, color=colour, ls="--", lw=1, label=name)
+            axes.axhspan(mean - std, mean + std, color=colour, alpha=0.1, lw=0)
+        axes.set(xlabel=recipe.x_axis.label, ylabel=f"{key}, {_unit(recipe, key)}", xscale=recipe.x_axis.scale)
+    if len(panels[-1].get_legend_handles_labels()[1]) > 1:
+        panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    return figure
+
+
+def band(curves: Sequence[Curve], key: str) -> tuple[list[float], list[list[float]]]:
+    """The common steps of all ``curves`` that have ``key``, and the values there."""
+    points = [{p["step"]: p[key] for p in curve if key in p} for curve in curves]
+    points = [found for found in points if found]
+    steps = sorted(set.intersection(*(set(found) for found in points))) if points else []
+    return steps, [[found[step] for found in points] for step in steps]
+
+
+def _panels(number: int, height: float, **options: Any) -> tuple[Any, Sequence[Any]]:
+    """A figure of one row of panels; of more than two, the figure keeps the width of a page."""
+    width = COLUMN if number == 1 else PAGE
+    size = (width, max(height, 1.2))
+    figure, panels = pyplot().subplots(1, number, figsize=size, squeeze=False, layout="constrained", **options)
+    return figure, panels[0]
+
+
+def grid(rows: int, columns: int) -> tuple[Any, Any]:
+    """A figure of rows of panels, and the rows."""
+    width = COLUMN if columns == 1 else PAGE
+    return pyplot().subplots(rows, columns, figsize=(width, 2.2 * rows), squeeze=False, layout="constrained")
+
+
+def _legend(axes: Any, models: Curves, colours: Mapping[str, str]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=colours[model], label=model) for model in models]
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+
+
+def _measured_twice(models: Curves, subsets: Sequence[str], kind: str) -> bool:
+    return any(len(band([curve], s + kind)[0]) > 1 for curves in models.values() for curve in curves for s in subsets)
+
+
+def _unit(recipe: Recipe, key: str) -> str:
+    metric = recipe.columns[key].metric
+    return {"accuracy": "%" if recipe.unit == "percent" else "fraction", "loss": "bits per token", "bleu": "BLEU"}.get(
+        metric, metric
+    )
+
+
+def _log_if_wide(set_scale: Callable[[str], None], values: Sequence[float]) -> None:
+    if values and min(values) > 0 and max(values) >= 10 * min(values):
+        set_scale("log")
+
+
+def _std(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _colours(courses: Mapping[str, Curves]) -> dict[str, str]:
+    models = dict.fromkeys(model for of_data in courses.values() for model in of_data)
+    return {model: COLOURS[number % len(COLOURS)] for number, model in enumerate(models)}

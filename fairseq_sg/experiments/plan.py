@@ -1,0 +1,180 @@
+"""The trainings of a recipe: which rows, datasets and seeds, with which commands, in which folders."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments.recipe import Recipe
+from fairseq_sg.experiments.runs import Run, check_data, environment, on, schedule
+
+
+@dataclass
+class Trial:
+    """A run of the plan, with its row and data."""
+
+    run: Run
+    row: str
+    data: str
+
+
+@dataclass
+class Plan:
+    """The chosen part of a recipe.
+
+    Attributes:
+        rows, on, seeds: the chosen rows, datasets and seeds.
+        steps_scale: factor on the recipe's steps.
+        device: "cpu" or "cuda".
+        data: the folder of the data folders.
+        out: the folder of the runs' folders.
+    """
+
+    recipe: Recipe
+    rows: list[str]
+    on: list[str]
+    seeds: list[int]
+    steps_scale: float
+    device: str
+    data: Path
+    out: Path
+
+    def trials(self) -> list[Trial]:
+        """The runs, with the first seed of every row before any second seed."""
+        return [
+            Trial(self._run(row, data, seed), row, data)
+            for seed in self.seeds
+            for row in self.rows
+            for data in self.recipe.data_of(row)
+            if data in self.on
+        ]
+
+    def used(self) -> list[str]:
+        """The data of the plan."""
+        return [name for name in self.on if any(name in self.recipe.data_of(row) for row in self.rows)]
+
+    def prepare_command(self, data: str) -> list[str]:
+        source = self.recipe.data[data]
+        return ["python", "-m", "data_prep", *shlex.split(source.prepare), "--out", str(self.data / source.folder)]
+
+    def prepare(self) -> None:
+        """Makes missing data folders.
+
+        Raises:
+            UsageError: a folder needs a file from the user, cannot be made, or holds other data.
+        """
+        for name in self.used():
+            source = self.recipe.data[name]
+            folder, command = self.data / source.folder, self.prepare_command(name)
+            if (folder / "dataset.json").exists():
+                check_data(folder, shlex.split(source.prepare))
+                continue
+            if source.needs_file:
+                raise UsageError(
+                    f"the data {name!r} do not exist and need a file that cannot be downloaded: "
+                    f"{shlex.join(command)}, with its path for FILE (docs/datasets.md)"
+                )
+            print(shlex.join(command), flush=True)
+            if subprocess.run([sys.executable, *command[1:]], env=environment()).returncode:
+                raise UsageError(f"the data {name!r} were not made: {shlex.join(command)}")
+
+    def options(self) -> list[str]:
+        """The options that select the same runs again."""
+        return [
+            "--rows", ",".join(self.rows), "--on", ",".join(self.on), "--seeds", as_seeds(self.seeds),
+            "--steps-scale", f"{self.steps_scale:g}", "--device", self.device,
+            "--data", str(self.data), "--out", str(self.out),
+            *(["--variant", self.recipe.variant] if self.recipe.variant else []),
+        ]  # fmt: skip
+
+    def _run(self, row: str, data: str, seed: int) -> Run:
+        recipe, source = self.recipe, self.recipe.data[data]
+        steps = max(1, round(recipe.steps_of(row) * self.steps_scale))
+        every = max(1, min(steps, round(recipe.validate_every * min(1.0, self.steps_scale))))
+        columns = recipe.columns_of(data)
+        # Training shows accuracy only, by the first column of a subset.
+        shown = {c.subset: key for key, c in reversed(columns.items()) if c.metric == "accuracy"}
+        label = recipe.rows[row].label
+        return Run(
+            name=f"{label}, {data}" if len(recipe.data) > 1 else label,
+            seed=seed,
+            folder=self.out / f"{row}-{data}-seed{seed}",
+            data=self.data / source.folder,
+            steps=steps,
+            arguments=[
+                *recipe.arguments_of(row, data),
+                "--batch-size-valid",
+                str(recipe.batch_size_valid),
+                *schedule(every, self.device),
+            ],
+            subsets={subset: shown.get(subset, subset) for subset in source.subsets},
+            evaluation=["--batch-size", str(recipe.batch_size_valid), *on(self.device)],
+            generation=shlex.split(recipe.generate),
+            generate=bool(recipe.generate),
+            best=recipe.checkpoint == "best",
+            model_overrides=recipe.rows[row].model_overrides,
+            more_overrides=tuple(dict.fromkeys(c.model_overrides for c in columns.values() if c.model_overrides)),
+        )
+
+
+def make_plan(
+    recipe: Recipe,
+    rows: str = "all",
+    on: str = "all",
+    seeds: str | None = None,
+    steps_scale: float = 1.0,
+    device: str = "cpu",
+    data: Path = Path("data-bin"),
+    out: Path | None = None,
+) -> Plan:
+    """A plan from the texts of the command line. Raises UsageError for a wrong one."""
+    if not 0 < steps_scale < float("inf"):
+        raise UsageError(f"--steps-scale is {steps_scale}: choose a number above 0")
+    scale = f"-x{steps_scale:g}" if steps_scale != 1 else ""
+    plan = Plan(
+        recipe=recipe,
+        rows=_chosen("--rows", rows, recipe.trained, {name: row.missing for name, row in recipe.rows.items()}),
+        on=_chosen("--on", on, list(recipe.data), {}),
+        seeds=list(range(1, recipe.seeds + 1)) if seeds is None else read_seeds(seeds),
+        steps_scale=steps_scale,
+        device=device,
+        data=data,
+        out=out or Path("runs", recipe.full_name + scale),
+    )
+    if not plan.trials():
+        raise UsageError("no row in --rows is trained on the data in --on")
+    return plan
+
+
+def _chosen(option: str, text: str, there: list[str], reasons: dict[str, str]) -> list[str]:
+    """Comma separated names, each once."""
+    if text == "all":
+        return there
+    for name in text.split(","):
+        if name not in there:
+            reason = f" ({reasons[name]})" if reasons.get(name) else ""
+            raise UsageError(f"{option} has {name!r}{reason}: choose from {', '.join(there)}")
+    return list(dict.fromkeys(text.split(",")))
+
+
+def read_seeds(text: str) -> list[int]:
+    """``3`` is the seeds 1, 2, 3; a list is that of its seeds (``4,5,6``; one seed: ``4,``). Raises UsageError."""
+    if not re.fullmatch(r"\d+(,\d+)*,?", text) or not text.strip("0"):
+        raise UsageError(f"--seeds is {text!r}: it must be a number of seeds, or a list as 4,5,6 (one seed: 4,)")
+    if "," not in text:
+        return list(range(1, int(text) + 1))
+    return list(dict.fromkeys(int(seed) for seed in text.strip(",").split(",")))
+
+
+def as_seeds(seeds: list[int]) -> str:
+    """The text of ``read_seeds``: 3 for 1, 2, 3."""
+    return (
+        str(len(seeds))
+        if seeds == list(range(1, len(seeds) + 1))
+        else ",".join(map(str, seeds)) + "," * (len(seeds) == 1)
+    )

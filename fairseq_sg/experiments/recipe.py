@@ -1,0 +1,513 @@
+"""Recipes: experiments as files ``recipes/NAME.yaml``, read by OmegaConf against the schema below.
+
+A recipe may extend another (``extends``) and have ``variants``: changes of the same experiment, such as ``small``.
+Mappings are merged, other values replaced; null removes a key. A file whose name begins with ``_`` is only a base.
+The format is explained in ``docs/reproducing.md``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from fairseq_sg.errors import UsageError
+
+FOLDER = Path(__file__).resolve().parent / "recipes"
+#: Options that ``experiments`` itself passes to fairseq-train.
+RESERVED = {
+    "--user-dir", "--seed", "--max-update", "--save-dir", "--valid-subset", "--log-format", "--log-interval",
+    "--num-workers",
+    "--required-batch-size-multiple", "--validate-interval-updates", "--validate-interval", "--save-interval-updates",
+    "--save-interval", "--keep-interval-updates", "--no-epoch-checkpoints", "--batch-size-valid", "--cpu",
+    "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
+}  # fmt: skip
+METRICS = ("accuracy", "loss", "perplexity", "bleu")
+#: sacreBLEU's choices, as in fairseq_sg.scoring.plain_bleu.
+TOKENIZERS = ("13a", "none", "char", "intl", "zh")
+#: The source of a column's number: the evaluation of the chosen checkpoint, or the end of training.
+PLACES = ("checkpoint", "end")
+_NUMBER = re.compile(r"(\d*\.?\d+)(?: ± (\d*\.?\d+))?")
+_NAME = re.compile(r"[\w.+-]+")
+
+
+class RecipeError(UsageError):
+    """An invalid recipe; the message names the file and the key."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number as a paper prints it.
+
+    Attributes:
+        text: as printed.
+        mean, std: its parts, None if missing.
+        half: half a unit of its last digit.
+        fail: whether it is "Fail", a training that diverged.
+    """
+
+    text: str
+    mean: float = 0.0
+    std: float | None = None
+    half: float = 0.0
+    fail: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Published:
+        """Raises ValueError for a text that is no such number."""
+        if text == "Fail":
+            return cls(text, fail=True)
+        match = _NUMBER.fullmatch(text)
+        if not match:
+            raise ValueError(f"is {text!r}: it must be like '.21 ± .01', '46.9 ± 8.9', '0.61' or 'Fail'")
+        digits = len(match[1].partition(".")[2])
+        return cls(text, float(match[1]), float(match[2]) if match[2] else None, 0.5 * 10**-digits)
+
+
+@dataclass
+class Data:
+    """A dataset.
+
+    Attributes:
+        folder: its folder inside ``--data``.
+        prepare: the arguments of ``python -m data_prep`` that make it. The word FILE stands for a file of the user.
+        subsets: the evaluated subsets; the first one chooses the best checkpoint.
+        arguments: further training arguments of all rows on it, such as sizes.
+    """
+
+    folder: str = MISSING
+    prepare: str = MISSING
+    subsets: list[str] = MISSING
+    arguments: str = ""
+
+    @property
+    def needs_file(self) -> bool:
+        """Whether the user must provide a file that cannot be downloaded."""
+        return "FILE" in self.prepare.split()
+
+
+@dataclass
+class Column:
+    """A number of the table.
+
+    Attributes:
+        subset: where it is measured.
+        metric: one of ``METRICS``.
+        at: ``checkpoint`` (the evaluated one), ``end`` (of training), or a number of steps: then it is that of the
+            checkpoint that would have been chosen up to there.
+        data: the datasets that have it; by default all with the subset.
+        model_overrides: ``--model-overrides`` of an evaluation for this column, such as more steps of a shared layer.
+    """
+
+    subset: str = MISSING
+    metric: str = "accuracy"
+    at: int | str = "checkpoint"
+    data: list[str] | None = None
+    model_overrides: str = ""
+
+
+@dataclass
+class Row:
+    """A line of the table.
+
+    Attributes:
+        label: its name in the table; by default its key.
+        arguments: its training arguments; None for a line that is only shown.
+        missing: why a line is only shown.
+        data: the datasets of its trainings; by default all.
+        steps: of its training; by default those of the recipe.
+        model_overrides: ``--model-overrides`` of the last evaluation.
+        published: dataset -> column -> the number as printed.
+        x: its place in a sweep.
+    """
+
+    label: str = ""
+    arguments: str | None = None
+    missing: str = ""
+    data: list[str] | None = None
+    steps: int | None = None
+    model_overrides: str = ""
+    published: dict[str, dict[str, str]] = field(default_factory=dict)
+    x: float | None = None
+
+
+@dataclass
+class XAxis:
+    """The name of the rows' ``x``, and the scale of its axis: "linear" or "log"."""
+
+    label: str = MISSING
+    scale: str = "linear"
+
+
+@dataclass
+class ByLength:
+    """Scoring of translations by the length of their source.
+
+    Attributes:
+        baseline: the row of the tests.
+        bounds: the maximum lengths of the buckets, ascending.
+        tokenize: sacreBLEU's tokenization.
+    """
+
+    baseline: str = MISSING
+    bounds: list[int] = MISSING
+    tokenize: str = "13a"
+
+
+@dataclass
+class Recipe:
+    """An experiment: a table of rows, each trained on datasets from seeds.
+
+    Attributes:
+        title, source: of the table. ``source`` names the paper, its table, seeds and unit.
+        train: training arguments of all rows; then come those of the data, of the row, and ``override``.
+        override: the last arguments, so that a variant replaces sizes or rates of all rows.
+        steps, validate_every: in updates.
+        batch_size_valid: sentences of a batch in evaluation.
+        seeds: how many the paper has.
+        statistic: of the seeds, "mean" (± sample standard deviation) or "median".
+        unit: of accuracies, "fraction" or "percent".
+        checkpoint: the evaluated one, "last" or "best".
+        generate: arguments of fairseq-generate, for BLEU.
+        columns, rows: of the table.
+        only: the rows of the table, in their order, where there are others too.
+        chosen: what was chosen where the paper is silent; what a file adds to those of the one it extends.
+        by_length: see ByLength.
+        x_axis: for rows with an x.
+        loss_figure: whether accuracy is also drawn over loss.
+        define: texts for ``${define.NAME}`` elsewhere in the file, or in the one it extends.
+        name, variant: of the file; they are no keys of it.
+    """
+
+    title: str = MISSING
+    source: str = MISSING
+    data: dict[str, Data] = MISSING
+    train: str = MISSING
+    override: str = ""
+    steps: int = MISSING
+    validate_every: int = MISSING
+    batch_size_valid: int = MISSING
+    seeds: int = MISSING
+    statistic: str = "mean"
+    unit: str = MISSING
+    checkpoint: str = MISSING
+    generate: str = ""
+    columns: dict[str, Column] = MISSING
+    rows: dict[str, Row] = MISSING
+    only: list[str] | None = None
+    chosen: list[str] = field(default_factory=list)
+    by_length: ByLength | None = None
+    x_axis: XAxis | None = None
+    loss_figure: bool = False
+    define: dict[str, str] = field(default_factory=dict)
+    name: str = ""
+    variant: str = ""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}-{self.variant}" if self.variant else self.name
+
+    @property
+    def trained(self) -> list[str]:
+        """The rows that can be trained."""
+        return [name for name, row in self.rows.items() if row.arguments is not None]
+
+    @property
+    def has_published(self) -> bool:
+        return any(row.published for row in self.rows.values())
+
+    def data_of(self, row: str) -> list[str]:
+        """The datasets of a row's trainings."""
+        return self.rows[row].data or list(self.data)
+
+    def steps_of(self, row: str) -> int:
+        return self.rows[row].steps or self.steps
+
+    def arguments_of(self, row: str, data: str) -> list[str]:
+        """The training arguments of a row on a dataset."""
+        texts = (self.train, self.data[data].arguments, self.rows[row].arguments or "", self.override)
+        return [word for text in texts for word in shlex.split(text)]
+
+    def columns_of(self, data: str) -> dict[str, Column]:
+        """The columns with numbers from trainings on ``data``."""
+        return {name: c for name, c in self.columns.items() if data in (c.data or self._with_subset(c.subset))}
+
+    def published(self, row: str, data: str, column: str) -> Published | None:
+        text = self.rows[row].published.get(data, {}).get(column)
+        return Published.parse(text) if text is not None else None
+
+    def _with_subset(self, subset: str) -> list[str]:
+        return [name for name, data in self.data.items() if subset in data.subsets]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The resolved recipe, for a results file; ``from_dict`` reads it."""
+        return {key: value for key, value in asdict(self).items() if key not in ("define", "only")}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any], where: str = "recipe") -> Recipe:
+        """Raises RecipeError for content that is no recipe."""
+        recipe = _typed(where, content)
+        check(recipe, where)
+        return recipe
+
+
+def names() -> list[str]:
+    """The names of the existing recipes, without bases, whose names begin with ``_``."""
+    return sorted(path.stem for path in FOLDER.glob("[!_]*.yaml"))
+
+
+def find(name: str) -> Path:
+    """The file of a recipe, by its name or by a path that ends in ``.yaml``. Raises RecipeError if there is none."""
+    path = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise RecipeError(
+            f"there is no recipe {name!r}: choose from {', '.join(names())}, or give the path of a .yaml file"
+        )
+    return path
+
+
+def variants(path: Path) -> dict[str, Any]:
+    """The variants of a recipe. Raises RecipeError for a file that cannot be read."""
+    return _with_base(path)[1]
+
+
+def read(path: Path, variant: str = "") -> Recipe:
+    """Reads a recipe, or one of its variants.
+
+    A variant is another experiment than the paper's, so the published numbers are not those of its rows.
+
+    Raises:
+        RecipeError: no YAML; a key unknown, missing or repeated; a value of another type or outside its choices.
+    """
+    content, known = _with_base(path)
+    if variant:
+        if variant not in known:
+            there = f"choose from {', '.join(known)}" if known else "it has none"
+            raise RecipeError(f"{path}: there is no variant {variant!r}: {there}")
+        rows = content.get("rows")
+        for row in rows.values() if isinstance(rows, dict) else ():
+            if isinstance(row, dict):
+                row.pop("published", None)
+        content = _without_null(_merged(path, content, known[variant]))
+    if "name" in content or "variant" in content:
+        raise RecipeError(f"{path}: the keys 'name' and 'variant' are unknown: the file's name is that of the recipe")
+    recipe = _typed(str(path), content | {"name": path.stem, "variant": variant})
+    if recipe.only is not None:
+        lost = [name for name in recipe.only if name not in recipe.rows]
+        if lost:
+            raise RecipeError(f"{path}: only: there is no row {lost[0]!r}: {', '.join(recipe.rows)}")
+        recipe.rows = {name: recipe.rows[name] for name in recipe.only}
+    check(recipe, str(path))
+    return recipe
+
+
+def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The content of a file on that of the one it extends, and the variants of both."""
+    if path in seen:
+        raise RecipeError(f"{path}: extends itself, by way of {' and '.join(p.name for p in seen[1:]) or 'nothing'}")
+    try:
+        # OmegaConf refuses repeated keys, and reads 1e-4 as a number.
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError) as error:
+        raise RecipeError(f"{path}: {worded(error)}") from None
+    content = _mapping(f"{path}", content)
+    base = content.pop("extends", None)
+    own = _mapping(f"{path}: variants", content.pop("variants", None) or {})
+    own = {str(name): _mapping(f"{path}: variants.{name}", change or {}) for name, change in own.items()}
+    if base is None:
+        return content, own
+    try:
+        below, others = _with_base(find(str(base)), (*seen, path))
+    except RecipeError as error:
+        raise RecipeError(f"{path}: extends: {error}") from None
+    if isinstance(below.get("chosen"), list) and isinstance(content.get("chosen"), list):
+        content["chosen"] = below["chosen"] + content["chosen"]
+    return _without_null(_merged(path, below, content)), _merged(path, others, own)
+
+
+def _mapping(where: str, content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise RecipeError(f"{where}: must be a mapping (key: value), not {content!r}")
+    return content
+
+
+def _merged(path: Path, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Mappings are merged, everything else is replaced."""
+    try:
+        return OmegaConf.to_container(OmegaConf.merge(below, above))
+    except OmegaConfBaseException as error:
+        raise RecipeError(f"{path}: {worded(error)}") from None
+
+
+def worded(error: Exception) -> str:
+    """What YAML or OmegaConf found, in one line: the key, and what is wrong with its value."""
+    if not isinstance(error, OmegaConfBaseException):
+        return " ".join(str(error).split())
+    key, text = f"{error.full_key}: " if error.full_key else "", str(error).splitlines()[0]
+    if isinstance(error, MissingMandatoryValue):
+        text = "is missing"
+    elif isinstance(error, (ConfigAttributeError, ConfigKeyError)) and is_dataclass(error.object_type):
+        known = [f.name for f in fields(error.object_type) if f.name not in ("name", "variant")]
+        known += ["extends", "variants"] if error.object_type is Recipe else []
+        text = f"is unknown: choose from {', '.join(known)}"
+    elif "is not a ListConfig" in text:
+        text = "must be a list"
+    return key + text
+
+
+def _without_null(content: Any) -> Any:
+    """Null removes a key of the base, such as a row."""
+    if not isinstance(content, dict):
+        return content
+    return {key: _without_null(value) for key, value in content.items() if value is not None}
+
+
+def _typed(where: str, content: dict[str, Any]) -> Recipe:
+    """The content as a Recipe, by OmegaConf's checks of keys and types."""
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Recipe), _texts(content))
+        assert isinstance(merged, DictConfig)
+        return OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise RecipeError(f"{where}: {worded(error)}") from None
+
+
+def _texts(content: Any) -> Any:
+    """Empty mappings, which YAML reads as None, are allowed for rows."""
+    if isinstance(content, dict) and isinstance(content.get("rows"), dict):
+        content["rows"] = {name: {} if row is None else row for name, row in content["rows"].items()}
+    return content
+
+
+def check(recipe: Recipe, where: str) -> None:
+    """What a schema cannot say. Raises RecipeError."""
+
+    def error(key: str, message: str) -> RecipeError:
+        return RecipeError(f"{where}: {key}: {message}")
+
+    def choice(key: str, value: Any, choices: Iterable[Any]) -> None:
+        if value not in choices:
+            raise error(key, f"is {value!r}: choose from {', '.join(map(str, choices))}")
+
+    def known(key: str, found: Iterable[str], there: Iterable[str], what: str) -> None:
+        for name in found:
+            if name not in there:
+                raise error(key, f"names {name!r}, which is not among the {what}: {', '.join(there)}")
+
+    for key in ("steps", "validate_every", "batch_size_valid", "seeds"):
+        if getattr(recipe, key) < 1:
+            raise error(key, f"is {getattr(recipe, key)}: it must be above 0")
+    choice("statistic", recipe.statistic, ("mean", "median"))
+    choice("unit", recipe.unit, ("fraction", "percent"))
+    choice("checkpoint", recipe.checkpoint, ("last", "best"))
+    for key in ("data", "columns", "rows"):
+        if not getattr(recipe, key):
+            raise error(key, "is empty")
+        for name in getattr(recipe, key):
+            if not _NAME.fullmatch(name):
+                raise error(key, f"has the name {name!r}: use only letters, digits and . _ + -")
+    for key, text in (("train", recipe.train), ("override", recipe.override), ("generate", recipe.generate)):
+        _check_arguments(error, key, text)
+    for name, data in recipe.data.items():
+        _check_arguments(error, f"data.{name}.arguments", data.arguments)
+        if not _NAME.fullmatch(data.folder):
+            raise error(f"data.{name}.folder", f"is {data.folder!r}: it must be the name of one folder, inside --data")
+        if _has_option(shlex.split(data.prepare), {"--out"}):
+            raise error(f"data.{name}.prepare", "has --out, which experiments sets itself")
+        if not data.subsets:
+            raise error(f"data.{name}.subsets", "is empty")
+    for name, column in recipe.columns.items():
+        key = f"columns.{name}"
+        choice(f"{key}.metric", column.metric, METRICS)
+        if column.at not in PLACES and not (isinstance(column.at, int) and column.at > 0):
+            raise error(f"{key}.at", f"is {column.at!r}: it must be a number of steps, 'checkpoint' or 'end'")
+        known(f"{key}.data", column.data or (), recipe.data, "data")
+        if not any(name in recipe.columns_of(data) for data in recipe.data):
+            raise error(f"{key}.subset", f"is {column.subset!r}, which no data has as a subset")
+        if column.metric == "bleu" and column.at != "checkpoint":
+            raise error(f"{key}.at", "BLEU is measured only at the checkpoint")
+        if column.model_overrides and (column.metric == "bleu" or column.at != "checkpoint"):
+            raise error(f"{key}.model_overrides", "are for accuracy, loss or perplexity at the checkpoint")
+    for name, row in recipe.rows.items():
+        _check_row(recipe, f"rows.{name}", name, row, error, known)
+    if any(column.metric == "bleu" for column in recipe.columns.values()) != bool(recipe.generate):
+        raise error("generate", "is for a column with the metric 'bleu', which needs it (such as --max-len-b 200)")
+    if recipe.by_length:
+        _check_by_length(recipe, error, choice)
+    _check_x_axis(recipe, error, choice)
+
+
+def _check_row(recipe: Recipe, key: str, name: str, row: Row, error: Any, known: Any) -> None:
+    row.label = row.label or name
+    if (row.arguments is None) == (not row.missing):
+        raise error(
+            f"{key}.arguments", "is needed, or 'missing' with the reason why the row cannot be trained; not both"
+        )
+    if row.steps is not None and row.steps < 1:
+        raise error(f"{key}.steps", f"is {row.steps}: it must be above 0")
+    known(f"{key}.data", row.data or (), recipe.data, "data")
+    if row.arguments is not None:
+        _check_arguments(error, f"{key}.arguments", row.arguments)
+        for data in recipe.data_of(name):
+            if "--task" not in recipe.arguments_of(name, data):
+                raise error(f"{key}.arguments", "have no --task, nor has 'train'")
+    known(f"{key}.published", row.published, recipe.data_of(name), "data of the row")
+    for data, numbers in row.published.items():
+        known(f"{key}.published.{data}", numbers, recipe.columns_of(data), "columns of these data")
+        for column in numbers:
+            try:
+                recipe.published(name, data, column)
+            except ValueError as problem:
+                raise error(f"{key}.published.{data}.{column}", str(problem)) from None
+
+
+def _check_arguments(error: Any, key: str, text: str) -> None:
+    try:
+        words = shlex.split(text)
+    except ValueError as problem:
+        raise error(key, f"cannot be split into words ({problem})") from None
+    reserved = _has_option(words, RESERVED)
+    if reserved:
+        raise error(key, f"has {reserved}, which experiments sets itself")
+
+
+def _has_option(words: Iterable[str], options: set[str]) -> str:
+    """The first of ``options`` among words, as fairseq's commands take them (--seed=7, --max_update); or ""."""
+    return next((word for word in words if word.partition("=")[0].replace("_", "-") in options), "")
+
+
+def _check_by_length(recipe: Recipe, error: Any, choice: Any) -> None:
+    how = recipe.by_length
+    if not recipe.generate:
+        raise error("by_length", "is for a recipe with columns of the metric 'bleu'")
+    choice("by_length.baseline", how.baseline, recipe.trained)
+    choice("by_length.tokenize", how.tokenize, TOKENIZERS)
+    if not how.bounds or min(how.bounds) < 1 or how.bounds != sorted(set(how.bounds)):
+        raise error("by_length.bounds", f"must be whole numbers above 0, ascending, not {how.bounds}")
+
+
+def _check_x_axis(recipe: Recipe, error: Any, choice: Any) -> None:
+    placed = {name: row.x for name, row in recipe.rows.items() if row.x is not None}
+    if recipe.x_axis is None:
+        for name in placed:
+            raise error("x_axis", f"is missing: the row {name!r} has an x, which needs a description")
+        return
+    choice("x_axis.scale", recipe.x_axis.scale, ("linear", "log"))
+    at: dict[float, str] = {}
+    for name, x in placed.items():
+        if abs(x) == float("inf") or x != x:
+            raise error(f"rows.{name}.x", f"is {x}: it must be finite")
+        if recipe.x_axis.scale == "log" and x <= 0:
+            raise error("x_axis.scale", f"is log, but the x of the row {name!r} is {x:g}: it must be above 0")
+        if x in at:
+            raise error("x_axis", f"has two rows with the same x, {x:g}: {at[x]!r} and {name!r}")
+        at[x] = name
+    if len(at) < 2:
+        raise error("x_axis", "needs at least two rows with an x")

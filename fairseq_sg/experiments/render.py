@@ -1,0 +1,265 @@
+"""Renders results files: pages, pictures, LaTeX and CSV of each, and the pages that answer questions from several.
+
+``results/questions.yaml`` asks the questions; ``results/README.md`` and the README's table are made from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments import by_length, figures, recipe, report, results
+from fairseq_sg.experiments.results import Results
+
+QUESTIONS = "questions.yaml"
+BEGIN, END = "<!-- results: made by `fairseq-sg experiments render` -->", "<!-- end of results -->"
+_PLACE = re.compile(r"\{([^{}]+)\}")
+
+
+@dataclass
+class Show:
+    """A table of a question.
+
+    Attributes:
+        results: the name of a results file.
+        rows: its rows; by default all. ``columns`` and ``data`` likewise.
+        header: column -> its name in the table.
+        labels: row -> its name in the table.
+    """
+
+    results: str = MISSING
+    rows: list[str] | None = None
+    columns: list[str] | None = None
+    data: list[str] | None = None
+    header: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Question:
+    """A question and its answer.
+
+    Attributes:
+        question, answer: ``{NAME/ROW/DATA/COLUMN}`` in the answer stands for our number there.
+        tables: those that show it.
+        picture: a picture, by its path from the folder of results.
+        first_look: whether the evidence is one seed; such questions come last, collapsed.
+        readme: whether the README shows it.
+    """
+
+    question: str = MISSING
+    answer: str = MISSING
+    tables: list[Show] = field(default_factory=list)
+    picture: str = ""
+    first_look: bool = False
+    readme: bool = False
+
+
+@dataclass
+class Questions:
+    questions: list[Question] = MISSING
+
+
+def render(paths: list[Path]) -> list[Path]:
+    """Renders results files, and returns what was written. Raises UsageError for a file that holds no results."""
+    written = []
+    for path in paths:
+        found = results.read(path)
+        prefix = path.with_name(path.name.removesuffix(".json"))
+        written += write_pages(found, prefix)
+    return written
+
+
+def write_pages(found: Results, prefix: Path) -> list[Path]:
+    """Writes PREFIX.md, .tex, .csv and the pictures of results whose file is PREFIX.json."""
+    source = hashlib.sha256(Path(f"{prefix}.json").read_bytes()).hexdigest()
+    pictures = figures.draw_all(found, prefix, source)
+    if found.bleu:
+        pictures.append(Path(f"{prefix}-bleu.png"))
+        figures.save(by_length.figure_of(found.bleu), pictures[-1], source)
+    written = []
+    for suffix, text in texts(found, prefix.name, [picture.name for picture in pictures]).items():
+        written.append(Path(f"{prefix}{suffix}"))
+        written[-1].write_text(text, "utf-8")
+    return [*written, *pictures]
+
+
+def texts(found: Results, name: str, pictures: list[str]) -> dict[str, str]:
+    """The texts of a results file, by the ends of their names."""
+    made = {
+        ".md": report.page(found, [picture for picture in pictures if not picture.endswith("-bleu.png")]),
+        ".tex": report.latex(found),
+        ".csv": report.as_csv(found),
+    }
+    if found.bleu:
+        made["-bleu.md"] = by_length.page(found.recipe.title, found.bleu, f"{name}-bleu.png")
+    return made
+
+
+def render_questions(folder: Path, readme: Path | None = None) -> list[Path]:
+    """Writes FOLDER/README.md from FOLDER/questions.yaml, and the results between the marks of a README.
+
+    Raises:
+        UsageError: a question names a file, row, data or column that does not exist.
+    """
+    written = [folder / "README.md"]
+    written[0].write_text(questions_page(folder), "utf-8")
+    if readme and readme.is_file() and BEGIN in readme.read_text("utf-8"):
+        readme.write_text(with_results(readme.read_text("utf-8"), folder), "utf-8")
+        written.append(readme)
+    return written
+
+
+def read_questions(path: Path) -> list[Question]:
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Questions), OmegaConf.load(path))
+        return OmegaConf.to_object(merged).questions
+    except (OmegaConfBaseException, yaml.YAMLError, OSError) as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def questions_page(folder: Path) -> str:
+    """The page of all questions: strong evidence first, first looks collapsed, then what was run of every recipe."""
+    files = read_all(folder)
+    questions = read_questions(folder / QUESTIONS)
+    found = [
+        "# Results",
+        "",
+        "Made by `fairseq-sg experiments render` from the `.json` files of this folder. "
+        "They hold every command, curve, commit and machine.",
+        "",
+    ]
+    for question in (q for q in questions if not q.first_look):
+        found += _block(question, files, "## ")
+    looks = [q for q in questions if q.first_look]
+    if looks:
+        found += ["<details>", "<summary>First looks: one seed, or few steps</summary>", ""]
+        for question in looks:
+            found += _block(question, files, "### ")
+        found += ["</details>", ""]
+    return "\n".join([*found, *_status(files)])
+
+
+def with_results(text: str, folder: Path) -> str:
+    """A README with the results between its marks made anew."""
+    files = read_all(folder)
+    begin, rest = text.split(BEGIN, 1)
+    if END not in rest:
+        raise UsageError(f"README.md has {BEGIN!r} without {END!r}: add the second mark")
+    found: list[str] = []
+    for question in read_questions(folder / QUESTIONS):
+        if question.readme:
+            found += _block(question, files, "### ", prefix=f"{folder.name}/", picture=False)
+    return f"{begin}{BEGIN}\n\n" + "\n".join(found) + END + rest.split(END, 1)[1]
+
+
+def read_all(folder: Path) -> dict[str, Results]:
+    """The results files of a folder, by name."""
+    return {
+        path.stem if path.suffix == ".json" else path.name: results.read(path) for path in sorted(folder.glob("*.json"))
+    }
+
+
+def _block(
+    question: Question, files: dict[str, Results], level: str, prefix: str = "", picture: bool = True
+) -> list[str]:
+    found = [f"{level}{question.question}", "", _filled(question.answer, files).strip(), ""]
+    for show in question.tables:
+        found += [*report.markdown_table(_table(show, files)), ""]
+    if question.picture and picture:
+        found += [f"![{question.question}]({prefix}{question.picture})", ""]
+    for name in dict.fromkeys(show.results for show in question.tables):
+        made = files[name]
+        machine = ", ".join(dict.fromkeys(m.get("gpu") or m["cpu"] for m in made.machines))
+        found += [f"<sub>[{name}]({prefix}{name}.md): commit {', '.join(made.commits)}; {machine}.</sub>", ""]
+    return found
+
+
+def _table(show: Show, files: dict[str, Results]) -> report.Table:
+    """model | (data) | seeds | steps | each column here, and in the paper where it has it."""
+    made = _named(files, show.results, "results file")
+    table = made.recipe
+    columns = show.columns or list(table.columns)
+    found = [
+        line
+        for line in report.lines(made)
+        if (show.rows is None or line.row in show.rows) and (show.data is None or line.data in show.data) and line.done
+    ]
+    for column in columns:
+        _named(table.columns, column, f"column of {show.results}")
+    order = show.rows or list(table.rows)
+    for row in order:
+        _named(table.rows, row, f"row of {show.results}")
+    found.sort(key=lambda line: order.index(line.row))
+    several = len({line.data for line in found}) > 1
+    beside = {
+        column: any(line.cells.get(column) and line.cells[column].published for line in found) for column in columns
+    }
+    header = ["model", *(["data"] if several else []), "seeds", "steps"]
+    for column in columns:
+        name = show.header.get(column, column)
+        header += [f"{name}, here", f"{name}, paper"] if beside[column] else [name]
+    rows = [header]
+    for line in found:
+        label = show.labels.get(line.row, line.label)
+        cells = [label, *([line.data] if several else []), report.seeds_text(line), report.steps_text(line)]
+        for column in columns:
+            there = [report.published_text(line, column)] if beside[column] else []
+            cells += [report.cell_text(table, line, column), *there]
+        rows.append(cells)
+    return rows
+
+
+def _filled(text: str, files: dict[str, Results]) -> str:
+    """The text with the numbers of its places."""
+
+    def number(match: re.Match[str]) -> str:
+        try:
+            name, row, data, column = match[1].split("/")
+        except ValueError:
+            raise UsageError(f"{QUESTIONS}: {match[0]} must be {{NAME/ROW/DATA/COLUMN}}") from None
+        made = _named(files, name, "results file")
+        line = next((line for line in report.lines(made) if (line.row, line.data) == (row, data)), None)
+        if line is None or column not in line.cells or not line.cells[column].values:
+            raise UsageError(f"{QUESTIONS}: {match[0]} is no number of {name}.json")
+        return report.cell_text(made.recipe, line, column)
+
+    return _PLACE.sub(number, text)
+
+
+def _named(there: dict[str, Any], name: str, what: str) -> Any:
+    if name not in there:
+        raise UsageError(f"{QUESTIONS}: there is no {what} {name!r}: choose from {', '.join(there)}")
+    return there[name]
+
+
+def _status(files: dict[str, Results]) -> list[str]:
+    """What was run of every recipe."""
+    rows = [["recipe", "trainings done of planned", "steps", "results"]]
+    for name in recipe.names():
+        path = recipe.find(name)
+        for variant in ("", *recipe.variants(path)):
+            table = recipe.read(path, variant)
+            planned = sum(len(table.data_of(row)) for row in table.trained) * table.seeds
+            here = {key: found for key, found in files.items() if found.recipe.full_name == table.full_name}
+            done = sum(found.done for found in here.values())
+            share = max(
+                (line.steps / line.of for found in here.values() for line in report.lines(found) if line.of), default=0
+            )
+            rows.append(
+                [
+                    table.full_name,
+                    f"{done} of {planned}",
+                    f"{share:.0%}" if share else "–",
+                    ", ".join(f"[{key}]({key}.md)" for key in here) or "–",
+                ]
+            )
+    return ["## What was run", "", *report.markdown_table(rows), ""]

@@ -1,0 +1,363 @@
+"""Results as tables: one number a cell, set beside the paper's; as text, Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fairseq_sg.experiments.recipe import Column, Published, Recipe
+from fairseq_sg.experiments.results import Record, Results
+
+Table = list[list[str]]
+
+
+@dataclass
+class Cell:
+    """A number of a line: the ``values`` of its seeds in the paper's unit, the published number, and the verdict."""
+
+    values: list[float]
+    published: Published | None
+    verdict: str
+
+
+@dataclass
+class Line:
+    """A row on one of its datasets.
+
+    Attributes:
+        steps: the steps of its numbers; 0 without numbers.
+        of: the steps of the recipe.
+        done, diverged, planned: numbers of seeds.
+        curves: of the finished seeds.
+    """
+
+    row: str
+    label: str
+    data: str
+    steps: int
+    of: int
+    done: int
+    diverged: int
+    planned: int
+    cells: dict[str, Cell]
+    curves: list[list[dict[str, float]]] = field(default_factory=list)
+
+
+def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float | None:
+    """The number of a column for a training, in the paper's unit; None if its record lacks it."""
+    result = record["result"]
+    if column.metric == "bleu":
+        return result["generated"].get(column.subset, {}).get("bleu")
+    quantity = "accuracy" if column.metric == "accuracy" else "loss"
+    if column.model_overrides:
+        measured, key = result.get("more", {}).get(column.model_overrides, {}).get(quantity, {}), column.subset
+    elif column.at == "checkpoint":
+        measured, key = result[quantity], column.subset
+    else:
+        points = result["curve"]
+        if column.at != "end":
+            at = round(column.at * scale)
+            points = [p for p in points if p["step"] <= at]
+            measured = _selected(recipe, record["data"], points) if points and result["steps"] >= at else {}
+        else:
+            measured = points[-1]
+        key = column.subset if column.metric == "accuracy" else f"{column.subset}_loss"
+    if key not in measured:
+        return None
+    found = measured[key]
+    if column.metric == "accuracy":
+        return found / 100 if recipe.unit == "fraction" else found
+    return 2**found if column.metric == "perplexity" else found
+
+
+def _selected(recipe: Recipe, data: str, points: list[dict[str, float]]) -> dict[str, float]:
+    """The point of a curve whose checkpoint is evaluated, as ``runs.selected`` has it."""
+    selector = recipe.data[data].subsets[0]
+    best = recipe.checkpoint == "best"
+    return max(points, key=lambda point: (point.get(selector, 0) if best else 0, point["step"]))
+
+
+def lines(results: Results) -> list[Line]:
+    """The lines of the table: one per row and dataset, in the order of the recipe, including rows only shown."""
+    recipe, found = results.recipe, []
+    planned = {(record["row"], record["data"]) for record in results.records}
+    for name, row in recipe.rows.items():
+        for data in recipe.data_of(name):
+            shown = row.arguments is None and any(data == d for _, d in planned)
+            if shown or (name, data) in planned:
+                found.append(_line(results, name, data))
+    return found
+
+
+def _line(results: Results, name: str, data: str) -> Line:
+    recipe, group = results.recipe, results.of(name, data)
+    done = [record for record in group if "result" in record and "diverged" not in record]
+    failed = sum("diverged" in record for record in group)
+    cells = {}
+    for key, column in recipe.columns_of(data).items():
+        values = [value(recipe, column, record, results.steps_scale) for record in done]
+        values = [v for v in values if v is not None]
+        published = recipe.published(name, data, key)
+        cells[key] = Cell(values, published, verdict(values, failed, published, recipe.statistic))
+    return Line(
+        row=name,
+        label=recipe.rows[name].label,
+        data=data,
+        steps=max((record["result"]["steps"] for record in done), default=0),
+        of=recipe.steps_of(name),
+        done=len(done),
+        diverged=failed,
+        planned=len(group),
+        cells=cells,
+        curves=[record["result"]["curve"] for record in done],
+    )
+
+
+def centre(values: Sequence[float], statistic: str) -> float:
+    return statistics.median(values) if statistic == "median" else statistics.mean(values)
+
+
+def verdict(values: Sequence[float], diverged: int, published: Published | None, statistic: str) -> str:
+    """ "within one std", "above", "below", "fail", "not run", or "–" without a published number.
+
+    One std is the published one, but at least half a unit of the last published digit; if none is published, that of
+    ``values``. A row fails if all its finished trainings diverged; otherwise diverged ones are ignored.
+    """
+    if not values:
+        if not diverged:
+            return "not run"
+        return "fail, as published" if published and published.fail else "fail"
+    if published is None:
+        return "–"
+    if published.fail:
+        return "above (published: Fail)"
+    std = published.std
+    if std is None:
+        std = statistics.stdev(values) if len(values) > 1 else 0.0
+    difference = centre(values, statistic) - published.mean
+    # The last term allows for the rounding of binary fractions.
+    if abs(difference) <= max(std, published.half) + 1e-9:
+        return "within one std"
+    return "above" if difference > 0 else "below"
+
+
+def shown(recipe: Recipe, column: Column, values: Sequence[float]) -> str:
+    """Mean ± sample std, or the median; "–" without values."""
+    if not values:
+        return "–"
+    digits = 1 if column.metric == "accuracy" and recipe.unit == "percent" else 2
+    text = f"{centre(values, recipe.statistic):.{digits}f}"
+    if len(values) == 1 or recipe.statistic == "median":
+        return text
+    return f"{text} ± {statistics.stdev(values):.{digits}f}"
+
+
+def cell_text(recipe: Recipe, line: Line, column: str) -> str:
+    """Our number in a cell; empty if the row's data do not have the column."""
+    cell = line.cells.get(column)
+    if cell is None:
+        return ""
+    return "Fail" if not cell.values and line.diverged else shown(recipe, recipe.columns[column], cell.values)
+
+
+def published_text(line: Line, column: str) -> str:
+    cell = line.cells.get(column)
+    return "" if cell is None else cell.published.text if cell.published else "–"
+
+
+def seeds_text(line: Line) -> str:
+    if not line.planned:
+        return "–"
+    text = str(line.done) if line.done == line.planned else f"{line.done} of {line.planned}"
+    return text + (f", {line.diverged} Fail" if line.diverged else "")
+
+
+def steps_text(line: Line) -> str:
+    return f"{line.steps:,}" + (f" of {line.of:,}" if line.steps != line.of else "") if line.steps else "–"
+
+
+def _verdict_text(recipe: Recipe, line: Line) -> str:
+    if not line.planned:
+        return recipe.rows[line.row].missing
+    verdicts = {key: cell.verdict for key, cell in line.cells.items() if cell.verdict != "–"}
+    if len(set(verdicts.values())) == 1 and len(verdicts) == len(line.cells):
+        return next(iter(verdicts.values()))
+    return "; ".join(f"{key} {text}" for key, text in verdicts.items()) or "–"
+
+
+def table(recipe: Recipe, found: Sequence[Line]) -> Table:
+    """Rows of text with a header; without published numbers only ours. Verdicts appear only if there are any."""
+    several = len(recipe.data) > 1
+    header = ["model", *(["data"] if several else []), "seeds", "steps"]
+    for key in recipe.columns:
+        header += [f"{key} here", f"{key} published"] if recipe.has_published else [key]
+    rows = [[*header, "verdict"]]
+    for line in found:
+        cells = [line.label, *([line.data] if several else []), seeds_text(line), steps_text(line)]
+        for key in recipe.columns:
+            there = [published_text(line, key)] if recipe.has_published else []
+            cells += [cell_text(recipe, line, key), *there]
+        rows.append([*cells, _verdict_text(recipe, line)])
+    if not recipe.has_published and all(row[-1] == "–" for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
+    return rows
+
+
+def legend(recipe: Recipe) -> list[str]:
+    """The explanation of the table's numbers, a sentence each."""
+    selector = next(iter(recipe.data.values())).subsets[0]
+    which = {
+        "last": "of the last checkpoint",
+        "best": f"of the checkpoint with the best accuracy on `{selector}` (the latest of several)",
+    }[recipe.checkpoint]
+    found = []
+    for key, column in recipe.columns.items():
+        at = {"checkpoint": which, "end": "at the end of training"}.get(column.at, f"{which} up to step {column.at}")
+        metric = {"loss": "loss in bits per token", "perplexity": "perplexity per token"}.get(column.metric)
+        metric = metric or {"bleu": "BLEU"}.get(column.metric, f"{column.metric}, {_unit(recipe)}")
+        overrides = f', evaluated with `--model-overrides "{column.model_overrides}"`' * bool(column.model_overrides)
+        found.append(f"{key}: {metric}, on `{column.subset}` {at}{overrides}.")
+    spread = "the median" if recipe.statistic == "median" else "mean ± sample standard deviation"
+    found.append(f"Numbers are {spread} over the seeds that did not diverge.")
+    if recipe.has_published:
+        found += [
+            f"The paper has {recipe.seeds} seed{'s' * (recipe.seeds > 1)}.",
+            "Verdict: within one published standard deviation, above or below. It is at least half a unit of the last "
+            "printed digit; where none is printed, ours counts. Fail: all trainings diverged.",
+        ]
+    return found
+
+
+def _unit(recipe: Recipe) -> str:
+    return {"fraction": "as a fraction", "percent": "in percent"}[recipe.unit]
+
+
+def about_source(recipe: Recipe) -> str:
+    return f"{'Published' if recipe.has_published else 'Source'}: {recipe.source}"
+
+
+def provenance(results: Results) -> list[str]:
+    """The command, commits and machines of the results, a sentence each; empty before any training."""
+    if not results.commits:
+        return []
+    machine = "; ".join(", ".join(f"{k} {v}" for k, v in m.items()) for m in results.machines)
+    commits = results.commits
+    return [
+        f"Command: `{results.command}`.",
+        f"Commit{'s' * (len(commits) > 1)}: {', '.join(commits)}. Machine: {machine}.",
+        *([results.note] if results.note else []),
+    ]
+
+
+def as_text(rows: Table) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    found = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([found[0], "-" * len(found[0]), *found[1:]])
+
+
+def markdown_table(rows: Table) -> list[str]:
+    """The lines of a Markdown table; the first row is its header."""
+    found = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return [found[0], "|" + "---|" * len(rows[0]), *found[1:]]
+
+
+def page(results: Results, pictures: Sequence[str]) -> str:
+    """The page of a results file: table, figures, choices, and at the bottom where the numbers come from."""
+    recipe = results.recipe
+    choices = "Chosen where the paper is silent, or differently from it:" if recipe.has_published else "Chosen:"
+    found = [f"# {recipe.title}", "", f"{about_source(recipe)}.", ""]
+    found += [*markdown_table(table(recipe, lines(results))), ""]
+    found += [line for name in pictures for line in (f"![{recipe.title}]({name})", "")]
+    found += [f"- {sentence}" for sentence in legend(recipe)]
+    if recipe.chosen:
+        found += ["", choices, "", *(f"- {sentence}" for sentence in recipe.chosen)]
+    if results.commits:
+        found += ["", "---", "", *(f"{sentence}  " for sentence in provenance(results)[:-1]), provenance(results)[-1]]
+    return "\n".join([*found, ""])
+
+
+def as_csv(results: Results) -> str:
+    """One line for every number of every seed: row, label, data, seed, steps, column, value."""
+    recipe, text = results.recipe, io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "label", "data", "seed", "steps", "column", "value"])
+    for record in results.records:
+        name, data = record["row"], record["data"]
+        if "diverged" in record or "result" not in record:
+            continue
+        for key, column in recipe.columns_of(data).items():
+            number = value(recipe, column, record, results.steps_scale)
+            if number is not None:
+                steps = record["result"]["steps"]
+                writer.writerow([name, recipe.rows[name].label, data, record["seed"], steps, key, f"{number:.6g}"])
+    return text.getvalue()
+
+
+def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
+    """The common numbers of two results, with their difference.
+
+    ± is the standard error of the difference of means. The last column says whether it is above two of them.
+    """
+    rows = [["model", "data", "column", *names, "difference", "above two standard errors"]]
+    others = {(line.row, line.data): line for line in lines(b)}
+    for line in lines(a):
+        other = others.get((line.row, line.data))
+        for key in line.cells if other else ():
+            if a.recipe.columns[key] != b.recipe.columns.get(key) or a.recipe.unit != b.recipe.unit:
+                continue
+            column, ours, theirs = a.recipe.columns[key], line.cells[key].values, other.cells[key].values
+            if not ours or not theirs:
+                continue
+            difference = statistics.mean(theirs) - statistics.mean(ours)
+            error = _error(ours, theirs)
+            digits = 1 if column.metric == "accuracy" and a.recipe.unit == "percent" else 2
+            spread = f" ± {error:.{digits}f}" if error is not None else ""
+            clear = "–" if error is None else "yes" if abs(difference) > 2 * error else "no"
+            numbers = [shown(a.recipe, column, values) for values in (ours, theirs)]
+            rows.append([line.label, line.data, key, *numbers, f"{difference:+.{digits}f}{spread}", clear])
+    return rows
+
+
+def _error(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """The standard error of a difference of means; None without two values each."""
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    return (statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs)) ** 0.5
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "–": "--", "φ": r"$\phi$",
+    "λ": r"$\lambda$", "≤": r"$\leq$", "†": r"$^\dagger$",
+}  # fmt: skip
+
+
+def escaped(text: str) -> str:
+    """Escapes text for LaTeX."""
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def latex(results: Results) -> str:
+    """A table environment for ``\\usepackage{booktabs}``."""
+    recipe = results.recipe
+    rows = [[escaped(cell) for cell in row] for row in table(recipe, lines(results))]
+    body = [" & ".join(row) + r" \\" for row in rows]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            r"\begin{tabular}{" + "l" * len(rows[0]) + "}",
+            r"\toprule",
+            body[0],
+            r"\midrule",
+            *body[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\caption{{{escaped(recipe.title)}. {escaped(about_source(recipe))}.}}",
+            r"\end{table}",
+            "",
+        ]
+    )

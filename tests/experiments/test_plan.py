@@ -1,0 +1,166 @@
+"""The plan of a recipe: chosen rows, data and seeds, their folders, and the data they need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from experiment_files import TINY, planned, tiny
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments import plan as plans
+from fairseq_sg.experiments.plan import as_seeds, make_plan, read_seeds
+from fairseq_sg.experiments.recipe import find, read
+
+TWO = TINY.replace(
+    "subsets: [dev, valid, gen]}\n",
+    "subsets: [dev, valid, gen]}\n"
+    "  other: {folder: other, prepare: ctl --order backward, subsets: [valid], arguments: --dropout 0.5}\n",
+).replace("    steps: 60\n", "    steps: 60\n    data: [tiny]\n")
+
+
+def test_plan(tmp_path):
+    plan = planned(tmp_path, seeds="7,9")
+    trials = plan.trials()
+    assert [(t.row, t.run.seed) for t in trials] == [("good", 7), ("bad", 7), ("good", 9), ("bad", 9)]
+    assert [t.run.steps for t in trials] == [40, 60, 40, 60]
+    assert len({t.run.folder for t in trials}) == 4
+    assert planned(tmp_path, seeds="5,").seeds == [5]
+    assert planned(tmp_path, seeds="3").seeds == [1, 2, 3]
+    assert planned(tmp_path).seeds == [1, 2]
+
+
+def test_a_run_of_the_plan(tmp_path):
+    run = planned(tmp_path, device="cuda", data=Path("some/where")).trials()[0].run
+    assert (run.name, run.data, run.folder) == (
+        "An LSTM_1", Path("some/where/tiny"), tmp_path / "out" / "good-tiny-seed1",
+    )  # fmt: skip
+    assert run.subsets == {"dev": "dev", "valid": "IID", "gen": "OOD"} and run.best and not run.generate
+    trained, validated = (" ".join(command) for command in run.commands())
+    assert "--lr 3e-3 --batch-size-valid 50 " in trained and "--validate-interval-updates 20 " in trained
+    assert "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric" in trained
+    assert "--cpu" not in trained + validated and "--seed 1 --max-update 40 " in trained
+    assert "--path " + str(run.folder / "checkpoint_best.pt") in validated and "--batch-size 50" in validated
+    on_cpu = planned(tmp_path).trials()[0].run
+    assert "--cpu" in on_cpu.train_command() and "--cpu" in on_cpu.validate_command()
+
+
+def test_rows_are_on_their_data(tmp_path):
+    plan = planned(tmp_path, TWO, seeds="1")
+    assert [(t.row, t.data, t.run.name) for t in plan.trials()] == [
+        ("good", "tiny", "An LSTM_1, tiny"), ("good", "other", "An LSTM_1, other"), ("bad", "tiny", "bad, tiny"),
+    ]  # fmt: skip
+    assert plan.used() == ["tiny", "other"] and planned(tmp_path, TWO, rows="bad").used() == ["tiny"]
+    assert [t.data for t in planned(tmp_path, TWO, on="other").trials()] == ["other"] * 2
+    with pytest.raises(UsageError, match="no row in --rows is trained on the data in --on"):
+        planned(tmp_path, TWO, rows="bad", on="other")
+
+
+def test_what_is_named_twice_is_taken_once(tmp_path):
+    plan = planned(tmp_path, TWO, rows="bad,good,bad", on="tiny,tiny", seeds="4,5,4")
+    assert (plan.rows, plan.on, plan.seeds) == (["bad", "good"], ["tiny"], [4, 5])
+    folders = [t.run.folder for t in plan.trials()]
+    assert len(folders) == len(set(folders)) == 4
+
+
+@pytest.mark.parametrize("scale,steps,every", [(0.5, 20, 10), (2, 80, 20), (1e-9, 1, 1), (0.3, 12, 6)])
+def test_steps_are_scaled(scale, steps, every, tmp_path):
+    """More steps are evaluated as often as before; fewer as many times."""
+    (trial,) = planned(tmp_path, rows="good", seeds="1", steps_scale=scale).trials()
+    arguments = trial.run.arguments
+    assert trial.run.steps == steps
+    assert arguments[arguments.index("--validate-interval-updates") + 1] == str(every)
+
+
+def test_the_folder_of_the_runs(tmp_path):
+    """Runs of another length or variant have one of their own."""
+    recipe = tiny(tmp_path, TINY + "variants: {small: {steps: 10}}\n")
+    small = read(tmp_path / "tiny.yaml", "small")
+    outs = [make_plan(recipe).out, make_plan(recipe, steps_scale=0.1).out, make_plan(small, steps_scale=2).out]
+    assert outs == [Path("runs/tiny"), Path("runs/tiny-x0.1"), Path("runs/tiny-small-x2")]
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"rows": "good,goood"}, "--rows has 'goood': choose from good, bad"),
+        ({"rows": "shown"}, r"--rows has 'shown' \(it is not ours\): choose from good, bad"),
+        ({"rows": ""}, "--rows has '': choose from good, bad"),
+        ({"on": "large"}, "--on has 'large': choose from tiny"),
+        ({"seeds": "0"}, "--seeds is '0': it must be a number of seeds, or a list as 4,5,6"),
+        ({"seeds": "00"}, "--seeds is '00'"),
+        ({"seeds": "1,a"}, "--seeds is '1,a'"),
+        ({"seeds": "-3"}, "--seeds is '-3'"),
+        ({"seeds": "1,,2"}, "--seeds is '1,,2'"),
+        ({"seeds": ""}, "--seeds is ''"),
+        ({"steps_scale": 0.0}, "--steps-scale is 0.0: choose a number above 0"),
+        ({"steps_scale": -1.0}, "--steps-scale is -1.0: choose a number above 0"),
+        ({"steps_scale": float("nan")}, "--steps-scale is nan: choose a number above 0"),
+        ({"steps_scale": float("inf")}, "--steps-scale is inf: choose a number above 0"),
+    ],
+)
+def test_wrong_choices(options, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        planned(tmp_path, **options)
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 2, 3], [5], [4, 6], [2, 1]])
+def test_the_text_of_seeds_is_read_as_those_seeds(seeds):
+    assert read_seeds(as_seeds(seeds)) == seeds
+
+
+def test_options_select_the_same_runs(tmp_path):
+    recipe = tiny(tmp_path, TWO + "variants: {small: {steps: 10}}\n")
+    plan = make_plan(read(tmp_path / "tiny.yaml", "small"), "bad", "tiny", "3,", 0.5, "cuda", Path("d"), Path("o"))
+    assert plan.options() == (
+        "--rows bad --on tiny --seeds 3, --steps-scale 0.5 --device cuda --data d --out o --variant small".split()
+    )
+    assert "--variant" not in make_plan(recipe).options()
+
+
+# Data folders.
+
+
+def test_a_missing_folder_is_made_as_the_recipe_says(tmp_path, monkeypatch, capfd):
+    """In whichever folder --data is, and with nothing else."""
+    monkeypatch.chdir(tmp_path)
+    text = TINY.replace("ctl --order forward", "ctl --order backward --functions 4 --longest 4 --raw-only")
+    plan = planned(tmp_path, text, data=Path("elsewhere/data"))
+    plan.prepare()
+    written = json.loads((tmp_path / "elsewhere" / "data" / "tiny" / "dataset.json").read_text())
+    request = {"dataset": "ctl", "order": "backward", "functions": 4, "longest": 4}
+    assert {key: written["request"][key] for key in request} == request
+    command = "python -m data_prep ctl --order backward --functions 4 --longest 4 --raw-only --out elsewhere/data/tiny"
+    assert f"{command}\n" in capfd.readouterr().out
+    # It is there now, and is not made again.
+    monkeypatch.setattr(plans.subprocess, "run", None)
+    plan.prepare()
+    assert capfd.readouterr().out == ""
+
+
+def write_request(folder: Path, **request: object) -> None:
+    folder.mkdir(parents=True)
+    (folder / "dataset.json").write_text(json.dumps({"request": request}))
+
+
+def test_published_numbers_never_stand_beside_other_data(tmp_path):
+    """A folder of another request is refused before anything is trained."""
+    write_request(tmp_path / "tiny", dataset="scan", split="length", cutoff=26)
+    with pytest.raises(
+        ValueError, match=r"the data in .*tiny differ from .*ctl --order forward.*: dataset scan instead"
+    ):
+        planned(tmp_path, data=tmp_path).prepare()
+
+
+def test_data_that_need_a_file(tmp_path):
+    plan = make_plan(read(find("park_kim_table_5")), data=tmp_path)
+    with pytest.raises(UsageError, match="mathematics --module arithmetic__add_or_sub --archive FILE --out"):
+        plan.prepare()
+
+
+def test_data_that_cannot_be_made(tmp_path, capfd):
+    plan = planned(tmp_path, TINY.replace("ctl --order forward", "scan --split nothing"), data=tmp_path / "data")
+    with pytest.raises(UsageError, match="the data 'tiny' were not made: python -m data_prep scan --split nothing"):
+        plan.prepare()
+    assert "invalid choice: 'nothing'" in capfd.readouterr().err

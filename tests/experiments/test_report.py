@@ -1,0 +1,299 @@
+"""Results as tables: verdicts, and numbers as text, Markdown, LaTeX and CSV, worked out by hand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from experiment_files import TINY, finished, points, record, result, tiny, write_recipe
+
+from fairseq_sg.experiments import report
+from fairseq_sg.experiments.recipe import Published, read
+from fairseq_sg.experiments.results import Results
+
+SPREAD = Published("46.9 ± 8.9", 46.9, 8.9, 0.05)
+EXACT = Published("1.00 ± 0.00", 1.0, 0.0, 0.005)
+MEDIAN = Published("0.61", 0.61, None, 0.005)
+FAIL = Published("Fail", fail=True)
+
+
+@pytest.mark.parametrize(
+    "values,diverged,published,statistic,expected",
+    [
+        ([40.0, 50.0], 0, SPREAD, "mean", "within one std"),
+        ([38.0], 0, SPREAD, "mean", "within one std"),
+        ([37.9], 0, SPREAD, "mean", "below"),
+        ([50.0, 62.0], 0, SPREAD, "mean", "above"),
+        ([0.995], 0, EXACT, "mean", "within one std"),  # prints as 1.00
+        ([0.994], 0, EXACT, "mean", "below"),
+        ([0.6, 0.7, 0.9], 0, MEDIAN, "median", "within one std"),  # of ours, 0.15, where none is printed
+        ([0.70], 0, MEDIAN, "median", "above"),
+        ([0.1, 0.62, 0.61], 0, MEDIAN, "median", "within one std"),
+        ([50.0], 2, SPREAD, "mean", "within one std"),
+        ([], 3, SPREAD, "mean", "fail"),
+        ([], 3, FAIL, "mean", "fail, as published"),
+        ([12.0], 2, FAIL, "mean", "above (published: Fail)"),
+        ([], 0, SPREAD, "mean", "not run"),
+        ([], 0, FAIL, "mean", "not run"),
+        ([12.0], 0, None, "mean", "–"),
+    ],
+)
+def test_verdict(values, diverged, published, statistic, expected):
+    assert report.verdict(values, diverged, published, statistic) == expected
+
+
+# Lines, and their table.
+
+TABLE = [
+    ["model", "seeds", "steps", "IID here", "IID published", "OOD here", "OOD published", "OOD-20 here",
+     "OOD-20 published", "verdict"],
+    ["An LSTM_1", "2", "40", "0.99 ± 0.01", "1.00 ± 0.00", "0.22 ± 0.03", ".21 ± .01", "0.09 ± 0.01", "–",
+     "IID within one std; OOD within one std"],
+    ["bad", "0 of 2, 1 Fail", "–", "Fail", "Fail", "Fail", "Fail", "Fail", "–",
+     "IID fail, as published; OOD fail, as published; OOD-20 fail"],
+    ["of another paper", "–", "–", "–", "–", "–", ".5", "–", "–", "it is not ours"],
+]  # fmt: skip
+
+
+def test_lines(tmp_path):
+    found = report.lines(finished(tiny(tmp_path)))
+    good, bad, shown = found
+    assert (good.done, good.planned, good.steps, good.of) == (2, 2, 40, 40)
+    assert good.cells["IID"].values == [1.0, 0.99] and good.cells["IID"].verdict == "within one std"
+    assert good.cells["OOD"].values == [0.2, 0.24] and good.cells["OOD"].verdict == "within one std"
+    assert good.cells["OOD-20"].values == [0.08, 0.1] and good.cells["OOD-20"].verdict == "–"
+    assert (bad.done, bad.diverged, bad.planned) == (0, 1, 2) and bad.cells["OOD"].verdict == "fail, as published"
+    assert shown.planned == 0 and shown.cells["OOD"].published.mean == 0.5
+    assert report.table(tiny(tmp_path), found) == TABLE
+
+
+def test_rows_that_were_not_planned_have_no_line(tmp_path):
+    """Rows that are only shown have one, beside others on the same data."""
+    recipe = tiny(tmp_path)
+    assert [line.row for line in report.lines(Results(recipe, 1.0, [record("bad", 1)]))] == ["bad", "shown"]
+
+
+def test_lines_without_a_paper(tmp_path):
+    """Unpublished columns and texts are omitted; a verdict appears only with a published number or a failure."""
+    recipe = tiny(tmp_path)
+    alone = replace(recipe, rows={name: replace(row, published={}) for name, row in recipe.rows.items()})
+    found = report.lines(finished(alone))
+    assert report.table(alone, found) == [
+        ["model", "seeds", "steps", "IID", "OOD", "OOD-20", "verdict"],
+        ["An LSTM_1", "2", "40", "0.99 ± 0.01", "0.22 ± 0.03", "0.09 ± 0.01", "–"],
+        ["bad", "0 of 2, 1 Fail", "–", "Fail", "Fail", "Fail", "fail"],
+        ["of another paper", "–", "–", "–", "–", "–", "it is not ours"],
+    ]
+    assert [len(row) for row in report.table(alone, found[:1])] == [6, 6]
+    legend = " ".join(report.legend(alone))
+    assert "paper" not in legend and "Verdict" not in legend and "accuracy, as a fraction, on `gen`" in legend
+    assert report.about_source(alone) == "Source: Nobody 1999, Table 0"
+
+
+def test_steps_of_a_column_scale_with_the_training(tmp_path):
+    done = record("good", 1, gen=1.0, steps=20)
+    done["result"]["curve"] = points((10, 5, 90, 8), (20, 9, 90, 9))
+    found = Results(tiny(tmp_path), 0.5, [done])
+    line = report.lines(found)[0]
+    assert line.cells["OOD-20"].values == [0.08] and line.steps == 20
+    assert report.table(found.recipe, [line])[1][2] == "20 of 40"
+
+
+def test_a_column_later_than_the_training_is_empty(tmp_path):
+    done = record("good", 1, gen=1.0, steps=15)
+    done["result"]["curve"] = points((15, 5, 90, 8))
+    line = report.lines(Results(tiny(tmp_path), 1.0, [done]))[0]
+    assert line.cells["OOD-20"].values == [] and line.cells["OOD"].values == [0.01]
+
+
+def test_a_number_at_a_step_is_that_of_the_checkpoint_chosen_until_then(tmp_path):
+    """The latest of the best on dev, or the last one."""
+    recipe = tiny(tmp_path, TINY.replace("at: 20", "at: 30"))
+    done = record("good", 1, gen=1.0)
+    done["result"]["curve"] = points((10, 7, 1, 11), (20, 7, 1, 22), (30, 6, 1, 33), (40, 9, 1, 44))
+    (value, last) = (
+        report.lines(Results(replace(recipe, checkpoint=which), 1.0, [done]))[0].cells["OOD-20"].values
+        for which in ("best", "last")
+    )
+    assert (value, last) == ([0.22], [0.33])
+
+
+def test_other_metrics(tmp_path):
+    text = TINY.replace("subset: gen, at: 20", "subset: gen, metric: perplexity")
+    text = text.replace("{subset: valid, at: end}", "{subset: valid, metric: bleu}").replace(
+        "seeds: 2", "seeds: 2\ngenerate: --max-len-b 9"
+    )
+    recipe = tiny(tmp_path, text)
+    done = {"accuracy": {}, "loss": {"gen": 3.0}, "generated": {"valid": {"bleu": 41.5}}, "curve": []}
+    found = [report.value(recipe, column, {"result": done}, 1.0) for column in recipe.columns.values()]
+    assert found == [41.5, None, 8.0]
+
+
+MORE = TINY.replace("rows:\n", "  OOD-more: {subset: gen, model_overrides: \"{'encoder_layers': 9}\"}\nrows:\n")
+
+
+def test_a_further_evaluation_has_its_column(tmp_path):
+    """A training that was not evaluated so has no number there."""
+    with_more = record("good", 1, gen=20.0)
+    with_more["result"]["more"] = {"{'encoder_layers': 9}": {"accuracy": {"gen": 80.0}, "loss": {}}}
+    found = Results(tiny(tmp_path, MORE), 1.0, [with_more, record("good", 2, gen=24.0)])
+    cells = report.lines(found)[0].cells
+    assert cells["OOD"].values == [0.2, 0.24] and cells["OOD-more"].values == [0.8]
+    assert (
+        "OOD-more: accuracy, as a fraction, on `gen` of the checkpoint with the best accuracy on `dev` (the latest of "
+        "several), evaluated with `--model-overrides \"{'encoder_layers': 9}\"`."
+    ) in report.legend(found.recipe)
+
+
+def test_legend(tmp_path):
+    assert report.legend(tiny(tmp_path, TINY.replace("checkpoint: best", "checkpoint: last"))) == [
+        "IID: accuracy, as a fraction, on `valid` at the end of training.",
+        "OOD: accuracy, as a fraction, on `gen` of the last checkpoint.",
+        "OOD-20: accuracy, as a fraction, on `gen` of the last checkpoint up to step 20.",
+        "Numbers are mean ± sample standard deviation over the seeds that did not diverge.",
+        "The paper has 2 seeds.",
+        "Verdict: within one published standard deviation, above or below. It is at least half a unit of the last "
+        "printed digit; where none is printed, ours counts. Fail: all trainings diverged.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "unit,statistic,values,text",
+    [
+        ("percent", "mean", [], "–"),
+        ("percent", "mean", [50.0], "50.0"),
+        ("percent", "mean", [50.0, 60.0], "55.0 ± 7.1"),
+        ("fraction", "mean", [0.5, 0.6], "0.55 ± 0.07"),
+        ("percent", "median", [50.0, 60.0, 90.0], "60.0"),
+    ],
+)
+def test_the_text_of_numbers(unit, statistic, values, text, tmp_path):
+    recipe = replace(tiny(tmp_path), unit=unit, statistic=statistic)
+    assert report.shown(recipe, recipe.columns["OOD"], values) == text
+
+
+# Files.
+
+
+def test_as_text():
+    assert report.as_text([["a", "bc"], ["def", "g"]]) == "a    bc\n-------\ndef  g"
+
+
+def test_a_page(tmp_path):
+    """Numbers first, where they come from at the bottom."""
+    found = replace(finished(tiny(tmp_path)), note="One of them was stopped.")
+    assert report.page(found, ["x.png"]).split("\n") == [
+        "# A tiny table, 100 % & more",
+        "",
+        "Published: Nobody 1999, Table 0.",
+        "",
+        *("| " + " | ".join(row) + " |" for row in TABLE[:1]),
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *("| " + " | ".join(row) + " |" for row in TABLE[1:]),
+        "",
+        "![A tiny table, 100 % & more](x.png)",
+        "",
+        *(f"- {sentence}" for sentence in report.legend(found.recipe)),
+        "",
+        "Chosen where the paper is silent, or differently from it:",
+        "",
+        "- the learning rate of 100 %",
+        "",
+        "---",
+        "",
+        "Command: `python -m fairseq_sg.experiments run tiny`.  ",
+        "Commit: abc. Machine: cpu x.  ",
+        "One of them was stopped.",
+        "",
+    ]
+
+
+def test_a_page_before_any_training(tmp_path):
+    page = report.page(Results(tiny(tmp_path), 1.0, [record("good", 1)]), [])
+    assert "| An LSTM_1 | 0 of 1 | – | – |" in page and "not run" in page and "Commit" not in page
+
+
+def test_a_bar_in_a_label_does_not_end_a_cell():
+    assert report.markdown_table([["a|b"], ["c"]]) == [r"| a\|b |", "|---|", "| c |"]
+
+
+def test_latex(tmp_path):
+    text = report.latex(finished(tiny(tmp_path)))
+    assert r"An LSTM\_1 & 2 & 40 & 0.99 $\pm$ 0.01 & 1.00 $\pm$ 0.00 & 0.22 $\pm$ 0.03 & .21 $\pm$ .01" in text
+    assert r"\caption{A tiny table, 100 \% \& more. Published: Nobody 1999, Table 0.}" in text
+    assert r"\begin{tabular}{llllllllll}" in text
+    assert text.count(r" \\") == 4 and text.count("&") - text.count(r"\&") == 4 * 9
+
+
+@pytest.mark.parametrize("name,letters", [("every", r"\&%$#_{}~^"), ("ours", "±×–φλ≤†")])
+def test_letters_that_latex_reads_otherwise(name, letters):
+    escaped = report.escaped(letters)
+    assert escaped.isascii() and not re.search(r"(?<!\\)[&%#_]", escaped)
+    assert report.escaped("a plain text (1.0)") == "a plain text (1.0)"
+
+
+def test_csv(tmp_path):
+    """A line for every number of every seed; none for a divergence."""
+    assert report.as_csv(finished(tiny(tmp_path))).splitlines() == [
+        "row,label,data,seed,steps,column,value",
+        "good,An LSTM_1,tiny,1,40,IID,1",
+        "good,An LSTM_1,tiny,1,40,OOD,0.2",
+        "good,An LSTM_1,tiny,1,40,OOD-20,0.08",
+        "good,An LSTM_1,tiny,2,40,IID,0.99",
+        "good,An LSTM_1,tiny,2,40,OOD,0.24",
+        "good,An LSTM_1,tiny,2,40,OOD-20,0.1",
+    ]
+
+
+def test_a_comma_in_a_label_does_not_end_a_field(tmp_path):
+    recipe = tiny(tmp_path, TINY.replace("An LSTM_1", "large, relative"))
+    assert 'good,"large, relative",tiny,1,40,' in report.as_csv(finished(recipe))
+
+
+# Two results.
+
+
+def of_seeds(recipe, **accuracies):
+    """Results with accuracies on gen of a row's seeds, in percent."""
+    return Results(
+        recipe,
+        1.0,
+        [
+            {"row": row, "data": "tiny", "seed": seed, "result": result(gen=gen)}
+            for row, found in accuracies.items()
+            for seed, gen in enumerate(found, 1)
+        ],
+    )
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """With accuracies in percent of one column."""
+    text = TINY.replace("  IID: {subset: valid, at: end}\n", "").replace("  OOD-20: {subset: gen, at: 20}\n", "")
+    return tiny(tmp_path, re.sub(r"    published:\n.*\n", "", text.replace("unit: fraction", "unit: percent")))
+
+
+def test_comparison(recipe):
+    """Two seeds each: means 11 and 16, standard error √(2/2 + 8/2) = 2.24, so 5 is above two of them."""
+    one = of_seeds(recipe, good=[10.0, 12.0], bad=[50.0, 70.0])
+    other = of_seeds(recipe, good=[14.0, 18.0], bad=[60.0, 61.0])
+    assert report.compare(one, other, ("one", "other")) == [
+        ["model", "data", "column", "one", "other", "difference", "above two standard errors"],
+        ["An LSTM_1", "tiny", "OOD", "11.0 ± 1.4", "16.0 ± 2.8", "+5.0 ± 2.2", "yes"],
+        ["bad", "tiny", "OOD", "60.0 ± 14.1", "60.5 ± 0.7", "+0.5 ± 10.0", "no"],
+    ]
+    alone = report.compare(of_seeds(recipe, good=[10.0]), other, ("one", "other"))
+    assert alone[1:] == [["An LSTM_1", "tiny", "OOD", "10.0", "16.0 ± 2.8", "+6.0", "–"]]
+
+
+def test_only_common_numbers_are_compared(recipe, tmp_path):
+    one, names = of_seeds(recipe, good=[10.0]), ("one", "other")
+    path = write_recipe(tmp_path, name="other")
+    path.write_text((tmp_path / "tiny.yaml").read_text())
+    assert len(report.compare(one, of_seeds(read(path), good=[11.0]), names)) == 2
+    assert len(report.compare(one, of_seeds(recipe, bad=[11.0]), names)) == 1
+    assert len(report.compare(one, Results(recipe, 1.0, [record("good", 1)]), names)) == 1
+    for old, new in (("subset: gen", "subset: valid"), ("unit: percent", "unit: fraction"), ("OOD:", "OOD2:")):
+        path.write_text((tmp_path / "tiny.yaml").read_text().replace(old, new))
+        assert len(report.compare(one, of_seeds(read(path), good=[11.0]), names)) == 1

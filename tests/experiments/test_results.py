@@ -1,0 +1,234 @@
+"""Results files: what is collected of runs, what is read, and how two of them are united."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from experiment_files import TINY, fail, finish, finished, of_subset, planned, record, save, tiny, write_recipe
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments import report, results, runs
+from fairseq_sg.experiments.recipe import read as read_recipe
+from fairseq_sg.experiments.results import Results, collect, merged
+
+# What is collected.
+
+
+def test_the_records_of_runs(tmp_path):
+    plan = planned(tmp_path)
+    trials = plan.trials()
+    runs_of = {(t.row, t.run.seed): t.run for t in trials}
+    finish(runs_of["good", 1], 20.0, (20, 5, 90, 8), (40, 4, 100, 10))
+    finish(runs_of["good", 2], 24.0, (20, 5, 90, 10), (40, 9, 99, 30))
+    fail(runs_of["bad", 1])
+    found = collect(plan, trials)
+    assert [(r["row"], r["data"], r["seed"]) for r in found.records] == [
+        ("good", "tiny", 1), ("bad", "tiny", 1), ("good", "tiny", 2), ("bad", "tiny", 2),
+    ]  # fmt: skip
+    good, bad, _, nothing = found.records
+    assert good["result"]["accuracy"]["gen"] == 20.0 and len(good["result"]["curve"]) == 2
+    assert bad["diverged"]["step"] == 3 and set(nothing) == {"row", "data", "seed"}
+    assert good["commands"][0].startswith("fairseq-train ")
+    assert (found.done, found.seeds, found.rows, found.commits) == (3, [1, 2], ["good", "bad"], ["abc"])
+    assert found.machines == [{"cpu": "x"}]
+    found.write(tmp_path / "new" / "x.json")
+    assert results.read(tmp_path / "new" / "x.json").as_dict() == found.as_dict()
+
+
+def test_what_has_not_ended_is_cut_at_the_common_step(tmp_path):
+    plan = planned(tmp_path, rows="good")
+    trials = plan.trials()
+    log = "".join(
+        of_subset(name, s, s, stamp=f"2026-01-01 10:0{s // 10}:00 | INFO")
+        for s in (10, 20)
+        for name in ("dev", "valid", "gen")
+    )
+    logged = log.splitlines(keepends=True)
+    for trial, part in zip(trials, (logged, logged[:5]), strict=True):
+        save(trial.run, minutes=0.0)
+        trial.run.log.write_text("".join(part))
+    (line, _) = report.lines(collect(plan, trials))
+    assert (line.steps, line.done) == (10, 2) and line.cells["OOD"].values == [0.1, 0.1]
+    # Only finished seeds count.
+    trials[0].run.log.unlink()
+    finish(trials[0].run, 30.0, (20, 5, 90, 8), (40, 4, 100, 10))
+    (line, _) = report.lines(collect(plan, trials))
+    assert (line.steps, line.done) == (40, 1) and line.cells["OOD"].values == [0.3]
+
+
+def test_nothing_is_cut_for_a_training_that_diverged(tmp_path):
+    """Of the same row: the one that goes on is reported as far as it got."""
+    plan = planned(tmp_path, rows="good")
+    going, bad = plan.trials()
+    log = "".join(of_subset(name, s, s) for s in (10, 20) for name in ("dev", "valid", "gen"))
+    fail(bad.run)
+    bad.run.log.write_text(log[: log.index("20")])
+    save(going.run)
+    going.run.log.write_text(log)
+    assert [r.get("result", {}).get("steps") for r in collect(plan, [going, bad]).records] == [20, None]
+
+
+def test_runs_with_other_settings_are_not_collected(tmp_path):
+    """Trained on other data, their numbers are not those of the plan."""
+    trials = planned(tmp_path, data=tmp_path / "one").trials()
+    finish(trials[0].run, 20.0, (40, 4, 100, 10))
+    other = planned(tmp_path, data=tmp_path / "two")
+    with pytest.raises(ValueError, match="holds a training with other settings"):
+        collect(other, other.trials())
+
+
+def test_every_commit_and_machine_of_all_starts(tmp_path):
+    plan = planned(tmp_path, rows="good")
+    first, second = plan.trials()
+    starts = [
+        {"step": 0, "commit": "bbb", "machine": {"cpu": "x"}},
+        {"step": 9, "commit": "aaa", "machine": {"cpu": "y"}},
+    ]
+    save(first.run, starts=starts)
+    save(second.run, commit="ccc", machine={"cpu": "x"})
+    found = collect(plan, [first, second])
+    assert found.commits == ["aaa", "bbb", "ccc"] and found.machines == [{"cpu": "x"}, {"cpu": "y"}]
+    assert runs.starts_of(found.records[0]) == starts
+
+
+def test_the_command_of_results(tmp_path):
+    recipe = read_recipe(write_recipe(tmp_path, TINY + "variants: {small: {steps: 10}}\n"), "small")
+    every = [record(row, seed) for row in ("good", "bad") for seed in (1, 2)]
+    command = "python -m fairseq_sg.experiments run tiny --variant small"
+    assert Results(recipe, 1.0, every).command == command
+    some = [record("good", 3), record("good", 5)]
+    assert Results(recipe, 0.5, some).command == f"{command} --rows good --seeds 3,5 --steps-scale 0.5"
+
+
+# What is read.
+
+
+@pytest.fixture
+def content(tmp_path):
+    return finished(tiny(tmp_path)).as_dict()
+
+
+def without(key):
+    return lambda content: content.pop(key)
+
+
+def put(value, *keys):
+    def change(content):
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        *((without(key), f"not a results file of fairseq_sg.experiments (KeyError('{key}'))")
+          for key in ("recipe", "records", "steps_scale", "note", "bleu")),
+        (put("text", "recipe"), "not a results file of fairseq_sg.experiments"),
+        (put([1], "recipe"), "recipe: "),
+        (put(0, "recipe", "steps"), "recipe: steps: is 0: it must be above 0"),
+        (put(3, "recipe", "steep"), "recipe: steep: is unknown: choose from title"),
+        (put("text", "records"), "not a results file of fairseq_sg.experiments"),
+        (put([1], "records"), "not a results file of fairseq_sg.experiments"),
+        (put("much", "steps_scale"), "not a results file of fairseq_sg.experiments"),
+        (put("ugly", "records", 0, "row"), "a record of the row 'ugly' on 'tiny', which the recipe does not have"),
+        (put("huge", "records", 0, "data"), "a record of the row 'good' on 'huge', which the recipe does not have"),
+        (put({}, "records", 0, "result"), "KeyError('steps')"),
+    ],
+)  # fmt: skip
+def test_what_is_no_results_file_is_refused_in_one_line(change, message, content, tmp_path):
+    path = tmp_path / "x.json"
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(UsageError) as error:
+        results.read(path)
+    assert str(error.value).startswith(f"{path}: ") and message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3", "null", '"text"'])
+def test_other_texts_are_refused(text, tmp_path):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(UsageError, match="x.json: not a results file of fairseq_sg.experiments"):
+        results.read(tmp_path / "x.json")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="x.json: No such file or directory: give a results file of fairseq_sg"):
+        results.read(tmp_path / "x.json")
+
+
+# Two files of one table.
+
+
+@pytest.fixture
+def now(tmp_path):
+    recipe = tiny(tmp_path)
+    return Results(recipe, 1.0, [record("bad", 1, gen=3.0), record("good", 3, gen=1.0)])
+
+
+def test_rows_trained_at_different_times_unite(now, tmp_path):
+    """In the order of the recipe, with each record's own commit; the note stays."""
+    earlier = Results(now.recipe, 1.0, [record("good", seed, gen=9.0, commit="old") for seed in (2, 1)], "by night")
+    found = merged(earlier, now, tmp_path / "x.json")
+    assert [(r["row"], r["seed"]) for r in found.records] == [("good", 1), ("good", 2), ("good", 3), ("bad", 1)]
+    assert found.commits == ["abc", "old"] and found.note == "by night" and found.done == 4
+    assert report.lines(found)[0].cells["OOD"].values == [0.09, 0.09, 0.01]
+
+
+@pytest.mark.parametrize(
+    "before,after,expected",
+    [
+        ({}, {"gen": 2.0}, {"gen": 2.0}),
+        ({"gen": 1.0}, {}, {"gen": 1.0}),
+        ({"gen": 1.0}, {"gen": 2.0}, {"gen": 2.0}),
+        ({"gen": 1.0, "steps": 40}, {"gen": 2.0, "steps": 20}, {"gen": 1.0, "steps": 40}),
+        ({"gen": 1.0, "steps": 20}, {"gen": 2.0, "steps": 40}, {"gen": 2.0, "steps": 40}),
+        ({"diverged": {"step": 30}}, {"gen": 2.0, "steps": 20}, {"diverged": {"step": 30}}),
+        ({"diverged": {"step": 0}}, {}, {"diverged": {"step": 0}}),
+        ({"failed": "training"}, {}, {}),
+    ],
+)
+def test_the_record_that_was_trained_further_wins(before, after, expected, now, tmp_path):
+    then, now.records = Results(now.recipe, 1.0, [record("good", 1, **before)]), [record("good", 1, **after)]
+    assert merged(then, now, tmp_path / "x.json").records == [record("good", 1, **expected)]
+
+
+OTHERWISE = {
+    "arguments": ("arguments: --lr 3e-3", "arguments: --lr 4e-3"),
+    "arguments of all rows": ("--clip-norm 1", "--clip-norm 2"),
+    "data": ("--order forward", "--order backward"),
+    "steps": ("steps: 40", "steps: 41"),
+    "checkpoint": ("checkpoint: best", "checkpoint: last"),
+    "evaluation": ("    arguments: --lr 3e-3", "    model_overrides: '{}'\n    arguments: --lr 3e-3"),
+    "row": ("  good:", "  better:"),
+}
+
+
+@pytest.mark.parametrize("old,new", OTHERWISE.values(), ids=OTHERWISE)
+def test_other_trainings_are_refused(old, new, now, tmp_path):
+    path = write_recipe(tmp_path)
+    path.write_text(path.read_text().replace(old, new))
+    earlier = Results(read_recipe(path), 1.0, [record("better" if "better" in new else "good", 1, gen=9.0)])
+    with pytest.raises(UsageError, match="x.json has results of another version of the recipe .*choose another --resu"):
+        merged(earlier, now, tmp_path / "x.json")
+    # What was only planned has no numbers.
+    earlier.records = [record(earlier.records[0]["row"], 1)]
+    if "better" not in new:
+        assert len(merged(earlier, now, tmp_path / "x.json").records) == 3
+
+
+def test_another_steps_scale_is_refused(now, tmp_path):
+    earlier = Results(now.recipe, 0.5, [record("good", 1, gen=9.0)])
+    with pytest.raises(UsageError, match=r"another version of the recipe \(with another --steps-scale\)"):
+        merged(earlier, now, tmp_path / "x.json")
+
+
+def test_titles_and_published_numbers_may_change(now, tmp_path):
+    """They are those of the recipe of now."""
+    old = replace(now.recipe, title="An old title", chosen=[])
+    found = merged(Results(old, 1.0, [record("good", 1, gen=9.0)]), now, tmp_path / "x.json")
+    assert found.recipe.title == now.recipe.title and len(found.records) == 3

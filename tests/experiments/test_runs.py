@@ -1,0 +1,330 @@
+"""Trainings as processes: failures, folders and their locks, free memory, logs that are read back."""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from experiment_files import course, evaluated, inner, make_run, of_subset
+
+import fairseq_sg
+from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments import memory, runs
+from fairseq_sg.experiments.runs import Run
+
+PACKAGE = Path(fairseq_sg.__file__).parent
+
+# The criteria of a Fail.
+
+
+@pytest.mark.parametrize(
+    "log,finished,step,why",
+    [
+        (evaluated(1, 50, 20) + inner(2), True, None, None),
+        # A loss that is not a number, in training or in an evaluation.
+        (inner(1) + inner(2, "nan") + inner(3), False, 2, "the loss is nan"),
+        (inner(1) + inner(2, "inf"), False, 2, "the loss is inf"),
+        (evaluated(5, 0, 0, "nan"), False, 5, "the loss on valid is nan"),
+        # Accuracy that fell to 0, at five evaluations or at the end.
+        (course(5, 30, 0, 0, 0, 0, 0), False, 3, "was 30.0 %, fell to 0"),
+        (course(5, 30, 0, 0, 0, 0), False, None, None),
+        (course(5, 30, 0, 0, 0, 0), True, 3, "was 30.0 %, fell to 0"),
+        # It recovers; another subset is not 0; it never learned anything.
+        (course(30, 0, 0, 0, 0, 1, 0, 0), False, None, None),
+        (course(30, 0, 0, 0, 0, 0, 0, 0, gen=1), True, None, None),
+        (course(0, 0, 0, 0, 0, 0, 0, 0), True, None, None),
+        (course(9.9, 0, 0, 0, 0, 0, 0, 0), True, None, None),
+        # Only the first subset was evaluated at the last step: incomplete.
+        (course(30, 0, 0, 0, 0) + of_subset("valid", 6, 0), False, None, None),
+        # fairseq gave up, now or before the restart.
+        (f"$ fairseq-train x\n{inner(3)}Traceback …\nFloatingPointError: …\n", False, 3, "FloatingPointError"),
+        (f"$ fairseq-train x\nFloatingPointError: …\n$ fairseq-train x\n{inner(3)}", False, None, None),
+    ],
+)  # fmt: skip
+def test_divergence(log, finished, step, why, tmp_path):
+    found = runs.divergence(make_run(tmp_path, log), finished)
+    if why is None:
+        assert found is None
+    else:
+        assert found["step"] == step and why in found["why"]
+
+
+# Running, with shell commands instead of fairseq's.
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """folder's name -> the shell script instead of its training; evaluation prints two accuracies."""
+    scripts = {}
+    final = evaluated(100, 60, 40)
+
+    def executable(command):
+        if command[0] == "fairseq-train":
+            return ["bash", "-c", scripts[Path(command[command.index("--save-dir") + 1]).name]]
+        return ["printf", "%s", final]
+
+    sleep = time.sleep
+    monkeypatch.setattr(runs, "executable", executable)
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))
+    return scripts
+
+
+GOOD = f"printf '%s' '{evaluated(50, 50, 10)}{evaluated(100, 60, 40)}'"
+
+
+def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path):
+    process = tmp_path / "process"
+    bad = f"echo $$ > {process}; printf '%s' '{inner(1)}{inner(2, 'nan')}'; exec sleep 600"
+    commands |= {"bad": bad, "good": GOOD, "broken": "exit 3"}
+    all_runs = [make_run(tmp_path / name) for name in commands]
+    states = []
+    bad, good, broken = runs.run_all(all_runs, 2, lambda _, state: states.append(dict(state)))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process.read_text()), 0)
+    assert bad["diverged"] == {"step": 2, "why": "the loss is nan"} and "result" not in bad
+    assert good["result"]["accuracy"] == {"valid": 60, "gen": 40} and good["result"]["loss"] == {
+        "valid": 0.5,
+        "gen": 0.5,
+    }
+    assert broken["failed"] == "training"
+    assert list(states[-1].values()) == ["diverged", "done", "failed"]
+    # Run again: a Fail is a result, failed runs are retried.
+    commands |= {"bad": "exit 9", "good": "exit 9", "broken": GOOD}
+    bad, good, broken = runs.run_all(all_runs, 3, lambda *_: None)
+    assert bad["diverged"]["step"] == 2 and "result" in good and "result" in broken and "failed" not in broken
+
+
+def test_a_collapse_at_the_end_is_a_fail(commands, tmp_path):
+    commands["late"] = f"printf '%s' '{evaluated(50, 50, 10)}{evaluated(100, 0, 0)}'"
+    (record,) = runs.run_all([make_run(tmp_path / "late")], 1, lambda *_: None)
+    assert record["diverged"]["step"] == 100
+
+
+def test_no_more_than_the_jobs_and_the_place_allow(commands, tmp_path):
+    commands |= {f"r{i}": f"sleep 0.3; {GOOD}" for i in range(4)}
+    most = []
+    asked = []
+
+    def place(active):
+        asked.append(len(active))
+        return {"PLACE": "here"} if len(active) < 2 else None
+
+    def watch(_, state):
+        most.append(sum(s in ("training", "evaluating") for s in state.values()))
+
+    records = runs.run_all([make_run(tmp_path / name) for name in commands], 3, watch, place)
+    assert all("result" in record for record in records) and max(most) == 2 and max(asked) == 2
+
+
+@pytest.mark.parametrize("finishes", [False, True])
+def test_a_folder_of_another_process_is_waited_for(finishes, commands, tmp_path):
+    """The other process ends with a result, or without one; then we train."""
+    commands["r"] = "exit 9" if finishes else GOOD
+    run = make_run(tmp_path / "r")
+    lock = open(run.folder / "lock", "w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(runs.Busy, match="another process is training there"):
+        runs.run_all([run], 1, lambda *_: None)
+    seen = []
+
+    def watch(_, state):
+        seen.append(state[str(run.folder)])
+        if len(seen) == 3 and finishes:
+            result = {"steps": run.steps, "accuracy": {"gen": 40}}
+            runs.write_json(run.folder / "run.json", {"settings": runs._settings(run), "result": result})
+        if len(seen) == 3:
+            lock.close()
+
+    (record,) = runs.run_all([run], 1, watch, share=True)
+    assert seen[:3] == ["elsewhere"] * 3 and record["result"]["accuracy"]["gen"] == 40
+
+
+def test_a_further_evaluation_is_in_the_result(commands, tmp_path):
+    commands["r"] = GOOD
+    run = make_run(tmp_path / "r", more_overrides=("{'encoder_layers': 3}", "{'encoder_layers': 4}"))
+    (record,) = runs.run_all([run], 1, lambda *_: None)
+    measured = {"accuracy": {"valid": 60, "gen": 40}, "loss": {"valid": 0.5, "gen": 0.5}}
+    assert record["result"]["more"] == dict.fromkeys(run.more_overrides, measured)
+    words = [shlex.split(command) for command in record["commands"][1:]]
+    assert all("--model-overrides" not in first for first in words[:1])
+    assert [more[more.index("--model-overrides") + 1] for more in words[1:]] == list(run.more_overrides)
+
+
+def test_commands_are_those_of_this_package_from_every_folder():
+    found = runs.executable(["fairseq-train", "data", "--user-dir", "fairseq_sg", "--seed", "1"])
+    assert found == [sys.executable, "-m", "fairseq_cli.train", "data", "--user-dir", str(PACKAGE), "--seed", "1"]
+    mine = ["fairseq-validate", "fairseq_sg", "--user-dir", "my/fairseq_sg"]
+    assert runs.executable(mine) == [sys.executable, "-m", "fairseq_cli.validate", *mine[1:]]
+
+
+# Free memory.
+
+
+def job(run: Run, gpu: str = "", start: int = 0) -> runs.Job:
+    return runs.Job(run, open(os.devnull), {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}, start=start)
+
+
+def test_memory_guard(tmp_path):
+    begun, young = make_run(tmp_path / "begun", inner(100)), make_run(tmp_path / "young", "$ fairseq-train\n")
+    free = {None: 5.0}
+    guard = memory.Guard(3, free=free.get)
+    assert guard([job(begun)]) == {} and guard([job(young)]) is None  # 3 GB are set aside for one that has not begun
+    free[None] = 6.0
+    assert guard([job(young)]) == {}
+    free[None] = 2.9
+    assert guard([job(begun)]) is None and guard([]) == {}  # the first always starts
+    assert memory.Guard(0, free=free.get)([job(young)] * 9) == {}
+    # Among GPUs with enough memory, the one with the fewest jobs.
+    free |= {None: 50.0, "0": 20.0, "1": 5.0}
+    guard = memory.Guard(3, ["0", "1"], free.get)
+    assert guard([]) == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert guard([job(begun, "0")]) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert guard([job(begun, "0"), job(young, "1")]) == {"CUDA_VISIBLE_DEVICES": "0"}
+    free["0"] = 1.0
+    assert guard([job(begun, "0"), job(young, "1")]) is None
+    free |= {None: 1.0, "1": 50.0}
+    assert guard([job(begun, "0")]) is None  # the machine's own memory
+
+
+def test_what_a_training_logged_before_its_restart_does_not_count(tmp_path):
+    run = make_run(tmp_path, inner(100))
+    restarted = job(run, start=run.log.stat().st_size)
+    assert not runs.begun(restarted)
+    with open(run.log, "a") as log:
+        log.write(inner(200))
+    assert runs.begun(restarted)
+
+
+def test_free_memory_of_this_machine():
+    assert 0 < memory.free_gigabytes(None) < 1e5
+    with pytest.raises(UsageError, match="use --memory-guard 0 to disable the check"):
+        memory.free_gigabytes("no such GPU")
+
+
+def test_the_gpus_that_are_visible(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
+    assert memory.visible_gpus() == ["2", "GPU-5"]
+
+
+# Logs.
+
+LOG = """\
+$ fairseq-train …
+2026-01-01 10:00:00 | INFO | fairseq_cli.train | some line
+2026-01-01 10:00:10 | INFO | train_inner | {"epoch": 1, "loss": "2.5", "num_updates": "100", "lr": "0.001"}
+2026-01-01 10:01:00 | INFO | valid | {"epoch": 1, "valid_accuracy": "12.5", "valid_nll_loss": "0.75", "valid_num_updates": "100"}
+2026-01-01 10:01:30 | INFO | gen | {"epoch": 1, "gen_accuracy": "1.25", "gen_nll_loss": "1.5", "gen_num_updates": "100"}
+2026-01-01 10:02:00 | INFO | valid | {"epoch": 1, "valid_accuracy": "50", "valid_nll_loss": "0.5", "valid_num_updates": "200"}
+2026-01-01 10:03:00 | INFO | train_inner | {"epoch": 1, "loss": "inf", "num_updates": "250"}
+killed in mid-wri"""  # noqa: E501
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    folder = tmp_path / "linear-seed1"
+    folder.mkdir()
+    (folder / "train.log").write_text(LOG)
+    return Run("linear", 1, folder, Path("data"), 400, ["--arch", "x"], {"valid": "IID", "gen": "OOD"})
+
+
+def test_curve_and_position(run):
+    assert runs.curve(run) == [
+        {"step": 100, "valid": 12.5, "valid_loss": 0.75, "gen": 1.25, "gen_loss": 1.5},
+        {"step": 200, "valid": 50.0, "valid_loss": 0.5},
+    ]
+    assert runs.position(run) == {"step": 250, "valid": 50.0, "gen": 1.25}
+
+
+def test_partial_result_is_cut_at_the_step(run):
+    partial = runs.partial_result(run, 100)
+    assert partial["minutes"] == 1.5
+    assert partial["result"]["steps"] == 100 and partial["result"]["accuracy"] == {"valid": 12.5, "gen": 1.25}
+    assert runs.partial_result(run, 200) is None  # only one subset was evaluated there
+    assert runs.partial_result(run, 300) is None
+
+
+def test_a_folder_with_other_settings_is_refused(run):
+    runs.write_json(
+        run.folder / "run.json", {"settings": runs._settings(run), "minutes": 1.0, "result": {"steps": 400}}
+    )
+    assert runs.result_of(run) == {"steps": 400}
+    run.steps = 500
+    assert runs.result_of(run) is None  # goes on
+    run.arguments = ["--arch", "y"]
+    with pytest.raises(ValueError, match="holds a training with other settings"):
+        runs.result_of(run)
+
+
+def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
+    """Otherwise the evaluation would be reported as that of fewer steps."""
+    run.steps = 150
+    with pytest.raises(
+        ValueError, match="holds a training at step 200, beyond the requested 150: request more steps, or choose"
+    ):
+        runs.run_all([run], 1, lambda *_: None)
+    assert not (run.folder / "run.json").exists()
+
+
+def test_every_commit_and_machine_that_a_training_was_started_at_is_kept(run, monkeypatch):
+    monkeypatch.setattr(runs, "_launch", lambda *_, **__: None)
+    for commit in ("aaa", "aaa", "bbb"):
+        monkeypatch.setenv("SG_COMMIT", commit)
+        runs._start(run, {}).lock.close()
+    starts = runs.starts_of(runs.saved(run))
+    assert [(start["step"], start["commit"]) for start in starts] == [(250, "aaa"), (250, "bbb")]
+    assert starts[0]["machine"] == runs.machine()
+
+
+def test_generated_output_is_scored(tmp_path):
+    path = tmp_path / "generate.log"
+    path.write_text(
+        "S-0\tjump\nT-0\tA B\nH-0\t-0.1\tA B\nD-0\t-0.1\tA B\nT-1\tA\nD-1\t-0.2\tA A\nT-2\tC\nD-2\t-0.2\t\n"
+        "Generate gen with beam=1: BLEU = 41.50 1/1/1/1 (BP = 1.000)\n"
+    )
+    assert runs._generated(path) == {"exact_match": pytest.approx(100 / 3), "bleu": 41.5, "sentences": 3}
+
+
+def test_latest_of_the_best_is_selected(tmp_path):
+    points = [{"step": s, "dev": dev, "gen": gen} for s, dev, gen in ((1, 50, 9), (2, 70, 1), (3, 70, 2), (4, 60, 3))]
+    run = Run("m", 1, tmp_path, tmp_path, 4, [], {"dev": "x", "gen": "OOD"}, best=True)
+    assert runs.selected(run, points)["step"] == 3
+    run.best = False
+    assert runs.selected(run, points)["step"] == 4
+
+
+# The ends of commands.
+
+
+def test_a_reader_that_has_gone_ends_a_command_without_a_traceback():
+    command = [sys.executable, "-m", "fairseq_sg.experiments", "show", "thesis_table_7_4", "--device", "cpu"]
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("Language models: ")
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(60)) == ("", 1)
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_a_command_ends_with_what_its_main_returns(code):
+    with pytest.raises(SystemExit) as ended:
+        runs.end(lambda *arguments: code + sum(arguments), 1, -1)
+    assert ended.value.code == code
+
+
+def test_help_ends_a_command_too():
+    with pytest.raises(SystemExit) as ended:
+        runs.end(sys.exit, 2)
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("name", ["__main__", "workers"])
+def test_every_command_ends_this_way(name):
+    (last,) = ast.parse((PACKAGE / "experiments" / f"{name}.py").read_text()).body[-1].body
+    assert ast.unparse(last).startswith("end(main")
