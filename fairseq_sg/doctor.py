@@ -1,10 +1,11 @@
-"""``python -m fairseq_sg.doctor``: what is installed, what is missing or wrong, and the fix.
+"""``fairseq-sg doctor``, also ``python -m fairseq_sg.doctor``: what is installed, missing or wrong, and the fix.
 
 The exit code is 0 if everything that training needs is there, and 1 otherwise. It also runs without fairseq or torch.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
 import importlib.util
@@ -12,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -271,8 +272,10 @@ def examine() -> Iterator[Finding]:
         yield from check_training()
 
 
-def main() -> int:
+def main(line: Sequence[str] | None = None) -> int:
     """Prints the report; returns the exit code."""
+    form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(prog="fairseq-sg doctor", description=__doc__, formatter_class=form).parse_args(line)
     print(f"fairseq_sg {__version__} in {PACKAGE}")
     problems = 0
     for finding in examine():

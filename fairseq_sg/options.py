@@ -1,4 +1,4 @@
-"""``python -m fairseq_sg.options [NAME]``: the options of this plugin, grouped by owner, then fairseq's own.
+"""``fairseq-sg options [NAME]``: the options of this plugin, grouped by owner, then fairseq's own.
 
 With NAME, only the options of that mechanism (``linear``), architecture, criterion, task or optimizer, or the option of
 that name (``--qk-norm`` or ``qk_norm``).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -155,8 +155,9 @@ def sections_of(name: str, sections: Iterable[Section]) -> list[Section]:
     return found
 
 
-def main(arguments: list[str]) -> int:
+def main(line: Sequence[str] | None = None) -> int:
     """Prints the options. Returns the exit status: 2 for an unknown name."""
+    arguments = list(sys.argv[1:] if line is None else line)
     import fairseq_sg.plugin  # noqa: F401
     from fairseq_sg.command_line import nearest
 
@@ -176,4 +177,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
