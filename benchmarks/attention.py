@@ -1,35 +1,51 @@
-"""A training step of every attention in the same model, and decoding token by token up to 4,096 positions.
+"""Every attention in the same model: a training step, the orthogonality loss in it, and decoding token by token.
 
-    python benchmarks/attention.py step        # milliseconds and kept activations, on SCAN's model and batches
-    python benchmarks/attention.py decoding    # milliseconds per token and size of the state, by position
+    python -m benchmarks.attention step             # time and kept activations of every attention, map and position
+    python -m benchmarks.attention orthogonality    # the share of the orthogonality loss in a step, by length
+    python -m benchmarks.attention decoding         # time of a token and size of the state, by position
 
+The model is SCAN's universal transformer (3 + 3 steps, width 128, 8 heads). A step is forward and backward without
+optimizer. Loss and gradients, or the token decoded from a state, are first compared with the same model in float64.
 Times are medians of interleaved rounds, processor time on a CPU (``measure.py``). Compare them as ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
-from measure import as_in_training, kept_activations, medians
-from report import publish, table, where
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-from attentions import MODELS, build  # noqa: E402
-from fairseq.data import Dictionary  # noqa: E402
+import fairseq_sg.plugin  # noqa: F401
+from benchmarks import report
+from benchmarks.measure import as_in_training, error, interleaved, kept_activations, medians, quartiles
+from fairseq_sg.models.sg_transformer import SGTransformer, resolve
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Attention, Context, build_attention
+from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
+from fairseq_sg.modules.position import POSITION_REGISTRY
+from fairseq_sg.ops import orthogonality_loss
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 
-import fairseq_sg.plugin  # noqa: E402, F401
-from fairseq_sg.models.sg_transformer import (
-    SGTransformer,  # noqa: E402
-    resolve,  # noqa: E402
-)
-from fairseq_sg.modules.attention import Context, build_attention  # noqa: E402
-
+ARCHITECTURE = "sg_transformer_scan"
 SENTENCES, SOURCE, TARGET = 64, 9, 26  # of a batch of SCAN, without padding
+#: Maximum error of a whole model in float32. A ReLU near 0 may take the other side, so it is not that of an operator.
+ALLOWED = 1e-2
+#: What a feature map or position needs besides its name.
+NEEDS = {
+    "cosformer": ["--cosformer-horizon", "64"],
+    "taylor": ["--feature-dim", "sqrt"],
+    "rebased": ["--feature-dim", "sqrt"],
+    "randomized": ["--randomized-range", "512", "--randomized-eval-length", "64"],
+}
 POSITIONS = (64, 256, 1024, 4096)
 DECODED = {
     "softmax": {},
@@ -40,6 +56,39 @@ DECODED = {
     "linear rotary": {"decoder_attention": "linear", "position": "rotary"},
     "galerkin": {"decoder_attention": "galerkin"},
 }
+#: Lengths of the orthogonality loss, and positions per batch on each side for all of them.
+LENGTHS, LOSS_POSITIONS = (10, 32, 128, 512, 2048), 2048
+ROLES = ("encoder", "decoder", "cross")
+
+
+def everywhere(kind: str) -> list[str]:
+    """Options for an attention in every role it can serve; cross-attention stays softmax otherwise."""
+    options = ["--encoder-attention", kind, "--decoder-attention", kind]
+    return options + (["--cross-attention", kind] if "cross" in ATTENTION_REGISTRY[kind].roles else [])
+
+
+def models() -> dict[str, list[str]]:
+    """Options of every attention, feature map and position, and of some combinations."""
+    found = {}
+    for kind in ATTENTION_REGISTRY:
+        if kind == "linear":
+            for name in FEATURE_MAP_REGISTRY:
+                found[f"linear {name}"] = [*everywhere(kind), "--feature-map", name, *NEEDS.get(name, [])]
+        else:
+            found[kind] = everywhere(kind)
+    for name in POSITION_REGISTRY:
+        if name != "sinusoidal":
+            found[f"softmax {name}"] = ["--position", name, *NEEDS.get(name, [])]
+    randomized = ["--position", "randomized", *NEEDS["randomized"], "--randomized-base", "relative"]
+    mixed = ["--encoder-attention", "relative", "--decoder-attention", "linear", "--cross-attention", "linear"]
+    gated = ["--encoder-attention", "geometric", "--encoder-update", "copy_gate", "--decoder-attention", "relative"]
+    return found | {
+        "log-length": ["--logit-scale", "log_length"],
+        "relative randomized": [*everywhere("relative"), *randomized],
+        "linear rotary": [*everywhere("linear"), "--position", "rotary"],
+        "relative + linear": mixed,
+        "ndr + relative": gated,
+    }
 
 
 def dictionary(words: int) -> Dictionary:
@@ -49,123 +98,234 @@ def dictionary(words: int) -> Dictionary:
     return found
 
 
-def model_of(arguments: list[str]) -> SGTransformer:
-    """SCAN's universal transformer with the arguments of a ``fairseq-train`` command."""
-    task = SimpleNamespace(
-        source_dictionary=dictionary(13),
-        target_dictionary=dictionary(6),
-        cfg=SimpleNamespace(left_pad_target=False),
-    )
+def model_of(arguments: Sequence[str]) -> SGTransformer:
+    """SCAN's universal transformer with arguments of a ``fairseq-train`` command, in training mode."""
+    cfg = SimpleNamespace(left_pad_target=False)
+    task = SimpleNamespace(source_dictionary=dictionary(13), target_dictionary=dictionary(6), cfg=cfg)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ARCH_MODEL_REGISTRY[ARCHITECTURE].add_args(parser)
+    args = parser.parse_args(["--depth", "shared", *arguments])
+    ARCH_CONFIG_REGISTRY[ARCHITECTURE](args)
     torch.manual_seed(1)
-    return build(arguments, task)
+    return ARCH_MODEL_REGISTRY[ARCHITECTURE].build_model(args, task).train()
 
 
-def step_rows(rounds: int, device: str) -> list[tuple[str, ...]]:
-    """Milliseconds of forward and backward, kept activations and parameters, for every model
-    of scripts/attentions.py.
-    """
+def batch(sentences: int, source: int, target: int, device: str) -> tuple[Tensor, Tensor]:
+    """Random words of SCAN's vocabularies, without padding: (sentences, source) and (sentences, target)."""
     torch.manual_seed(0)
-    source = torch.randint(4, 17, (SENTENCES, SOURCE + 2), device=device)
-    target = torch.randint(4, 10, (SENTENCES, TARGET + 1), device=device)
-    steps, memory, size = {}, {}, {}
-    for name, arguments in MODELS.items():
+    words = torch.randint(4, 17, (sentences, source)), torch.randint(4, 10, (sentences, target))
+    return words[0].to(device), words[1].to(device)
+
+
+def loss_of(model: SGTransformer, source: Tensor, target: Tensor) -> Tensor:
+    logits = model(source, None, target)[0]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
+
+
+def stop_if_wrong(name: str, found: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
+    """Ends the program before anything is timed if numbers are far from those of float64."""
+    worst, place = error(found, exact)
+    if not worst <= ALLOWED:
+        sys.exit(
+            f"error: {name}: {place} is off by {worst:.1e}, more than the allowed {ALLOWED:.0e}; nothing was timed"
+        )
+
+
+def check_step(name: str, arguments: Sequence[str], device: str) -> None:
+    """Compares loss and gradients with the equations (``naive``) in float64, on a few sentences and without dropout."""
+    source, target = batch(4, SOURCE, TARGET, device)
+    found = []
+    for dtype, implementation in ((torch.float32, "auto"), (torch.float64, "naive")):
+        model = model_of([*arguments, "--dropout", "0"]).to(device, dtype)
+        torch.manual_seed(2)  # of what is drawn in a step, such as positions
+        with mock.patch.dict(os.environ, {ENVIRONMENT_VARIABLE: implementation}):
+            loss = loss_of(model, source, target)
+            loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append([loss.detach(), *gradients])
+    stop_if_wrong(name, found[0], [x.double() for x in found[1]])
+
+
+def step_section(rounds: int, device: str, names: Sequence[str] = ()) -> report.Section:
+    """Milliseconds of forward and backward, kept activations and parameters of the models; of all without names."""
+    source, target = batch(SENTENCES, SOURCE + 2, TARGET + 1, device)
+    chosen = {name: arguments for name, arguments in models().items() if not names or name in ("softmax", *names)}
+    steps, kept, size = {}, {}, {}
+    for name, arguments in chosen.items():
+        check_step(name, arguments, device)
         model = model_of(arguments).to(device)
 
-        def loss(model=model) -> torch.Tensor:
-            logits = model(source, None, target)[0]
-            return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
-
-        def step(model=model, loss=loss) -> None:
+        def step(model=model) -> None:
             model.zero_grad()
-            loss().backward()
+            loss_of(model, source, target).backward()
 
-        memory[name] = kept_activations(model, loss)
+        kept[name] = kept_activations(model.parameters(), functools.partial(loss_of, model, source, target))
         size[name] = sum(p.numel() for p in model.parameters())
         steps[name] = step
     times = medians(steps, rounds, device)
-    base = times["softmax"]
-    return [
-        (name, f"{times[name]:.1f}", f"{times[name] / base:.2f}", f"{memory[name] / 1e6:.1f}", f"{size[name]:,}")
-        for name in MODELS
-    ]
+    rows = [[name, times[name], times[name] / times["softmax"], kept[name] / 1e6, size[name]] for name in chosen]
+    return report.Section(
+        "attentions",
+        f"SCAN ({device})",
+        device,
+        [
+            ("attention", "{}"),
+            ("ms", "{:.1f}"),
+            ("times softmax", "{:.2f}"),
+            ("MB kept", "{:.1f}"),
+            ("parameters", "{:,}"),
+        ],
+        report.rounded(rows),
+        about=f"{SENTENCES} sentences of {SOURCE} and {TARGET} words, float32, one thread.",
+        note=f"{rounds} rounds",
+    )
 
 
-def decoding_rows(rounds: int, device: str) -> list[tuple[str, ...]]:
-    """Milliseconds of one step of one decoder self-attention (batch 8, width 128, 8 heads) at several positions."""
-    batch, dim = 8, 128
-    steps: dict[str, Callable[[], None]] = {}
+def orthogonality_times(length: int, rounds: int, device: str) -> dict[str, list[float]]:
+    """Milliseconds per round of a step ``with`` and ``without`` the loss, and of the loss ``alone``.
+
+    ``with`` and ``alone`` have it on the Values of all nine attentions; the three cross-attentions share theirs, and so
+    one computation. ``encoder`` is the loss alone on the encoder's three. It is timed alone because the difference of a
+    step with and without it is a small number between two large ones.
+    """
+    size = max(1, LOSS_POSITIONS // length)
+    model = model_of([]).to(device)
+    source, target = batch(size, length, length, device)
+
+    def step(roles: Sequence[str]) -> int:
+        model.zero_grad()
+        logits, extra = model(source, None, target, value_roles=roles)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
+        found = [values for role in roles for values, _ in extra["values"][role]]
+        # As the criterion has it: equal Values of a shared layer's steps have one loss.
+        losses = {id(values): orthogonality_loss(values) for values in found}
+        (loss + torch.stack([losses[id(values)] for values in found]).sum() if found else loss).backward()
+        return len(losses)
+
+    # As in attentions: heads are split off the width.
+    projected = torch.randn(size, length, 8, 16, device=device, requires_grad=True)
+
+    def alone(times: int) -> list[Tensor]:
+        return [
+            torch.autograd.grad(orthogonality_loss(projected.transpose(1, 2)), [projected])[0] for _ in range(times)
+        ]
+
+    exact = projected.detach().double().requires_grad_()
+    loss = orthogonality_loss(exact.transpose(1, 2), implementation="naive")
+    stop_if_wrong(f"orthogonality loss at {length}", alone(1), torch.autograd.grad(loss, [exact]))
+    kinds = {"with": lambda: step(ROLES), "without": lambda: step([])}
+    kinds |= {name: functools.partial(alone, step(roles)) for name, roles in (("alone", ROLES), ("encoder", ROLES[:1]))}
+    return interleaved(kinds, rounds, device)
+
+
+def orthogonality_section(rounds: int, device: str, lengths: Sequence[int] = LENGTHS) -> report.Section:
+    """The share of the orthogonality loss in a step, by length."""
+    rows = []
+    for length in lengths:
+        times = orthogonality_times(length, rounds, device)
+        # Median first, as the format of the column has it.
+        spread = {name: [quartiles(of)[place] for place in (1, 0, 2)] for name, of in times.items()}
+        without, alone, encoder = (spread[name][0] for name in ("without", "alone", "encoder"))
+        shares = (alone / (without + alone), encoder / (without + encoder), 1 - without / spread["with"][0])
+        cells = [spread[name] for name in ("without", "with", "alone")]
+        rows.append([f"{length:,}", *cells, *(100 * share for share in shares)])
+    time, share = "{:.2f} [{:.2f}, {:.2f}]", "{:.1f} %"
+    columns = [("length", "{}"), ("step without", time), ("step with", time), ("loss alone", time)]
+    columns += [("share", share), ("encoder alone", share), ("share by difference", share)]
+    about = f"{LOSS_POSITIONS:,} positions per side of a batch, float32, one thread."
+    return report.Section(
+        "orthogonality", f"SCAN ({device})", device, columns, report.rounded(rows), about=about, note=f"{rounds} rounds"
+    )
+
+
+def decoder_attention(options: dict[str, str], width: int) -> Attention:
+    sizes = dict(encoder_embed_dim=width, decoder_embed_dim=width, encoder_attention_heads=8, decoder_attention_heads=8)
+    config = resolve(SimpleNamespace(**sizes, **options))
+    return build_attention(options.get("decoder_attention", "softmax"), config, "decoder").eval()
+
+
+def decoding_section(rounds: int, device: str, positions: Sequence[int] = POSITIONS) -> report.Section:
+    """Milliseconds of one token in one decoder self-attention, and kilobytes of its state."""
+    sentences, width = 8, 128
+    steps: dict[str, Callable[[], Tensor]] = {}
     sizes: dict[tuple[str, int], int] = {}
-    for name, values in DECODED.items():
-        widths = dict(
-            encoder_embed_dim=dim, decoder_embed_dim=dim, encoder_attention_heads=8, decoder_attention_heads=8
-        )
-        attention = build_attention(
-            values.get("decoder_attention", "softmax"), resolve(SimpleNamespace(**widths, **values)), "decoder"
-        )
-        attention = attention.to(device).eval()
+    for name, options in DECODED.items():
+        torch.manual_seed(1)
+        attention = decoder_attention(options, width).to(device)
+        x = torch.randn(max(positions), sentences, width, device=device)
         state: dict = {}
-        x = torch.randn(1, batch, dim, device=device)
         reached = 0
         with torch.no_grad():
-            for position in POSITIONS:
+            for position in positions:
                 # Chunks fill the state quickly; only the step of one token is timed.
                 while reached < position - 1:
-                    size = min(256, position - 1 - reached)
-                    attention(torch.randn(size, batch, dim, device=device), None, Context(state=state))
-                    reached += size
+                    end = min(reached + 256, position - 1)
+                    attention(x[reached:end], None, Context(state=state))
+                    reached = end
                 kept = {key: dict(value) for key, value in state.items()}
-                tensors = [v for s in kept.values() for v in s.values() if isinstance(v, torch.Tensor)]
-                storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+                tensors = [v for s in kept.values() for v in s.values() if isinstance(v, Tensor)]
+                storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
                 sizes[name, position] = sum(storages.values())
+                token = x[position - 1 : position]
 
-                def step(attention=attention, kept=kept, x=x) -> None:
+                def step(attention=attention, kept=kept, token=token) -> Tensor:
                     with torch.no_grad():
-                        attention(x, None, Context(state={key: dict(value) for key, value in kept.items()}))
+                        context = Context(state={key: dict(value) for key, value in kept.items()})
+                        return attention(token, None, context).output
 
+                if position == positions[0]:
+                    whole = copy.deepcopy(attention).double()(x[:position].double(), None, Context()).output
+                    stop_if_wrong(name, [step()], [whole[-1:]])
                 steps[f"{name} {position}"] = step
     times = medians(steps, rounds, device)
-    return [
-        (
+    ends = (positions[0], positions[-1])
+    rows = [
+        [
             name,
-            *(f"{times[f'{name} {position}']:.3f}" for position in POSITIONS),
-            *(f"{sizes[name, position] / 1e3 / batch:.1f}" for position in (POSITIONS[0], POSITIONS[-1])),
-        )
+            *(times[f"{name} {position}"] for position in positions),
+            *(sizes[name, position] / 1e3 / sentences for position in ends),
+        ]
         for name in DECODED
     ]
+    columns = [("attention", "{}"), *((f"ms at {position:,}", "{:.3f}") for position in positions)]
+    columns += [(f"kB at {position:,}", "{:,.1f}") for position in ends]
+    about = f"{sentences} sentences, width {width}, 8 heads, float32, one thread."
+    return report.Section(
+        "decoding",
+        f"Width {width} ({device})",
+        device,
+        columns,
+        report.rounded(rows),
+        about=about,
+        note=f"{rounds} rounds",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["step", "decoding"])
-    parser.add_argument("--rounds", type=int, default=20, help="timed rounds (default 20)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
-    args = parser.parse_args(argv)
+    parser.add_argument("what", choices=["step", "orthogonality", "decoding"])
+    parser.add_argument(
+        "--models", nargs="+", metavar="NAME", help='of step: "linear elu" …; softmax is always measured'
+    )
+    parser.add_argument(
+        "--at", type=int, nargs="+", metavar="N", help="lengths of orthogonality, positions of decoding"
+    )
+    report.add_options(parser, rounds=10)
+    args = report.parse(parser, argv, "benchmarks.attention")
+    if args.models and args.what != "step":
+        parser.error("--models is for step")
+    if args.at and args.what == "step":
+        parser.error("--at is for orthogonality and decoding")
+    if unknown := set(args.models or ()) - set(models()):
+        parser.error(f"--models {', '.join(sorted(unknown))}: choose from {', '.join(models())}")
     as_in_training()
-    machine = where(gpu=args.device == "cuda")
     if args.what == "step":
-        text = (
-            "Forward and backward of the universal transformer of SCAN (3 + 3 steps, width 128, 8 heads), "
-            f"{SENTENCES} sentences of {SOURCE} and {TARGET} words, float32, one thread; median of {args.rounds} "
-            "interleaved rounds. Memory is that of tensors that autograd keeps for the backward pass. "
-        )
-        header = ("attention", "ms", "times softmax", "MB kept", "parameters")
-        rows = step_rows(args.rounds, args.device)
+        section = step_section(args.rounds, args.device, args.models or ())
+    elif args.what == "orthogonality":
+        section = orthogonality_section(args.rounds, args.device, args.at or LENGTHS)
     else:
-        text = (
-            "One new token in one causal self-attention (8 sentences, width 128, 8 heads, float32, one thread) after "
-            f"the given number of others; median of {args.rounds} interleaved rounds. The state is per sentence; "
-            "softmax kinds double theirs when it is full. "
-        )
-        header = (
-            "attention",
-            *(f"ms at {p:,}" for p in POSITIONS),
-            *(f"kB at {p:,}" for p in (POSITIONS[0], POSITIONS[-1])),
-        )
-        rows = decoding_rows(args.rounds, args.device)
-    title = {"step": "A training step by attention", "decoding": "Decoding token by token"}[args.what]
-    command = f"`python benchmarks/attention.py {args.what} --rounds {args.rounds}`"
-    publish(f"{title} ({args.device})", f"{text}{command}; {machine}.\n\n{table(header, rows)}", args.results)
+        section = decoding_section(args.rounds, args.device, args.at or POSITIONS)
+    report.publish(section, args.command, args.out)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,20 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from fairseq_sg.modules.cpu.memory import keep_freed_memory
 
 Function = Callable[..., Tensor]
 Run = Callable[[], object]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 #: Maximum error, relative to the largest number of a correct result.
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -76,6 +79,7 @@ class Case:
         exact: the naive form, of the inputs in float64.
         flops: of forward and backward, the known minimum; only matrix products count.
         part: the part of every input, output and gradient that is computed in float64 (all of it is timed).
+        activations: the inputs (by number) that are no weights; None if the memory that is kept is not wanted.
     """
 
     operator: str
@@ -86,6 +90,7 @@ class Case:
     contenders: Sequence[Contender]
     flops: float
     part: Callable[[Tensor], Tensor] = lambda x: x
+    activations: Collection[int] | None = None
 
 
 @dataclass
@@ -96,6 +101,9 @@ class Row:
         status: ``timed``, ``wrong`` (and therefore not timed), ``failed`` (it raised) or ``skipped``.
         reason: for a status other than ``timed``.
         error: the maximum over value and gradients, relative to the largest correct number.
+        low, median, high: of the times of all rounds, with the quartiles.
+        peak, kept: the most memory during forward and backward, and what autograd keeps in between.
+        floor, floor_of: the minimum time on this machine, and whether bytes or FLOPs limit it.
     """
 
     operator: str
@@ -110,6 +118,7 @@ class Row:
     low: float | None = None
     high: float | None = None
     peak: int | None = None
+    kept: int | None = None
     floor: float | None = None
     floor_of: str = ""
 
@@ -239,9 +248,9 @@ def peak_memory(run: Run, device: str) -> int:
     return most
 
 
-def kept_activations(model: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Bytes that autograd keeps for the backward pass, without parameters, each storage once."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+def kept_activations(weights: Iterable[Tensor], run: Callable[[], Tensor]) -> int:
+    """Bytes that autograd keeps for the backward pass of a run, without weights, each storage once."""
+    own = {weight.untyped_storage().data_ptr() for weight in weights}
     kept: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
@@ -316,6 +325,10 @@ def measure(case: Case, rounds: int, device: str, machine: Machine) -> list[Row]
             continue
         if row.error <= ALLOWED[dtype]:
             runs[contender.name] = run
+            if case.activations is not None:
+                leaves = [x.detach().requires_grad_() for x in inputs]
+                weights = [x for number, x in enumerate(leaves) if number not in case.activations]
+                row.kept = kept_activations(weights, partial(contender.function, *leaves))
         else:
             row.status = "wrong"
             row.reason = f"{place} is off by {row.error:.1e}, more than the allowed {ALLOWED[dtype]:.0e}"

@@ -1,4 +1,14 @@
-"""The cases of ``run.py``: every operator at several sizes, with its implementations and its peers.
+"""Time and memory of every operator by length or number of experts: its implementations, and peers beside them.
+
+    python -m benchmarks.operators                                 # all operators; minutes on a CPU
+    python -m benchmarks.operators cvmm sigma_moe --peers          # some, and installed peers
+    python -m benchmarks.operators --quick                         # in seconds; the numbers mean nothing
+    python -m benchmarks.operators relative_attention causal_relative_attention --implementation triton flex shift \\
+        --device cuda --dtype bfloat16 --dim 64 --positions 8192 --sizes 32 64 256 1024 2048
+    python -m benchmarks.operators sigma_moe --sizes 16 32 64 --model-dim 1024 --expert-dim 256 --tokens 4096
+
+Value and gradients of an implementation are first compared with the naive form in float64. The command fails if one of
+this project is wrong or raises, or if one that ``--implementation`` asks for cannot run.
 
 FLOPs are those of matrix products in forward and backward, the known minimum, for B sequences and H heads, N positions,
 F features of queries and keys, E of values, K experts per token:
@@ -8,26 +18,32 @@ F features of queries and keys, E of values, K experts per token:
     orthogonality        3 m² n of the smaller, m, and the larger, n, of N and E: the Gram matrix is symmetric
     geometric attention  none
     relative logits      6 N M D
-    relative attention   6 N M (3 D): content, position and values
+    relative attention   6 (3 D) of every visible pair: content, position and values
     cvmm, sigma_moe      12 K d_model G of every token: two products, and two gradients of each
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import importlib.util
 import math
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from measure import Case, Contender, Function
-from peers import Peer, contenders
 from torch import Tensor, nn
 
+from benchmarks import report
+from benchmarks.measure import DTYPES, Case, Contender, Function, Row, as_in_training, measure, measure_machine
+from benchmarks.peers import Peer, contenders, find
 from fairseq_sg.modules.feedforward import DenseFeedForward, SigmaMoE
 from fairseq_sg.ops import (
     cvmm_sorted,
@@ -43,8 +59,8 @@ from fairseq_sg.ops.dispatch import AUTO, ENVIRONMENT_VARIABLE
 from fairseq_sg.ops.geometric import IMPLEMENTATIONS as GEOMETRIC
 from fairseq_sg.ops.linear_attention import IMPLEMENTATIONS as LINEAR
 from fairseq_sg.ops.orthogonality import IMPLEMENTATIONS as ORTHOGONALITY
-from fairseq_sg.ops.relative import ATTENTION_IMPLEMENTATIONS as RELATIVE_ATTENTION
-from fairseq_sg.ops.relative import IMPLEMENTATIONS as RELATIVE_LOGITS
+from fairseq_sg.ops.relative import ATTENTION_IMPLEMENTATIONS as RELATIVE
+from fairseq_sg.ops.relative import IMPLEMENTATIONS as LOGITS
 
 
 @dataclass(frozen=True)
@@ -58,6 +74,7 @@ class Setting:
         maps: total number of entries of the N × M matrices of geometric attention.
         tokens, model_dim, expert_dim, chosen: of mixtures: number of tokens, d_model, G and K.
         limit: maximum bytes of a naive form.
+        implementations: the names of those to measure; empty for all.
         peers: the peers found.
     """
 
@@ -72,6 +89,7 @@ class Setting:
     expert_dim: int = 128
     chosen: int = 4
     limit: int = 2 << 30
+    implementations: tuple[str, ...] = ()
     peers: tuple[Peer, ...] = ()
 
     def normal(self, *shape: int) -> Tensor:
@@ -111,7 +129,7 @@ def corners(x: Tensor, most: int) -> Tensor:
 
 
 def check_some(sequence_bytes: float, limit: int) -> Callable[[Tensor], Tensor]:
-    """The part of (B, H, …) to compute in float64, if one sequence and head takes ``size`` bytes."""
+    """The part of (B, H, …) to compute in float64, if one sequence and head takes that many bytes."""
     return partial(corners, most=int(limit // max(sequence_bytes, 1)))
 
 
@@ -181,32 +199,38 @@ def relative_logits_case(length: int, setting: Setting) -> Case:
         (setting.normal(batch, heads, length, width), setting.normal(heads, 2 * length - 1, width)),
         (batch, heads, length, length),
         partial(relative_logits, implementation="naive"),
-        implementations(relative_logits, RELATIVE_LOGITS, 4 * 3 * heads * length**2 * width, setting.limit),
+        implementations(relative_logits, LOGITS, 4 * 3 * heads * length**2 * width, setting.limit),
         6.0 * batch * heads * length**2 * width,
     )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, p: Tensor, implementation: str = AUTO) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, p: Tensor, causal: bool, implementation: str = AUTO) -> Tensor:
     """Relative attention without biases of content and position."""
-    return relative_attention(q, q, k, v, p, implementation=implementation)
+    return relative_attention(q, q, k, v, p, causal=causal, implementation=implementation)
 
 
-def relative_attention_case(length: int, setting: Setting) -> Case:
+def relative_attention_case(length: int, setting: Setting, causal: bool) -> Case:
     """Attention with relative logits; ``flex`` is torch's ``flex_attention``."""
+    name = "causal_relative_attention" if causal else "relative_attention"
     batch, heads, width = setting.batch(length), setting.heads, setting.dim
     shape = (batch, heads, length, width)
-    found = implementations(attend, RELATIVE_ATTENTION, 4 * 3 * heads * length**2 * width, setting.limit)
+    operator = partial(attend, causal=causal)
+    naive_bytes = 4 * 3 * heads * length**2 * width
+    found = implementations(operator, RELATIVE, naive_bytes, setting.limit)
     if setting.device == "cpu":
         why = "torch has no backward pass of flex_attention on a CPU"
         found = [replace(one, skip=why) if one.name == "flex" else one for one in found]
+    # The gradient of p sums over the batch, so no part of it can be checked by itself.
+    exact = "naive" if 2 * naive_bytes <= setting.limit else "shift"
+    pairs = length * (length + 1) // 2 if causal else length**2
     return Case(
-        "relative_attention",
+        name,
         length,
         (*(setting.normal(*shape) for _ in range(3)), setting.normal(heads, 2 * length - 1, width)),
         shape,
-        partial(attend, implementation="naive"),
-        found + contenders("relative_attention", setting.peers),
-        6.0 * 3 * batch * heads * length**2 * width,
+        partial(operator, implementation=exact),
+        found + contenders(name, setting.peers),
+        6.0 * 3 * batch * heads * pairs * width,
     )
 
 
@@ -240,6 +264,7 @@ def cvmm_case(experts: int, setting: Setting) -> Case:
         mixture(selection, experts, "naive"),
         found + contenders("cvmm", setting.peers, selection=selection, experts=experts),
         12.0 * setting.tokens * chosen * width * hidden,
+        activations={0, 3},
     )
 
 
@@ -267,23 +292,28 @@ def sigma_moe_case(experts: int, setting: Setting) -> Case:
     chosen = min(setting.chosen, experts)
     width, hidden = setting.model_dim, setting.expert_dim
     x = setting.steps(setting.tokens, width)
-    layers = {
-        "sigma_moe": SigmaMoE(width, experts * hidden, moe_experts=experts, moe_k=chosen, moe_expert_dropout=0.0),
-        "dense, same parameters": DenseFeedForward(width, experts * hidden),
-        "dense, same FLOPs": DenseFeedForward(width, chosen * hidden),
-    }
-    found = []
-    for name, layer in layers.items():
-        layer = layer.to(setting.device, setting.dtype).train()
-        first = layer.w1 if name == "sigma_moe" else layer.fc1.weight
-        first.data = setting.steps(*first.shape) / 16
-        if name != "sigma_moe":
-            layer.fc1.bias.data.zero_()
-        exact = layer_function(copy.deepcopy(layer).double(), "naive")
-        inputs = (x, *(p.detach() for p in layer.parameters()))
-        found.append(Contender(name, layer_function(layer), ours=name == "sigma_moe", exact=exact, inputs=inputs))
+    mixture = SigmaMoE(width, experts * hidden, moe_experts=experts, moe_k=chosen, moe_expert_dropout=0.0)
+    mixture = mixture.to(setting.device, setting.dtype).train()
+    mixture.w1.data = setting.steps(*mixture.w1.shape) / 16
+    exact = layer_function(copy.deepcopy(mixture).double(), "naive")
+    inputs = (x, *(p.detach() for p in mixture.parameters()))
+    found = [
+        Contender(sigma_moe_name(name), layer_function(mixture, name), exact=exact, inputs=inputs)
+        for name in setting.implementations or (AUTO,)
+    ]
+    for name, size in (("dense, same parameters", experts * hidden), ("dense, same FLOPs", chosen * hidden)):
+        dense = DenseFeedForward(width, size).to(setting.device, setting.dtype).train()
+        dense.fc1.weight.data = setting.steps(*dense.fc1.weight.shape) / 16
+        dense.fc1.bias.data.zero_()
+        its_exact = layer_function(copy.deepcopy(dense).double(), "naive")
+        its_inputs = (x, *(p.detach() for p in dense.parameters()))
+        found.append(Contender(name, layer_function(dense), ours=False, exact=its_exact, inputs=its_inputs))
     flops = 12.0 * setting.tokens * chosen * width * hidden
-    return Case("sigma_moe", experts, found[0].inputs, x.shape, found[0].exact, found, flops)
+    return Case("sigma_moe", experts, inputs, x.shape, exact, found, flops, activations={0})
+
+
+def sigma_moe_name(implementation: str) -> str:
+    return "sigma_moe" if implementation == AUTO else f"sigma_moe, {implementation}"
 
 
 @dataclass(frozen=True)
@@ -293,40 +323,198 @@ class Operator:
     Attributes:
         name: in tables.
         case: makes the case of a size.
+        implementations: their names.
         size_name: the meaning of the size.
+        setting: the format of what titles say of a `Setting`.
         cpu, cuda, quick: the sizes on a CPU, on a GPU, and for a quick check.
     """
 
     name: str
     case: Callable[[int, Setting], Case]
+    implementations: Collection[str]
     size_name: str
+    setting: str
     cpu: tuple[int, ...]
     cuda: tuple[int, ...]
     quick: tuple[int, ...]
+
+    def title(self, setting: Setting) -> str:
+        dtype = str(setting.dtype).removeprefix("torch.")
+        return f"{self.name} ({setting.device}, {dtype}, {self.setting.format(**vars(setting))})"
 
     def sizes(self, device: str, quick: bool) -> tuple[int, ...]:
         return self.quick if quick else self.cuda if device == "cuda" else self.cpu
 
 
-LENGTHS = (16, 64, 256, 1024, 4096)
+LENGTHS, SHORT = (16, 64, 256, 1024, 4096), (16, 64, 256, 512)
 EXPERTS = (4, 16, 32, 64)
-OPERATORS = [
+HEADS = "{positions:,} positions, {heads} heads of {dim}"
+MIXTURE = "{tokens:,} tokens of width {model_dim}, {chosen} experts of {expert_dim}"
+CAUSAL_LINEAR, FULL_LINEAR = (partial(linear_attention_case, causal=causal) for causal in (True, False))
+CAUSAL_RELATIVE, FULL_RELATIVE = (partial(relative_attention_case, causal=causal) for causal in (True, False))
+LISTED = (
+    Operator("causal_linear_attention", CAUSAL_LINEAR, LINEAR, "length", HEADS, LENGTHS, LENGTHS, (5, 33)),
+    Operator("linear_attention", FULL_LINEAR, LINEAR, "length", HEADS, LENGTHS, LENGTHS, (5, 33)),
+    Operator("sigma_moe", sigma_moe_case, CVMM, "experts", MIXTURE, EXPERTS, (*EXPERTS, 128), (2, 5)),
+    Operator("cvmm", cvmm_case, CVMM, "experts", MIXTURE, EXPERTS, (*EXPERTS, 128), (2, 5)),
+    Operator("relative_attention", FULL_RELATIVE, RELATIVE, "length", HEADS, SHORT, SHORT, (5, 17)),
+    Operator("causal_relative_attention", CAUSAL_RELATIVE, RELATIVE, "length", HEADS, SHORT, SHORT, (5, 17)),
+    Operator("relative_logits", relative_logits_case, LOGITS, "length", HEADS, SHORT, SHORT, (5, 17)),
     Operator(
-        "causal_linear_attention",
-        partial(linear_attention_case, causal=True),
+        "geometric_attention",
+        geometric_case,
+        GEOMETRIC,
         "length",
-        LENGTHS,
-        LENGTHS,
-        (5, 33),
+        "{maps:,} logits",
+        cpu=(16, 50, 100, 200),
+        cuda=(16, 50, 200, 1000),
+        quick=(5, 17),
     ),
-    Operator("linear_attention", partial(linear_attention_case, causal=False), "length", LENGTHS, LENGTHS, (5, 33)),
-    Operator("orthogonality_loss", orthogonality_case, "length", (10, 32, 128, 512, 2048), LENGTHS, (5, 33)),
-    Operator("geometric_attention", geometric_case, "length", (16, 50, 100, 200), (16, 50, 200, 1000), (5, 17)),
-    Operator("relative_logits", relative_logits_case, "length", (16, 64, 256, 512), (16, 64, 256, 512), (5, 17)),
-    Operator("relative_attention", relative_attention_case, "length", (16, 64, 256, 512), (16, 64, 256, 512), (5, 17)),
-    Operator("cvmm", cvmm_case, "experts", EXPERTS, (*EXPERTS, 128), (2, 5)),
-    Operator("sigma_moe", sigma_moe_case, "experts", EXPERTS, (*EXPERTS, 128), (2, 5)),
-]
+    Operator(
+        "orthogonality_loss",
+        orthogonality_case,
+        ORTHOGONALITY,
+        "length",
+        HEADS,
+        cpu=(10, 32, 128, 512, 2048),
+        cuda=LENGTHS,
+        quick=(5, 33),
+    ),
+)
+OPERATORS = {operator.name: operator for operator in LISTED}
 #: Changes of a `Setting` on a GPU, and in a quick run.
 ON_CUDA = {"positions": 65536, "maps": 10_000_000, "tokens": 16384, "limit": 24 << 30}
 QUICK = {"heads": 2, "dim": 4, "positions": 64, "maps": 500, "tokens": 24, "model_dim": 8, "expert_dim": 4, "chosen": 2}
+
+
+def measured(
+    operators: Iterable[Operator], setting: Setting, rounds: int, sizes: Sequence[int] = (), quick: bool = False
+) -> Iterator[tuple[report.Section, list[Row]]]:
+    """Measures operators one after the other: the section and the rows of each.
+
+    Args:
+        operators: an operator without any of the implementations in `setting` is left out.
+        setting: of all of them.
+        rounds: timed.
+        sizes: empty for those of each operator.
+        quick: whether the machine's limits are measured with small tensors, and sizes are small.
+    """
+    machine = measure_machine(setting.device, setting.dtype, quick)
+    for operator in operators:
+        if setting.implementations and not set(setting.implementations) & {AUTO, *operator.implementations}:
+            continue
+        torch.manual_seed(0)
+        rows: list[Row] = []
+        for size in sizes or operator.sizes(setting.device, quick):
+            print(f"{operator.name}, {operator.size_name} {size} …", file=sys.stderr)
+            if setting.device == "cuda":
+                torch.compiler.reset()  # so that flex_attention is compiled for this size alone
+            rows += measure(
+                only(operator.case(size, setting), setting.implementations), rounds, setting.device, machine
+            )
+        note = f"{rounds} rounds; floor from {machine}"
+        yield report.operator_section(rows, operator.title(setting), setting.device, operator.size_name, note), rows
+
+
+def only(case: Case, implementations: Collection[str]) -> Case:
+    """The case with these implementations of ours; with all if there are none."""
+    wanted = {name for one in implementations for name in (one, sigma_moe_name(one))}
+    kept = [one for one in case.contenders if not wanted or not one.ours or one.name in wanted]
+    return replace(case, contenders=kept)
+
+
+def problems(rows: Iterable[Row], implementations: Collection[str]) -> list[str]:
+    """What is wrong with our rows: wrong or failed ones, and those asked for by name that cannot run."""
+    bad = {"wrong", "failed"} | ({"skipped"} if implementations else set())
+    return [
+        f"{row.status}: {row.operator} {row.contender} at {row.size}: {row.reason}"
+        for row in rows
+        if row.ours and row.status in bad
+    ]
+
+
+def setting_on(
+    device: str, dtype: str = "float32", peers: bool = False, quick: bool = False, **changes: Any
+) -> Setting:
+    """The setting of a device.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        dtype: of ``measure.DTYPES``.
+        peers: whether installed peers are measured too; those in torch always are.
+        quick: whether sizes are small.
+        changes: other attributes of the setting.
+    """
+    found, remarks = find(device, peers)
+    for name, remark in remarks.items():
+        print(f"peer {name}: {remark}", file=sys.stderr)
+    changes = (ON_CUDA if device == "cuda" else {}) | (QUICK if quick else {}) | changes
+    return replace(Setting(device, DTYPES[dtype], peers=tuple(found)), **changes)
+
+
+def run(
+    operators: Iterable[Operator],
+    setting: Setting,
+    rounds: int,
+    command: str,
+    out: Path | None = None,
+    figures: bool = False,
+    **options: Any,
+) -> list[str]:
+    """Measures and publishes operators (``measured``, ``report.publish``), and returns their ``problems``."""
+    found = []
+    for section, rows in measured(operators, setting, rounds, **options):
+        report.publish(section, command, out, figures)
+        found += problems(rows, setting.implementations)
+    for problem in found:
+        print(problem, file=sys.stderr)
+    return found
+
+
+SETTINGS = {
+    "heads": "H",
+    "dim": "width of a head",
+    "positions": "of a batch",
+    "tokens": "of mixtures",
+    "model_dim": "width of mixtures",
+    "expert_dim": "hidden units of an expert",
+    "chosen": "experts of a token",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 1 if an implementation of ours is wrong or fails, or cannot run where it is asked for; else 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}; all by default")
+    parser.add_argument(
+        "--implementation", nargs="+", default=[], metavar="NAME", help="only these of ours; peers stay"
+    )
+    parser.add_argument("--peers", action="store_true", help="also measure installed peers; those in torch always are")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[], metavar="N", help="lengths or numbers of experts")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of inputs (default float32)")
+    for name, what in SETTINGS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=what)
+    parser.add_argument("--quick", action="store_true", help="small sizes, as a smoke test; do not quote the numbers")
+    parser.add_argument("--figures", action="store_true", help="draw time and memory of each operator; with --out")
+    report.add_options(parser, rounds=9)
+    args = report.parse(parser, argv, "benchmarks.operators")
+    if unknown := set(args.operators) - set(OPERATORS):
+        parser.error(f"no operator {', '.join(sorted(unknown))}: choose from {', '.join(OPERATORS)}")
+    operators = [OPERATORS[name] for name in args.operators or OPERATORS]
+    known = {AUTO, *(name for operator in operators for name in operator.implementations)}
+    if unknown := set(args.implementation) - known:
+        parser.error(f"--implementation {' '.join(sorted(unknown))}: choose from {', '.join(sorted(known))}")
+    if args.figures and args.out is None:
+        parser.error("--figures needs --out FOLDER")
+    if args.figures and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--figures needs matplotlib: pip install matplotlib")
+    as_in_training()
+    changes = {name: getattr(args, name) for name in SETTINGS if getattr(args, name) is not None}
+    changes["implementations"] = tuple(args.implementation)
+    setting = setting_on(args.device, args.dtype, args.peers, args.quick, **changes)
+    options = {"sizes": args.sizes, "quick": args.quick}
+    return 1 if run(operators, setting, args.rounds, args.command, args.out, args.figures, **options) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

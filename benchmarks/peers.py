@@ -15,8 +15,9 @@ from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
-from measure import Contender, Function
 from torch import Tensor, nn
+
+from benchmarks.measure import Contender, Function
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ def find(device: str, installed: bool) -> tuple[list[Peer], dict[str, str]]:
     found, remarks = [], {}
     for one in PEERS:
         if one.package != "torch" and not installed:
-            remarks[one.name] = "omitted: use --peers to include it"
+            remarks[one.name] = "left out: --peers includes it"
         elif one.cuda_only and device != "cuda":
-            remarks[one.name] = "omitted: it needs a GPU"
+            remarks[one.name] = "left out: it needs a GPU"
         elif (reason := why_not(one.module)) is not None:
             remarks[one.name] = f"left out: {reason}"
         else:

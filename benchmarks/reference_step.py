@@ -1,6 +1,6 @@
 """The process of a reference repository's own training step; started by ``step.py --reference``.
 
-    python benchmarks/reference_step.py PATH VARIANT DEVICE SIZES    # requests and answers: one JSON object per line
+    python -m benchmarks.reference_step PATH VARIANT DEVICE SIZES    # requests and answers: one JSON object per line
 
 The repository is robertcsordas/transformer_generalization. Used are its ``Task.train_step``, model, loss
 and optimizer, without its datasets, logging and files. Packages for the latter are replaced by empty

@@ -1,9 +1,9 @@
 """A training step of ``fairseq-train`` in seconds and tokens, beside a reference's own step in the same run.
 
-    python benchmarks/step.py                            # relative universal SCAN step, random and bucketed batches
-    python benchmarks/step.py --reference PATH           # the same sentences through the reference's own step too
-    python benchmarks/step.py --model pcfg --rounds 1    # the step of PCFG
-    python benchmarks/step.py --arguments="--encoder-attention linear --decoder-attention linear"
+    python -m benchmarks.step                            # relative universal SCAN step, random and bucketed batches
+    python -m benchmarks.step --reference PATH           # the same sentences through the reference's own step too
+    python -m benchmarks.step --model pcfg --rounds 1    # the step of PCFG
+    python -m benchmarks.step --arguments="--encoder-attention linear --decoder-attention linear"
 
 PATH holds a copy of robertcsordas/transformer_generalization; it runs in a separate process (``reference_step.py``). A
 round takes every batch of every kind once, one step of each implementation after the other, so that other work of the
@@ -33,8 +33,10 @@ import torch
 from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
-from report import FOLDER, publish, table, where
 
+from benchmarks import report
+
+TITLES = {"scan": "SCAN", "pcfg": "PCFG"}
 #: Model -> its data, its arguments, and the variant and sizes of the reference's model.
 MODELS: dict[str, dict[str, Any]] = {
     "scan": {
@@ -76,7 +78,7 @@ class OurStep:
     """fairseq's trainer with our task, model and criterion."""
 
     def __init__(self, arguments: Sequence[str], data: Path, device: str) -> None:
-        plugin = FOLDER.parent / "fairseq_sg"
+        plugin = report.REPOSITORY / "fairseq_sg"
         common = shlex.split(COMMON.format(plugin=shlex.quote(str(plugin))))
         line = [str(data), *common, *arguments, *(["--cpu"] if device == "cpu" else [])]
         utils.import_user_module(argparse.Namespace(user_dir=str(plugin)))
@@ -117,13 +119,12 @@ class ReferenceStep:
         self.special = ours.task.source_dictionary.nspecial
         source, target = (len(d) - self.special for d in (ours.task.source_dictionary, ours.task.target_dictionary))
         sizes = model["sizes"] | {"source_words": source, "target_words": target}
-        command = [sys.executable, str(FOLDER / "reference_step.py")]
+        command = [sys.executable, "-m", "benchmarks.reference_step"]
         command += [str(path.resolve()), model["reference"], device, json.dumps(sizes)]
         self.device = device
         self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, cwd=report.REPOSITORY, text=True, **pipes)
         self.parameters = self._answer()["parameters"]
         self.known: dict[int, int] = {}
 
@@ -234,27 +235,84 @@ def check(result: Result) -> None:
         raise SystemExit(f"{result.implementation} on {result.batches} batches does not train: loss {first} -> {last}")
 
 
-def rows(results: Sequence[Result]) -> list[Sequence[str]]:
+def rows(results: Sequence[Result]) -> list[list[Any]]:
+    """A row of the table for each result; ratios are steps per second over the reference's."""
     base = {r.batches: r.median for r in results if r.implementation == "reference"}
-    first = base.get("random")
     return [
-        (
+        [
             f"{r.implementation}, {r.batches}",
-            f"{r.median:.3f} [{min(r.seconds):.3f}, {max(r.seconds):.3f}]",
-            f"{1 / r.median:.2f}",
-            f"{r.real:,.0f}",
-            f"{r.padded:,.0f}",
-            f"{base[r.batches] / r.median:.2f}" if base else "–",
-            f"{first / r.median:.2f}" if first else "–",
-            f"{r.losses[0]:.3f} → {r.losses[-1]:.3f}",
-        )
+            [r.median, min(r.seconds), max(r.seconds)],
+            1 / r.median,
+            round(r.real),
+            round(r.padded),
+            base[r.batches] / r.median if base else None,
+            base["random"] / r.median if base else None,
+            [r.losses[0], r.losses[-1]],
+        ]
         for r in results
     ]
 
 
-HEADER = (
-    "step", "seconds", "steps/s", "tokens", "with padding", "× reference", "× reference, random", "loss"
-)  # fmt: skip
+COLUMNS = [
+    ("step", "{}"),
+    ("seconds", "{:.3f} [{:.3f}, {:.3f}]"),
+    ("steps/s", "{:.2f}"),
+    ("tokens", "{:,}"),
+    ("with padding", "{:,}"),
+    ("× reference", "{:.2f}"),
+    ("× reference, random", "{:.2f}"),
+    ("loss", "{:.3f} → {:.3f}"),
+]
+
+
+def step_section(
+    model: str,
+    rounds: int,
+    device: str,
+    batches: int = 4,
+    reference: Path | None = None,
+    data: Path | None = None,
+    arguments: str = "",
+) -> report.Section:
+    """The step of a model on random and bucketed batches.
+
+    Args:
+        model: of ``MODELS``.
+        rounds: timed.
+        device: ``cpu`` or ``cuda``.
+        batches: random ones of a round.
+        reference: a copy of the reference repository, to measure its step too.
+        data: a prepared folder; None to prepare one.
+        arguments: further ones of fairseq-train.
+    """
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        if data is None:
+            command = [
+                sys.executable,
+                "-m",
+                "data_prep",
+                *shlex.split(MODELS[model]["data"]),
+                "--out",
+                folder,
+                "--overwrite",
+            ]
+            subprocess.run(command, cwd=report.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        results, parameters = measure(
+            model, shlex.split(arguments), data or Path(folder), reference, rounds, batches, device
+        )
+    chosen = " ".join(filter(None, (MODELS[model]["arguments"], arguments)))
+    sizes = "; ".join(f"{name}: {number:,} parameters" for name, number in parameters.items())
+    return report.Section(
+        "step",
+        f"{TITLES[model]} ({device}{f', {arguments}' if arguments else ''})",
+        device,
+        COLUMNS,
+        report.rounded(rows(results)),
+        about=f"`{chosen}`, {'CPU seconds on one thread' if device == 'cpu' else 'seconds'}; {sizes}.",
+        note=f"{rounds} rounds",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -263,48 +321,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
     parser.add_argument("--reference", type=Path, metavar="PATH", help="a copy of the reference repository")
     parser.add_argument("--data", type=Path, help="the data folder (default: generated)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
     parser.add_argument("--batches", type=int, default=4, help="random batches per round (default 4)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round's numbers into this file")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    machine = where(gpu=args.device == "cuda")
-    extra = shlex.split(args.arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        data = args.data or Path(folder)
-        if args.data is None:
-            command = [
-                sys.executable,
-                "-m",
-                "data_prep",
-                *shlex.split(MODELS[args.model]["data"]),
-                "--out",
-                folder,
-                "--overwrite",
-            ]
-            subprocess.run(command, cwd=FOLDER.parent, check=True, stdout=subprocess.DEVNULL)
-        results, parameters = measure(args.model, extra, data, args.reference, args.rounds, args.batches, args.device)
-    command = f"python benchmarks/step.py --model {args.model} --rounds {args.rounds} --batches {args.batches}"
-    command += f" --arguments={shlex.quote(args.arguments)}" if extra else ""
-    command += " --reference PATH" if args.reference else ""
-    chosen = " ".join(filter(None, (MODELS[args.model]["arguments"], args.arguments)))
-    what = "CPU seconds on one thread" if args.device == "cpu" else "seconds"
-    text = (
-        f"One training step of fairseq-train (`{chosen}`), {what}: mean over the batches of a round, median [least, "
-        f"most] of {args.rounds} interleaved rounds. Bucketed is `--length-window` with {WINDOW} batches, random is "
-        "1. Tokens of an average batch, source and target. "
-        + "; ".join(f"{name}: {n:,} parameters" for name, n in parameters.items())
-        + f". `{command}`; {machine}."
+    report.add_options(parser, rounds=5)
+    args = report.parse(parser, argv, "benchmarks.step")
+    section = step_section(
+        args.model, args.rounds, args.device, args.batches, args.reference, args.data, args.arguments
     )
-    publish(f"A training step ({args.model}, {args.device})", f"{text}\n\n{table(HEADER, rows(results))}", args.results)
-    if args.json is not None:
-        found = [vars(r) | {"median": r.median} for r in results]
-        args.json.write_text(
-            json.dumps({"command": command, "machine": machine, "parameters": parameters, "results": found}, indent=1)
-        )
+    report.publish(section, args.command, args.out)
 
 
 if __name__ == "__main__":

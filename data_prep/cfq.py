@@ -8,9 +8,9 @@
 Records are used with their questionPatternModEntities and sparqlPatternModEntities, tokenized as in the reference
 (transformer_generalization, Csordás et al. 2021):
 
-    questions   every ASCII punctuation mark is a word, so M0's is M0 ' s
-    queries     words are separated by white space; ``count(*)`` is four words; a word loses one leading ``ns:``, then a
-                leading ``m.`` becomes ``m_``
+    questions   Every ASCII punctuation mark is a word, so M0's is M0 ' s.
+    queries     Words are separated by white space, and ``count(*)`` is four words. A word loses one leading ``ns:``;
+                then a leading ``m.`` becomes ``m_``.
 
 Source and target share one dictionary.
 
@@ -118,14 +118,14 @@ class Cfq(Dataset):
         subsets = {name: [pairs[i] for i in indices[part]] for name, part in zip(names, PARTS, strict=True)}
         published = dict(zip(names, SIZES[args.split], strict=True))
         check_sizes(subsets, published)
-        rule, membership = f"by the positions listed in {args.split}.json", "the published ones"
+        rule, membership = f"split by the index file {args.split}.json", "the published ones"
         words = count_words(subsets).together
         if words != TOGETHER:
-            membership += f", but their common vocabulary has {words} words, and {TOGETHER} are published"
+            membership += f", but with {words} words in the common vocabulary instead of the published {TOGETHER}"
         if request["holdout"]:
             train, valid = hold_out(subsets["train"], request["holdout"], request["seed"])
             subsets = {"train": train, "valid": valid, "dev": subsets["dev"], "gen": subsets["gen"]}
-            rule += f"; then {request['holdout']:g} of the questions of train became valid"
+            rule += f"; valid is {request['holdout']:g} of the questions that occur once in train"
         return Corpus(subsets, published, rule, membership, {"files": files}, None, joined=True, official=True)
 
 

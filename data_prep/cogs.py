@@ -114,10 +114,10 @@ class Cogs(Dataset):
             subsets[subset], types[subset] = load(file, source, subset)
         check_sizes(subsets, SIZES)
         check_types(types)
-        rule = "train.tsv, dev.tsv as valid, test.tsv and gen.tsv"
+        rule = "the official train.tsv, dev.tsv (valid), test.tsv and gen.tsv"
         membership = "the published ones"
         if args.gen_2021:
-            membership += ", gen as it was until September 2022 (51 logical forms were corrected then)"
+            membership += ", with gen as it was before the correction of 51 logical forms in September 2022"
         origin = {"files": [file.describe() for file in files.values()]}
         return Corpus(subsets, SIZES, rule, membership, origin, VOCABULARY, True, TOGETHER, types, GROUPS)
 

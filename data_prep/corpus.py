@@ -203,7 +203,7 @@ class Corpus(Material):
             lines.append(f"{name:{width}}{entry['size']:>10,}{published:>12}{lengths}")
         for name, entry in subsets.items():
             if "in_train" in entry:
-                lines.append(f"{entry['in_train']:,} of {name} are in train too, in the published files")
+                lines.append(f"{entry['in_train']:,} examples of {name} are also in train, in the published files")
         together = f", {words['together']} together, in one dictionary" if self.joined else ""
         together += f" of {len(self.words):,}" if self.words else ""
         classes = f"; {len(description['labels'])} classes" if self.labels else ""

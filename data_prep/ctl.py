@@ -6,16 +6,16 @@
 The language has eight symbols, 000 to 111, each one word, and eleven random bijections of them, ``a`` to ``k``. The
 target is the resulting symbol, one word: a class. Both orders have the same examples.
 
-    train 53,704: 53,136 distinct examples with 2 to 5 of the functions ``a`` to ``i``, and the 88 with one
-                        of the eleven alone, those of ``j`` and ``k`` 31 times
+    train               53,704: 53,136 distinct examples with 2 to 5 of the functions ``a`` to ``i``, and the 88 with
+                        a single one of all eleven. Those of ``j`` and ``k`` occur 31 times.
     valid, test         4,000 each of the same kind as the 53,136, and distinct from them
     dev                 1,000 with 6 to 8 functions, for model selection
     gen                 1,000 with 9 and 10 functions: "longer" in the papers
-    new_composition     605, each with its own composition of at most 5 functions (once of none) that is in no other
-                        subset, with any symbol
+    new_composition     605, each with its own composition of at most 5 functions (once of none). No other subset has
+                        that composition, with any symbol.
     new_primitive_one, new_primitive_two
-                        1,000 each with 2 to 5 functions, at least one of them ``j``, or ``k``, which occur only alone
-                        in training
+                        1,000 each with 2 to 5 functions, at least one of them ``j``, or ``k``. In training, ``j`` and
+                        ``k`` occur only alone.
 
 The length of a training example is drawn uniformly, but repeated examples are dropped, and there are few short ones.
 With the default seed, 432 of the 53,136 have 2 functions, 3,749 have 3, 20,859 have 4 and 28,096 have 5. The type of an
@@ -53,7 +53,7 @@ PUBLISHED = {
     "new_primitive_two": 1_000,
 }
 VOCABULARY = (len(SYMBOLS) + len(FUNCTIONS), len(SYMBOLS))
-RULE = "train, valid and test have at most 5 functions, dev 6 to 8, gen 9 and 10"
+RULE = "train, valid and test have at most 5 functions, dev has 6 to 8, gen 9 and 10"
 
 
 class Ctl(Dataset):
@@ -85,8 +85,8 @@ class Ctl(Dataset):
             "--longest",
             type=number_between(3, 6),
             metavar="N",
-            help=f"maximum functions of a training example, 3 to 6 (default: {DEFAULT_LONGEST}); dev has "
-            "one more, gen two and three more",
+            help=f"maximum functions of a training example, 3 to 6 (default: {DEFAULT_LONGEST}). dev has one more, gen "
+            "has two and three more",
         )
 
     def request(self, args: argparse.Namespace) -> Json:
@@ -107,11 +107,10 @@ class Ctl(Dataset):
         if "functions" in request:
             return self.build_small(request["order"], request["seed"], request["functions"], request["longest"])
         drawn = sample(request["seed"])
-        membership = "drawn as by the reference, from another seed"
+        membership = "drawn like the published ones, from another seed"
         if request["seed"] == REFERENCE_SEED:
             membership = (
-                "the reference's own; without a seed it draws which training examples are held out for valid and "
-                "test, and which of 3,000 candidates are new_primitive_two"
+                "the published ones, except valid, test and new_primitive_two: the reference draws them without a seed"
             )
         return Corpus(
             {
@@ -132,7 +131,7 @@ class Ctl(Dataset):
         return Corpus(
             {name: [render(e, drawn.tables, order) for e in examples] for name, examples in drawn.subsets.items()},
             {},
-            f"train and valid have at most {longest} functions, dev {longest + 1}, gen {longest + 2} and "
+            f"train and valid have at most {longest} functions, dev has {longest + 1}, gen {longest + 2} and "
             f"{longest + 3}; {order}",
             "a smaller task of our own, not the published one",
             {"generator": "data_prep.ctl_small", "tables": dict(zip(FUNCTIONS, named(drawn.tables), strict=False))},

@@ -7,30 +7,30 @@ The language has eight symbols, ``0`` to ``7``, and 32 random bijections of them
 ``F``. The target is the resulting symbol, one word: a class. Functions are in groups, and a variant says
 which group may follow which:
 
-    --variant A   alternating: functions of two groups of 16 take turns in training; in ``gen`` all are of one group
-    --variant R   repeating, the other way round: of one group in training; in ``gen`` they take turns
-    --variant S   staged: an example has one to three pairs of functions. In training, a pair is from groups a1 and a2,
-                  or b1 and b2; in ``gen``, from a1 and b2, or b1 and a2.
+    --variant A   Alternating: in training, functions of two groups of 16 take turns. In ``gen`` all are of one group.
+    --variant R   Repeating, the other way round: in training all are of one group. In ``gen`` they take turns.
+    --variant S   Staged: an example has one to three pairs of functions. In training, a pair is from groups a1 and a2,
+                  or b1 and b2. In ``gen`` it is from a1 and b2, or b1 and a2.
 
 In variant S, a training pair may also end in a function of a fifth group, o, of --overlap functions. Each of them may
-follow only some symbols: --shared-symbols K of the eight after both a1 and b1, one half of the others after a1, the
-other half after b1. From function to function the K symbols cycle through all eight, in an order that is redrawn after
-each cycle. The four groups share the other functions.
+follow only some of the eight symbols. --shared-symbols K of them are allowed after both a1 and b1. One half of the
+others is allowed after a1, the other half after b1. From function to function the K symbols cycle through all eight,
+in an order that is redrawn after each cycle. The four groups share the other functions.
 
 Subsets:
 
-    train   300,000 distinct examples with 2 to 6 functions (S: 2, 4, 6), as equally many of each length as possible: of
-            no length more than half of all that the variant allows. In addition, every allowed example of two
-            functions (A and R: 4,096; those drawn before occur twice). In addition, for A and R, the 256 of a single
-            function.
-    valid   1,000 more of the 301,000 drawn so, none of two functions
-    gen     1,000, of the same lengths, as equally many of each as possible
+    train   300,000 distinct examples with 2 to 6 functions (S: 2, 4, 6), with the lengths as balanced as possible. No
+            length has more than half of all examples that the variant allows. In addition, every allowed example of
+            two functions (A and R: 4,096; those drawn before occur twice). In addition, for A and R, the 256 of a
+            single function.
+    valid   1,000 more of the 301,000 that are drawn like this, none of two functions
+    gen     1,000 of the same lengths, balanced as far as possible
 
 The type of an example is its number of functions, ``length_2``, for accuracy by length.
 
-Paper and code disagree on the 256: for A and R "single functions are always part of the training set", but the released
-code has none. They are included by default; --without-singles omits them, as the code does. The code's ``iid`` set,
-here ``valid``, also has examples of two functions (seven or so for A and R), all of them in training.
+Paper and code disagree on the 256. In the paper, "single functions are always part of the training set" for A and R,
+but the released code has none. They are included by default; --without-singles omits them, as the code does. The code's
+``iid`` set, here ``valid``, also has examples of two functions (seven or so for A and R), all of them in training.
 
 The authors' examples depend on the number of processor cores of their machine. These are others, drawn in the same
 way: the symbol uniformly, then each function uniformly from those that may follow. With the default seed, the 32
@@ -72,9 +72,9 @@ LENGTHS = range(2, 7)
 DEFAULT_SEED = 0  # the reference's
 OVERLAPS, SHARED = (4, 8, 12, 16), (2, 3, 4, 5, 6)
 RULES = {
-    "A": "functions of two groups alternate in train and valid, all are of one group in gen",
-    "R": "all functions are of one group in train and valid, functions of two groups alternate in gen",
-    "S": "groups a1 a2 | b1 b2 | a1 o | b1 o in train and valid, a1 b2 | b1 a2 in gen",
+    "A": "train and valid alternate functions of two groups, gen takes all from one group",
+    "R": "train and valid take all functions from one group, gen alternates functions of two groups",
+    "S": "train and valid have the pairs a1 a2 | b1 b2 | a1 o | b1 o, gen has a1 b2 | b1 a2",
 }
 # Variant -> group -> its successors, in training and in gen. Edges to o depend on the symbol.
 ALTERNATE = {"IN": "ab", "a": "b", "b": "a"}
@@ -173,7 +173,7 @@ class CtlPlusPlus(Dataset):
             {name: [pair for part in parts for pair in render(part, tables)] for name, parts in subsets.items()},
             PUBLISHED,
             rule,
-            "drawn by the authors' rules; theirs cannot be reproduced",
+            "drawn by the authors' rules; their own examples cannot be reproduced",
             describe(variant, tables),
             (FUNCTIONS + SYMBOLS, SYMBOLS),
             types={

@@ -12,7 +12,7 @@ or 300 and test on 1,000:
 
     train   10,000 strings per training length (``--train``), drawn with repetitions
     valid   1,000 distinct ones per training length (``--test``), but at most a tenth of all strings of that length
-            (102 of length 10); none of them is in train
+            (102 of length 10). None of them is in train.
     gen     1,000 distinct ones per test length, or all there are
 
 Line N of raw/SUBSET.type is the length of string N without CLS, for accuracy by length. The authors draw new strings in

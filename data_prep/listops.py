@@ -18,8 +18,8 @@ each dependency depth, without repetitions; sets are disjoint:
 Line N of raw/SUBSET.type is the dependency depth of example N, for accuracy by depth. Expressions have the distribution
 of the authors' generator (``listops_sample``), which counts digits as depth 1, so its depths are larger by one.
 
-Departures from the authors: they do not check evaluation sets against the training set, and an unstable sort decides
-there which of equal arguments is in the middle of a median; here their order decides.
+Departures from the authors: their evaluation sets may have examples of the training set. In a median with equal
+arguments, an unstable sort decides there which one is in the middle; here their order decides.
 
 Expressions of depth 8 are rare: the whole set takes about four minutes of one processor. All processors are used.
 
@@ -42,7 +42,7 @@ ORDER = ("train", "valid", "dev", "gen")
 DEFAULT_TRAIN = 1_000_000
 PUBLISHED = {"train": 1_000_000, "valid": 1_000, "dev": 1_000, "gen": 1_000}
 VOCABULARY = (15, 10)
-RULE = "dependency depths 1 to 5 in train and valid, 6 in dev, 7 and 8 in gen, equally many of each"
+RULE = "train and valid have dependency depths 1 to 5, dev has 6, gen 7 and 8; all are equally frequent"
 
 
 class ListOps(Dataset):

@@ -195,7 +195,7 @@ class Mathematics(Dataset):
             membership = "the published ones"
         else:
             contents, files = read_folder(args)
-            membership = "those of the files in the folder, whose hashes are in dataset.json"
+            membership = "those of your files, whose hashes are in dataset.json"
         # The published sizes are those of the reference's hold-out.
         published = SIZES.get(args.module, {}) if request["holdout"] == REFERENCE_HOLDOUT else {}
         return make_corpus(args.module, contents, request["holdout"], {"files": files}, membership, published)
@@ -395,7 +395,7 @@ def make_corpus(
     dropped = sum(len(contents[regime]) - len(kept[regime]) for regime in contents)
     rule = f"{module}; repeated questions dropped ({dropped:,}), then {holdout:,} of every difficulty drawn as valid"
     if "gen" not in subsets:
-        rule += "; this module has no questions to extrapolate, and therefore no gen"
+        rule += "; there is no gen, since this module has no extrapolation test"
     types = {"valid": [difficulty for difficulty in DIFFICULTIES for _ in range(holdout)]}
     return Corpus(subsets, published, rule, membership, origin, None, joined=True, types=types)
 

@@ -3,8 +3,8 @@
     Imagine the first piece : …  ->  Hãy tưởng tượng mảnh đầu tiên : …
     ▁I m ag ine ▁the ▁first ▁piece ▁: …  ->  ▁H ãy ▁tư ởng ▁tư ợng ▁mảnh …      (as the model sees them)
 
-``--src`` and ``--tgt`` are for training. Validation and test sets have files of their own, or are drawn from the
-training files: ``--valid-share`` and ``--test-share``, of the pairs whose source occurs once.
+``--src`` and ``--tgt`` are for training. Give validation and test sets as files, or as shares of the training pairs
+whose source occurs once: ``--valid-share`` and ``--test-share``.
 
 ``--max-length L`` makes a test of length generalization. Chiang & Cholak (2022) train English-Vietnamese translation on
 sentences of at most 20 words and test it on longer ones. By the words of the source:

@@ -10,8 +10,8 @@ class is 1 for an odd number of ones. ``--train-lengths`` are those of the strin
     python -m data_prep parity --train-lengths 1-40 --test-lengths 50,100,1000 --out FOLDER
 
     train   10,000 strings per training length (``--train``), drawn with repetitions
-    valid   1,000 distinct ones per training length (``--test``), but at most a tenth of all strings of that length;
-            none of them is in train
+    valid   1,000 distinct ones per training length (``--test``), but at most a tenth of all strings of that length.
+            None of them is in train.
     gen     1,000 distinct ones per test length, or all there are
 
 Line N of raw/SUBSET.type is the length of string N without CLS, for accuracy by length. The authors train on one length

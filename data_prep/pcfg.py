@@ -5,33 +5,32 @@
     remove_second K3 F20 M4 , reverse echo E19 Y4                  ->  K3 F20 M4
 
 Ten functions act on strings of 520 letters, in prefix notation, with a comma between two arguments. ``pcfg_functions``
-has their meaning; every target is checked against it. Sources and targets share one dictionary of 535 words, the same
-for all conditions, as in the papers: 531 words and the four synonyms of substitutivity.
+has their meaning; every target is checked against it. Sources and targets share one dictionary, as in the papers. In
+every condition it has 535 words: 531, and the four synonyms of substitutivity.
 
 ``--condition`` is the test. The authors drew 97,203 examples; 4,860 of them are ``dev`` in every condition.
 
     iid             82,622 to train; ``test`` has 9,721 others of the same kind
-    systematicity   ``gen`` has the 10,175 expressions in which one of four functions stands directly before one of its
-                    partners: swap_first_last repeat | append remove_second | repeat remove_second | append
-                    swap_first_last. ``train`` has the 82,168 without such a pair.
-    productivity    ``gen`` has the 11,333 expressions with 9 to 35 functions, ``train`` the 81,010 with at most 8
+    systematicity   ``gen`` has the 10,175 expressions with one of these pairs of adjacent functions: swap_first_last
+                    repeat | append remove_second | repeat remove_second | append swap_first_last. ``train`` has the
+                    82,168 without such a pair.
+    productivity    ``gen`` has the 11,333 expressions with 9 to 35 functions, ``train`` the 81,010 with at most 8.
     substitutivity_primitive, substitutivity_equally_distributed
                     four functions have synonyms such as append_twin. Line N of ``gen`` is line N of ``test`` with one
                     function renamed. In ``train`` synonyms are in 332 lines of their own, with no other function, or
                     stand for about half of the functions. The score is how often both lines get the same answer.
-    localism        trained and tested as iid; ``gen`` has 10,070 strings of up to 20 letters for a single function (in
-                    training strings have 2 to 5); raw/unrolled.tsv takes 9,567 expressions of ``test`` apart into
-                        steps.
-                    The score is how often the steps, each on earlier answers, lead to the answer for the whole.
+    localism        Training and ``test`` are those of iid. ``gen`` has one function on 10,070 strings of up to 20
+                    letters; in training strings have 2 to 5. raw/unrolled.tsv has the steps of 9,567 expressions of
+                    ``test``. The score is how often the steps, each on earlier answers, lead to the answer for the
+                    whole.
     overgeneralisation --ratio R
                     ``train`` has 9, 59, 125 or 554 exceptions, in which two adjacent functions mean something else.
                     ``exception`` has them again, ``original`` with their targets by the rule: answers of both kinds are
                     counted after every epoch. No other line of ``train`` has such a pair of functions.
 
-``valid`` has the examples of the official dev set that are like ``train``: all 4,860, or the 4,339 without a pair of
-systematicity, the 4,249 with at most 8 functions, the 4,333 without a pair of overgeneralisation. For equally
-distributed synonyms it has all of them, half of the functions renamed by a draw of our own. (Csordás et al. 2021
-validate systematicity and productivity on ``gen`` itself.)
+``valid`` is the part of the official dev set that is like ``train``. It has 4,339 examples for systematicity, 4,249 for
+productivity, 4,333 for overgeneralisation, and all 4,860 otherwise. For equally distributed synonyms, our own draw
+renames half of the functions in it. Csordás et al. 2021 validate systematicity and productivity on ``gen`` itself.
 
 Types, for accuracy by type:
 
@@ -207,7 +206,7 @@ def official_corpus(condition: str, source: OfficialFiles) -> Corpus:
     origin = describe(pair_files(names.values()))
     membership = "the published ones"
     if condition in TESTED:
-        membership += "; valid has those of the official dev set that are like train"
+        membership += "; valid is the part of the official dev set that is like train"
     types = {subset: function_counts(pairs) for subset, pairs in subsets.items()}
     return Corpus(
         *(subsets, published, RULES[condition], membership, origin, VOCABULARY, True, TOGETHER, types), official=True

@@ -39,10 +39,10 @@ def exceptions_corpus(ratio: str, source: OfficialFiles) -> Corpus:
     published = {"train": REGULAR_SIZE + exceptions} | dict.fromkeys(TESTS, exceptions)
     check_sizes(subsets, published | {"valid": VALID_SIZE})
     rule = (
-        "train has the pairs of functions with another meaning in its exceptions alone, valid has none; exception "
-        "has these as trained, original has them by the rule"
+        "in the exceptions of train, pairs of functions have another meaning. The subset exception has these lines "
+        "as trained, original has them by the rule; valid has no such pair"
     )
-    membership = "the published ones; valid has those of the official dev set that are like train"
+    membership = "the published ones; valid is the part of the official dev set that is like train"
     origin = describe(pair_files(names.values()))
     types = {subset: function_counts(subsets[subset]) for subset in ("train", "valid")}
     types |= {test: [str(exception_in(pair.source)).replace(" ", "_") for pair in subsets[test]] for test in TESTS}

@@ -27,7 +27,7 @@ SIZES = {
 RENAMED = "gen is test with one function of every line renamed"
 RULES = {
     "primitive": f"{RENAMED}; in train a synonym is the only function of its line",
-    "equally_distributed": f"{RENAMED}; train and valid have about half of the four functions renamed",
+    "equally_distributed": f"{RENAMED}; in train and valid about half of the four functions are renamed",
 }
 VOCABULARY, TOGETHER = (535, 520), 535
 VALID_SEED = 1
@@ -47,7 +47,7 @@ def synonyms_corpus(variant: str, source: OfficialFiles) -> Corpus:
     else:
         subsets["valid"] = rename_half(subsets["valid"], VALID_SEED)
         published = SIZES[variant]
-        membership += "; valid is the official dev set, half of it renamed by a draw of our own"
+        membership += "; valid is the official dev set, in which our own draw renames half of the four functions"
     origin = describe(pair_files(names.values()))
     types = {subset: function_counts(subsets[subset]) for subset in ("train", "valid")}
     types |= {"test": renamed, "gen": renamed}

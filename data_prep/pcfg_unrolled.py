@@ -46,8 +46,8 @@ NAMES = {
 UNROLLED = "localism/unrolled_test.tsv"
 SIZES = {"train": 82_622, "valid": DEV_SIZE, "test": 9_721, "gen": 10_070}
 RULE = (
-    "train, valid and test as in iid; gen has one function on strings of 2 to 20 letters; raw/unrolled.tsv has "
-    "the steps of the expressions of test that have more than one function"
+    "train, valid and test are those of iid; gen has one function on strings of 2 to 20 letters. raw/unrolled.tsv has "
+    "the steps of every expression of test with several functions"
 )
 
 

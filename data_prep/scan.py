@@ -16,26 +16,29 @@ of the grammar, or read from the official ``tasks.txt``, which has another order
 Each split has ``train``, a test set ``gen`` (or ``test`` if it has the training distribution), and ``valid`` from
 the training distribution:
 
-    length --cutoff C         training commands have at most C actions, ``gen`` the longer ones; a tenth of the short
-                              ones is ``valid``: cutoffs of Newman et al. 2020, drawn as by Csordás et al. 2021. They
-                              draw by position in tasks.txt, so only the official file gives the sets of their papers.
-    length                    at most 22 actions, and at least 24 (Lake & Baroni 2018, experiment 2)
-    addprim_jump              ``gen``: commands with ``jump``; the bare one is a tenth of the training lines
-    addprim_turn_left         the same with the adjacent words ``turn left`` (both: Lake & Baroni 2018, experiment 3)
-    template_X                ``gen``: commands with X after walk, look, run or jump; none of them in training
+    length --cutoff C         Training commands have at most C actions, ``gen`` the longer ones (Newman et al. 2020).
+                              ``valid`` is a tenth of the short ones (Csordás et al. 2021). They draw it by position in
+                              tasks.txt, so only the official file gives the ``valid`` of their papers.
+    length                    Training commands have at most 22 actions, ``gen`` at least 24 (Lake & Baroni 2018,
+                              experiment 2).
+    addprim_jump              ``gen`` has the commands with ``jump``. The bare command is a tenth of the training lines
+                              (Lake & Baroni 2018, experiment 3).
+    addprim_turn_left         The same with the adjacent words ``turn left``.
+    template_X                ``gen`` has the commands with X after walk, look, run or jump; none of them is in
+                              training (Loula et al. 2018).
     template_jump_around_right, filler_numN
-                              ``gen``: commands with ``jump around right``; in training ``around right`` follows the
-                              other verbs, or N of them: none, then look, walk and run (all: Loula et al. 2018)
-    simple                    a random fifth is ``test`` (Lake & Baroni 2018, experiment 1); the official one is in two
-                              separate files; without them another fifth is drawn
-    mcd1, mcd2, mcd3          maximum compound divergence, with an official ``dev``, by index files (Keysers et al.
-                              2020)
+                              ``gen`` has the commands with ``jump around right``. In training, ``around right``
+                              follows the other verbs, or N of them: none, look, walk, run (Loula et al. 2018).
+    simple                    A random fifth is ``test`` (Lake & Baroni 2018, experiment 1). The official fifth is in
+                              two separate files; without them another one is drawn.
+    mcd1, mcd2, mcd3          Maximum compound divergence, by index files, with an official ``dev`` (Keysers et al.
+                              2020).
 
 Only the split by cutoff is published with ``valid``. For the others ``--holdout`` takes it from the training commands.
 By default those of mcd stay complete, because ``dev`` serves for validation.
 
-Source: github.com/brendenlake/SCAN, BSD licence. Index files of mcd: by the authors of CFQ, no licence stated; the
-hashes here are of a third party's copy of them, made for the same tasks.txt.
+Source: github.com/brendenlake/SCAN, BSD licence. The index files of mcd are by the authors of CFQ and state no licence.
+Their hashes here are those of a third party's copy, made for the same tasks.txt.
 """
 
 from __future__ import annotations
@@ -138,14 +141,14 @@ class Scan(Dataset):
             "--holdout",
             type=share,
             metavar="F",
-            help=f"share of the training commands that becomes valid; 0 makes no valid (default: {DEFAULT_HOLDOUT}, "
-            "and 0 for mcd, which has dev; not with --cutoff)",
+            help=f"share of the training commands to use as valid; 0 makes no valid (default: {DEFAULT_HOLDOUT}, or 0 "
+            "for mcd, which has dev). Not with --cutoff",
         )
         parser.add_argument(
             "--seed",
             type=seed_number,
             metavar="N",
-            help=f"seed of our own draws (default: {REFERENCE_SEED}; not with --cutoff)",
+            help=f"seed of our own draws (default: {REFERENCE_SEED}). Not with --cutoff",
         )
         add_source_arguments(parser, BASE_URL)
 
@@ -177,7 +180,7 @@ class Scan(Dataset):
         if request["holdout"]:
             train, valid = hold_out(subsets["train"], request["holdout"], request["seed"])
             subsets = {"train": train, "valid": valid, **{k: v for k, v in subsets.items() if k != "train"}}
-            rule += f"; then {request['holdout']:g} of the commands that are once in train became valid"
+            rule += f"; valid is {request['holdout']:g} of the commands that occur once in train"
         origin = {"order": "official", "files": [FILES[name].describe() for name in names]}
         if not names:
             origin = {"order": "grammar", "generator": "data_prep.scan_grammar"}
@@ -189,7 +192,7 @@ def cutoff(text: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or not SHORTEST <= int(text) < LONGEST:
         raise argparse.ArgumentTypeError(
             f"must be a whole number from {SHORTEST} to {LONGEST - 1}, not {shorten(text)}: commands have {SHORTEST} "
-            f"to {LONGEST} actions (published cutoffs: {published_cutoffs()})"
+            f"to {LONGEST} actions. Published cutoffs: {published_cutoffs()}"
         )
     return int(text)
 
@@ -207,7 +210,7 @@ def check_cutoff_alone(args: argparse.Namespace) -> None:
         raise UsageError(f"--cutoff belongs to --split length, not to --split {args.split}")
     for option in ("holdout", "seed"):
         if getattr(args, option) is not None:
-            raise UsageError(f"--{option} does not go with --cutoff, whose valid is drawn as the reference draws it")
+            raise UsageError(f"--{option} does not go with --cutoff, whose valid is drawn as in the papers")
 
 
 def official_names(split: str, files: OfficialFiles) -> list[str]:
@@ -286,7 +289,7 @@ def make_parts(request: Json, contents: dict) -> Parts:
     if split.startswith("mcd"):
         indices = contents[f"{split}.json"]
         subsets = {subset: [pairs[i] for i in indices[key]] for subset, key in MCD_INDICES.items()}
-        return Parts(subsets, MCD_SIZES, f"maximum compound divergence, by the lines listed in {split}.json")
+        return Parts(subsets, MCD_SIZES, f"maximum compound divergence, split by {split}.json")
     if request["cutoff"] is not None:
         return cutoff_parts(request["cutoff"], pairs, official=bool(contents))
     rule = f"train has the commands with at most {LENGTH_LIMIT} actions, gen the longer ones"
@@ -295,21 +298,21 @@ def make_parts(request: Json, contents: dict) -> Parts:
 
 def cutoff_parts(cutoff: int, pairs: list[Pair], official: bool) -> Parts:
     """The split by cutoff. From the official file, a published cutoff is checked against the reference."""
-    membership = "valid is not the reference's own (it draws by position in tasks.txt: --raw-dir or --download has it)"
+    membership = "valid is our own random 10 %. For the valid of the papers, give --download or --raw-dir"
     if official:
         check_draw(pairs, cutoff)
-        membership = "the reference's own" if cutoff in CUTOFFS else "drawn as by the reference; no published cutoff"
-    rule = f"gen has the commands with more than {cutoff} actions, train and valid nine and one tenths of the others"
+        membership = "the published ones" if cutoff in CUTOFFS else "drawn like the published ones"
+    rule = f"train has 90 % and valid 10 % of the commands with at most {cutoff} actions, gen has all longer ones"
     return Parts(resplit(pairs, cutoff), resplit_sizes(cutoff), rule, membership)
 
 
 def simple_parts(seed: int | None, contents: dict) -> Parts:
     """The official split if its two files exist, or else one of our own."""
-    rule = "test is a random fifth of all commands, train the others"
+    rule = "test is a random fifth of all commands, train has the others"
     if SIMPLE_FILES["train"] in contents:
         return Parts({subset: contents[name] for subset, name in SIMPLE_FILES.items()}, SIMPLE_SIZES, rule)
     subsets = random_split(contents[TASKS.name] if contents else generate(), seed)
-    membership = "not the official split, but a draw of our own of its size (--download has the official one)"
+    membership = "our own random split of the official sizes. For the official split, give --download"
     return Parts(subsets, SIMPLE_SIZES, rule, membership)
 
 

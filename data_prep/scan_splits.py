@@ -59,10 +59,10 @@ class HeldOut:
     @property
     def rule(self) -> str:
         """The rule in words."""
-        dropped = f"; commands with {' | '.join(self.dropped)} are left out" if self.dropped else ""
-        primitive = f"; the bare command {self.primitive} is a tenth of train" if self.primitive else ""
+        dropped = f". Commands with {' | '.join(self.dropped)} are omitted" if self.dropped else ""
+        primitive = f". The bare command {self.primitive} is a tenth of train" if self.primitive else ""
         return (
-            f"gen has the commands with {' | '.join(self.tested)}, train those without "
+            f"gen has the commands with {' | '.join(self.tested)}. Train has those without "
             f"{' | '.join((*self.tested, *self.unseen))}{dropped}{primitive}"
         )
 
@@ -156,8 +156,8 @@ def check_draw(pairs: list[Pair], cutoff: int) -> None:
     found, expected = hashlib.sha256(numbers.encode("ascii")).hexdigest(), CUTOFFS[cutoff][-1]
     if found != expected:
         raise DataError(
-            f"the validation set of cutoff {cutoff} is not the reference's: its line numbers have sha256 {found}, "
-            f"expected {expected}; does this numpy draw other numbers from RandomState({REFERENCE_SEED})?"
+            f"the valid of cutoff {cutoff} is not the published one: its line numbers have sha256 {found} instead of "
+            f"{expected}. Check this numpy: RandomState({REFERENCE_SEED}) seems to draw other numbers"
         )
 
 

@@ -18,14 +18,14 @@ are concatenated in the given order.
     bytes          The dictionary has all 256 bytes. Nothing is added to the text, and byte b is token b + 4, after
                    fairseq's four specials.
     sentencepiece  One model (spm.model) is trained on train. Its pieces include the 256 bytes, which spell rare
-                   letters, so nothing is unknown and the tokens restore the text (except ▁, SentencePiece's sign for a
-                   space, which is read as one). A line, also an empty one, ends with fairseq's end symbol.
+                   letters, so nothing is unknown. The tokens restore the text, except ▁, SentencePiece's sign for a
+                   space, which is read as one. A line, also an empty one, ends with fairseq's end symbol.
 
 raw/SUBSET.txt has the unchanged bytes of the text, and dataset.json its numbers of bytes, characters, words, lines and
 tokens. ``--task sg_language_modeling`` uses them to log bits per character and byte, and the perplexity per word.
 
-fairseq-eval-lm prints a loss of x bits per token (base 2). Then x · tokens / characters is bits per character, and 2^(x
-· tokens / (words + lines)) the perplexity per word, where a line end counts as a word. Give fairseq-eval-lm
+fairseq-eval-lm prints a loss of x bits per token (base 2). Bits per character are x · tokens / characters. Perplexity
+per word is 2^(x · tokens / (words + lines)); a line end counts as a word. Give fairseq-eval-lm
 ``--required-batch-size-multiple 1``: without it, the last few blocks are lost.
 
 Source: yours.
@@ -88,8 +88,8 @@ class Text(Dataset):
             "--model-lines",
             type=number_of_lines,
             metavar="N",
-            help="maximum lines of train to learn subwords from, limited by memory; takes every second, third … line "
-            f"if there are more (default: {DEFAULT_LINES})",
+            help=f"maximum lines of train to learn subwords from (default: {DEFAULT_LINES}). If there are more, every "
+            "second, third … line is taken",
         )
 
     def request(self, args: argparse.Namespace) -> Json:

@@ -1,4 +1,6 @@
-"""``fairseq-sg doctor``, also ``python -m fairseq_sg.doctor``: what is installed, missing or wrong, and the fix.
+"""Checks the installation: what is there, what is missing or wrong, and the fix.
+
+    fairseq-sg doctor
 
 The exit code is 0 if everything that training needs is there, and 1 otherwise. It also runs without fairseq or torch.
 """
@@ -185,7 +187,6 @@ def check_registration() -> Iterator[Finding]:
 
     import fairseq_sg.plugin  # noqa: F401
     from fairseq_sg.models.checks import MECHANISMS
-    from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 
     theirs = {
         "architectures": ARCH_MODEL_REGISTRY,
@@ -198,7 +199,7 @@ def check_registration() -> Iterator[Finding]:
         names = sorted(name for name, cls in registry.items() if cls.__module__.startswith("fairseq_sg."))
         missing = wrong(f"no {kind} are registered", f"reinstall fairseq_sg; {SETUP}")
         yield ok(f"{kind}: {', '.join(names)}") if names else missing
-    for registry in (*MECHANISMS, QK_NORM_REGISTRY):
+    for registry in MECHANISMS:
         yield ok(f"{registry.option}: {', '.join(sorted(registry))}")
 
 
@@ -273,9 +274,9 @@ def examine() -> Iterator[Finding]:
 
 
 def main(line: Sequence[str] | None = None) -> int:
-    """Prints the report; returns the exit code."""
+    """Prints the report; returns the exit code. Ends with 2 for an argument, as there is none."""
     form = argparse.RawDescriptionHelpFormatter
-    argparse.ArgumentParser(prog="fairseq-sg doctor", description=__doc__, formatter_class=form).parse_args(line)
+    argparse.ArgumentParser("fairseq-sg doctor", "%(prog)s", __doc__, formatter_class=form).parse_args(line)
     print(f"fairseq_sg {__version__} in {PACKAGE}")
     problems = 0
     for finding in examine():

@@ -1,13 +1,12 @@
-"""The command ``fairseq-sg evaluate``: how good a checkpoint is on its data, in one table.
+"""How good a checkpoint is on its data, in one table.
 
     fairseq-sg evaluate CHECKPOINT
     fairseq-sg evaluate CHECKPOINT --subset gen,test --json gen.json
 
 Task, data folder and subsets are the checkpoint's own. One teacher-forced pass gives the exact match, the token
-accuracy and the cross entropy of every subset. ``fairseq-validate`` logs the same as ``accuracy``, ``token_accuracy``
-and ``nll_loss``. Then come the types of examples and their groups, where the data have them, and the number of words in
-the target, for classifiers in the source. For language models the table has tokens, perplexities, and bits per
-character and byte.
+accuracy and the cross entropy of every subset. fairseq-validate logs the same as accuracy, token_accuracy and nll_loss.
+Further rows have these numbers by type of example, and by the number of words in the target (for classifiers: in the
+source). For language models the table has tokens, perplexities, and bits per character and byte.
 """
 
 from __future__ import annotations
@@ -48,32 +47,35 @@ TEXT_COLUMNS = ("tokens", "tokens_right", "token_accuracy", "nll_loss")
 def make_parser() -> Command:
     parser = Command(
         prog="fairseq-sg evaluate",
+        usage="%(prog)s CHECKPOINT [options]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint of fairseq-train")
-    parser.add_argument("--data", metavar="DIR", help="the data folder (default: the one it was trained on)")
-    parser.add_argument(
+    data = parser.add_argument_group("data and output")
+    data.add_argument("--data", metavar="DIR", help="the data folder (default: the one it was trained on)")
+    data.add_argument(
         "--subset", metavar="NAMES", help="subsets, comma separated (default: all of the folder but the training set)"
     )
-    parser.add_argument(
+    data.add_argument("--json", metavar="FILE", help="write the numbers to FILE too")
+    model = parser.add_argument_group("model and machine")
+    model.add_argument(
         "--batch-size",
         type=positive,
         default=64,
         metavar="N",
-        help="sentences in a batch, or streams of a text side by side (default: 64)",
+        help="sentences in a batch, or parallel streams of a text (default: 64)",
     )
-    parser.add_argument("--cpu", action="store_true", help="leave a GPU alone")
-    parser.add_argument(
+    model.add_argument("--cpu", action="store_true", help="do not use the GPU")
+    model.add_argument(
         "--model-overrides",
         type=overrides,
         default={},
         metavar="DICT",
-        help="other options than it was trained with: \"{'encoder_layers': 24}\"",
+        help="options that differ from training: \"{'encoder_layers': 24}\"",
     )
-    parser.add_argument("--user-dir", metavar="DIR", help="mechanisms of your own, as fairseq's --user-dir")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE too")
+    model.add_argument("--user-dir", metavar="DIR", help="folder of your own mechanisms, as fairseq's --user-dir")
     return parser
 
 

@@ -24,6 +24,8 @@ class Mechanism:
     """What every registered class has; the base class of a kind inherits it beside ``nn.Module``."""
 
     registered_name: ClassVar[str]
+    #: Where the mechanism is published, for ``python -m fairseq_sg.options``; empty where no paper has it.
+    paper: ClassVar[str] = ""
     #: Dataclass of options: its fields are command-line options and keyword arguments of the class. None: no options.
     #: A subclass without a declaration of its own has the options of its base class.
     options: ClassVar[type | None] = None

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments import recipe
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
@@ -22,6 +24,11 @@ from fairseq_sg.modules.position import POSITION_REGISTRY
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+#: page -> the registries whose mechanisms have a row there, which ends with the paper
+PAGES = {
+    "attention": (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, UPDATE_REGISTRY, DEPTH_REGISTRY),
+    "feedforward": (FEEDFORWARD_REGISTRY,),
+}
 
 
 def example(line: str) -> str:
@@ -82,20 +89,77 @@ def test_the_normalization_of_extending_md(monkeypatch, tmp_path):
 
 
 def test_every_kind_has_its_row():
-    text = {name: (DOCS / f"{name}.md").read_text() for name in ("attention", "feedforward")}
-    pages = {
-        "attention": (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, UPDATE_REGISTRY, DEPTH_REGISTRY),
-        "feedforward": (FEEDFORWARD_REGISTRY,),
-    }
-    for page, registry in ((page, registry) for page, registries in pages.items() for registry in registries):
-        for name in registry:
-            assert re.search(rf"^\| `{name}` (\(default\) )?\|", text[page], re.MULTILINE), (
-                f"{page}.md has no row for {name}"
-            )
+    for page, registries in PAGES.items():
+        text = (DOCS / f"{page}.md").read_text()
+        for name in (name for registry in registries for name in registry):
+            assert re.search(rf"^\| `{name}` (\(default\) )?\|", text, re.MULTILINE), f"{page}.md: no row for {name}"
+
+
+def test_the_page_of_options_is_what_the_command_makes():
+    """After a change of an option: ``fairseq-sg options --markdown > docs/options.md``."""
+    pytest.importorskip("fairseq")
+    import fairseq_sg.plugin  # noqa: F401
+    from fairseq_sg import options
+
+    assert (DOCS / "options.md").read_text() == options.markdown()
+
+
+def test_papers_of_mechanisms_are_those_of_the_tables():
+    for page, registries in PAGES.items():
+        text = (DOCS / f"{page}.md").read_text()
+        for name, cls in ((name, cls) for registry in registries for name, cls in registry.items()):
+            row = re.search(rf"^\| `{name}` .*$", text, re.MULTILINE)[0]
+            assert row.endswith(f"| {cls.paper} |") or not cls.paper, f"{page}.md, {name}: not {cls.paper}"
+
+
+#: Pages that links lead to and that are not there yet.
+COMING = {"python.md"}
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them: equal ones are numbered."""
+    found: list[str] = []
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE):
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.append(f"{anchor}-{found.count(anchor)}" if anchor in found else anchor)
+    return set(found)
 
 
 def test_links_between_pages_lead_somewhere():
     root = DOCS.parent
     for page in [root / "README.md", root / "CONTRIBUTING.md", *DOCS.glob("*.md"), *(root / "results").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            there = page.parent / target if target else page
+            assert there.exists() or target in COMING, f"{page.name} links to {target}, which is not there"
+            if anchor and there.suffix == ".md" and there.exists():
+                assert anchor in anchors(there), f"{page.name} links to {target}#{anchor}, a heading that is not there"
+
+
+def test_the_recipes_of_reproducing_md(tmp_path):
+    page = (DOCS / "reproducing.md").read_text()
+    own, extending = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my.yaml").write_text(own)
+    (tmp_path / "sweep.yaml").write_text(extending)
+    found = recipe.read(tmp_path / "my.yaml")
+    assert found.trained == ["absolute", "relative"] and found.published("absolute", "scan26", "OOD").std == 0.01
+    small = recipe.read(tmp_path / "my.yaml", "small")
+    assert small.trained == ["relative"] and small.steps == 1000 and not small.has_published
+    sweep = recipe.read(tmp_path / "sweep.yaml")
+    assert sweep.trained == ["linear-l2", "weight-1e-4", "weight-1e-3"] and sweep.rows["weight-1e-4"].x == 1e-4
+    assert sweep.arguments_of("weight-1e-4", "scan26")[-4:] == ["--qk-norm", "l2", "--orthogonality-weight", "1e-4"]
+    assert sweep.published("linear-l2", "scan26", "OOD").mean == 50.6
+
+
+def test_every_key_of_a_recipe_is_in_reproducing_md():
+    guide = (DOCS / "reproducing.md").read_text().partition("## A recipe of your own")[2]
+    kinds = (recipe.Recipe, recipe.Data, recipe.Column, recipe.Row, recipe.XAxis, recipe.ByLength)
+    keys = {f.name for kind in kinds for f in fields(kind)} - {"name", "variant"} | {"extends", "variants"}
+    assert [key for key in sorted(keys) if not re.search(rf"`{key}`|^ *{key}:|[{{ ]{key}: ", guide, re.MULTILINE)] == []
+
+
+def test_every_recipe_and_variant_is_in_reproducing_md():
+    page = (DOCS / "reproducing.md").read_text()
+    for name in recipe.names():
+        for variant in recipe.variants(recipe.find(name)):
+            assert f"`{name} --variant {variant}`" in page
+        assert f"`{name}`" in page

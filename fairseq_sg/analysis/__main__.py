@@ -1,4 +1,4 @@
-"""The command ``fairseq-sg analysis``: the inside of a trained model as numbers and pictures.
+"""The inside of a trained model as numbers and pictures.
 
     fairseq-sg analysis maps     CHECKPOINT --input "jump twice"
     fairseq-sg analysis gates    CHECKPOINT --input "a b c 3"
@@ -9,8 +9,8 @@
     fairseq-sg analysis accuracy NAME=CHECKPOINT CHECKPOINT … NAME=CHECKPOINT … --out OUT
     fairseq-sg analysis symbols  CHECKPOINT
 
-Each command writes the numbers to OUT.npz and OUT.json, and draws them: --out OUT.pdf in PDF,
-OUT.svg in SVG, else in PNG.
+Each command writes the numbers to OUT.npz and OUT.json, and draws them in PNG, or in PDF or SVG with --out OUT.pdf
+or OUT.svg. COMMAND --help lists the options of a command.
 """
 
 from __future__ import annotations
@@ -46,42 +46,55 @@ COMMANDS = {
 def make_parser() -> Parser:
     """One subcommand per analysis."""
     form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="fairseq-sg analysis", description=__doc__, formatter_class=form, allow_abbrev=False)
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=Command)
+    parser = Parser(
+        prog="fairseq-sg analysis",
+        usage="%(prog)s COMMAND CHECKPOINT [options]",
+        description=__doc__,
+        formatter_class=form,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", prog=parser.prog, parser_class=Command)
     for name, module in COMMANDS.items():
         about = (module.__doc__ or "").partition("\n\n")[0]
-        command = commands.add_parser(
-            name, help=about, description=module.__doc__, formatter_class=form, allow_abbrev=False
-        )
         several = hasattr(module, "combine")
+        command = commands.add_parser(
+            name,
+            help=about.partition(" (Csordás")[0].partition(" (Park")[0].rstrip("."),
+            usage=f"%(prog)s {'[NAME=]CHECKPOINT …' if several else 'CHECKPOINT'} [options]",
+            description=(module.__doc__ or "").replace("``", ""),
+            formatter_class=form,
+            allow_abbrev=False,
+        )
         command.add_argument(
             "checkpoint",
             metavar="CHECKPOINT",
             nargs="+" if several else None,
             help="a checkpoint of fairseq-train" + "; or several, NAME=CHECKPOINT, to compare them" * several,
         )
-        command.add_argument("--data", metavar="DIR", help="the data folder (default: that of its training)")
         module.add_arguments(command)
-        command.add_argument(
+        written = command.add_argument_group("output")
+        written.add_argument(
             "--out",
             metavar="OUT",
             help="prefix of the files; OUT.pdf and the like choose the pictures' format (default: "
             f"CHECKPOINT without .pt, and .{name})",
         )
-        command.add_argument(
+        written.add_argument(
             "--format",
             choices=[*plots.FORMATS, "none"],
             help="format of the pictures (default: --out's extension, or png)",
         )
-        command.add_argument(
+        model = command.add_argument_group("model and data")
+        model.add_argument("--data", metavar="DIR", help="the data folder (default: that of its training)")
+        model.add_argument(
             "--model-overrides",
             type=overrides,
             default={},
             metavar="DICT",
             help="options that differ from training: \"{'encoder_layers': 24}\"",
         )
-        command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: auto)")
-        command.add_argument("--user-dir", metavar="DIR", help="folder of your own mechanisms, as fairseq's --user-dir")
+        model.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: auto)")
+        model.add_argument("--user-dir", metavar="DIR", help="folder of your own mechanisms, as fairseq's --user-dir")
     return parser
 
 

@@ -90,6 +90,7 @@ class SGCriterion(FairseqCriterion):
     Raises UsageError for an option outside its choices.
     """
 
+    paper = "orthogonality loss: Park & Kim 2024, 4.2"
     #: The unit of a prediction, and the unit of each percentage that is logged.
     predicted = "token"
     percentages = "accuracy, % of sentences; token_accuracy, % of tokens"

@@ -295,7 +295,7 @@ def read(path: Path, variant: str = "") -> Recipe:
         for row in rows.values() if isinstance(rows, dict) else ():
             if isinstance(row, dict):
                 row.pop("published", None)
-        content = _without_null(_merged(path, content, known[variant]))
+        content = _without_null(_merged(content, known[variant]))
     if "name" in content or "variant" in content:
         raise RecipeError(f"{path}: the keys 'name' and 'variant' are unknown: the file's name is that of the recipe")
     recipe = _typed(str(path), content | {"name": path.stem, "variant": variant})
@@ -329,7 +329,7 @@ def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
         raise RecipeError(f"{path}: extends: {error}") from None
     if isinstance(below.get("chosen"), list) and isinstance(content.get("chosen"), list):
         content["chosen"] = below["chosen"] + content["chosen"]
-    return _without_null(_merged(path, below, content)), _merged(path, others, own)
+    return _without_null(_merged(below, content)), _merged(others, own)
 
 
 def _mapping(where: str, content: Any) -> dict[str, Any]:
@@ -338,12 +338,13 @@ def _mapping(where: str, content: Any) -> dict[str, Any]:
     return content
 
 
-def _merged(path: Path, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Mappings are merged, everything else is replaced."""
-    try:
-        return OmegaConf.to_container(OmegaConf.merge(below, above))
-    except OmegaConfBaseException as error:
-        raise RecipeError(f"{path}: {worded(error)}") from None
+    found = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(found.get(key), dict)
+        found[key] = _merged(found[key], value) if both else value
+    return found
 
 
 def worded(error: Exception) -> str:

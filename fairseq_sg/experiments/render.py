@@ -20,7 +20,8 @@ from fairseq_sg.experiments import by_length, figures, recipe, report, results
 from fairseq_sg.experiments.results import Results
 
 QUESTIONS = "questions.yaml"
-BEGIN, END = "<!-- results: made by `fairseq-sg experiments render` -->", "<!-- end of results -->"
+#: A place of the README for questions, by their keys: what stands between these marks is made.
+_MARKED = re.compile(r"(<!-- results: ([\w, -]+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
 _PLACE = re.compile(r"\{([^{}]+)\}")
 
 
@@ -52,7 +53,7 @@ class Question:
         tables: those that show it.
         picture: a picture, by its path from the folder of results.
         first_look: whether the evidence is one seed; such questions come last, collapsed.
-        readme: whether the README shows it.
+        key: its name for a place of the README.
     """
 
     question: str = MISSING
@@ -60,7 +61,7 @@ class Question:
     tables: list[Show] = field(default_factory=list)
     picture: str = ""
     first_look: bool = False
-    readme: bool = False
+    key: str = ""
 
 
 @dataclass
@@ -105,14 +106,14 @@ def texts(found: Results, name: str, pictures: list[str]) -> dict[str, str]:
 
 
 def render_questions(folder: Path, readme: Path | None = None) -> list[Path]:
-    """Writes FOLDER/README.md from FOLDER/questions.yaml, and the results between the marks of a README.
+    """Writes FOLDER/README.md from FOLDER/questions.yaml, and answers between the marks of a README.
 
     Raises:
         UsageError: a question names a file, row, data or column that does not exist.
     """
     written = [folder / "README.md"]
     written[0].write_text(questions_page(folder), "utf-8")
-    if readme and readme.is_file() and BEGIN in readme.read_text("utf-8"):
+    if readme and readme.is_file() and _MARKED.search(readme.read_text("utf-8")):
         readme.write_text(with_results(readme.read_text("utf-8"), folder), "utf-8")
         written.append(readme)
     return written
@@ -123,7 +124,7 @@ def read_questions(path: Path) -> list[Question]:
         merged = OmegaConf.merge(OmegaConf.structured(Questions), OmegaConf.load(path))
         return OmegaConf.to_object(merged).questions
     except (OmegaConfBaseException, yaml.YAMLError, OSError) as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise UsageError(f"{path}: {recipe.worded(error)}") from None
 
 
 def questions_page(folder: Path) -> str:
@@ -149,16 +150,27 @@ def questions_page(folder: Path) -> str:
 
 
 def with_results(text: str, folder: Path) -> str:
-    """A README with the results between its marks made anew."""
+    """A README with the answers between its marks made anew: ``<!-- results: KEY, KEY -->`` and its end.
+
+    Raises:
+        UsageError: a mark names a question that there is not.
+    """
     files = read_all(folder)
-    begin, rest = text.split(BEGIN, 1)
-    if END not in rest:
-        raise UsageError(f"README.md has {BEGIN!r} without {END!r}: add the second mark")
-    found: list[str] = []
-    for question in read_questions(folder / QUESTIONS):
-        if question.readme:
-            found += _block(question, files, "### ", prefix=f"{folder.name}/", picture=False)
-    return f"{begin}{BEGIN}\n\n" + "\n".join(found) + END + rest.split(END, 1)[1]
+    questions = {question.key: question for question in read_questions(folder / QUESTIONS) if question.key}
+
+    def made(match: re.Match[str]) -> str:
+        keys = match[2].strip().split(", ")
+        found: list[str] = []
+        for key in keys:
+            question = _named(questions, key, "question with the key")
+            title = f"**{question.question}** " if len(keys) > 1 else ""
+            found += ["", title + _filled(question.answer, files).strip(), ""]
+            for show in question.tables:
+                found += report.markdown_table(_table(show, files))
+        answers = "\n".join(found).strip()
+        return f"{match[1]}\n{answers}\n\n{match[4]}"
+
+    return _MARKED.sub(made, text)
 
 
 def read_all(folder: Path) -> dict[str, Results]:
@@ -168,18 +180,16 @@ def read_all(folder: Path) -> dict[str, Results]:
     }
 
 
-def _block(
-    question: Question, files: dict[str, Results], level: str, prefix: str = "", picture: bool = True
-) -> list[str]:
+def _block(question: Question, files: dict[str, Results], level: str) -> list[str]:
     found = [f"{level}{question.question}", "", _filled(question.answer, files).strip(), ""]
     for show in question.tables:
         found += [*report.markdown_table(_table(show, files)), ""]
-    if question.picture and picture:
-        found += [f"![{question.question}]({prefix}{question.picture})", ""]
+    if question.picture:
+        found += [f"![{question.question}]({question.picture})", ""]
     for name in dict.fromkeys(show.results for show in question.tables):
         made = files[name]
         machine = ", ".join(dict.fromkeys(m.get("gpu") or m["cpu"] for m in made.machines))
-        found += [f"<sub>[{name}]({prefix}{name}.md): commit {', '.join(made.commits)}; {machine}.</sub>", ""]
+        found += [f"<sub>[{name}]({name}.md): commit {', '.join(made.commits)}; {machine}.</sub>", ""]
     return found
 
 
@@ -195,6 +205,8 @@ def _table(show: Show, files: dict[str, Results]) -> report.Table:
     ]
     for column in columns:
         _named(table.columns, column, f"column of {show.results}")
+    for data in show.data or ():
+        _named(table.data, data, f"data of {show.results}")
     order = show.rows or list(table.rows)
     for row in order:
         _named(table.rows, row, f"row of {show.results}")

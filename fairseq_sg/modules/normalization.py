@@ -55,6 +55,8 @@ class NoNormalization(QKNormalization):
 class L1Normalization(QKNormalization):
     """x / (‖x‖₁ + ε)."""
 
+    paper = "Park & Kim 2024"
+
     def forward(self, x: Tensor) -> Tensor:
         norm = x.abs().sum(-1, keepdim=True, dtype=_dtype_of_sums(x))  # (…, 1)
         return (x / (norm + self.eps)).type_as(x)
@@ -64,6 +66,8 @@ class L1Normalization(QKNormalization):
 class L2Normalization(QKNormalization):
     """x / (‖x‖₂ + ε)."""
 
+    paper = "Park & Kim 2024"
+
     def forward(self, x: Tensor) -> Tensor:
         return (x / (l2_norm(x) + self.eps)).type_as(x)
 
@@ -71,6 +75,8 @@ class L2Normalization(QKNormalization):
 @register_qk_norm("rms")
 class RMSNormalization(QKNormalization):
     """x / (RMS(x) + ε) ⊙ γ, RMS(x) = √(mean x²), ε outside the root as the paper writes it; γ starts at 1."""
+
+    paper = "Park & Kim 2024"
 
     def __init__(self, dim: int, eps: float = 1e-6):
         super().__init__(dim, eps)

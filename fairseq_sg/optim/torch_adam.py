@@ -63,6 +63,8 @@ def betas(cfg) -> tuple[float, float]:
 class TorchAdam(FairseqOptimizer):
     """torch.optim.AdamW(fused=True), with the norm of all gradients taken at once."""
 
+    paper = "Kingma & Ba 2015, Algorithm 1; decoupled weight decay: Loshchilov & Hutter 2019"
+
     @staticmethod
     def check_options(cfg) -> None:
         """Raises UsageError for options that contradict each other, before data are loaded; ``cfg`` is the whole."""

@@ -1,6 +1,6 @@
 """BLEU of translations against plain text: ``python -m fairseq_sg.scoring.plain_bleu FOLDER SUBSET OUTPUT``.
 
-FOLDER is made by ``python -m data_prep parallel`` (or ``iwslt_en_vi``). OUTPUT is the file that `fairseq-generate
+FOLDER is made by ``python -m data_prep parallel`` (or ``iwslt_en_vi``). OUTPUT is the file that ``fairseq-generate
 --results-path`` wrote for SUBSET, or its printed output. The hypotheses (lines ``H-…`) are put into the order of the
 text and their subwords joined to words. sacreBLEU scores them against raw/SUBSET.plain.tgt, so scores do not depend on
 the subwords. BLEU and chrF are printed with sacreBLEU's signatures, which make them comparable (Post 2018).

@@ -169,7 +169,7 @@ def test_a_value_is_refused_before_data_are_loaded():
 
 
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
-def test_every_default_is_inside_its_range():
+def test_every_default_is_inside_its_range(tmp_path):
     from fairseq.models import MODEL_DATACLASS_REGISTRY
 
     from fairseq_sg import command_line, ranges
@@ -178,7 +178,7 @@ def test_every_default_is_inside_its_range():
         config = MODEL_DATACLASS_REGISTRY[arch]
         ranges.check(config, config.declared)
     for scheduler in ("fixed", "inverse_sqrt", "cosine", "reduce_lr_on_plateau"):
-        command_line.check(configured("--lr-scheduler", scheduler), "train")
+        command_line.check(configured("--lr-scheduler", scheduler, "--save-dir", str(tmp_path)), "train")
 
 
 def plugin_options() -> set[str]:
@@ -259,12 +259,32 @@ def test_the_options_command_with_an_option(name):
     )
 
 
-def test_the_options_command_with_names_that_have_none():
-    names = "elu, exp, hedgehog, rebased, relu, squared, taylor"
-    assert listed("elu")[2] == f"feature map {names}: no options of their own\n"
+@pytest.mark.parametrize(
+    "name,printed",
+    [
+        ("relu", "feature map relu, chosen by --feature-map: no options of its own\n"),
+        ("separate", "depth separate, chosen by --depth (Vaswani et al. 2017): no options of its own\n"),
+        ("exact_match", "scoring exact_match, chosen by --scoring: no options of its own\n"),
+    ],
+)
+def test_the_options_command_with_a_name_that_has_none(name, printed):
+    assert listed(name)[2] == printed
+
+
+def test_the_options_command_with_a_name_that_has_only_shared_ones():
+    """The first line says so. It does not for a mechanism with options of its own, or for an architecture."""
+    code, options, printed = listed("switch")
+    assert code == 0 and "--moe-k" in options and "--moe-selection" not in options
+    chosen = "feedforward layer switch, chosen by --encoder-ffn, --decoder-ffn (Fedus et al. 2022; Csordás 2023, 7.3)"
+    assert printed.splitlines()[0] == f"{chosen}: no options of its own; it shares these:"
+    assert listed("sigma_moe")[2].splitlines()[0].endswith("--decoder-ffn (Csordás 2023, 7.4)")
+    assert listed("sg_lstm_ctl")[2].splitlines()[0] == "model sg_lstm_ctl, chosen by --arch"
+
+
+def test_the_options_command_with_an_unknown_name():
     code, _, printed = listed("lineer")
     assert code == 2
-    assert printed == "error: 'lineer' is no name of an option or of an owner of options: did you mean linear?\n"
+    assert printed == "error: there is no option and no mechanism named 'lineer': did you mean linear?\n"
 
 
 def test_a_width_that_the_documentation_advises_against(caplog):

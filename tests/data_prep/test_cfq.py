@@ -132,7 +132,7 @@ def test_splits(split: str, run, read_subset, fixture_folder: Path, small_sizes,
         assert read_subset(tmp_path / "out", name) == expected_subset(fixture_folder, split, part)
     found = manifest(tmp_path / "out")
     assert list(found["subsets"]) == list(names) and found["vocabulary"]["joined"]
-    assert "words, and 181 are published" in found["membership"]
+    assert "words in the common vocabulary instead of the published 181" in found["membership"]
     files = (fixture_folder / "dataset.json", fixture_folder / "splits" / f"{split}.json")
     assert found["request"]["source_sha256"] == [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     assert [file["name"] for file in found["origin"]["files"]] == ["cfq/dataset.json", f"cfq/splits/{split}.json"]

@@ -175,7 +175,7 @@ def test_gen_of_2021(run, old_folder: Path, tmp_path: Path) -> None:
     )
     assert list(tmp_path.iterdir()) == []
     result = run("cogs", "--gen-2021", "--raw-dir", old_folder, "--raw-only", "--out", tmp_path / "out")
-    assert result.code == 0 and "gen as it was until September 2022" in result.out
+    assert result.code == 0 and "with gen as it was before the correction of 51" in result.out
     found = manifest(tmp_path / "out")
     assert found["request"]["gen"] == "2021" and found["origin"]["files"][3] == GEN_2021.describe()
 

@@ -57,7 +57,7 @@ def test_published_files_may_repeat_training_and_say_so() -> None:
     corpus.check()
     described = corpus.describe()
     assert [entry.get("in_train") for entry in described["subsets"].values()] == [None, 2, None]
-    assert "2 of gen are in train too, in the published files" in corpus.summary(described)
+    assert "2 examples of gen are also in train, in the published files" in corpus.summary(described)
 
 
 def test_labels_are_one_word() -> None:

@@ -195,7 +195,7 @@ def test_every_line_means_its_target(order: str, folders: dict[str, Path], read_
     written = {name: table.split(" ") for name, table in found["origin"]["tables"].items()}
     tables = {name: dict(zip(SYMBOLS, table, strict=True)) for name, table in written.items()}
     assert tuple(tables) == FUNCTIONS and found["request"]["order"] == order
-    assert found["rule"].endswith(order) and found["membership"].startswith("the reference's own")
+    assert found["rule"].endswith(order) and found["membership"].startswith("the published ones, except")
     for name in PUBLISHED:
         for source, target in read_subset(folders[order], name):
             words = source.split(" ")
@@ -234,7 +234,7 @@ def test_manifest_and_classes(folders: dict[str, Path]) -> None:
 
 def test_another_seed_is_named(run, tmp_path: Path) -> None:
     result = run("ctl", "--order", "forward", "--seed", 3, "--raw-only", "--out", tmp_path / "out")
-    assert result.code == 0 and "examples: drawn as by the reference, from another seed" in result.out
+    assert result.code == 0 and "examples: drawn like the published ones, from another seed" in result.out
     found = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
     assert found["request"]["seed"] == 3 and found["origin"]["generator"] == "data_prep.ctl_sample"
 

@@ -267,7 +267,7 @@ def test_archive_and_folder(run, archive, tmp_path: Path) -> None:
         for text in (out / "raw").iterdir():
             assert text.read_bytes() == (again / "raw" / text.name).read_bytes()
         assert manifest(again)["origin"] == found["origin"]
-        assert manifest(again)["membership"].startswith("those of the files in the folder")
+        assert manifest(again)["membership"].startswith("those of your files")
     changed = tmp_path / "unpacked" / FOLDER / next(iter(places(MODULE)))
     changed.write_bytes(changed.read_bytes().replace(b"What", b"Whit"))
     refused = run(*options, "--raw-dir", tmp_path / "unpacked", "--raw-only", "--out", again)
@@ -320,7 +320,7 @@ def test_module_without_extrapolation(run, tmp_path: Path) -> None:
     folder, out = unpack(entries(WITHOUT), tmp_path / "files"), tmp_path / "out"
     unpack({f"{FOLDER}/extrapolate/{MODULE}_big.txt": b"never read"}, folder)
     result = run("mathematics", "--module", WITHOUT, "--raw-dir", folder, "--holdout", 1, "--raw-only", "--out", out)
-    assert result.code == 0 and "this module has no questions to extrapolate, and therefore no gen" in result.out
+    assert result.code == 0 and "there is no gen, since this module has no extrapolation test" in result.out
     assert list(manifest(out)["subsets"]) == ["train", "valid", "interpolate"]
 
 

@@ -253,7 +253,7 @@ def command(server, tmp_path: Path) -> list[object]:
 def test_download_of_tasks(run, command, server, scan_files: Path, tmp_path: Path) -> None:
     server.files["/tasks.txt"] = gzip.decompress((scan_files / "tasks.txt.gz").read_bytes())
     result = run(*command, "length", "--cutoff", "26")
-    assert result.code == 0 and "examples: the reference's own" in result.out
+    assert result.code == 0 and "examples: the published ones" in result.out
     assert result.err == f"downloading {server.url}/tasks.txt (4,080,388 bytes)\n"
     assert (tmp_path / "cache" / "scan" / "tasks.txt").is_file()
     assert run(*command, "length", "--cutoff", "26").out == f"already prepared: {tmp_path / 'out'}\n"

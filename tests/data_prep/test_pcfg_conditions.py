@@ -126,7 +126,7 @@ def test_synonyms(variant: str, run, read_subset, small, publish, tmp_path: Path
     assert types_of(tmp_path / "out", "valid") == [f"functions_{count_functions(p.source):02}" for p in DEV_PAIRS]
     found = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
     assert found["subsets"]["valid"]["published_size"] == (None if equal else 40)
-    assert ("half of it renamed" in found["membership"]) == equal
+    assert ("our own draw renames half" in found["membership"]) == equal
     assert [file["name"] for file in found["origin"]["files"]][-1] == f"substitutivity/{variant}/test_twin.tgt"
 
 

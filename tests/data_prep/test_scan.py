@@ -34,7 +34,7 @@ def test_cutoff_from_the_grammar(run, read_subset, generated: list[Pair], tmp_pa
         ["gen", "2,624", "2,624", "9", "48"],
     ]
     assert "vocabulary: 13 source and 6 target words" in result.out and f"written to {tmp_path / 'out'}" in result.out
-    assert "examples: valid is not the reference's own" in result.out
+    assert "examples: valid is our own random 10 %. For the valid of the papers, give --download" in result.out
     for name, pairs in resplit(generated, 26).items():
         assert read_subset(tmp_path / "out", name) == pairs
 
@@ -67,7 +67,7 @@ def test_cutoff_from_the_official_file(
     result = run(
         "scan", "--split", "length", "--cutoff", 26, "--raw-only", "--raw-dir", scan_files, "--out", tmp_path / "out"
     )
-    assert result.code == 0 and "examples: the reference's own" in result.out
+    assert result.code == 0 and "examples: the published ones" in result.out
     for name, pairs in resplit(official, 26).items():
         assert read_subset(tmp_path / "out", name) == pairs
     assert manifest(tmp_path / "out")["origin"] == {
@@ -100,7 +100,7 @@ def test_simple_from_the_official_files(
 def test_simple_without_them_says_so(run, read_subset, generated: list[Pair], tmp_path: Path) -> None:
     result = run("scan", "--split", "simple", "--holdout", 0, "--seed", 5, "--raw-only", "--out", tmp_path / "out")
     assert result.code == 0
-    assert manifest(tmp_path / "out")["membership"].startswith("not the official split")
+    assert manifest(tmp_path / "out")["membership"].startswith("our own random split of the official sizes")
     for name, pairs in random_split(generated, 5).items():
         assert read_subset(tmp_path / "out", name) == pairs
 

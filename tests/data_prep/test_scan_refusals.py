@@ -14,8 +14,8 @@ LENGTH = ("scan", "--split", "length", "--raw-only")
 
 
 CUTOFF = (
-    "argument --cutoff: must be a whole number from 1 to 47, not {!r}: commands have 1 to 48 actions "
-    "(published cutoffs: 22 24 25 26 27 28 30 32 33 36 40)"
+    "argument --cutoff: must be a whole number from 1 to 47, not {!r}: commands have 1 to 48 actions. "
+    "Published cutoffs: 22 24 25 26 27 28 30 32 33 36 40"
 )
 HOLDOUT = "argument --holdout: must be a number from 0 to below 1 (0.1 is a tenth), not {!r}"
 SEED = "argument --seed: must be a whole number from 0 to 4294967295, not {!r}"
@@ -131,7 +131,7 @@ def test_another_draw_than_the_reference(
 ) -> None:
     monkeypatch.setattr("data_prep.scan_splits.RandomState", lambda seed: numpy.random.RandomState(seed + 1))
     result = run(*LENGTH, "--cutoff", 26, "--raw-dir", scan_files, "--out", tmp_path / "out")
-    assert result.code == 1 and "the validation set of cutoff 26 is not the reference's" in result.err
+    assert result.code == 1 and "the valid of cutoff 26 is not the published one" in result.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -155,13 +155,13 @@ def test_cutoff_26_draws_the_lines_known_of_the_reference(official: list[Pair]) 
 
 
 def test_another_order_draws_other_examples(generated: list[Pair]) -> None:
-    with pytest.raises(DataError, match="the validation set of cutoff 26 is not the reference's"):
+    with pytest.raises(DataError, match="the valid of cutoff 26 is not the published one"):
         check_draw(generated, 26)
 
 
 def test_another_numpy_stream_is_noticed(official: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_prep.scan_splits.RandomState", lambda seed: numpy.random.RandomState(seed + 1))
-    with pytest.raises(DataError, match="does this numpy draw other numbers"):
+    with pytest.raises(DataError, match="seems to draw other numbers"):
         check_draw(official, 26)
 
 

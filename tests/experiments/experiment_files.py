@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,18 @@ def finished(recipe: Recipe) -> Results:
         done["result"]["curve"] = curve
     bad = record("bad", 1, diverged={"step": 3, "why": "the loss is nan"})
     return Results(recipe, 1.0, [*good, bad, record("bad", 2)])
+
+
+# Pictures.
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """The texts that a PNG has beside its pixels."""
+    content, found, place = path.read_bytes(), {}, 8
+    while place < len(content):
+        length, kind = struct.unpack(">I4s", content[place : place + 8])
+        if kind in (b"tEXt", b"iTXt"):
+            key, _, value = content[place + 8 : place + 8 + length].partition(b"\0")
+            found[key.decode()] = value.decode()
+        place += length + 12
+    return found

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiment_files import TINY, finished, record, result, tiny
+from experiment_files import TINY, finished, metadata, record, result, tiny
 
 pytest.importorskip("matplotlib")
 
@@ -239,18 +238,6 @@ def test_figures_are_at_most_a_page_wide(tmp_path):
         text = text.replace('{IID: "1.00 ± 0.00", OOD: ".21 ± .01"}', "{}").replace("{IID: Fail, OOD: Fail}", "{}")
         found = finished(tiny(tmp_path, text.replace('{OOD: ".5"}', "{}")))
         assert figures.bars(found).get_size_inches()[0] == (figures.COLUMN if number == 1 else figures.PAGE)
-
-
-def metadata(path: Path) -> dict[str, str]:
-    """The texts that a PNG has beside its pixels."""
-    content, found, place = path.read_bytes(), {}, 8
-    while place < len(content):
-        length, kind = struct.unpack(">I4s", content[place : place + 8])
-        if kind in (b"tEXt", b"iTXt"):
-            key, _, value = content[place + 8 : place + 8 + length].partition(b"\0")
-            found[key.decode()] = value.decode()
-        place += length + 12
-    return found
 
 
 def test_a_picture_names_its_source_and_nothing_that_changes_with_the_machine(tmp_path):

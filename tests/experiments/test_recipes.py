@@ -19,8 +19,8 @@ from fairseq_sg.experiments.runs import check_data
 from fairseq_sg.scoring import plain_bleu
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-#: Recipes of papers; the others are our own, without published numbers.
-PUBLISHED = [name for name in recipe.names() if not name.startswith("own_")]
+#: Recipes of papers' tables.
+PUBLISHED = [name for name in recipe.names() if name.startswith(("park_kim_", "thesis_"))]
 #: (recipe, variant)
 ALL = [(name, variant) for name in recipe.names() for variant in ("", *recipe.variants(recipe.find(name)))]
 
@@ -267,7 +267,7 @@ def test_options_that_experiments_sets_are_refused_in_every_form(place, key, tex
 
 
 def test_a_recipe_that_extends_another(tmp_path):
-    """Mappings are merged, all else is replaced."""
+    """Mappings are merged, all else is replaced, and chosen sentences are added."""
     read(tmp_path, SMALL)
     above = f"""\
 extends: {tmp_path / "small.yaml"}
@@ -280,11 +280,30 @@ rows:
 chosen: [all of it]
 """
     found = read(tmp_path, above, name="above")
-    assert (found.title, found.name, found.steps, found.chosen) == ("Another table", "above", 100, ["all of it"])
+    assert (found.title, found.name, found.steps, found.chosen) == (
+        "Another table", "above", 100, ["the seeds", "all of it"],
+    )  # fmt: skip
     assert found.data["short"].subsets == ["valid", "gen", "test"] and found.data["short"].folder == "short"
     assert list(found.rows) == ["plain", "other", "more"] and found.rows["more"].arguments == "--lr 1"
     assert (found.rows["plain"].label, found.rows["plain"].arguments) == ("not so plain", "--depth shared")
     assert found.published("plain", "short", "IID").mean == 99.8
+
+
+def test_null_removes_what_the_base_has(tmp_path):
+    """A row, a column, one of the published numbers; in a variant too."""
+    read(tmp_path, SMALL.replace("  plain:\n", "  last: {arguments: --lr 1}\n  plain:\n"))
+    above = f"extends: {tmp_path / 'small.yaml'}\ncolumns: {{all: null}}\n"
+    above += "rows: {other: null, plain: {published: {short: {OOD: null}}}}\nvariants: {one: {rows: {last: null}}}\n"
+    found = read(tmp_path, above, name="above")
+    assert list(found.rows) == ["last", "plain"] and list(found.columns) == ["IID", "OOD"]
+    assert found.rows["plain"].published == {"short": {"IID": "99.8 ± 0.1"}}
+    assert list(read(tmp_path, above, "one", name="above").rows) == ["plain"]
+
+
+def test_a_base_is_no_recipe_but_can_be_extended(tmp_path):
+    bases = sorted(path.stem for path in recipe.FOLDER.glob("_*.yaml"))
+    assert bases and not set(bases) & set(recipe.names())
+    assert recipe.find(bases[0]).is_file()
 
 
 def test_a_recipe_extends_one_of_ours_by_name(tmp_path):
@@ -758,9 +777,9 @@ def test_the_weights_of_the_orthogonality_sweep_are_what_is_trained():
     assert settings["none"] == settings["linear-l2"] and settings["weight-1e-4"] == settings["linear-l2-orthogonality"]
 
 
-@pytest.mark.parametrize("name", ["own_translation_length", "own_translation_length_iwslt"])
-def test_the_models_of_translations_differ_in_attention_alone(name):
-    found = recipe.read(recipe.find(name))
+@pytest.mark.parametrize("variant", ["", "small"])
+def test_the_models_of_translations_differ_in_attention_alone(variant):
+    found = recipe.read(recipe.find("own_translation_length"), variant)
     assert list(found.rows) == ["softmax", "log_length", "relative", "linear", "galerkin"]
     for row in found.rows.values():
         assert {word for word in shlex.split(row.arguments) if word.startswith("--")} <= {

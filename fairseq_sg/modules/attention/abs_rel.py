@@ -30,6 +30,7 @@ class AbsRelAttention(RelativeAttention):
     those of keys and values as one matrix; the output projection and the gate have PyTorch's default.
     """
 
+    paper = "Csordás 2023, App. D.2; Csordás et al. 2022"
     takes = frozenset()
     sees_input = True
     reference_init = "fused"

@@ -72,6 +72,7 @@ class CompositionalAttention(SoftmaxAttentionBase):
         UsageError: for a wrong option.
     """
 
+    paper = "Mittal et al. 2022"
     options = CompositionalOptions
     sees_input = True
 

@@ -69,6 +69,7 @@ class GalerkinAttention(Attention):
         galerkin_norm_eps: ε of the layer norms.
     """
 
+    paper = "Cao 2021"
     options = GalerkinOptions
     remembers = True
     reference_init = "small_identity"

@@ -68,6 +68,7 @@ class GeometricAttention(Attention):
         no_directional_encoding: leaves out β D_ij.
     """
 
+    paper = "Csordás et al. 2022; Csordás 2023, 5.1.2"
     roles = frozenset({"encoder", "decoder"})
     brings_position = True
     sees_input = True

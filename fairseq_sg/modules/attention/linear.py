@@ -72,6 +72,7 @@ class LinearAttention(Attention):
         position: makes a module with ``rotate``, for a width and a number of heads (``modules.position``).
     """
 
+    paper = "Katharopoulos et al. 2020; Park & Kim 2024"
     options = LinearOptions
     takes = frozenset({"rotation"})
     remembers = True

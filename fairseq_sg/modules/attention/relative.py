@@ -57,6 +57,7 @@ class RelativeAttention(SoftmaxAttentionBase):
         relative_key_dropout: dropout on k_j and on W_P p_r, in training.
     """
 
+    paper = "Dai et al. 2019; Csordás 2023, App. C.3"
     roles = frozenset({"encoder", "decoder"})
     brings_position = True
     takes = frozenset({"indices"})

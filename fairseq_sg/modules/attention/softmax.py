@@ -204,3 +204,5 @@ def softmax_of_logits(
 @register_attention("softmax")
 class SoftmaxAttention(SoftmaxAttentionBase):
     """Time O(N·M·d), memory O(N·M) at worst; decoding keeps all keys and values."""
+
+    paper = "Vaswani et al. 2017"

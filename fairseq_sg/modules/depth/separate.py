@@ -11,6 +11,8 @@ from fairseq_sg.modules.depth.base import Stack, register_depth
 class SeparateLayers(Stack):
     """A layer of its own for every step."""
 
+    paper = "Vaswani et al. 2017"
+
     def __init__(self, build_layer, steps, dim):
         super().__init__(build_layer, steps, dim)
         self.layers = nn.ModuleList(build_layer(step) for step in range(steps))

@@ -15,6 +15,7 @@ from fairseq_sg.modules.depth.base import IncrementalState, Stack, register_dept
 class SharedLayer(Stack):
     """One layer for all steps. Its attentions keep a decoding state per step, in a dict per step."""
 
+    paper = "Dehghani et al. 2019, without halting; Csordás 2023, 4.2.2"
     shares_layers = True
 
     def __init__(self, build_layer, steps, dim):

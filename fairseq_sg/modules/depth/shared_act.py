@@ -101,6 +101,7 @@ class SharedACT(SharedLayer):
         UsageError: for a wrong option.
     """
 
+    paper = "Graves 2016; Dehghani et al. 2019; Csordás 2023, App. D.1"
     options = SharedACTOptions
     #: The weight of all published models with halting (Csordás 2023, appendix D.1: α = 0.03).
     emitted_losses = {"ponder": 0.03}

@@ -40,6 +40,7 @@ class CosformerFeatureMap(FeatureMap):
         UsageError: no M, one below 1, or later a position that reaches it.
     """
 
+    paper = "Qin et al. 2022"
     options = CosformerOptions
     needs_positions = True
 

@@ -37,6 +37,7 @@ class DPFPFeatureMap(FeatureMap):
         UsageError: another ν.
     """
 
+    paper = "Schlag et al. 2021"
     options = DPFPOptions
 
     def __init__(self, head_dim: int, *, dpfp_nu: int = 1):

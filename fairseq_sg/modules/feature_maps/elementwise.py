@@ -15,6 +15,8 @@ class EluFeatureMap(FeatureMap):
     precision, to 0 at x = −8 in bfloat16.
     """
 
+    paper = "Katharopoulos et al. 2020, eq. 7"
+
     def forward(self, x: Tensor) -> Tensor:
         x = accurate(x)
         return x.clamp(max=0).exp() + x.relu()

@@ -16,6 +16,8 @@ class HedgehogFeatureMap(FeatureMap):
     both halves, and the factor 2, are those of the implementation in flash-linear-attention. Features are float32.
     """
 
+    paper = "Zhang et al. 2024"
+
     def __init__(self, head_dim: int):
         super().__init__(head_dim)
         self.features = 2 * head_dim

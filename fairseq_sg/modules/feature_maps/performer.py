@@ -52,6 +52,7 @@ class PerformerFeatureMap(FeatureMap):
         UsageError: m is odd or below 2, or the policy is none of these.
     """
 
+    paper = "Choromanski et al. 2021"
     options = PerformerOptions
 
     def __init__(self, head_dim: int, *, performer_features: int | None = None, performer_redraw: str = "forward"):

@@ -22,6 +22,7 @@ class RebasedFeatureMap(FeatureMap):
         UsageError: D < 2: a normalized number alone is always 0.
     """
 
+    paper = "Aksenov et al. 2024"
     quadratic = True
     least_width = 4  # two normalized numbers have only a sign
 

@@ -35,6 +35,7 @@ class T2RFeatureMap(FeatureMap):
         UsageError: F is below 1.
     """
 
+    paper = "Kasai et al. 2021"
     options = T2ROptions
 
     def __init__(self, head_dim: int, *, t2r_features: int | None = None):

@@ -18,6 +18,7 @@ class TaylorFeatureMap(FeatureMap):
     So φ(q)·φ(k) = 1 + s + s²/2 with s = q·k/√D: exp(s) to second order, and at least 1/2. Features are float32.
     """
 
+    paper = "Based: Arora et al. 2024"
     quadratic = True
 
     def __init__(self, head_dim: int):

@@ -56,6 +56,7 @@ class DenseFeedForward(FeedForward):
             UsageError.
     """
 
+    paper = "Vaswani et al. 2017, eq. 2"
     options = DenseOptions
     needs_layers = True
 

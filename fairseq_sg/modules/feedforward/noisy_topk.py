@@ -22,6 +22,7 @@ from fairseq_sg.modules.feedforward.registry import register_feedforward
 class NoisyTopK(MixtureOfExperts):
     """See the module's docstring, and `MixtureOfExperts`."""
 
+    paper = "Shazeer et al. 2017; Csordás 2023, 7.3"
     loss_name = "expert_load"
     default_regularization = 0.1
 

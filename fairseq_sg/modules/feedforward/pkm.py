@@ -73,6 +73,7 @@ class ProductKeyMemory(FeedForward):
         UsageError: for sizes that do not fit, or a wrong option.
     """
 
+    paper = "Lample et al. 2019; Csordás 2023, 7.2.2, F.1.3"
     options = PKMOptions
     needs_layers = True
 

@@ -48,6 +48,7 @@ class SBaseOptions(MoEOptions):
 class SBase(MixtureOfExperts):
     """See the module's docstring, and `MixtureOfExperts`."""
 
+    paper = "Clark et al. 2022; Csordás 2023, 7.3"
     options = SBaseOptions
     loss_name = "expert_entropy"
     default_k = 1

@@ -59,6 +59,7 @@ class SigmaMoEOptions(MoEOptions):
 class SigmaMoE(MixtureOfExperts):
     """See the module's docstring, and `MixtureOfExperts`."""
 
+    paper = "Csordás 2023, 7.4"
     options = SigmaMoEOptions
     loss_name = "expert_entropy"
     default_expert_dropout = 0.05

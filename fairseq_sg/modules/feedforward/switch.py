@@ -19,6 +19,7 @@ from fairseq_sg.modules.feedforward.workers import sum_over_workers
 class Switch(MixtureOfExperts):
     """See the module's docstring, and `MixtureOfExperts`."""
 
+    paper = "Fedus et al. 2022; Csordás 2023, 7.3"
     loss_name = "expert_balance"
     default_k = 1
     default_init = "switch"

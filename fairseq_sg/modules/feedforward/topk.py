@@ -27,6 +27,7 @@ class TopKFeedForward(DenseFeedForward):
         topk_k: K. A number that is not from 1 to ffn_dim is a UsageError. The others are those of `DenseFeedForward`.
     """
 
+    paper = "Csordás 2023, 7.2.1"
     options = TopKOptions
 
     def __init__(self, dim: int, ffn_dim: int, *, topk_k: int = 128, **kwargs):

@@ -20,6 +20,7 @@ from fairseq_sg.ops.precision import accumulation_dtype
 class AlibiPosition(AttentionPosition):
     """Nothing learned, no longest length."""
 
+    paper = "Press et al. 2022"
     gives = "bias"
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool):

@@ -31,6 +31,7 @@ class LearnedPosition(EmbeddedPosition):
         UsageError: fewer than one position; on a call, a sequence longer than that.
     """
 
+    paper = "Gehring et al. 2017; fairseq"
     options = LearnedOptions
 
     def __init__(self, dim: int, *, learned_positions: int = 1024):

@@ -11,6 +11,7 @@ from fairseq_sg.modules.position.base import EmbeddedPosition, register_position
 class NoPosition(EmbeddedPosition):
     """Adds nothing."""
 
+    paper = "Kazemnejad et al. 2023"
     gives = "nothing"
 
     def forward(self, positions: Tensor, length: int) -> None:

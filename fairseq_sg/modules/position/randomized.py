@@ -71,6 +71,7 @@ class RandomizedPosition(Position):
         UsageError: an unknown base, or K beyond L; on a call, a sequence longer than L in training, K in evaluation.
     """
 
+    paper = "Ruoss et al. 2023, 3"
     options = RandomizedOptions
     #: In training, every pass draws new positions.
     continues = False

@@ -26,6 +26,7 @@ class RotaryPosition(AttentionPosition):
         UsageError: an odd number of features, which leaves one without a pair.
     """
 
+    paper = "Su et al. 2021, eq. 15, 19, 34"
     gives = "rotation"
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool):

@@ -12,6 +12,8 @@ from fairseq_sg.modules.position.base import PRECISE, EmbeddedPosition, register
 class SinusoidalPosition(EmbeddedPosition):
     """Nothing learned, no longest length."""
 
+    paper = "Vaswani et al. 2017, 3.5"
+
     def __init__(self, dim: int):
         super().__init__(dim)
         self.register_buffer("table", sinusoid(torch.arange(128), dim), persistent=False)

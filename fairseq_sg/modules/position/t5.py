@@ -48,6 +48,7 @@ class T5Position(AttentionPosition):
         UsageError: buckets that cannot be halved as above, or D within the buckets of single distances.
     """
 
+    paper = "Raffel et al. 2020, 2.1"
     gives = "bias"
     options = T5Options
 

@@ -78,6 +78,7 @@ class CopyGateUpdate(Drops, Update):
         UsageError: with ``pre_norm``, and for a wrong option.
     """
 
+    paper = "Csordás et al. 2022 (Neural Data Router)"
     options = CopyGateOptions
 
     def __init__(

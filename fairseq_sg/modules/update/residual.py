@@ -12,6 +12,8 @@ from fairseq_sg.modules.update.base import Residual, Update, register_update
 class ResidualUpdate(Update):
     """Post-norm, or pre-norm: h' = a + FFN(LN(a))."""
 
+    paper = "Vaswani et al. 2017"
+
     def __init__(self, dim, ffn, *, dropout=0.0, pre_norm=False):
         super().__init__(dim, ffn)
         self.residual = Residual(dim, dropout, pre_norm)

@@ -1,7 +1,7 @@
 """Triton kernels as compiled for GPUs, on a machine without one: registers, memory, instructions.
 
-    python benchmarks/compiled.py                                # all operators, for compute capability 8.0 and 9.0
-    python benchmarks/compiled.py cvmm --capability 90 --quick   # one operator, at one size
+    python tests/ops/triton_compiled.py                                # all operators, for 8.0 and 9.0
+    python tests/ops/triton_compiled.py cvmm --capability 90 --quick   # one operator, at two sizes
 
 The operators are called forward and backward with tensors on the CPU, at sizes with different tiles, with and without
 the optional parts of their kernels. Launched kernels are compiled instead of run. The command fails if a kernel does
@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-from report import commit, publish, table
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
@@ -246,7 +244,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--capability", type=int, nargs="+", default=[80, 90], choices=SHARED, help="80 is 8.0")
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--quick", action="store_true", help="two calls of each operator")
-    parser.add_argument("--results", type=Path, help="put the tables into this file, such as benchmarks/RESULTS.md")
     options = parser.parse_args(arguments)
     if unknown := set(options.operators) - set(CALLS):
         parser.error(f"no operator {', '.join(sorted(unknown))}: choose from {', '.join(CALLS)}")
@@ -262,9 +259,8 @@ def main(arguments: list[str] | None = None) -> None:
                 rows += [[operator, f"{capability / 10}", dtype, *row] for row in summary(found)]
                 print(f"{operator}, {dtype}, {capability / 10}: {len(found)} kernels", file=sys.stderr)
     header = ["operator", "capability", "dtype", "kernel", "compiled", "registers", "stack B", "shared KiB", "products"]
-    made = f"Triton {triton.__version__}, commit {commit()}: `python benchmarks/compiled.py`, the most of all calls."
-    text = f"{made}\n\n{table(header, rows)}"
-    publish("Kernels as compiled", text, options.results)
+    for row in (header, *rows):
+        print(" | ".join(row))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time and memory of each data preparation, including binaries: ``python benchmarks/data_prep.py``.
+"""Time and memory of each data preparation, including binaries: ``python -m benchmarks.preparation``.
 
 Generated datasets are made in full. Datasets from files need a folder in ``--raw-dirs FOLDER`` (``scan``,
 ``cogs``, ``iwslt_en_vi``). The Mathematics dataset, the slowest, is drawn in a tenth of its size. The text for
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from report import FOLDER, publish, table, where
+from benchmarks import report
 
 FILES = "FILES"  # stands for a folder of official files
 TEXT = "TEXT"  # stands for a file with the source of Python's library
@@ -67,7 +67,7 @@ def measure(arguments: list[str]) -> Cost:
         out = Path(folder) / "out"
         command = [sys.executable, "-m", "data_prep", *arguments, "--out", str(out)]
         start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=FOLDER.parent, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, cwd=report.REPOSITORY, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.perf_counter() - start
         if status:
@@ -130,31 +130,37 @@ def is_utf8(content: bytes) -> bool:
     return True
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--raw-dirs", type=Path, metavar="FOLDER", help="has a folder of official files per dataset")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="also put the table into this file (RESULTS.md)")
-    parser.add_argument("--only", metavar="WORD", default="", help="only commands with this prefix")
-    args = parser.parse_args(argv)
+def preparation_section(only: str = "", raw_dirs: Path | None = None) -> report.Section:
+    """The cost of every command with this beginning whose files are there."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "library.txt"
         write_library(text)
         for command in COMMANDS:
-            if not command.startswith(args.only):
-                continue
-            arguments = expand(command, args.raw_dirs, text, Path(folder) / "cfq1.1.tar.gz")
+            arguments = (
+                expand(command, raw_dirs, text, Path(folder) / "cfq1.1.tar.gz") if command.startswith(only) else None
+            )
             if arguments is None:
                 continue
             cost = measure(arguments)
             shown = command.replace(f"--raw-dir {FILES}", "--raw-dir …").replace(TEXT, "…").replace(CFQ, "…")
-            rows.append(
-                (f"`{shown}`", cost.made, f"{cost.wall:.1f}", f"{cost.cpu:.1f}", f"{cost.memory:.0f}"),
-            )
+            rows.append([shown, cost.made, cost.wall, cost.cpu, cost.memory])
             print(*rows[-1], file=sys.stderr)
-    header = ("`python -m data_prep …`", "made", "seconds", "CPU seconds", "MB")
-    about = f"`python benchmarks/data_prep.py`, binaries included; {where(gpu=False)}."
-    publish("Data preparation", f"{about}\n\n{table(header, rows)}", args.results)
+    columns = [("`python -m data_prep …`", "`{}`"), ("made", "{}"), ("seconds", "{:.1f}"), ("CPU seconds", "{:.1f}")]
+    columns.append(("MB", "{:.0f}"))
+    return report.Section("preparation", only or "All datasets", "cpu", columns, report.rounded(rows))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--raw-dirs", type=Path, metavar="FOLDER", help="has a folder of official files per dataset")
+    parser.add_argument("--only", metavar="WORD", default="", help="only commands with this beginning, such as parity")
+    report.add_out(parser)
+    args = parser.parse_args(argv)
+    section = preparation_section(args.only, args.raw_dirs)
+    if not section.rows:
+        sys.exit(f"error: no command to run: --only {args.only!r} fits none whose files are in --raw-dirs")
+    report.publish(section, report.command("benchmarks.preparation", argv), args.out)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Speed and memory of operators, training steps, decoding and data preparation: ``benchmarks/README.md``."""

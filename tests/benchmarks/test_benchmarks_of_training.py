@@ -1,0 +1,155 @@
+"""Benchmarks of training steps and decoding, and ``python -m benchmarks``, which runs all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from benchmarks import __main__ as run  # noqa: E402
+from benchmarks import attention, measure, operators, preparation, report, step, summary  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """Restores the number of threads, which the benchmarks set for the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class TestAttention:
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch):
+        monkeypatch.setattr(attention, "SENTENCES", 2)
+        monkeypatch.setattr(attention, "LOSS_POSITIONS", 20)
+        monkeypatch.setattr(measure, "SHORTEST", 0.0)
+
+    def test_every_attention_is_there(self):
+        found = attention.models()
+        assert set(attention.ATTENTION_REGISTRY) - {"linear"} <= set(found)
+        assert {f"linear {name}" for name in attention.FEATURE_MAP_REGISTRY} <= set(found)
+        assert {f"softmax {name}" for name in attention.POSITION_REGISTRY if name != "sinusoidal"} <= set(found)
+
+    def test_step(self):
+        section = attention.step_section(1, "cpu", ["linear elu"])
+        assert [row[0] for row in section.rows] == ["softmax", "linear elu"]
+        assert section.cell("softmax", "times softmax") == 1.0 and section.cell("linear elu", "MB kept") > 1
+
+    def test_a_wrong_attention_is_not_timed(self, monkeypatch):
+        """One that is right in float64 only."""
+        loss_of = attention.loss_of
+
+        def wrong(model, source, target):
+            loss = loss_of(model, source, target)
+            return loss if next(model.parameters()).dtype == torch.float64 else 1.1 * loss
+
+        monkeypatch.setattr(attention, "loss_of", wrong)
+        monkeypatch.setattr(attention, "medians", lambda *arguments: pytest.fail("timed"))
+        with pytest.raises(SystemExit, match="error: softmax: .* is off by .*; nothing was timed"):
+            attention.step_section(1, "cpu", ["softmax"])
+
+    def test_decoding(self):
+        section = attention.decoding_section(1, "cpu", (4, 40))
+        assert [name for name, _ in section.columns][1:] == ["ms at 4", "ms at 40", "kB at 4", "kB at 40"]
+        assert section.cell("linear elu", "kB at 4") == section.cell("linear elu", "kB at 40")
+        assert section.cell("softmax", "kB at 4") < section.cell("softmax", "kB at 40")
+
+    def test_a_wrong_state_is_not_timed(self, monkeypatch):
+        build = attention.decoder_attention
+
+        def forgetful(options, width):
+            found = build(options, width)
+            extend = found.extend
+
+            def wrong(*arguments, **options):
+                out, state = extend(*arguments, **options)
+                return 1.5 * out, state
+
+            found.extend = wrong
+            return found
+
+        monkeypatch.setattr(attention, "decoder_attention", forgetful)
+        with pytest.raises(SystemExit, match="error: softmax: value is off"):
+            attention.decoding_section(1, "cpu", (4, 9))
+
+    def test_orthogonality(self):
+        section = attention.orthogonality_section(1, "cpu", (5,))
+        assert 0 < section.cell("5", "encoder alone") < section.cell("5", "share") < 100
+
+
+class TestStep:
+    def test_rows(self):
+        results = [
+            step.Result(batches, implementation, seconds, [3.0, 2.0, 1.0], 90.4, 100.0)
+            for batches, implementation, seconds in (
+                ("random", "ours", [0.4, 0.3, 0.5]),
+                ("random", "reference", [0.8]),
+                ("bucketed", "ours", [0.2]),
+                ("bucketed", "reference", [0.5]),
+            )
+        ]
+        rows = step.rows(results)
+        assert rows[0] == ["ours, random", [0.4, 0.3, 0.5], 2.5, 90, 100, 2.0, 2.0, [3.0, 1.0]]
+        assert rows[2][5:7] == [2.5, 4.0]
+        assert step.rows(results[:1])[0][5:7] == [None, None]
+
+    def test_a_step_that_does_not_train(self):
+        with pytest.raises(SystemExit, match="ours on random batches does not train: loss 1.0 -> 2.0"):
+            step.check(step.Result("random", "ours", [1.0], [1.0, 1.5, 2.0], 1.0, 1.0))
+
+
+class TestAll:
+    """``python -m benchmarks``."""
+
+    @pytest.mark.parametrize(
+        "line,word",
+        [
+            (["--rounds", "0"], "--rounds"),
+            (["--suite", "ops", "--reference", "x"], "--reference"),
+            (["--suite", "all"], "--suite"),
+            (["--suite", "step", "--peers"], "--peers"),
+        ],
+    )
+    def test_refuses(self, line, word, capsys):
+        with pytest.raises(SystemExit):
+            run.parse([*line, "--device", "cpu"])
+        assert word in capsys.readouterr().err
+
+    def test_a_wrong_implementation_is_an_error(self, monkeypatch):
+        for problems, code in ((["wrong: o c at 3: because"], 1), ([], 0)):
+            monkeypatch.setattr(operators, "run", lambda *args, problems=problems, **options: problems)
+            assert run.main(["--suite", "ops", "--device", "cpu"]) == code
+
+    def test_suites(self, monkeypatch, tmp_path):
+        """Every section gets the options, and all are on the page with the promises about them."""
+        seen = []
+
+        def section(kind, columns, rows):
+            def make(*arguments, **options):
+                seen.append((kind, *arguments, *options.values()))
+                return report.Section(kind, "SCAN (cpu)", "cpu", [(name, "{}") for name in columns], rows)
+
+            return make
+
+        ratio = "× reference, random"
+        steps = [["ours, random", 2.0], ["reference, random", 1.0], ["ours, bucketed", 2.0]]
+        monkeypatch.setattr(step, "step_section", section("step", ["step", ratio], steps))
+        monkeypatch.setattr(attention, "step_section", section("attentions", ["attention"], [["softmax"]]))
+        losses = section("orthogonality", ["length", "share"], [["10", 2.0], ["32", 4.0]])
+        monkeypatch.setattr(attention, "orthogonality_section", losses)
+        monkeypatch.setattr(attention, "decoding_section", section("decoding", ["a"], [["1"]]))
+        monkeypatch.setattr(preparation, "preparation_section", section("preparation", ["b"], [["2"]]))
+        line = ["--suite", "step", "decode", "data", "--reference", "THERE", "--rounds", "3", "--device", "cpu"]
+        assert run.main([*line, "--out", str(tmp_path / "new")]) == 0
+        assert [one[0] for one in seen] == ["step", "attentions", "orthogonality", "decoding", "preparation"]
+        assert Path("THERE") in seen[0] and all(3 in one and "cpu" in one for one in seen[:4])
+        found = report.load(tmp_path / "new")
+        assert {one.command for one in found} == {report.command("benchmarks", [*line, "--out", str(tmp_path / "new")])}
+        met = [one.met for _, one in summary.all_promises(found) if one.met is not None]
+        assert met == [True, False, True, False]
+        page = (tmp_path / "new" / "RESULTS.md").read_text()
+        assert all(f"## {heading}\n" in page for kind, (heading, _) in report.KINDS.items() if kind != "operator")
