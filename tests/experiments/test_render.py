@@ -103,7 +103,7 @@ questions:
   - question: Does it work?
     answer: >-
       It does: {{park/linear/scan26/OOD}} %, and {{{NAME}/good/tiny/OOD-20}} there.
-    readme: true
+    key: works
     tables: [{{results: park}}]
     picture: park.png
 """
@@ -136,8 +136,7 @@ def test_the_page_of_questions(asked):
         "| model | seeds | steps | longer, here | longer, paper | IID, here | IID, paper |",
         "| An LSTM_1 | 2 | 40 | 0.22 ± 0.03 | .21 ± .01 | 0.99 ± 0.01 | 1.00 ± 0.00 |",
     ]
-    command_of = "python -m fairseq_sg.experiments run park_kim_table_4 --rows transformer,linear,linear-l2 --seeds 2"
-    assert f"<sub>[park](park.md): `{command_of}`; commit abc; x.</sub>" in page
+    assert "<sub>[park](park.md): commit abc; x.</sub>" in page
     table, sweep = (recipe.read(recipe.find(name)) for name in reversed(recipe.names()))
     assert [line for line in rows if "planned" in line or " of " in line][-4:] == [
         "| recipe | trainings done of planned | steps | results |",
@@ -147,27 +146,33 @@ def test_the_page_of_questions(asked):
     ]
 
 
+#: The marks of a README around a question.
+BEGIN, END = "<!-- results: works -->\n", "<!-- end of results -->"
+
+
 def test_the_readme_has_its_questions_between_the_marks(asked):
-    text = f"# Mine\n\n{render.BEGIN}\nold\n{render.END}\n\nThe end.\n"
+    text = f"# Mine\n\n{BEGIN}old\n{END}\n\nThe end.\n"
     found = render.with_results(text, asked)
-    assert found.startswith(f"# Mine\n\n{render.BEGIN}\n\n### Does it work?\n\nIt does: 41.0 ± 1.4 %")
-    assert found.endswith(f"{render.END}\n\nThe end.\n") and "old" not in found and "first look" not in found
-    assert "(results/park.md)" in found and "![" not in found
-    assert render.with_results(found, asked) == found
-    with pytest.raises(UsageError, match="without .*end of results.*: add the second mark"):
-        render.with_results(f"{render.BEGIN}\n", asked)
+    assert found.startswith(f"# Mine\n\n{BEGIN}\nIt does: 41.0 ± 1.4 %, and 0.09 ± 0.01 there.\n\n| model | seeds |")
+    assert found.endswith(f"|\n\n{END}\n\nThe end.\n") and "old" not in found and "first look" not in found
+    assert "![" not in found and render.with_results(found, asked) == found
+    # Several questions have their titles.
+    several = render.with_results(text.replace("works", "works, works"), asked)
+    assert several.count("**Does it work?** It does") == 2
+    with pytest.raises(UsageError, match="no question with the key 'other': choose from works"):
+        render.with_results(text.replace("works", "other"), asked)
 
 
 def test_all_is_written_by_the_command(asked, capsys, monkeypatch):
     """From a folder, its questions and the README beside it; a README without the marks stays."""
     readme = asked.parent / "README.md"
-    readme.write_text(f"# Mine\n{render.BEGIN}\n{render.END}\n")
+    readme.write_text(f"# Mine\n{BEGIN}{END}\n")
     monkeypatch.chdir(asked.parent)
     assert command.main(["render"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert "results/park.md" in printed and printed[-2:] == ["results/README.md", "README.md"]
     assert (asked / "README.md").read_text() == render.questions_page(asked)
-    assert "Does it work?" in readme.read_text()
+    assert "It does: 41.0" in readme.read_text()
     readme.write_text("# Mine\n")
     assert command.main(["render"]) == 0 and readme.read_text() == "# Mine\n"
     (asked / "README.md").unlink()
@@ -268,7 +273,7 @@ def test_every_committed_page_and_picture_has_its_file():
 def test_committed_answers_are_those_of_the_files():
     assert committed() and (RESULTS / "README.md").read_text("utf-8") == render.questions_page(RESULTS)
     readme = (REPOSITORY / "README.md").read_text("utf-8")
-    assert render.BEGIN in readme and render.with_results(readme, RESULTS) == readme
+    assert "<!-- results: " in readme and render.with_results(readme, RESULTS) == readme
 
 
 def test_committed_results_are_of_recipes_that_there_are():

@@ -1,0 +1,317 @@
+"""The command ``experiments`` without trainings: its list, plans, scripts and reports, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from experiment_files import TINY, fail, finish, finished, planned, record, tiny, write_recipe
+
+from fairseq_sg.experiments import __main__ as command
+from fairseq_sg.experiments import memory, progress, recipe, results
+from fairseq_sg.experiments.results import Results
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    """The user stands in a folder with a recipe, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    return tmp_path
+
+
+def refused(capsys, *line: str) -> str:
+    """The one line of a command that ends with 2; it prints nothing else."""
+    assert command.main([*map(str, line)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("error: ") and printed.err.count("\n") == 1, printed
+    return printed.err.removeprefix("error: ").strip()
+
+
+# list
+
+FEW = ["own_orthogonality_sweep", "park_kim_table_4"]
+
+
+def test_list(here, capsys, monkeypatch):
+    """Every recipe and variant, the number of its trainings, and how many were done."""
+    monkeypatch.setattr(recipe, "names", lambda: FEW)
+    sweep, table = (recipe.read(recipe.find(name)) for name in FEW)
+    assert command.main(["list"]) == 0
+    before = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert before[0] == ["recipe", "trainings", "done", "title"] and "Traceback" not in str(before)
+    assert [line[:-1][: 2 if "--variant" not in line else 4] for line in before[2:]] == [
+        ["own_orthogonality_sweep", str(5 * len(sweep.trained))],
+        ["own_orthogonality_sweep", "--variant", "small", "12"],
+        ["park_kim_table_4", str(5 * len(table.trained))],
+    ]
+    done = [record("linear", 1, "scan26", gen=1.0), record("linear", 2, "scan26", diverged={"step": 1})]
+    Results(table, 1.0, [*done, record("linear", 3, "scan26")]).write(here / "results" / "any name.json")
+    assert command.main(["list"]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert found[-1].split()[:3] == ["park_kim_table_4", str(5 * len(table.trained)), "2"]
+    assert found[-1].endswith(table.title)
+    (here / "results" / "broken.json").write_text("[")
+    assert "broken.json: not a results file" in refused(capsys, "list")
+
+
+# show
+
+
+def test_show_needs_and_writes_nothing(here):
+    line = [sys.executable, "-m", "fairseq_sg.experiments", "show", "tiny.yaml", "--device", "cpu", "--seeds", "1"]
+    environment = {"PYTHONPATH": str(Path(command.__file__).parents[2]), "PATH": ""}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [
+        "A tiny table, 100 % & more", "Published: Nobody 1999, Table 0", "2 trainings, 100 steps in total, seeds 1",
+    ]  # fmt: skip
+    assert "python -m data_prep ctl --order forward --out data-bin/tiny" in lines
+    for program in ("fairseq-train", "fairseq-validate"):
+        assert sum(line.startswith(f"{program} data-bin/tiny --user-dir fairseq_sg ") for line in lines) == 2
+    assert "# 0: An LSTM_1 (seed 1), 40 steps, in runs/tiny/good-tiny-seed1" in lines
+    assert "- the learning rate of 100 %" in lines
+    assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
+
+
+def test_show_of_a_variant(capsys):
+    line = ["show", "own_orthogonality_sweep", "--variant", "small", "--rows", "none", "--device", "cpu"]
+    assert command.main([*line, "--steps-scale", "0.1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "2 trainings, 200 steps in total, seeds 1, 2" in lines
+    assert any("in runs/own_orthogonality_sweep-small-x0.1/none-scan8-seed1" in line for line in lines)
+
+
+# Wrong options: one line, exit code 2, before anything is made.
+
+
+@pytest.mark.parametrize("name", ["show", "run", "report"])
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ("--rows good,goood", "--rows has 'goood': choose from good, bad"),
+        ("--rows shown", "--rows has 'shown' (it is not ours): choose from good, bad"),
+        ("--on large", "--on has 'large': choose from tiny"),
+        ("--seeds 0", "--seeds is '0': it must be a number of seeds, or a list as 4,5,6"),
+        ("--steps-scale 0", "--steps-scale is 0.0: choose a number above 0"),
+        ("--steps-scale=-2", "--steps-scale is -2.0: choose a number above 0"),
+        ("--steps-scale nan", "--steps-scale is nan: choose a number above 0"),
+        ("--steps-scale inf", "--steps-scale is inf: choose a number above 0"),
+        ("--variant big", "there is no variant 'big': it has none"),
+    ],
+)
+def test_wrong_choices_are_refused(name, options, message, here, capsys):
+    assert message in refused(capsys, name, "tiny.yaml", "--device", "cpu", *options.split())
+    assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ("--jobs 0", "--jobs is 0: choose at least 1"),
+        ("--jobs=-1", "--jobs is -1: choose at least 1"),
+        ("--memory-guard=-1", "--memory-guard is -1.0: choose 0 or more"),
+        ("--memory-guard nan", "--memory-guard is nan: choose 0 or more"),
+        ("--index 4", "--index is 4: the plan has runs 0 to 3"),
+        ("--index=-1", "--index is -1: the plan has runs 0 to 3"),
+    ],
+)
+def test_wrong_options_of_run_are_refused(options, message, here, capsys):
+    assert message in refused(capsys, "run", "tiny.yaml", "--device", "cpu", *options.split())
+    assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize(
+    "line", [[], ["--version"], ["tun"], ["run"], ["show", "x", "y"], ["run", "x", "--device", "tpu"], ["compare", "a"]]
+)
+def test_other_wrong_lines_end_with_the_usage(line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(line)
+    assert ended.value.code == 2 and "usage: fairseq-sg experiments" in capsys.readouterr().err
+
+
+def test_recipes_that_cannot_be_read_are_one_line(here, capsys):
+    (here / "wrong.yaml").write_text(TINY)
+    assert refused(capsys, "run", "wrong.yaml").startswith("wrong.yaml: steps: Value 'STEPS'")
+    (here / "wrong.yaml").write_text("title: [\n")
+    assert refused(capsys, "show", "wrong.yaml").startswith("wrong.yaml: while parsing a flow node")
+    assert "there is no recipe 'none.yaml': choose from " in refused(capsys, "run", "none.yaml")
+    assert "there is no recipe 'table_4': choose from " in refused(capsys, "show", "table_4")
+
+
+@pytest.mark.parametrize("name", ["run", "slurm"])
+def test_a_data_folder_of_another_request_is_refused(name, here, capsys):
+    """Published numbers never stand beside other data."""
+    (here / "data-bin" / "tiny").mkdir(parents=True)
+    request = {"dataset": "ctl", "order": "backward"}
+    (here / "data-bin" / "tiny" / "dataset.json").write_text(json.dumps({"request": request}))
+    line = [name, "tiny.yaml", *(["x.sbatch"] if name == "slurm" else []), "--device", "cpu"]
+    message = refused(capsys, *line)
+    assert "the data in data-bin/tiny differ from " in message and "order backward instead of forward" in message
+    assert not (here / "runs").exists() and not (here / "x.sbatch").exists()
+
+
+def test_results_of_other_trainings_are_refused_before_any_training(here, capsys):
+    """With the same prefix of the results."""
+    other = tiny(here, TINY.replace("--lr 3e-3", "--lr 4e-3"))
+    finished(other).write(here / "x.json")
+    write_recipe(here)
+    assert "x.json has results of another version of the recipe" in refused(
+        capsys, "run", "tiny.yaml", "--device", "cpu", "--results", "x"
+    )
+    assert not (here / "data-bin").exists()
+
+
+# report
+
+
+def test_report_before_any_run(here, capsys):
+    message = refused(capsys, "report", "tiny.yaml", "--device", "cpu")
+    assert message == "runs/tiny has no runs of this plan: start them with `fairseq-sg experiments run`"
+    assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
+
+
+def test_report(here, capsys):
+    """The runs so far, as text and as files; a prefix with a point keeps it; relative to where the user stands."""
+    for trial in planned(here).trials():
+        if trial.row == "good":
+            finish(trial.run, 20.0 + 4 * (trial.run.seed - 1), (20, 5, 90, 8), (40, 4, 100, 10))
+        elif trial.run.seed == 1:
+            fail(trial.run)
+    line = ["report", "tiny.yaml", "--device", "cpu", "--out", "out", "--results", "tables/x_v0.2"]
+    assert command.main(line) == 0
+    printed = capsys.readouterr()
+    assert sorted(path.name for path in (here / "tables").iterdir()) == [
+        "x_v0.2-curves.png", "x_v0.2.csv", "x_v0.2.json", "x_v0.2.md", "x_v0.2.png", "x_v0.2.tex",
+    ]  # fmt: skip
+    assert results.read(here / "tables" / "x_v0.2.json").done == 3
+    assert "An LSTM_1         2               40" in printed.out and "0.22 ± 0.03" in printed.out
+    assert "results: tables/x_v0.2.json, .md, .tex, .csv, .png, -curves.png\n" in printed.out
+    assert printed.err == "bad (seed 1) diverged: the loss is nan; see out/bad-tiny-seed1/train.log\n"
+    # Another part of the table stays.
+    assert command.main([*line, "--rows", "bad", "--seeds", "1"]) == 0
+    assert results.read(here / "tables" / "x_v0.2.json").done == 3
+
+
+def test_report_of_a_failed_training_is_an_error(here, capsys):
+    (trial, *_) = planned(here, rows="good").trials()
+    finish(trial.run, 20.0, (40, 4, 100, 10))
+    content = json.loads((trial.run.folder / "run.json").read_text())
+    del content["result"]
+    (trial.run.folder / "run.json").write_text(json.dumps(content | {"failed": "training"}))
+    assert command.main(["report", "tiny.yaml", "--rows", "good", "--device", "cpu", "--out", "out"]) == 1
+    assert "error: An LSTM_1 (seed 1) failed in training; see out/good-tiny-seed1" in capsys.readouterr().err
+
+
+# A label is the same everywhere.
+
+
+def test_a_row_has_one_label(here, capsys):
+    """In the plan, the progress, the report, and on every page."""
+    plan = planned(here)
+    for trial in plan.trials():
+        finish(trial.run, 20.0, (20, 5, 90, 8), (40, 4, 100, 10))
+    options = ["--device", "cpu", "--out", "out", "--rows", "good"]
+    assert command.main(["show", "tiny.yaml", *options]) == 0
+    shown = capsys.readouterr().out
+    assert command.main(["report", "tiny.yaml", *options]) == 0
+    reported = capsys.readouterr().out
+    shown_live = progress.Progress([trial.run for trial in plan.trials()], "x")
+    shown_live([trial.run for trial in plan.trials()], {str(t.run.folder): "done" for t in plan.trials()})
+    pages = [(here / "out" / f"results.{end}").read_text() for end in ("md", "csv")]
+    for text in (shown, reported, capsys.readouterr().out, *pages):
+        assert "An LSTM_1" in text
+    assert r"An LSTM\_1" in (here / "out" / "results.tex").read_text()
+
+
+# slurm
+
+
+def test_slurm_needs_a_device(capsys):
+    assert refused(capsys, "slurm", "tiny.yaml", "x.sbatch") == (
+        "slurm needs --device cuda or --device cpu: the machine that writes the script may lack that of the runs"
+    )
+    assert "--jobs is 0" in refused(capsys, "slurm", "tiny.yaml", "x.sbatch", "--device", "cpu", "--jobs", "0")
+
+
+def test_slurm_script_for_gpus(here):
+    plan = planned(here, device="cuda", seeds="1,3")
+    script = command.slurm_script(plan, "tiny.yaml", None)
+    assert "#SBATCH --gres=gpu:1\n" in script and "#SBATCH --array=0-3\n" in script
+    assert script.count("--seeds 1,3 ") == 2 and '--index "$SLURM_ARRAY_TASK_ID"' in script
+    # Both commands name the recipe, and start in the user's folder.
+    assert script.count(str(here / "tiny.yaml")) == 2 and f"\ncd {here}\n" in script
+    words = shlex.split(next(line for line in script.splitlines() if line.startswith("exec ")))
+    assert words[1:5] == [sys.executable, "-m", "fairseq_sg.experiments", "run"]
+    again = command.make_parser().parse_args([w for w in words[4:] if w != "$SLURM_ARRAY_TASK_ID"] + ["3"])
+    assert [t.run for t in command.plan_of(again).trials()] == [t.run for t in plan.trials()] and again.index == 3
+    on_cpu = command.slurm_script(planned(here), "tiny", 2)
+    assert "gres" not in on_cpu and "#SBATCH --array=0-3%2\n" in on_cpu and " run tiny --rows " in on_cpu
+
+
+# compare
+
+
+def test_compare(here, capsys):
+    found = tiny(here)
+    for name, seeds in (("one", (10.0, 12.0)), ("other", (14.0, 18.0))):
+        made = [record("good", seed, gen=gen) for seed, gen in enumerate(seeds, 1)]
+        Results(found, 1.0, made).write(here / f"{name}.json")
+    assert command.main(["compare", "one.json", "other.json"]) == 0
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert rows[0] == ["model", "data", "column", "one", "other", "difference", "above two standard errors"]
+    # 0.11 and 0.16, √(0.0001 + 0.0004) = 0.022
+    assert ["An LSTM_1", "tiny", "OOD", "0.11 ± 0.01", "0.16 ± 0.03", "+0.05 ± 0.02", "yes"] in rows
+
+
+def test_compare_without_anything_in_common(here, capsys):
+    found = tiny(here)
+    Results(found, 1.0, [record("good", 1, gen=1.0)]).write(here / "a.json")
+    Results(found, 1.0, [record("bad", 1, gen=1.0)]).write(here / "b.json")
+    assert refused(capsys, "compare", "a.json", "b.json") == "a.json and b.json have no row, data and column in common"
+    (here / "c.json").write_text("3")
+    assert "c.json: not a results file of fairseq_sg.experiments" in refused(capsys, "compare", "a.json", "c.json")
+    assert "d.json: No such file or directory" in refused(capsys, "compare", "d.json", "a.json")
+
+
+# Where trainings run.
+
+
+@pytest.mark.parametrize(
+    "device,gpus,jobs,expected", [("cpu", [], None, 4), ("cpu", [], 2, 2), ("cuda", ["0"], None, 3), ("cpu", [], 9, 4)]
+)
+def test_parallel_trainings(device, gpus, jobs, expected, here, monkeypatch):
+    """One per core, three per GPU, at most as many as there are runs."""
+    seen = []
+    monkeypatch.setattr(command, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(command.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
+    monkeypatch.setattr(command, "publish", lambda *_: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+
+    def run_all(runs, jobs, watch, place, share):
+        seen.append((len(runs), jobs, share, place.gpus, isinstance(place, memory.Guard)))
+
+    monkeypatch.setattr(command, "run_all", run_all)
+    more = ["--jobs", str(jobs)] if jobs else []
+    assert command.main(["run", "tiny.yaml", "--device", device, *more]) == 0
+    assert seen == [(4, expected, True, gpus, True)]
+    assert command.main(["run", "tiny.yaml", "--device", device, "--index", "2"]) == 0
+    assert seen[1][:2] == (1, 1)
+
+
+def test_a_stopped_run_says_how_to_resume(here, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
+    monkeypatch.setattr(command, "run_all", interrupted)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    assert command.main(["run", "tiny.yaml", "--device", "cpu"]) == 130
+    assert capsys.readouterr().err == "stopped; the same command resumes from the last checkpoints\n"
