@@ -1,0 +1,288 @@
+"""Real trainings through ``experiments run``: killed and resumed, evaluated twice, continued by SLURM; translations.
+
+Every command runs where the user stands, which is not the clone, with relative paths.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from experiment_files import TINY
+from labelled_data import write_labelled
+
+pytest.importorskip("fairseq")
+
+import fairseq_sg
+from fairseq_sg.experiments import __main__ as experiments
+from fairseq_sg.experiments import results, runs
+from fairseq_sg.experiments.results import Results
+
+DEEPER = "{'encoder_layers': 4}"
+#: A shared layer, evaluated with more steps too.
+SHARED = TINY.replace(
+    "--no-source-bos --arch sg_lstm_ctl --hidden-dim 32",
+    "--arch sg_encoder_ctl --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --dropout 0\n"
+    "  --encoder-attention-heads 2 --encoder-attention relative",
+).replace("  OOD-20: {subset: gen, at: 20}\n", f'  OOD-deeper: {{subset: gen, model_overrides: "{DEEPER}"}}\n')
+SHARED = SHARED.replace("An LSTM_1", "An encoder_1").replace("    steps: 60\n", "")
+STEPS = 120
+
+
+def line(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "fairseq_sg.experiments", *map(str, arguments)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, with the package that is tested before any other."""
+    return runs.environment() | {"PYTHONPATH": str(Path(fairseq_sg.__file__).parents[1])} | more
+
+
+def run(folder: Path, *arguments: object, **more: str) -> subprocess.CompletedProcess:
+    options = {"cwd": folder, "env": environment(**more), "capture_output": True, "text": True, "timeout": 600}
+    return subprocess.run(line(*arguments), **options)
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+class Trained(NamedTuple):
+    """The user's folder, the second command after the kill, whether the first lock outlived its driver, the results."""
+
+    folder: Path
+    second: subprocess.CompletedProcess
+    outlived: bool
+    found: Results
+
+    @property
+    def good(self) -> Path:
+        return self.folder / "out" / "good-tiny-seed1"
+
+
+PLAN = ("tiny.yaml", "--device", "cpu", "--data", ".", "--out", "out", "--seeds", "1", "--results", "tables/x_v0.2")
+
+
+def locked(folder: Path) -> bool:
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Trained:
+    """Two rows, one of which diverges. The command and its trainings are killed after the first checkpoint."""
+    folder = tmp_path_factory.mktemp("user")
+    write_labelled(folder / "tiny")
+    (folder / "tiny.yaml").write_text(SHARED.replace("STEPS", str(STEPS)))
+    options = {
+        "cwd": folder,
+        "env": environment(SG_COMMIT="first"),
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
+    first = subprocess.Popen(line("run", *PLAN, "--jobs", 2), text=True, **options)
+    good = folder / "out" / "good-tiny-seed1"
+    wait_for(good / "checkpoint_last.pt", first)
+    groups = children(first.pid)
+    for group in groups:
+        os.killpg(group, signal.SIGSTOP)
+    first.kill()
+    first.wait()
+    outlived = locked(good)
+    for group in groups:
+        os.killpg(group, signal.SIGKILL)
+    first.communicate()
+    assert "result" not in json.loads((good / "run.json").read_text())
+    second = run(folder, "run", *PLAN, "--jobs", 2, SG_COMMIT="second")
+    assert second.returncode == 0, second.stdout + second.stderr
+    return Trained(folder, second, outlived, results.read(folder / "tables" / "x_v0.2.json"))
+
+
+def of(found: Results, row: str, seed: int = 1) -> dict:
+    return next(record for record in found.records if (record["row"], record["seed"]) == (row, seed))
+
+
+def test_a_killed_command_leaves_its_trainings_locked_and_is_resumed(trained):
+    """kill -9 of the driver: its folder stays busy as long as the training lives."""
+    assert trained.outlived and not locked(trained.good)
+    assert "Loaded checkpoint" in (trained.good / "train.log").read_text()
+    curve = of(trained.found, "good")["result"]["curve"]
+    assert [point["step"] for point in curve] == list(range(20, STEPS + 1, 20))
+    assert "resumes" not in trained.second.stderr and "minutes in all" in trained.second.stdout
+
+
+def test_every_start_has_its_commit_and_machine(trained):
+    starts = of(trained.found, "good")["starts"]
+    assert [start["commit"] for start in starts] == ["first", "second"] and starts[0]["step"] == 0
+    assert starts[1]["step"] >= 20 and all(start["machine"] == runs.machine(gpu=False) for start in starts)
+    page = (trained.folder / "tables" / "x_v0.2.md").read_text()
+    assert "Commits: first, second. Machine: " in page
+    assert "Command: `python -m fairseq_sg.experiments run tiny --seeds 1`." in page
+
+
+def test_a_divergence_is_a_result(trained):
+    bad = of(trained.found, "bad")
+    assert "diverged" in bad and "result" not in bad
+    assert "bad (seed 1) diverged: " in trained.second.stderr and "error" not in trained.second.stderr
+    assert "fail, as published" in trained.second.stdout
+
+
+def test_the_best_checkpoint_is_evaluated_again(trained):
+    """The latest of the best on dev; its numbers are those of the curve there."""
+    found = of(trained.found, "good")["result"]
+    best = max(found["curve"], key=lambda point: (point["dev"], point["step"]))
+    assert found["checkpoint_step"] == best["step"] and found["generated"] == {}
+    for subset in ("dev", "valid", "gen"):
+        assert found["accuracy"][subset] == pytest.approx(best[subset], abs=0.01)
+        assert found["loss"][subset] == pytest.approx(best[f"{subset}_loss"], abs=0.002)
+
+
+def test_a_further_evaluation_has_its_column(trained):
+    """With more steps of the shared layer: other numbers, in the results and in the table."""
+    found = of(trained.found, "good")
+    deeper = found["result"]["more"][DEEPER]
+    assert set(deeper["accuracy"]) == {"dev", "valid", "gen"}
+    assert deeper["loss"]["gen"] != pytest.approx(found["result"]["loss"]["gen"], abs=1e-3)
+    evaluated = [shlex.split(command) for command in found["commands"] if "--model-overrides" in command]
+    assert [command[command.index("--model-overrides") + 1] for command in evaluated] == [DEEPER]
+    rows = [line.split(" | ") for line in (trained.folder / "tables" / "x_v0.2.md").read_text().splitlines()]
+    header, row = (next(row for row in rows if name in row[0]) for name in ("model", "An encoder_1"))
+    assert row[header.index("OOD-deeper here")] == f"{deeper['accuracy']['gen'] / 100:.2f}"
+
+
+def test_pages_stand_beside_the_results(trained):
+    ends = (".json", ".md", ".tex", ".csv", ".png", "-curves.png")
+    assert {path.name for path in (trained.folder / "tables").iterdir()} == {f"x_v0.2{end}" for end in ends}
+    assert sorted(path.name for path in trained.folder.iterdir()) == ["out", "tables", "tiny", "tiny.yaml"]
+
+
+def test_finished_trainings_are_not_repeated(trained, monkeypatch, capsys):
+    """With other options of the same settings; another recipe's arguments are refused."""
+    monkeypatch.chdir(trained.folder)
+    monkeypatch.setattr(runs, "_launch", None)
+    monkeypatch.setattr(experiments.signal, "signal", lambda *_: None)
+    log = (trained.good / "train.log").read_bytes()
+    before = (trained.folder / "tables" / "x_v0.2.md").read_text()
+    assert experiments.main(["run", *PLAN, "--jobs", "1", "--memory-guard", "0"]) == 0
+    assert (trained.good / "train.log").read_bytes() == log
+    assert (trained.folder / "tables" / "x_v0.2.md").read_text() == before
+    capsys.readouterr()
+    changed = trained.folder / "other.yaml"
+    changed.write_text((trained.folder / "tiny.yaml").read_text().replace("--lr 3e-3", "--lr 4e-3"))
+    try:
+        assert experiments.main(["run", "other.yaml", *PLAN[1:-2]]) == 2
+    finally:
+        changed.unlink()
+    assert "holds a training with other settings" in capsys.readouterr().err
+
+
+@pytest.fixture
+def elsewhere(trained, tmp_path_factory) -> Iterator[Path]:
+    """The same recipe with fewer steps, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("slurm")
+    (folder / "tiny.yaml").write_text(SHARED.replace("STEPS", "20"))
+    yield folder
+
+
+def test_a_slurm_array_does_one_run_of_the_plan(trained, elsewhere, tmp_path):
+    """Index 1 is the second seed; the script is started in another folder."""
+    plan = ["--rows", "good", "--seeds", "1,2", "--data", trained.folder, "--out", "out", "--device", "cpu"]
+    written = run(elsewhere, "slurm", "tiny.yaml", "array.sbatch", *plan, "--jobs", 1)
+    assert written.returncode == 0 and "2 runs; submit them by: sbatch array.sbatch" in written.stdout, written.stderr
+    script = elsewhere / "array.sbatch"
+    text = script.read_text()
+    assert "#SBATCH --array=0-1%1\n" in text and "gres" not in text
+    done = subprocess.run(
+        ["bash", str(script)], cwd=tmp_path, env=environment(SLURM_ARRAY_TASK_ID="1"), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in (elsewhere / "out").iterdir()] == ["good-tiny-seed2"]
+    record = json.loads((elsewhere / "out" / "good-tiny-seed2" / "run.json").read_text())
+    assert record["result"]["steps"] == 20 and not (elsewhere / "out" / "results.json").exists()
+
+
+# Translations.
+
+TRANSLATION = """\
+title: A tiny translation
+source: nobody
+data:
+  tiny:
+    folder: tiny
+    prepare: >-
+      parallel --src src.txt --tgt tgt.txt --valid-share 0 --test-share 0.3 --vocab-size 40 --model bpe --max-length 4
+    subsets: [test, gen]
+steps: 4
+validate_every: 2
+batch_size_valid: 16
+seeds: 1
+unit: percent
+checkpoint: last
+generate: --beam 2 --max-len-b 12 --post-process sentencepiece
+train: >-
+  --task sg_translation --arch sg_transformer_scan --encoder-embed-dim 16 --decoder-embed-dim 16
+  --encoder-attention-heads 2 --decoder-attention-heads 2 --encoder-layers 1 --decoder-layers 1
+  --criterion cross_entropy_orthogonality --optimizer torch_adam --lr 1e-3 --batch-size 16
+columns:
+  short: {subset: test, metric: bleu}
+  long: {subset: gen, metric: bleu}
+by_length: {baseline: softmax, tokenize: none, bounds: [2, 6]}
+rows:
+  softmax: {label: soft, arguments: ""}
+"""
+
+
+def test_trained_translated_and_scored(tmp_path, monkeypatch, capsys):
+    """The complete way from two text files, whose data folder is missing; then scoring again without generating."""
+    pytest.importorskip("sentencepiece")
+    draw = random.Random(0)
+    sources = [" ".join(draw.choices("Ly đi xa thu về nhà mưa ăn cơm".split(), k=1 + i % 7)) for i in range(120)]
+    (tmp_path / "src.txt").write_text("".join(f"{s}\n" for s in sources), "utf-8")
+    (tmp_path / "tgt.txt").write_text("".join(f"{' '.join(s.split()[::-1])}\n" for s in sources), "utf-8")
+    (tmp_path / "tiny.yaml").write_text(TRANSLATION)
+    plan = ["tiny.yaml", "--device", "cpu", "--data", "my data", "--out", "out", "--results", "tiny"]
+    done = run(tmp_path, "run", *plan, "--memory-guard", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "INFO:" not in done.stderr and "DEBUG:" not in done.stderr
+    request = json.loads((tmp_path / "my data" / "tiny" / "dataset.json").read_text())["request"]
+    assert (request["dataset"], request["max_length"], request["vocab_size"]) == ("parallel", 4, 40)
+    kept = results.read(tmp_path / "tiny.json")
+    found = kept.bleu["tiny"]
+    raw = tmp_path / "my data" / "tiny" / "raw"
+    subsets = {s: len((raw / f"{s}.plain.tgt").read_text("utf-8").splitlines()) for s in ("test", "gen")}
+    assert found["subsets"] == subsets and sum(b["sentences"] for b in found["buckets"]) == sum(subsets.values())
+    assert [b["label"] for b in found["buckets"]] == ["1–2", "3–4", "5–6", "7+"] and found["limit"] == 4
+    (entry,) = found["systems"]
+    for subset in subsets:
+        # fairseq scores the same words and prints two digits.
+        generated = of(kept, "softmax")["result"]["generated"][subset]["bleu"]
+        assert entry["subsets"][subset]["BLEU"]["score"] == pytest.approx(generated, abs=0.006)
+    for end in ("-bleu.md", "-bleu.png", ".md", ".png"):
+        assert (tmp_path / f"tiny{end}").stat().st_size > 200
+    assert "BLEU by length, tiny" in done.stdout
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.json").unlink()
+    assert experiments.main(["report", *plan]) == 0
+    assert results.read(tmp_path / "tiny.json").as_dict() == kept.as_dict()
