@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fairseq_sg.hub import load as load
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 
 class _Folders(list):

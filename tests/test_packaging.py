@@ -87,10 +87,14 @@ def within(module: str, package: str) -> bool:
 
 
 def test_one_version():
+    """The one of the package; the distribution reads it (tests/cli/test_installation.py), others repeat it."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["dynamic"] == ["version"]
     citation = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
-    assert project["version"] == fairseq_sg.__version__
     assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1] == fairseq_sg.__version__
+    date = re.search(r"^date-released: (.*)$", citation, re.MULTILINE)[1]
+    changes = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{fairseq_sg.__version__}] - {date}\n" in changes
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -160,6 +164,6 @@ def test_the_documents_agree_on_where_the_cases_of_an_attention_go():
         assert "tests/modules/attention_kinds/" in text and "`CASES`" not in text, name
 
 
-@pytest.mark.parametrize("name", ["CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"])
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"])
 def test_documents_are_there(name):
     assert (REPOSITORY / name).read_text(encoding="utf-8").strip()

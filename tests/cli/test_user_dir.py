@@ -1,17 +1,14 @@
-"""``--user-dir``: from the clone (all other tests), from elsewhere by its path, by name where it is installed."""
+"""``--user-dir``: from the clone (all other tests), from elsewhere by its path and name; of a user's own."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
-import fairseq
-import fairseq_cli
 import pytest
-from cli_commands import REPOSITORY, Result, metrics, run, succeed, training
+from cli_commands import REPOSITORY, metrics, run, succeed, training
 
 SHORT = ["--max-update", "2", "--valid-subset", "valid"]
 
@@ -30,50 +27,6 @@ def test_from_another_folder_by_its_name(data, tmp_path):
     assert len(metrics(printed, "valid")) == 1 and (tmp_path / "run" / "checkpoint_last.pt").is_file()
     code = succeed("python", "-c", "import fairseq_sg.ops as o; print(o.__file__)", cwd=tmp_path)
     assert Path(code.strip()) == REPOSITORY / "fairseq_sg" / "ops" / "__init__.py"
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    """A folder of packages, with fairseq and a normal (not editable) installation of this project side by side."""
-    source, site = (tmp_path_factory.mktemp("installed") / name for name in ("source", "site"))
-    source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, source)
-    for name in ("fairseq_sg", "data_prep"):
-        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    pip = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    result = run("python", *pip, "--target", site, source)
-    assert result.code == 0, result.err
-    for package in (fairseq, fairseq_cli):  # folders of their own: fairseq looks for the plugin beside the one it is in
-        (site / package.__name__).mkdir()
-        for path in Path(package.__file__).parent.iterdir():
-            os.symlink(path, site / package.__name__ / path.name)
-    return site
-
-
-def run_installed(site: Path, cwd: Path, *arguments: object) -> Result:
-    """A module that is run with the packages in ``site`` before all others."""
-    return run("python", "-m", *arguments, cwd=cwd, PYTHONPATH=str(site))
-
-
-def test_an_installation_is_whole(installed):
-    def files(root: Path) -> set[str]:
-        return {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".py", ".yaml")}
-
-    for package in ("fairseq_sg", "data_prep"):
-        assert files(installed / package) == files(REPOSITORY / package)
-
-
-def test_by_name_where_it_is_installed(installed, data, tmp_path):
-    result = run_installed(installed, tmp_path, "fairseq_cli.train", *training(data, "run", *SHORT))
-    assert result.code == 0, result.err
-    assert len(metrics(result.out + result.err, "valid")) == 1
-
-
-def test_the_doctor_of_an_installation_names_it(installed, tmp_path):
-    result = run_installed(installed, tmp_path, "fairseq_sg.doctor")
-    assert result.code == 0, result.out
-    assert f"--user-dir fairseq_sg finds {installed / 'fairseq_sg'}" in result.out
 
 
 def test_attention_of_a_users_own_directory(data, tmp_path):
