@@ -13,11 +13,8 @@ import itertools
 import json
 import logging
 import math
-import os
-import platform
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ import torch
 
 from benchmarks import summary
 from benchmarks.measure import Row
+from fairseq_sg.experiments.runs import commit, machine
 
 FOLDER = Path(__file__).resolve().parent
 REPOSITORY = FOLDER.parent
@@ -130,32 +128,11 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-# Provenance.
-
-
-def machine(device: str) -> str:
+def where(device: str) -> str:
     """The machine and versions on one line."""
-    if device == "cuda":
-        hardware = torch.cuda.get_device_name()
-    else:
-        cpuinfo = Path("/proc/cpuinfo")
-        names = re.findall(r"^model name\s*: (.*)$", cpuinfo.read_text() if cpuinfo.is_file() else "", re.MULTILINE)
-        hardware = f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}"
-    return f"{hardware}, Python {platform.python_version()}, torch {torch.__version__}"
-
-
-def commit() -> str:
-    """The current commit, with "-dirty" if code differs from it; "unknown" without git."""
-
-    def git(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
-
-    try:
-        found = git("rev-parse", "--short=12", "HEAD").stdout.strip()
-        dirty = git("diff", "--quiet", "HEAD", "--", "fairseq_sg", "data_prep", "benchmarks/*.py").returncode == 1
-    except OSError:
-        return "unknown"
-    return found + "-dirty" * dirty or "unknown"
+    found = machine(gpu=device == "cuda")
+    hardware = found.get("gpu") or f"{found['cores']} cores of {found['cpu']}"
+    return f"{hardware}, Python {found['python']}, torch {found['torch']}"
 
 
 # Options and files.
@@ -200,7 +177,7 @@ def publish(section: Section, command: str, out: Path | None = None, figure: boo
         out: the folder.
         figure: whether to draw the figure of an operator.
     """
-    section.command, section.machine, section.commit = command, machine(section.device), commit()
+    section.command, section.machine, section.commit = command, where(section.device), commit()
     print(f"{as_markdown(section)}\n\n{footer(section)}\n", flush=True)
     if out is None:
         return

@@ -106,7 +106,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     own = [name for name in known if name.startswith("sg_")]
     if len(known) <= 20 or own:
         return f"choose from {', '.join(known if len(known) <= 20 else own)}"
-    return "`python -m fairseq_sg.options` lists those of fairseq_sg"
+    return "`fairseq-sg options` lists those of fairseq_sg"
 
 
 def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, suppress_defaults=False, **kwargs):

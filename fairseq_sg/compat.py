@@ -114,6 +114,21 @@ def silence_warnings() -> None:
         warnings.filterwarnings("ignore", message=message, category=category)
 
 
+@contextlib.contextmanager
+def unchanged_logging() -> typing.Iterator[None]:
+    """Keeps the root logger as it is while fairseq is imported.
+
+    Modules of fairseq set its level to DEBUG and add a handler: a notebook would show all that matplotlib logs.
+    """
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
 def silence_logs() -> None:
     for name in _NOISE_IN_LOGS:
         # A logger takes the same filter once.

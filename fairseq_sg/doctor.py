@@ -1,6 +1,6 @@
 """Checks the installation: what is there, what is missing or wrong, and the fix.
 
-    python -m fairseq_sg.doctor
+    fairseq-sg doctor
 
 The exit code is 0 if everything that training needs is there, and 1 otherwise. It also runs without fairseq or torch.
 """
@@ -40,7 +40,7 @@ NEEDED = {
 OPTIONAL = {
     "matplotlib": "plots",
     "tensorboardX": "--tensorboard-logdir",
-    "triton": "GPU kernels; PyTorch's own operators do the same work",
+    "triton": "GPU kernels, bash scripts/setup.sh --with-triton; PyTorch's own operators do the same work",
 }
 
 
@@ -273,12 +273,10 @@ def examine() -> Iterator[Finding]:
         yield from check_training()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(line: Sequence[str] | None = None) -> int:
     """Prints the report; returns the exit code. Ends with 2 for an argument, as there is none."""
     form = argparse.RawDescriptionHelpFormatter
-    argparse.ArgumentParser("python -m fairseq_sg.doctor", "%(prog)s", __doc__, formatter_class=form).parse_args(
-        arguments
-    )
+    argparse.ArgumentParser("fairseq-sg doctor", "%(prog)s", __doc__, formatter_class=form).parse_args(line)
     print(f"fairseq_sg {__version__} in {PACKAGE}")
     problems = 0
     for finding in examine():

@@ -1,7 +1,7 @@
 """How good a checkpoint is on its data, in one table.
 
-    python -m fairseq_sg.evaluate CHECKPOINT
-    python -m fairseq_sg.evaluate CHECKPOINT --subset gen,test --json gen.json
+    fairseq-sg evaluate CHECKPOINT
+    fairseq-sg evaluate CHECKPOINT --subset gen,test --json gen.json
 
 Task, data folder and subsets are the checkpoint's own. One teacher-forced pass gives the exact match, the token
 accuracy and the cross entropy of every subset. fairseq-validate logs the same as accuracy, token_accuracy and nll_loss.
@@ -46,7 +46,7 @@ TEXT_COLUMNS = ("tokens", "tokens_right", "token_accuracy", "nll_loss")
 
 def make_parser() -> Command:
     parser = Command(
-        prog="python -m fairseq_sg.evaluate",
+        prog="fairseq-sg evaluate",
         usage="%(prog)s CHECKPOINT [options]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -257,9 +257,9 @@ def write_json(path: str, facts: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(line: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code: 0, 1 for what the user can fix, 2 for a wrong command line."""
-    return finish(run, make_parser().parse_args(arguments))
+    return finish(run, make_parser().parse_args(line))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The options of fairseq_sg, by the mechanism that they belong to.
 
-python -m fairseq_sg.options              all options, then fairseq's own
-python -m fairseq_sg.options linear       those of a mechanism, architecture, criterion, task or optimizer
-python -m fairseq_sg.options --qk-norm    one option
-python -m fairseq_sg.options --markdown   the page docs/options.md
+fairseq-sg options              all options, then fairseq's own
+fairseq-sg options linear       those of a mechanism, architecture, criterion, task or optimizer
+fairseq-sg options --qk-norm    one option
+fairseq-sg options --markdown   the page docs/options.md
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -274,9 +274,9 @@ def markdown() -> str:
         "",
         "These are the options that `--user-dir fairseq_sg` adds to `fairseq-train`. On the command line:",
         "",
-        "    python -m fairseq_sg.options                # all, then fairseq's own",
-        "    python -m fairseq_sg.options linear         # a mechanism, architecture, criterion, task or optimizer",
-        "    python -m fairseq_sg.options --qk-norm      # one option",
+        "    fairseq-sg options                # all, then fairseq's own",
+        "    fairseq-sg options linear         # a mechanism, architecture, criterion, task or optimizer",
+        "    fairseq-sg options --qk-norm      # one option",
         "",
         "An option of a mechanism that is not chosen is an error, and so is a value outside its range.",
         "An option without a default is off, or its meaning says what holds.",
@@ -299,7 +299,7 @@ def markdown() -> str:
         cells = [(f"`{arch}`", *(in_words(values.get(name)) for name in names)) for arch, values in sizes.items()]
         lines += ["", f"### Architectures of {model}", ""]
         lines += _table(("`--arch`", *(f"`{ranges.flag(name)}`" for name in names)), cells)
-    lines += ["", "---", "", "Written by `python -m fairseq_sg.options --markdown`."]
+    lines += ["", "---", "", "Written by `fairseq-sg options --markdown`."]
     return "\n".join(lines) + "\n"
 
 
@@ -308,8 +308,9 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
     return [f"| {' | '.join(row)} |".replace("  ", " ") for row in (head, ["---"] * len(head), *cells)]
 
 
-def main(arguments: list[str]) -> int:
+def main(line: Sequence[str] | None = None) -> int:
     """Prints the options. Returns the exit status: 2 for an unknown name."""
+    arguments = list(sys.argv[1:] if line is None else line)
     if len(arguments) > 1 or set(arguments) & {"-h", "--help"}:
         print(__doc__.strip())
         return 0 if len(arguments) == 1 else 2
@@ -331,4 +332,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -5,7 +5,7 @@
 #   bash scripts/test.sh -n 0 tests/ops      # in one process
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash scripts/setup.sh </dev/null
+bash scripts/setup.sh --with-tests --with-triton </dev/null
 "${SG_VENV:-.venv}/bin/ruff" check -q .
 "${SG_VENV:-.venv}/bin/ruff" format -q --check .
 # Two processes with one thread each: more threads than cores slow small models down.

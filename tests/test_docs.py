@@ -96,7 +96,7 @@ def test_every_kind_has_its_row():
 
 
 def test_the_page_of_options_is_what_the_command_makes():
-    """After a change of an option: ``python -m fairseq_sg.options --markdown > docs/options.md``."""
+    """After a change of an option: ``fairseq-sg options --markdown > docs/options.md``."""
     pytest.importorskip("fairseq")
     import fairseq_sg.plugin  # noqa: F401
     from fairseq_sg import options

@@ -39,6 +39,7 @@ LAYERS = {
         "fairseq_sg.ranges",
         "fairseq_sg.errors",
     ),
+    "kernels": ("fairseq_sg.ops", "fairseq_sg.kernels"),
     "optim": ("fairseq", "fairseq_sg.optim", "fairseq_sg.errors"),
     "scoring": ("fairseq", "fairseq_sg.scoring", "fairseq_sg.errors"),
 }

@@ -1,13 +1,13 @@
 """The inside of a trained model as numbers and pictures.
 
-    python -m fairseq_sg.analysis maps     CHECKPOINT --input "jump twice"
-    python -m fairseq_sg.analysis gates    CHECKPOINT --input "a b c 3"
-    python -m fairseq_sg.analysis values   CHECKPOINT --input "jump twice"
-    python -m fairseq_sg.analysis norms    CHECKPOINT --subset valid
-    python -m fairseq_sg.analysis experts  CHECKPOINT --subset valid
-    python -m fairseq_sg.analysis accuracy CHECKPOINT --subset valid,gen --by target_length
-    python -m fairseq_sg.analysis accuracy NAME=CHECKPOINT CHECKPOINT … NAME=CHECKPOINT … --out OUT
-    python -m fairseq_sg.analysis symbols  CHECKPOINT
+    fairseq-sg analysis maps     CHECKPOINT --input "jump twice"
+    fairseq-sg analysis gates    CHECKPOINT --input "a b c 3"
+    fairseq-sg analysis values   CHECKPOINT --input "jump twice"
+    fairseq-sg analysis norms    CHECKPOINT --subset valid
+    fairseq-sg analysis experts  CHECKPOINT --subset valid
+    fairseq-sg analysis accuracy CHECKPOINT --subset valid,gen --by target_length
+    fairseq-sg analysis accuracy NAME=CHECKPOINT CHECKPOINT … NAME=CHECKPOINT … --out OUT
+    fairseq-sg analysis symbols  CHECKPOINT
 
 Each command writes the numbers to OUT.npz and OUT.json, and draws them in PNG, or in PDF or SVG with --out OUT.pdf
 or OUT.svg. COMMAND --help lists the options of a command.
@@ -47,7 +47,7 @@ def make_parser() -> Parser:
     """One subcommand per analysis."""
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(
-        prog="python -m fairseq_sg.analysis",
+        prog="fairseq-sg analysis",
         usage="%(prog)s COMMAND CHECKPOINT [options]",
         description=__doc__,
         formatter_class=form,
@@ -183,10 +183,10 @@ def named(words: Sequence[str]) -> dict[str, list[str]]:
     return models
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(line: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code: 0, 1 for an error that the user can fix, 2 for a wrong command line."""
     parser = make_parser()
-    args = parser.parse_args(arguments)
+    args = parser.parse_args(line)
     if args.command is None:
         parser.error(f"name a command: {', '.join(COMMANDS)}")
     return finish(run, args)

@@ -29,13 +29,17 @@ from fairseq_sg.tasks.streams import Text
 
 @dataclass
 class Loaded:
-    """A trained model in evaluation mode with its task; ``data`` is the folder, ``arch`` the architecture's name."""
+    """A trained model in evaluation mode with its task.
+
+    ``data`` is the folder, ``arch`` the architecture's name, ``cfg`` the training's configuration.
+    """
 
     model: nn.Module
     task: Any
     data: str
     arch: str
     device: torch.device
+    cfg: Any
 
     @property
     def has_decoder(self) -> bool:
@@ -108,7 +112,7 @@ def load(
         checkpoint: the file.
         data: the data folder; by default that of the training.
         overrides: new values of training options by name, such as ``{"encoder_layers": 24}``.
-        device: ``cpu``, ``cuda``, or ``auto``.
+        device: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``.
         user_dir: a folder with the user's own mechanisms, as fairseq's ``--user-dir``.
         language_models: whether models without an encoder are accepted.
 
@@ -118,8 +122,8 @@ def load(
     """
     if not os.path.isfile(checkpoint):
         raise UsageError(absent(checkpoint))
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device is cuda, but PyTorch finds no GPU: choose cpu or auto")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"--device is {device}, but PyTorch finds no GPU: choose cpu or auto")
     try:
         utils.import_user_module(Namespace(user_dir=user_dir))
     except FileNotFoundError as error:
@@ -160,7 +164,7 @@ def load(
         )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Loaded(model.to(device).eval(), task, data, arch, torch.device(device))
+    return Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg)
 
 
 def absent(checkpoint: str) -> str:
@@ -229,7 +233,7 @@ def read_sentence(loaded: Loaded, source: str, target: str | None = None, longes
     Raises UsageError for an unknown word, an empty text, and a target for a model without a decoder.
     """
     task, model = loaded.task, loaded.model
-    tokens = _encode(source, task.source_dictionary, "--input", loaded.data)
+    tokens = encode(source, task.source_dictionary, "--input", loaded.data)
     dataset = task.build_dataset_for_inference([tokens], [len(tokens)])
     inputs = dataset.collater([dataset[0]])["net_input"]
     inputs = {name: x.to(loaded.device) for name, x in inputs.items() if isinstance(x, Tensor)}
@@ -245,7 +249,7 @@ def read_sentence(loaded: Loaded, source: str, target: str | None = None, longes
         output = _greedy(model, inputs, answers, longest or loaded.longest_target or 200)
         complete = output[-1:] == [eos]
     else:
-        output = _encode(target, answers, "--target", loaded.data).tolist()
+        output = encode(target, answers, "--target", loaded.data, "target").tolist()
     inputs["prev_output_tokens"] = torch.tensor([[eos, *output[: len(output) - 1]]], device=loaded.device)
     predicted = best(model(**inputs)[0], answers)[0].tolist()
     previous = inputs["prev_output_tokens"][0].tolist()
@@ -262,16 +266,18 @@ def record_sentence(loaded: Loaded, args: Namespace) -> tuple[Sentence, Recordin
     return sentence, recording
 
 
-def _encode(line: str, dictionary: Dictionary, option: str, data: str) -> Tensor:
-    """The words of a line and the end symbol, int64. Raises UsageError."""
+def encode(line: str, dictionary: Dictionary, name: str, data: str, side: str = "source") -> Tensor:
+    """The words of a line and the end symbol, int64.
+
+    Raises UsageError, in which the line is called ``name``, for an unknown word and a line without words.
+    """
     words = line.split()
     if not words:
-        raise UsageError(f"{option} has no words")
+        raise UsageError(f"{name} has no words")
     for word in words:
         if dictionary.index(word) < dictionary.nspecial:
-            side = "source" if option == "--input" else "target"
             known = nearest(word, dictionary.symbols[dictionary.nspecial :])
-            raise UsageError(f"{option} has the word {word!r}, which is not in the {side} dictionary of {data}{known}")
+            raise UsageError(f"{name} has the word {word!r}, which is not in the {side} dictionary of {data}{known}")
     return torch.tensor([*map(dictionary.index, words), dictionary.eos()])
 
 

@@ -324,7 +324,9 @@ def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
     if base is None:
         return content, own
     try:
-        below, others = _with_base(find(str(base)), (*seen, path))
+        # A file is named from the folder of the one that extends it.
+        named = str(path.parent / base) if str(base).endswith(".yaml") else str(base)
+        below, others = _with_base(find(named), (*seen, path))
     except RecipeError as error:
         raise RecipeError(f"{path}: extends: {error}") from None
     if isinstance(below.get("chosen"), list) and isinstance(content.get("chosen"), list):

@@ -15,11 +15,26 @@ AUTO = "auto"
 ENVIRONMENT_VARIABLE = "FAIRSEQ_SG_IMPLEMENTATION"
 #: operator -> its implementations by name.
 OPERATORS: dict[str, Mapping[str, Callable]] = {}
+#: operator -> (device type, implementation) -> when ``"auto"`` runs it there; "" where nothing else is said.
+DEFAULTS: dict[str, dict[tuple[str, str], str]] = {}
 
 
-def declare(operator: str, implementations: Mapping[str, Callable]) -> None:
-    """Makes an operator and its implementations known."""
+def declare(
+    operator: str,
+    implementations: Mapping[str, Callable],
+    automatic: str,
+    sometimes: Mapping[tuple[str, str], str] | None = None,
+) -> None:
+    """Makes an operator and its implementations known.
+
+    Args:
+        operator: its name.
+        implementations: by name.
+        automatic: the implementation in torch that ``"auto"`` runs.
+        sometimes: (device type, implementation) -> when ``"auto"`` runs that one there instead.
+    """
     OPERATORS[operator] = implementations
+    DEFAULTS[operator] = {("cpu", automatic): "", ("cuda", automatic): "", **(sometimes or {})}
 
 
 def requested(operator: str) -> str | None:

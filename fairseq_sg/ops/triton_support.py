@@ -94,11 +94,12 @@ def is_hopper(device: torch.device) -> bool:
 
 def why_not_here(device: torch.device) -> str | None:
     """`why_not_triton` of a device: the same for a whole program."""
-    return _why_not_on(device, os.environ.get("TRITON_INTERPRET", "").lower() in YES) or _why_not_installed()
+    return _why_not_on(device, os.environ.get("TRITON_INTERPRET", "").lower() in YES) or why_not_installed()
 
 
 @cache
-def _why_not_installed() -> str | None:
+def why_not_installed() -> str | None:
+    """Why there is no usable Triton, whatever the device; None where there is one."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     try:

@@ -10,15 +10,23 @@ import pytest
 import torch
 
 from fairseq_sg.ops import linear_attention, orthogonality_loss, relative_logits
-from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, OPERATORS, check_environment, declare, requested, resolve
+from fairseq_sg.ops.dispatch import (
+    DEFAULTS,
+    ENVIRONMENT_VARIABLE,
+    OPERATORS,
+    check_environment,
+    declare,
+    requested,
+    resolve,
+)
 
 
 @pytest.fixture(autouse=True)
 def known():
     """The operator of these tests, declared as the others are."""
-    declare("operator", {"plain": lambda: "plain", "fast": lambda: "fast"})
+    declare("operator", {"plain": lambda: "plain", "fast": lambda: "fast"}, "fast")
     yield
-    del OPERATORS["operator"]
+    del OPERATORS["operator"], DEFAULTS["operator"]
 
 
 def chosen(implementation: str = "auto") -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton.backends.nvidia", reason="Triton for Nvidia GPUs is not installed")
+NO_TRITON = "Triton for Nvidia GPUs is not installed: bash scripts/setup.sh --with-triton"
+pytest.importorskip("triton.backends.nvidia", reason=NO_TRITON)
 
 HERE = Path(__file__).resolve().parent
 

@@ -73,7 +73,7 @@ IMPLEMENTATIONS = {
     "blocks": cvmm_blocks,
     "triton": _triton,
 }
-declare("cvmm", IMPLEMENTATIONS)
+declare("cvmm", IMPLEMENTATIONS, "grouped", {("cpu", "blocks"): f"if rows >= {FEW_ROWS} x matrices"})
 
 __all__ = ["IMPLEMENTATIONS", "SortedSelection", "cvmm", "cvmm_sorted", "sort_selection"]
 

@@ -56,7 +56,7 @@ IMPLEMENTATIONS = {
     "scan": _in_torch(geometric_attention_scan),
     "triton": _triton,
 }
-declare("geometric_attention", IMPLEMENTATIONS)
+declare("geometric_attention", IMPLEMENTATIONS, "scan")
 
 
 def geometric_attention(

@@ -29,7 +29,7 @@ def _triton(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, **options) -> tupl
 
 
 IMPLEMENTATIONS = {"naive": linear_attention_naive, "chunked": linear_attention_chunked, "triton": _triton}
-declare("linear_attention", IMPLEMENTATIONS)
+declare("linear_attention", IMPLEMENTATIONS, "chunked")
 
 
 def linear_attention(

@@ -11,7 +11,7 @@ from fairseq_sg.ops.orthogonality.naive import orthogonality_loss_naive
 from fairseq_sg.ops.precision import autocast_disabled
 
 IMPLEMENTATIONS = {"naive": orthogonality_loss_naive, "gram": orthogonality_loss_gram}
-declare("orthogonality_loss", IMPLEMENTATIONS)
+declare("orthogonality_loss", IMPLEMENTATIONS, "gram")
 REDUCTIONS = ("mean", "sum", "none")
 
 

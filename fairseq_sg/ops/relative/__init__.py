@@ -59,8 +59,10 @@ ATTENTION_IMPLEMENTATIONS = {
     "flex": relative_attention_flex,
     "triton": _triton,
 }
-declare("relative_logits", IMPLEMENTATIONS)
-declare("relative_attention", ATTENTION_IMPLEMENTATIONS)
+# What `_in_torch` chooses.
+_SOMETIMES = {("cpu", "naive"): f"if batch >= {MANY_SEQUENCES} x head dimension, not in half precision"}
+declare("relative_logits", IMPLEMENTATIONS, "shift", _SOMETIMES)
+declare("relative_attention", ATTENTION_IMPLEMENTATIONS, "shift", _SOMETIMES)
 
 
 def relative_logits(q: Tensor, p: Tensor, *, implementation: str = AUTO) -> Tensor:

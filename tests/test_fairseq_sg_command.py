@@ -1,0 +1,76 @@
+"""``fairseq-sg``: every command under one name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fairseq_sg
+from fairseq_sg.__main__ import COMMANDS, PACKAGES, main
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def run(code: str, **options: object) -> subprocess.CompletedProcess:
+    """The result of Python code in a process of its own."""
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run([sys.executable, "-c", code], env=env, text=True, stderr=subprocess.PIPE, **options)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_get_the_remaining_arguments(name, monkeypatch):
+    pytest.importorskip("fairseq")
+    module = importlib.import_module(f"fairseq_sg.{name}" + ".__main__" * (name in PACKAGES))
+    monkeypatch.setattr(module, "main", lambda line: len(line) if line == ["a", "--b", "-h"] else -1)
+    assert main([name, "a", "--b", "-h"]) == 3
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n  {name} " in printed for name in COMMANDS)
+    assert main([]) == 2 and capsys.readouterr().out == printed
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"fairseq_sg {fairseq_sg.__version__}\n"
+
+
+@pytest.mark.parametrize(("name", "meant"), [("evaluat", "did you mean evaluate?"), ("x", "choose from evaluate, ")])
+def test_an_unknown_command_is_one_line(name, meant, capsys):
+    assert main([name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: there is no command {name}: {meant}") and line.endswith(", ".join(COMMANDS))
+
+
+def test_help_needs_no_torch():
+    result = run(
+        "import sys; sys.modules |= dict.fromkeys(['torch', 'fairseq', 'numpy']); sys.argv = ['fairseq-sg', '--help']\n"
+        "from fairseq_sg.__main__ import main; sys.exit(main())",
+        stdout=subprocess.PIPE,
+    )
+    assert result.returncode == 0 and "evaluate" in result.stdout, result.stderr
+
+
+def test_without_fairseq_the_doctor_is_named():
+    result = run(
+        "import sys; sys.modules['fairseq'] = None\n"
+        "from fairseq_sg.__main__ import main; sys.exit(main(['evaluate', 'checkpoint.pt']))"
+    )
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ") and line.endswith("`fairseq-sg doctor` tells what is missing")
+
+
+def test_a_reader_that_has_left_ends_the_command_quietly():
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "import sys; from fairseq_sg.__main__ import main; sys.exit(main(['kernels', 'list']))"
+    result = run(code, stdout=writing)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (1, "")
