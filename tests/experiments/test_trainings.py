@@ -1,4 +1,4 @@
-"""Real trainings through ``experiments run``: killed and resumed, evaluated twice, continued by SLURM; translations.
+"""Real trainings through ``experiments run``: killed and resumed, evaluated twice; translations by SLURM.
 
 Every command runs where the user stands, which is not the clone, with relative paths.
 """
@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -197,32 +196,7 @@ def test_finished_trainings_are_not_repeated(trained, monkeypatch, capsys):
     assert "holds a training with other settings" in capsys.readouterr().err
 
 
-@pytest.fixture
-def elsewhere(trained, tmp_path_factory) -> Iterator[Path]:
-    """The same recipe with fewer steps, in a folder of its own."""
-    folder = tmp_path_factory.mktemp("slurm")
-    (folder / "tiny.yaml").write_text(SHARED.replace("STEPS", "20"))
-    yield folder
-
-
-def test_a_slurm_array_does_one_run_of_the_plan(trained, elsewhere, tmp_path):
-    """Index 1 is the second seed; the script is started in another folder."""
-    plan = ["--rows", "good", "--seeds", "1,2", "--data", trained.folder, "--out", "out", "--device", "cpu"]
-    written = run(elsewhere, "slurm", "tiny.yaml", "array.sbatch", *plan, "--jobs", 1)
-    assert written.returncode == 0 and "2 runs; submit them by: sbatch array.sbatch" in written.stdout, written.stderr
-    script = elsewhere / "array.sbatch"
-    text = script.read_text()
-    assert "#SBATCH --array=0-1%1\n" in text and "gres" not in text
-    done = subprocess.run(
-        ["bash", str(script)], cwd=tmp_path, env=environment(SLURM_ARRAY_TASK_ID="1"), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [path.name for path in (elsewhere / "out").iterdir()] == ["good-tiny-seed2"]
-    record = json.loads((elsewhere / "out" / "good-tiny-seed2" / "run.json").read_text())
-    assert record["result"]["steps"] == 20 and not (elsewhere / "out" / "results.json").exists()
-
-
-# Translations.
+# Translations, by SLURM.
 
 TRANSLATION = """\
 title: A tiny translation
@@ -253,36 +227,44 @@ rows:
 """
 
 
-def test_trained_translated_and_scored(tmp_path, monkeypatch, capsys):
-    """The complete way from two text files, whose data folder is missing; then scoring again without generating."""
+def test_a_slurm_array_trains_and_translates(tmp_path, monkeypatch, capsys):
+    """From two text files, whose data folder is missing: index 1 is the second seed. A report scores it."""
     pytest.importorskip("sentencepiece")
+    user = tmp_path / "user"
+    user.mkdir()
     draw = random.Random(0)
     sources = [" ".join(draw.choices("Ly đi xa thu về nhà mưa ăn cơm".split(), k=1 + i % 7)) for i in range(120)]
-    (tmp_path / "src.txt").write_text("".join(f"{s}\n" for s in sources), "utf-8")
-    (tmp_path / "tgt.txt").write_text("".join(f"{' '.join(s.split()[::-1])}\n" for s in sources), "utf-8")
-    (tmp_path / "tiny.yaml").write_text(TRANSLATION)
-    plan = ["tiny.yaml", "--device", "cpu", "--data", "my data", "--out", "out", "--results", "tiny"]
-    done = run(tmp_path, "run", *plan, "--memory-guard", "0")
+    (user / "src.txt").write_text("".join(f"{s}\n" for s in sources), "utf-8")
+    (user / "tgt.txt").write_text("".join(f"{' '.join(s.split()[::-1])}\n" for s in sources), "utf-8")
+    (user / "tiny.yaml").write_text(TRANSLATION)
+    plan = ["--seeds", "4,6", "--device", "cpu", "--data", "my data", "--out", "out"]
+    written = run(user, "slurm", "tiny.yaml", "array.sbatch", *plan, "--jobs", 1)
+    assert written.returncode == 0 and "2 runs; submit them by: sbatch array.sbatch" in written.stdout, written.stderr
+    request = json.loads((user / "my data" / "tiny" / "dataset.json").read_text())["request"]
+    assert (request["dataset"], request["max_length"], request["vocab_size"]) == ("parallel", 4, 40)
+    script = user / "array.sbatch"
+    assert "#SBATCH --array=0-1%1\n" in script.read_text() and "gres" not in script.read_text()
+    # It may be started in another folder.
+    done = subprocess.run(
+        ["bash", script], cwd=tmp_path, env=environment(SLURM_ARRAY_TASK_ID="1"), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "INFO:" not in done.stderr and "DEBUG:" not in done.stderr
-    request = json.loads((tmp_path / "my data" / "tiny" / "dataset.json").read_text())["request"]
-    assert (request["dataset"], request["max_length"], request["vocab_size"]) == ("parallel", 4, 40)
-    kept = results.read(tmp_path / "tiny.json")
+    assert [path.name for path in (user / "out").iterdir()] == ["softmax-tiny-seed6"]
+
+    monkeypatch.chdir(user)
+    assert experiments.main(["report", "tiny.yaml", *plan, "--results", "tiny"]) == 0
+    assert "BLEU by length, tiny" in capsys.readouterr().out
+    kept = results.read(user / "tiny.json")
     found = kept.bleu["tiny"]
-    raw = tmp_path / "my data" / "tiny" / "raw"
+    raw = user / "my data" / "tiny" / "raw"
     subsets = {s: len((raw / f"{s}.plain.tgt").read_text("utf-8").splitlines()) for s in ("test", "gen")}
     assert found["subsets"] == subsets and sum(b["sentences"] for b in found["buckets"]) == sum(subsets.values())
     assert [b["label"] for b in found["buckets"]] == ["1–2", "3–4", "5–6", "7+"] and found["limit"] == 4
     (entry,) = found["systems"]
     for subset in subsets:
         # fairseq scores the same words and prints two digits.
-        generated = of(kept, "softmax")["result"]["generated"][subset]["bleu"]
+        generated = of(kept, "softmax", 6)["result"]["generated"][subset]["bleu"]
         assert entry["subsets"][subset]["BLEU"]["score"] == pytest.approx(generated, abs=0.006)
     for end in ("-bleu.md", "-bleu.png", ".md", ".png"):
-        assert (tmp_path / f"tiny{end}").stat().st_size > 200
-    assert "BLEU by length, tiny" in done.stdout
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.json").unlink()
-    assert experiments.main(["report", *plan]) == 0
-    assert results.read(tmp_path / "tiny.json").as_dict() == kept.as_dict()
+        assert (user / f"tiny{end}").stat().st_size > 200

@@ -1,12 +1,10 @@
 """Every kind of attention, feature map and position learns SCAN: a few hundred steps, and the loss has fallen.
 
-The models are those that ``scripts/attentions.py`` compares, smaller.
+The models are those that the recipe own_attentions compares, smaller.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,15 +16,12 @@ import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from numpy.random import RandomState
+from small_models import MODELS, build
 
-import fairseq_sg.plugin  # noqa: F401
 from data_prep.scan_grammar import generate
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-from attentions import MODELS, build
 
 SMALL = "--encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64".split()
 SMALL += "--encoder-attention-heads 4 --decoder-attention-heads 4 --encoder-layers 2 --decoder-layers 2".split()
