@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib.metadata
 import json
 import os
+import re
 import sys
-import tomllib
 from pathlib import Path
 
 from data_prep.binarize import require_fairseq
@@ -104,11 +103,9 @@ def files_in(folder: Path) -> list[str]:
 
 
 def version() -> str:
-    """The version of fairseq_sg, from this checkout or else from the installed package."""
-    project = Path(__file__).parents[1] / "pyproject.toml"
-    if project.is_file():
-        return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
-    return importlib.metadata.version("fairseq_sg")
+    """The version of fairseq_sg, which stands beside this package; read, not imported."""
+    text = (Path(__file__).parents[1] / "fairseq_sg" / "__init__.py").read_text(encoding="utf-8")
+    return re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)[0]
 
 
 def read_manifest(folder: Path) -> Json:
