@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +19,14 @@ from fairseq_sg.experiments.results import Results
 from fairseq_sg.experiments.runs import check_data
 from fairseq_sg.scoring import plain_bleu
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-#: Recipes of papers' tables.
-PUBLISHED = [name for name in recipe.names() if name.startswith(("park_kim_", "thesis_"))]
 #: (recipe, variant)
 ALL = [(name, variant) for name in recipe.names() for variant in ("", *recipe.variants(recipe.find(name)))]
+
+
+@cache
+def shipped(name: str, variant: str = "") -> recipe.Recipe:
+    return recipe.read(recipe.find(name), variant)
+
 
 SMALL = """\
 title: A small table
@@ -289,6 +293,16 @@ chosen: [all of it]
     assert found.published("plain", "short", "IID").mean == 99.8
 
 
+def test_a_file_is_named_from_the_folder_of_the_one_that_extends_it(tmp_path, monkeypatch):
+    """Wherever the user stands."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    read(tmp_path / "one", SMALL)
+    monkeypatch.chdir(tmp_path / "other")
+    assert read(tmp_path / "other", "extends: ../one/small.yaml\nsteps: 7\n", name="above").steps == 7
+    assert recipe.read(recipe.find("above.yaml")).seeds == 5
+
+
 def test_null_removes_what_the_base_has(tmp_path):
     """A row, a column, one of the published numbers; in a variant too."""
     read(tmp_path, SMALL.replace("  plain:\n", "  last: {arguments: --lr 1}\n  plain:\n"))
@@ -308,7 +322,7 @@ def test_a_base_is_no_recipe_but_can_be_extended(tmp_path):
 
 def test_a_recipe_extends_one_of_ours_by_name(tmp_path):
     found = read(tmp_path, "extends: park_kim_table_4\nsteps: 7\n")
-    base = recipe.read(recipe.find("park_kim_table_4"))
+    base = shipped("park_kim_table_4")
     assert found.steps == 7 and found.rows == base.rows and found.name == "small"
 
 
@@ -505,13 +519,6 @@ def test_by_length_needs_bleu(tmp_path):
 # The recipes that come with the package.
 
 
-def test_the_examples_of_the_documentation(tmp_path):
-    page = (REPOSITORY / "docs" / "reproducing.md").read_text()
-    whole = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if block.startswith("title:")]
-    assert whole and all(read(tmp_path, block).trained for block in whole)
-    assert [name for name in PUBLISHED if f"`{name}`" not in page] == []
-
-
 def test_an_unknown_recipe_is_answered_with_the_list():
     with pytest.raises(
         recipe.RecipeError, match="no recipe 'table_4': choose from .*park_kim_table_4, park_kim_table_5"
@@ -525,7 +532,7 @@ def plans():
     pytest.importorskip("fairseq")
     found = {}
     for name, variant in ALL:
-        plan = make_plan(recipe.read(recipe.find(name), variant), seeds="1")
+        plan = make_plan(shipped(name, variant), seeds="1")
         found[name, variant] = {trial.row: trial.run for trial in reversed(plan.trials())}
     return found
 
@@ -554,7 +561,7 @@ def test_every_row_is_a_model(name, variant, plans, parsed):
     from fairseq_sg.models import sg_encoder, sg_transformer, sg_transformer_lm
 
     modules = {module.__name__.rpartition(".")[2]: module for module in (sg_encoder, sg_transformer, sg_transformer_lm)}
-    content = recipe.read(recipe.find(name), variant)
+    content = shipped(name, variant)
     assert list(parsed[name, variant]) == list(reversed(content.trained)) and content.trained
     for row, args in parsed[name, variant].items():
         model = ARCH_MODEL_NAME_REGISTRY[args.arch]
@@ -569,7 +576,7 @@ def test_every_row_is_a_model(name, variant, plans, parsed):
 
 @pytest.mark.parametrize("name,variant", ALL)
 def test_every_dataset_is_one_of_data_prep(name, variant):
-    content = recipe.read(recipe.find(name), variant)
+    content = shipped(name, variant)
     for data in content.data.values():
         make_parser().parse_args([*shlex.split(data.prepare), "--out", data.folder])
         assert data.needs_file == (data.prepare.split()[0] in ("cfq", "mathematics", "text"))
@@ -580,7 +587,7 @@ def test_every_dataset_is_one_of_data_prep(name, variant):
 @pytest.mark.parametrize("name,variant", ALL)
 def test_a_folder_of_other_data_is_refused(name, variant, tmp_path):
     """Each folder of a recipe is accepted unchanged, and refused with another number or name in its request."""
-    for data in recipe.read(recipe.find(name), variant).data.values():
+    for data in shipped(name, variant).data.values():
         arguments = shlex.split(data.prepare)
         args = make_parser().parse_args([*arguments, "--out", str(tmp_path)])
         (dataset,) = [one for one in DATASETS if one.name == arguments[0]]
@@ -609,7 +616,7 @@ def test_a_folder_of_other_data_is_refused(name, variant, tmp_path):
 def test_a_folder_holds_the_same_data_in_every_recipe():
     known = {}
     for name, variant in ALL:
-        for data in recipe.read(recipe.find(name), variant).data.values():
+        for data in shipped(name, variant).data.values():
             assert known.setdefault(data.folder, data.prepare) == data.prepare
 
 
@@ -633,9 +640,7 @@ def language_models():
         return SimpleNamespace(**vars(configuration.dataclass()) | vars(args))
 
     return {
-        name: {
-            (trial.row, trial.data): parsed_run(trial) for trial in make_plan(recipe.read(recipe.find(name))).trials()
-        }
+        name: {(trial.row, trial.data): parsed_run(trial) for trial in make_plan(shipped(name)).trials()}
         for name in LANGUAGE_MODELS
     }
 
@@ -667,7 +672,7 @@ def test_every_language_model_is_built_with_the_parameters_of_the_thesis(name, l
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_settings_of_language_models(name, language_models):
     found = language_models[name]
-    content = recipe.read(recipe.find(name))
+    content = shipped(name)
     assert (content.seeds, content.checkpoint, content.batch_size_valid) == (1, "last", 4)
     for (row, data), args in found.items():
         segment, batch = {"wt_b": (512, 64), "e8": (512, 32)}.get(data, (256, 64))
@@ -765,21 +770,21 @@ def test_sizes_and_optimization_of_the_papers(parsed):
 
 
 def test_the_weights_of_the_orthogonality_sweep_are_what_is_trained():
-    found = recipe.read(recipe.find("own_orthogonality_sweep"))
+    found = shipped("own_orthogonality_sweep")
     for name in found.trained:
         x, arguments = found.rows[name].x, found.arguments_of(name, "scan26")
         given = "--orthogonality-weight" in arguments
         assert given == (x is not None)
         assert not given or float(arguments[arguments.index("--orthogonality-weight") + 1]) == x
     # The rest equals the paper's table.
-    table = recipe.read(recipe.find("park_kim_table_4"))
+    table = shipped("park_kim_table_4")
     settings = {row: sorted(one.arguments_of(row, "scan26")) for one in (found, table) for row in one.trained}
     assert settings["none"] == settings["linear-l2"] and settings["weight-1e-4"] == settings["linear-l2-orthogonality"]
 
 
 @pytest.mark.parametrize("variant", ["", "small"])
 def test_the_models_of_translations_differ_in_attention_alone(variant):
-    found = recipe.read(recipe.find("own_translation_length"), variant)
+    found = shipped("own_translation_length", variant)
     assert list(found.rows) == ["softmax", "log_length", "relative", "linear", "galerkin"]
     for row in found.rows.values():
         assert {word for word in shlex.split(row.arguments) if word.startswith("--")} <= {
