@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     runs = [trial.run for trial in chosen]
     gpus = visible_gpus() if plan.device == "cuda" else []
     jobs = min(len(runs), args.jobs or (3 * len(gpus) if gpus else os.cpu_count() or 1))
-    prefix = args.results or plan.out / "results"
+    prefix = _prefix(args, plan)
     earlier = _earlier(prefix)
     results.merged(earlier, results.collect(plan, trials), _file(prefix)) if earlier else None
     started = time.time()
@@ -191,7 +191,7 @@ def report_runs(args: argparse.Namespace) -> int:
     trials = plan.trials()
     if not any(saved(trial.run) for trial in trials):
         raise UsageError(f"{plan.out} has no runs of this plan: start them with `fairseq-sg experiments run`")
-    publish(plan, trials, args.results or plan.out / "results")
+    publish(plan, trials, _prefix(args, plan))
     return _end(trials)
 
 
@@ -213,6 +213,12 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
         print("\n" + by_length.as_tables(found.bleu))
     print(f"\nresults: {', '.join([str(_file(prefix)), *(path.name.removeprefix(prefix.name) for path in written)])}")
     print(f"logs: {plan.out}/*/train.log, checkpoints: {plan.out}/*/{trials[0].run.checkpoint.name}")
+
+
+def _prefix(args: argparse.Namespace, plan: Plan) -> Path:
+    """The results files without their endings."""
+    found = args.results or plan.out / "results"
+    return found.with_name(found.name.removesuffix(".json"))
 
 
 def _file(prefix: Path) -> Path:

@@ -73,6 +73,8 @@ def render(paths: list[Path]) -> list[Path]:
     """Renders results files, and returns what was written. Raises UsageError for a file that holds no results."""
     written = []
     for path in paths:
+        if path.suffix != ".json":
+            raise UsageError(f"{path}: the name of a results file ends in .json")
         found = results.read(path)
         prefix = path.with_name(path.name.removesuffix(".json"))
         written += write_pages(found, prefix)

@@ -311,7 +311,7 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
             column, ours, theirs = a.recipe.columns[key], line.cells[key].values, other.cells[key].values
             if not ours or not theirs:
                 continue
-            difference = statistics.mean(theirs) - statistics.mean(ours)
+            difference = centre(theirs, b.recipe.statistic) - centre(ours, a.recipe.statistic)
             error = _error(ours, theirs)
             digits = 1 if column.metric == "accuracy" and a.recipe.unit == "percent" else 2
             spread = f" ± {error:.{digits}f}" if error is not None else ""
