@@ -284,7 +284,8 @@ def markdown() -> str:
     for kind, (heading, page) in CHAPTERS.items():
         chapter = [owner for owner in everything if owner.kind == kind]
         link = f", explained in [{page.partition('#')[0]}]({page})" if page else ""
-        lines += ["", f"## {heading}", "", f"Chosen by {', '.join(f'`{flag}`' for flag in chapter[0].flags)}{link}."]
+        chosen = f"Chosen by {', '.join(f'`{flag}`' for flag in chapter[0].flags)}{link}."
+        lines += ["", f"## {heading}", "", *textwrap.wrap(chosen, 118, break_on_hyphens=False)]
         if kind != "model":
             lines += ["", *_table(("name", "paper"), [(f"`{owner.name}`", owner.paper) for owner in chapter])]
         for section in sections:

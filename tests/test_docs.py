@@ -6,12 +6,14 @@ import argparse
 import importlib
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from documented_commands import UNFINISHED
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import recipe
@@ -159,3 +161,71 @@ def test_every_recipe_and_variant_is_in_reproducing_md():
         for variant in recipe.variants(recipe.find(name)):
             assert f"`{name} --variant {variant}`" in page
         assert f"`{name}`" in page
+
+
+# Plain English: short sentences and lines.
+
+ROOT = DOCS.parent
+MOST_WORDS, LONGEST_LINE = 35, 120
+ABBREVIATIONS = re.compile(r"\b(al|eq|App|Fig|e\.g|i\.e|vs)\.")
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """(line, paragraph or item of a list) of a page, without code, tables and headings; code in a line is one word."""
+    block: list[str] = []
+    start, fenced, before_code = 0, False, True
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        fence = line.lstrip().startswith("```")
+        fenced ^= fence
+        code = fence or fenced or (line.startswith("    ") and before_code)
+        ends = code or not line.strip() or line.startswith(("|", "#", "---", "!["))
+        item = re.match(r"\s*(?:[-*]|\d+\.) ", line)
+        if block and (ends or item):
+            yield start, re.sub(r"`[^`]*`", "CODE", " ".join(block))
+            block = []
+        if not ends:
+            start = start if block else number
+            block.append(line[item.end() :] if item else line.strip())
+        before_code = code or not line.strip() or line.startswith("#")
+
+
+def sentences(paragraph: str) -> list[str]:
+    text = ABBREVIATIONS.sub(lambda found: found[0][:-1], re.sub(r"\]\([^)]*\)", "]", paragraph))
+    return re.split(r"(?<=[.!?])[)*\"”]*\s+", text)
+
+
+def words(sentence: str) -> int:
+    return sum(bool(re.search(r"\w", word)) for word in sentence.split())
+
+
+def bounded_pages() -> list[str]:
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    names = [page.relative_to(ROOT).as_posix() for page in (*pages, *sorted(DOCS.glob("*.md"))) if page.exists()]
+    return [name for name in names if name not in UNFINISHED]
+
+
+def test_sentences_are_counted():
+    page = (
+        "# A heading of many words\n\nOne two (Lake et al. 2018). Four `a b c`\nfive.\n\n    code code\n\n| a | b |\n"
+    )
+    assert [(line, [words(s) for s in sentences(text)]) for line, text in prose(page)] == [(3, [6, 3])]
+    assert [line for line, _ in prose("- one\n  two\n- three\n\n```\ncode\n```\nfour\n")] == [1, 3, 8]
+
+
+@pytest.mark.parametrize("name", bounded_pages())
+def test_sentences_are_short(name):
+    text = (ROOT / name).read_text()
+    found = [(line, s) for line, paragraph in prose(text) for s in sentences(paragraph) if words(s) > MOST_WORDS]
+    assert not found
+
+
+@pytest.mark.parametrize("name", bounded_pages())
+def test_lines_are_short(name):
+    """Outside tables, pictures and code."""
+    lines = (ROOT / name).read_text().splitlines()
+    code, fenced = set(), False
+    for number, line in enumerate(lines, start=1):
+        fenced ^= line.startswith("```")
+        if fenced or line.startswith(("    ", "|", "![")):
+            code.add(number)
+    assert not [n for n, line in enumerate(lines, start=1) if len(line) > LONGEST_LINE and n not in code]

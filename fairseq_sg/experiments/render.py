@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,7 @@ def with_results(text: str, folder: Path) -> str:
         for key in keys:
             question = _named(questions, key, "question with the key")
             title = f"**{question.question}** " if len(keys) > 1 else ""
-            found += ["", title + _filled(question.answer, files).strip(), ""]
+            found += ["", _filled(title + question.answer, files), ""]
             for show in question.tables:
                 found += report.markdown_table(_table(show, files))
         answers = "\n".join(found).strip()
@@ -183,7 +184,7 @@ def read_all(folder: Path) -> dict[str, Results]:
 
 
 def _block(question: Question, files: dict[str, Results], level: str) -> list[str]:
-    found = [f"{level}{question.question}", "", _filled(question.answer, files).strip(), ""]
+    found = [f"{level}{question.question}", "", _filled(question.answer, files), ""]
     for show in question.tables:
         found += [*report.markdown_table(_table(show, files)), ""]
     if question.picture:
@@ -246,7 +247,7 @@ def _filled(text: str, files: dict[str, Results]) -> str:
             raise UsageError(f"{QUESTIONS}: {match[0]} is no number of {name}.json")
         return report.cell_text(made.recipe, line, column)
 
-    return _PLACE.sub(number, text)
+    return textwrap.fill(_PLACE.sub(number, text), 118, break_long_words=False, break_on_hyphens=False)
 
 
 def _named(there: dict[str, Any], name: str, what: str) -> Any:

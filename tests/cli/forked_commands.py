@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
 from cli_commands import REPOSITORY, Result
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -36,6 +37,7 @@ def _command(name: str, arguments: list[str], cwd: Path, files: list[Path]) -> N
         os.dup2(os.open(file, mode), number)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)  # torch was imported before
     os.chdir(cwd)
     sys.argv = sys.orig_argv = [name, *arguments]
     try:

@@ -1,0 +1,185 @@
+"""Every command in README and docs works as it stands: it is run in a tiny form, parsed, or on a list with a reason."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from documented_commands import PAGES, REPOSITORY, UNFINISHED, Command, commands, commands_in, smaller
+from forked_commands import run
+
+#: A part of a command -> why it is parsed only, or, for a program without a parser here, why it is not looked at.
+NOT_RUN = {
+    "--download": "a download",
+    "FOLDER": "files of the user",
+    "--archive": "an archive of the user",
+    "--raw-dir": "files of the user",
+    "train.en": "files of the user",
+    "wiki.train.tokens": "files of the user",
+    "data-bin/ende": "made from files of the user",
+    "scan_mcd1": "made from files of the user",
+    "checkpoints/listops/": "a model of ListOps, whose data take minutes",
+    "checkpoints/ctlpp/": "a model of CTL++, whose data take half a minute",
+    "--generate": "takes minutes",
+    "data_prep ctl --order forward --out": "the small task stands for it",
+    "data_prep ctl --order backward --out": "the small task stands for it",
+    "data_prep ctlpp": "takes half a minute",
+    "data_prep arithmetic": "takes half a minute",
+    "data_prep listops": "takes minutes",
+    "data_prep parity": "takes half a minute",
+    "data_prep verify": "tests/data_prep runs it",
+    "fairseq_sg.experiments": "tests of the experiments run them",
+    "fairseq_sg.kernels": "its own tests run it",
+    "fairseq_sg.doctor": "tests/test_doctor.py runs it",
+    "benchmarks": "takes minutes; its own tests run it",
+    "pytest": "the tests themselves",
+    "bash scripts/": "installs, or runs the tests",
+    "…": "shown in part",
+    "git": "the network",
+}
+#: Words of commands that draw: nothing is drawn, except into a file of that format.
+NO_PICTURE = ["--format", "none"]
+
+
+def finished() -> list[Command]:
+    return [command for command in commands() if command.page not in UNFINISHED]
+
+
+def reason(command: Command) -> str | None:
+    """Why a command is not run; None for one that is."""
+    text = " ".join(command.words)
+    return next((why for part, why in NOT_RUN.items() if part in text), None)
+
+
+def test_a_page_has_the_commands_that_a_reader_sees():
+    line = "echo \"jump twice\" | A=1 fairseq-interactive data-bin/scan26 --path 'a b' 2>&1 | grep ^D  # a remark"
+    (command,) = commands_in(line, "page.md", 7)
+    assert (
+        command.words == ("fairseq-interactive", "data-bin/scan26", "--path", "a b") and command.given == "jump twice"
+    )
+    assert not list(commands_in("| Generate gen with beam=1: exact_match = 12.0808", "page.md", 1))
+    assert len(finished()) > 70 and {"docs/attention.md", "docs/datasets.md"} <= {c.page for c in finished()}
+
+
+def test_every_reason_is_still_one():
+    texts = [" ".join(command.words) for command in commands()]
+    assert not [part for part in NOT_RUN if not any(part in text for text in texts)]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory, data) -> Path:
+    """A reader's folder, in which pages are followed: tiny data, and the example of extending.md in it."""
+    folder = tmp_path_factory.mktemp("desk")
+    (folder / "data-bin").mkdir()
+    os.symlink(data, folder / "data-bin" / "scan26")
+    (folder / "enwik8").write_bytes(b"the quick brown fox jumps over the lazy dog\n" * 400)
+    (folder / "my_attentions").mkdir()
+    example = re.search(r"```python\n(.*?)```", (REPOSITORY / "docs" / "extending.md").read_text(), re.DOTALL)[1]
+    (folder / "my_attentions" / "__init__.py").write_text(f"import fairseq_sg.plugin\n\n{example}")
+    return folder
+
+
+def test_trainings_are_right_as_they_stand(desk):
+    """Options, values, mechanisms that go together, and no validation after each epoch: an epoch takes seconds."""
+    pages = [str(page) for page in PAGES if page.relative_to(REPOSITORY).as_posix() not in UNFINISHED]
+    result = run("documented_commands", *pages, cwd=desk)
+    assert result.code == 0, result.out + result.err
+
+
+def test_a_wrong_training_is_noticed(desk, tmp_path):
+    whole = (
+        "--user-dir fairseq_sg --task sg_translation --arch sg_transformer_scan --optimizer torch_adam --max-update 9 "
+        "--criterion cross_entropy_orthogonality --batch-size 64 --valid-subset valid --save-dir checkpoints/none"
+    )
+    wrong = {
+        "… --qk-norm l2": "--qk-norm l2 has no effect",
+        "… --encoder-attention linear --feature-map elus": "unknown feature map 'elus'",
+        whole: "it validates after every epoch",
+        f"{whole} --validate-interval 1000": "it saves after every epoch",
+    }
+    for words, message in wrong.items():
+        page = tmp_path / "page.md"
+        page.write_text(f"# Page\n\n    fairseq-train data-bin/scan26 {words}\n")
+        result = run("documented_commands", page, cwd=desk)
+        assert result.code == 1 and message in result.out, (words, result.out, result.err)
+
+
+@cache
+def parser_of(program: str):
+    """The parser of a program of this project; None for one that is not there yet."""
+    module = program if program == "fairseq_sg.evaluate" else f"{program}.__main__"
+    if find_spec(program) is None:
+        return None
+    return importlib.import_module(module).make_parser()
+
+
+PROGRAMS = ("data_prep", "fairseq_sg.evaluate", "fairseq_sg.analysis", "fairseq_sg.experiments", "fairseq_sg.kernels")
+OURS = [command for command in finished() if command.name in PROGRAMS]
+
+
+@pytest.mark.parametrize("command", OURS, ids=str)
+def test_options_of_our_programs(command):
+    parser = parser_of(command.name)
+    if parser is None:
+        assert command.name in ("fairseq_sg.experiments", "fairseq_sg.kernels")
+        pytest.skip(f"{command.name} is not there")
+    parser.parse_args(command.arguments)
+
+
+def test_files_that_commands_name_are_there():
+    for command in commands():
+        if command.page in UNFINISHED or command.name not in ("bash", "pytest", "python"):
+            continue
+        for word in command.arguments[:1]:
+            assert (REPOSITORY / word).exists(), command
+
+
+def test_recipes_that_pages_name_are_there():
+    folders = [REPOSITORY / "fairseq_sg" / "experiments" / "recipes", REPOSITORY / "scripts" / "recipes"]
+    there = {path.stem for folder in folders for path in folder.glob("*.yaml")}
+    for command in finished():
+        if command.name == "fairseq_sg.experiments":
+            assert command.arguments[1] in there, command
+
+
+def pages_to_run() -> list[str]:
+    """Pages with a command to run: first that of data, last that of analysis, which reads checkpoints of others."""
+    names = {command.page for command in finished() if reason(command) is None}
+    return sorted(names, key=lambda name: (name != "docs/datasets.md", name == "docs/analysis.md", name))
+
+
+def test_commands_run_in_a_tiny_form(desk):
+    """Page after page, in one folder: data are prepared, models trained, evaluated and looked into."""
+    done = 0
+    for page in pages_to_run():
+        for command in (command for command in finished() if command.page == page and reason(command) is None):
+            if command.name == "data_prep":
+                out = desk / command.value("--out") if command.value("--out") else None
+                if out is not None and out.exists():
+                    continue
+                arguments = command.arguments
+            elif command.name == "fairseq_sg.options":
+                arguments = command.arguments
+            else:
+                lay_out(command, desk)
+                arguments = smaller(command)
+            if command.name == "fairseq_sg.analysis" and command.value("--out") is None:
+                arguments += NO_PICTURE
+            result = run(command.name, *arguments, text=command.given + "\n", cwd=desk)
+            assert result.code == 0, f"{command}\n{result.out[-2000:]}\n{result.err[-3000:]}"
+            done += 1
+    assert done > 25
+
+
+def lay_out(command: Command, desk: Path) -> None:
+    """Puts a small model where a command reads a checkpoint that no page makes."""
+    for word in command.words:
+        path = desk / word.rpartition("=")[2]
+        if path.suffix == ".pt" and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(desk / "checkpoints" / "mixed" / "checkpoint_last.pt", path)
