@@ -35,7 +35,7 @@ class SideBySide(cpp_extension.BuildExtension):
         for extension in self.extensions:  # before there are threads: Cython promises nothing about them
             (translated,) = cythonize([extension])
             extension.sources = translated.sources
-            extension.extra_compile_args.append("-g0")
+            extension.extra_compile_args = [*extension.extra_compile_args, "-g0"]
         self.extensions.reverse()  # those that include torch's headers take longest and are declared last
         super().build_extensions()
 

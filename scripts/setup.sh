@@ -94,8 +94,9 @@ log=$venv/setup.log
 
 # A failure shows the end of a log, the failing command and the fix.
 failed() {  # LOG FIX COMMAND…
+  local status=$?
   tail -n 50 "$1" >&2
-  echo "setup: this command failed: ${*:3}" >&2
+  echo "setup: this command failed with status $status: ${*:3}" >&2
   echo "       Its last lines are above, and all of them in $1." >&2
   echo "       Fix: $2. Then run bash scripts/setup.sh again." >&2
   exit 1
