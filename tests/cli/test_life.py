@@ -61,7 +61,8 @@ def test_accuracy_is_the_exact_match_of_greedy_decoding(kind, trained, greedy, d
     sentences = translations(greedy(kind))
     decoded = {i for i, sentence in sentences.items() if sentence.hypothesis == sentence.target}
     assert set(sentences) == set(range(SIZES["valid"]))
-    assert 0.1 < len(decoded) / len(sentences) < 0.97
+    # Some are right and some are wrong; how many depends on the processor.
+    assert 0.1 * len(sentences) < len(decoded) < len(sentences)
     assert decoded == right_when_teacher_forced(checkpoint, "valid")
     percent = 100 * len(decoded) / len(sentences)
     assert f"exact_match = {percent:.4f} ({len(decoded)} of {len(sentences)})" in greedy(kind)
