@@ -62,10 +62,10 @@ if ! "$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then
   echo "setup: $python has no venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2
   exit 1
 fi
-minutes="1 minute" compiled=
+minutes="a minute or two" compiled=
 if "$python" -c 'import platform, sys; sys.exit((*sys.version_info[:2], platform.machine()) == (3, 12, "x86_64"))'; then
   # fairseq-fixed has a wheel only for 3.12 on x86-64; elsewhere it is compiled.
-  minutes="2 minutes" compiled=", which is compiled"
+  minutes="a few minutes" compiled=", which is compiled"
   if ! command -v "${CXX:-g++}" >/dev/null; then
     echo "setup: fairseq-fixed is compiled for $("$python" --version), and there is no C++ compiler (${CXX:-g++})." >&2
     echo "       On Debian and Ubuntu: apt-get install g++    or use Python 3.12, for which a wheel exists." >&2
@@ -85,7 +85,7 @@ if [ -z "${SG_TORCH:-}" ] && ! nvidia-smi -L >/dev/null 2>&1 &&
 fi
 
 echo "setup: $("$python" --version) -> $venv: $torch${index:+ for CPUs}, libraries, and fairseq$compiled"
-echo "       The first time takes about $minutes and a download; a second call returns at once."
+echo "       The first time takes $minutes and a download; a second call returns at once."
 started=$SECONDS
 [ "$python" = "$venv/bin/python" ] || "$python" -m venv --clear "$venv"
 echo "options:$options" > "$stamp"  # incomplete
