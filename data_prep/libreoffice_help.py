@@ -1,8 +1,7 @@
 """LibreOffice's help pages: a parallel corpus in a hundred languages, paragraph by paragraph under the same ids.
 
-    Choose Insert - Headers and Footers.  ->  Wählen Sie Einfügen - Kopf- und Fußzeilen.
-    In the table grid, drag to select the numbers of rows and columns that you want, and then release.
-        ->  Wählen Sie die gewünschte Anzahl Zeilen und Spalten im Tabellenraster durch Ziehen aus und lassen Sie die Maustaste los.
+    Choose Format - Paragraph - Drop Caps tab.  ->  Wählen Sie Format – Absatz… – Register: Initialen.
+    Select the type of hatch lines that you want to use.  ->  Wählen Sie die gewünschte Schraffurart.
 
 The pages are read from Debian packages (``apt-get download libreoffice-help-de``), from folders unpacked from them, or
 from an installed LibreOffice. Any two languages make a corpus; they must be of one version.
@@ -33,7 +32,7 @@ import lzma
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Collection, Iterator, Mapping, Sized
 from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
@@ -63,6 +62,7 @@ DEFAULT_SHARE = 0.05
 DEFAULT_SIZE = 8_000
 PARAGRAPHS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+HEADER_END, FOOTER = '<div id="DisplayArea"', "<footer>"  # the text is between them
 Pages = dict[str, bytes]  # path below the folder ``text`` -> HTML
 Key = tuple[str, int]  # the id of a paragraph and how often the page had it before
 Paragraphs = dict[str, dict[Key, str]]  # page -> key -> text
@@ -164,14 +164,12 @@ def read_languages(folder: Path, languages: list[str]) -> dict[str, Pages]:
     Raises:
         DataError: a language is missing, a package is broken, or the languages are of different versions.
     """
-    if not folder.is_dir():
-        raise DataError("not a folder: name the one of the help pages or their packages by --raw-dir", folder)
     found = {name: find(folder, name) for name in languages}
     pages = {name: read_pages(path, name) for name, path in found.items()}
-    versions = {name: version(content) for name, content in pages.items()}
-    if len(set(versions.values())) > 1:
-        named = " and ".join(f"{name} of {number}" for name, number in versions.items())
-        raise DataError(f"the help of {named}: both languages must be of one version", folder)
+    versions = package_versions(found.values()) or list(map(version, pages.values()))
+    if len(set(versions)) > 1:
+        named = " and ".join(f"{name} of {number}" for name, number in zip(languages, versions, strict=True))
+        raise DataError(f"holds {named}: both languages must be of one version", folder)
     return pages
 
 
@@ -183,12 +181,13 @@ def find(folder: Path, name: str) -> Path:
         listed = ", ".join(path.name for path in packages)
         raise DataError(f"several packages of {name}: {listed}; leave one", folder)
     inside = f"usr/share/libreoffice/help/{name}"
-    places = [folder / name, folder.parent / name, folder / "help" / name, folder / inside]
-    places += sorted(folder.glob(f"*/{inside}"))
+    places = [folder / name, folder / "help" / name, folder / inside, *sorted(folder.glob(f"*/{inside}"))]
+    if (folder / "text").is_dir():  # the folder of one language, beside that of the other
+        places.append(folder.parent / name)
     found = packages or [path for path in places if (path / "text").is_dir()]
     if not found:
-        message = f"no help pages of {name}: {package}_*.deb, or the folder {name}/text, must be in this folder"
-        raise DataError(f"{message}. On Debian, apt-get download {package} gets the package", folder)
+        message = f"has no help pages of {name}, neither {package}_*.deb nor {name}/text"
+        raise DataError(f"{message}: get the package by apt-get download {package}, or name its --raw-dir", folder)
     return found[0]
 
 
@@ -237,6 +236,12 @@ def package_data(path: Path) -> tuple[str, bytes]:
             return name, data[start + 60 : end]
         start = end + end % 2
     raise DataError("not a complete Debian package: download it again", path)
+
+
+def package_versions(paths: Collection[Path]) -> list[str]:
+    """The versions in the names of packages, without epochs; none if one path is not a package."""
+    found = [re.search("_(?:[0-9]+%3a)?([^_]+)", path.name) for path in paths if path.suffix == ".deb"]
+    return [] if len(found) < len(paths) else [match[1].removesuffix(".deb") for match in found]
 
 
 def version(pages: Pages) -> str:
@@ -327,9 +332,10 @@ def read_paragraphs(path: Path, pages: Pages) -> Paragraphs:
     """The paragraphs of the pages of ``path``. Raises DataError for a page that is not UTF-8."""
     found = {}
     for name, page in progress(pages.items(), f"reading {path.name}", len(pages)):
-        lines = page.partition(b"<footer>")[0].split(b"\n")
+        lines = page.split(b"\n")
         reader = Reader()
-        reader.feed("\n".join(decode_utf8(path / name, number, line) for number, line in enumerate(lines, start=1)))
+        text = "\n".join(decode_utf8(path / name, number, line) for number, line in enumerate(lines, start=1))
+        reader.feed(text.partition(HEADER_END)[2].partition(FOOTER)[0])
         reader.close()
         found[name] = reader.paragraphs
     return found
@@ -339,11 +345,13 @@ def read_paragraphs(path: Path, pages: Pages) -> Paragraphs:
 
 
 def align(sources: Paragraphs, targets: Paragraphs) -> Aligned:
-    """Pairs the paragraphs with equal pages and keys; a pair may have an empty side."""
+    """Pairs the paragraphs with equal pages and keys; a side may be empty. Raises DataError if there is no pair."""
     pairs = {
         page: [Pair(text, targets[page][key]) for key, text in sources[page].items() if key in targets[page]]
         for page in sorted(sources.keys() & targets.keys())
     }
+    if not count(pairs):
+        raise DataError("no paragraph is in both languages: are these LibreOffice's help pages?")
     alone = count(sources) + count(targets) - 2 * count(pairs)
     return Aligned(pairs, {"in one language only": alone})
 
