@@ -206,17 +206,16 @@ def read_pages(path: Path, name: str) -> Pages:
 def package_pages(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
     """Name and content of the pages in a Debian package, an ar archive with a tar archive. Raises DataError."""
     member, data = package_data(path)
-    if member not in ("data.tar.xz", "data.tar.gz", "data.tar"):
-        raise DataError(f"holds {member}, which needs dpkg: unpack it by dpkg-deb -x, and name that folder", path)
+    if member != "data.tar.xz":
+        raise DataError(f"holds {member}, not data.tar.xz: unpack it by dpkg-deb -x, and name that folder", path)
     try:
-        # Unpacked as a whole, so that the checksum at the end is compared.
-        data = lzma.decompress(data) if member.endswith(".xz") else data
+        data = lzma.decompress(data)  # as a whole, so that the checksum at the end is compared
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             for entry in archive:
                 found = re.search(f"(?:^|/)help/{name}/text/(.+[.]html)$", entry.name)
                 if found and entry.isfile():
                     yield found[1], archive.extractfile(entry).read()
-    except (lzma.LZMAError, tarfile.TarError, OSError, EOFError) as error:
+    except (lzma.LZMAError, tarfile.TarError) as error:
         raise DataError(f"not a complete Debian package ({error})", path) from None
 
 
@@ -401,22 +400,14 @@ def split_by_page(pages: dict[str, list[Pair]], shares: Mapping[str, float], see
         for name in ("train", *shares)
         if name == "train" or shares[name]
     }
-    tested = {
-        (side, outline(text))
-        for name in subsets
-        if name != "train"
-        for pair in subsets[name]
-        for side, text in enumerate(pair)
-    }
-    train = [
-        pair for pair in subsets["train"] if not any((side, outline(text)) in tested for side, text in enumerate(pair))
-    ]
+    tested = {text for name in subsets if name != "train" for pair in subsets[name] for text in outlines(pair)}
+    train = [pair for pair in subsets["train"] if tested.isdisjoint(outlines(pair))]
     return Split(subsets | {"train": train}, {"nearly in another subset": len(subsets["train"]) - len(train)})
 
 
-def outline(text: str) -> str:
-    """The text in small letters and without digits: equal for near-duplicates."""
-    return " ".join(re.sub(r"[0-9]", "", text.lower()).split())
+def outlines(pair: Pair) -> set[tuple[int, str]]:
+    """Both sides in small letters and without digits, numbered: near-duplicates have one in common."""
+    return {(side, " ".join(re.sub("[0-9]", "", text.lower()).split())) for side, text in enumerate(pair)}
 
 
 DATASET = LibreOfficeHelp()
