@@ -133,6 +133,7 @@ class LibreOfficeHelp(Dataset):
             f"{number:,} {reason}" for reason, number in dropped.items()
         )
         origin = {
+            "version": version(texts[args.languages[0]]),
             "pages": dict(zip(args.languages, map(len, (sources, targets)), strict=True)),
             "paragraphs": dict(zip(args.languages, map(count, (sources, targets)), strict=True)),
             "dropped": dropped,
