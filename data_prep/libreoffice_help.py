@@ -188,7 +188,7 @@ def find(folder: Path, name: str) -> Path:
     found = packages or [path for path in places if (path / "text").is_dir()]
     if not found:
         message = f"has no help pages of {name}, neither {package}_*.deb nor {name}/text"
-        raise DataError(f"{message}: get the package by apt-get download {package}, or name its --raw-dir", folder)
+        raise DataError(f"{message}: apt-get download {package} gets it; or name its folder by --raw-dir", folder)
     return found[0]
 
 
