@@ -20,6 +20,7 @@ from data_prep import (
     ctlpp,
     first,
     iwslt_en_vi,
+    libreoffice_help,
     listops,
     mathematics,
     parallel,
@@ -37,7 +38,7 @@ DATASETS: tuple[Dataset, ...] = tuple(
     for module in (
         *(scan, cogs, pcfg, cfq, mathematics),
         *(ctl, ctlpp, arithmetic, listops, parity, first),
-        *(iwslt_en_vi, parallel, text_lm),
+        *(iwslt_en_vi, libreoffice_help, parallel, text_lm),
     )
 )
 

@@ -184,13 +184,19 @@ def add_length_arguments(parser: argparse.ArgumentParser, default: int) -> None:
         f"makes no gen (default: {default})",
     )
     parser.add_argument("--length-unit", choices=tuple(LENGTHS), help="what --max-length counts (default: words)")
+    parser.add_argument(
+        "--train-all", action="store_true", help="train on sources of all lengths: --max-length splits only the others"
+    )
 
 
 def length_request(args: argparse.Namespace) -> Json:
     """The request entries for the options of ``add_length_arguments``. Raises UsageError."""
     if args.length_unit is not None and not args.max_length:
         raise UsageError("--length-unit is the unit of --max-length: add --max-length, or omit it")
-    return {"max_length": args.max_length, "length_unit": (args.length_unit or "words") if args.max_length else None}
+    if args.train_all and not args.max_length:
+        raise UsageError("--train-all needs --max-length, which splits the other subsets: add it, or omit --train-all")
+    request = {"max_length": args.max_length, "length_unit": (args.length_unit or "words") if args.max_length else None}
+    return request | ({"train_all": True} if args.train_all else {})
 
 
 def vocabulary_size(text: str) -> int:
@@ -286,7 +292,7 @@ def draw(pairs: list[Pair], shares: Mapping[str, float], seed: int | None) -> tu
 
 
 def split_by_length(split: Split, request: Json) -> Split:
-    """Omits sources that are too long from train, and moves those of valid and test to dev and gen.
+    """Moves sources of valid and test that are too long to dev and gen, and omits those of train unless all are wanted.
 
     Raises DataError if there is no long one to test, or if a subset has no short one.
     """
@@ -301,6 +307,8 @@ def split_by_length(split: Split, request: Json) -> Split:
         }
         for above in (False, True)
     )
+    if request.get("train_all"):
+        short["train"], long["train"] = split.subsets["train"], []
     subsets = short | {HELD_OUT[name]: long[name] for name in reversed(HELD_OUT) if long.get(name)}
     unit = f"{limit} {request['length_unit']}"
     if "gen" not in subsets:
@@ -328,7 +336,8 @@ def subword_corpus(split: Split, published: Mapping[str, int], membership: str, 
     models = "one model for both languages" if request["joint"] else "a model for each language"
     rule = f"{size:,} subwords ({kind}, {models}) learnt on train"
     if request["max_length"]:
-        rule += f"; the sources of train, valid and test have at most {request['max_length']} {request['length_unit']}"
+        short = "valid and test" if request.get("train_all") else "train, valid and test"
+        rule += f"; the sources of {short} have at most {request['max_length']} {request['length_unit']}"
         rule += ", those of gen and dev more"
     left_out = ", ".join(f"{number:,} {reason}" for reason, number in split.left_out.items() if number)
     return Corpus(
