@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("helpers")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -24,3 +26,12 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no real data at {path}")
     return path
+
+
+@pytest.fixture(scope="session")
+def common_folder(tmp_path_factory) -> Path:
+    """A folder of this session, the same one in all of its processes."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "common"
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -162,7 +162,7 @@ def test_checkpoints_are_loaded_as_plain_data():
 def test_the_documents_agree_on_where_the_cases_of_an_attention_go():
     for name in ("CONTRIBUTING.md", "docs/extending.md"):
         text = (REPOSITORY / name).read_text(encoding="utf-8")
-        assert "tests/modules/attention_kinds/" in text and "`CASES`" not in text, name
+        assert "tests/helpers/attention_kinds/" in text and "`CASES`" not in text, name
 
 
 @pytest.mark.parametrize("name", ["CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"])

@@ -6,9 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
-import forked_training
 import pytest
-from cli_commands import LINEAR, RELATIVE, REPOSITORY, Result, evaluation, run, succeed, training, translations
+
+from helpers import forked_training
+from helpers.commands import LINEAR, RELATIVE, REPOSITORY, Result, evaluation, run, succeed, training, translations
 
 
 def assert_refused(result: Result, message: str) -> None:

@@ -8,11 +8,11 @@ import shlex
 import sys
 from pathlib import Path
 
-import forked_commands
 import pytest
-from cli_commands import REPOSITORY, check, evaluation, metrics, run, succeed, training
 
 from data_prep.__main__ import main
+from helpers import forked_commands
+from helpers.commands import REPOSITORY, check, evaluation, metrics, run, succeed, training
 
 
 def prepare(folder: Path, *arguments: object) -> Path:

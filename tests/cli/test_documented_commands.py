@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from documented_commands import PAGES, REPOSITORY, UNFINISHED, Command, commands, commands_in, smaller
-from forked_commands import run
+
+from helpers.documented_commands import PAGES, REPOSITORY, UNFINISHED, Command, commands, commands_in, smaller
+from helpers.forked_commands import run
 
 #: A part of a command -> why it is parsed only, or, for a program without a parser here, why it is not looked at.
 NOT_RUN = {

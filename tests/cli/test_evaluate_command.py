@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-import forked_commands
 import pytest
-from cli_commands import check, evaluation, metrics
+
+from helpers import forked_commands
+from helpers.commands import check, evaluation, metrics
 
 
 def test_it_agrees_with_fairseq_validate_to_the_sample(trained, data, tmp_path):

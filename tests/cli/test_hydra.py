@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-import forked_commands
 import pytest
 import torch
-from cli_commands import REPOSITORY, evaluation, metrics, run, succeed, translations
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.models.architectures import ARCHITECTURES
+from helpers import forked_commands
+from helpers.commands import REPOSITORY, evaluation, metrics, run, succeed, translations
 
 TINY = ["common.cpu=true", "optimization.max_update=6", "dataset.batch_size=16", "dataset.batch_size_valid=64"]
 

@@ -14,9 +14,9 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from cli_commands import COMMANDS, REPOSITORY, Result, metrics, run
 
 import fairseq_sg
+from helpers.commands import COMMANDS, REPOSITORY, Result, metrics, run
 
 FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 FOLDERS = ("fairseq_sg", "data_prep", "tests", "benchmarks", "scripts")

@@ -6,10 +6,10 @@ import re
 
 import pytest
 import torch
-from cli_commands import KINDS, evaluation, metrics, run, succeed, training, translations
 from fairseq import checkpoint_utils
 
 import fairseq_sg.plugin  # noqa: F401
+from helpers.commands import KINDS, evaluation, metrics, run, succeed, training, translations
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 SIZES = {"valid": 101, "gen": 45}

@@ -10,12 +10,13 @@ import shutil
 import time
 from pathlib import Path
 
-import forked_training
 import numpy as np
 import pytest
 import torch
-from cli_commands import LINEAR, REPOSITORY, run, training
-from test_resume import assert_same_state
+
+from helpers import forked_training
+from helpers.commands import LINEAR, REPOSITORY, run, training
+from helpers.states import assert_same_state
 
 KILLS = int(os.environ.get("SG_KILLS", "3"))
 UPDATES = 8 * KILLS

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import forked_commands
 import pytest
-from cli_commands import check, evaluation, translations
 
 import fairseq_sg
+from helpers import forked_commands
+from helpers.commands import check, evaluation, translations
 
 
 @pytest.mark.parametrize("beam", [1, 4])

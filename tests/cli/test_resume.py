@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import forked_training
 import pytest
 import torch
-from cli_commands import LINEAR, RELATIVE, REPOSITORY, metrics, succeed, training
 
 import fairseq_sg.plugin  # noqa: F401
+from helpers import forked_training
+from helpers.commands import LINEAR, RELATIVE, REPOSITORY, metrics, succeed, training
+from helpers.states import assert_same_state
 
 #: case -> its arguments; each chooses the best checkpoint by another measure
 CASES = {
@@ -25,25 +26,6 @@ CASES = {
         *"--best-checkpoint-metric bleu --maximize-best-checkpoint-metric".split(),
     ],
 }
-
-
-def tensors(state, path: str = "") -> dict[str, torch.Tensor]:
-    """All tensors in nested dicts and lists, by their place."""
-    if isinstance(state, torch.Tensor):
-        return {path: state}
-    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, (list, tuple)) else ()
-    return {name: tensor for key, value in items for name, tensor in tensors(value, f"{path}/{key}").items()}
-
-
-def assert_same_state(checkpoint: Path, other: Path) -> None:
-    """Same weights, optimizer state and number of updates, bit for bit."""
-    one, two = (torch.load(path, weights_only=True) for path in (checkpoint, other))
-    for part in ("model", "last_optimizer_state"):
-        left, right = tensors(one[part]), tensors(two[part])
-        assert left and left.keys() == right.keys()
-        different = [name for name in left if not torch.equal(left[name], right[name])]
-        assert not different, f"{part} differs in {different}"
-    assert one["optimizer_history"][-1]["num_updates"] == two["optimizer_history"][-1]["num_updates"]
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_commands import REPOSITORY, run
-from test_hydra import TINY
+
+from helpers.commands import REPOSITORY, run
+
+TINY = ["common.cpu=true", "optimization.max_update=6", "dataset.batch_size=16", "dataset.batch_size_valid=64"]
 
 submitit = pytest.importorskip("submitit", reason="pip install hydra-submitit-launcher")
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="pip install hydra-submitit-launcher")

@@ -5,18 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import test_classifiers as classifiers
-from cli_commands import KINDS, metrics, run, succeed, training
-from labelled_data import write_labelled
-from test_resume import assert_same_state
+
+from helpers import classifiers
+from helpers.commands import KINDS, LAUNCHER, in_two, metrics, run, succeed, training
+from helpers.labelled_data import write_labelled
+from helpers.states import assert_same_state
 
 MODEL = [*KINDS["linear"][0], "--batch-size", "16"]
-LAUNCHER = ("-m", "fairseq_sg.experiments.workers")
-
-
-def in_two(*arguments: str) -> str:
-    """The output of the first of the two processes of a training; both must succeed."""
-    return succeed("python", *LAUNCHER, 2, "fairseq-train", *(word for word in arguments if word != "--cpu"))
 
 
 def train_in_two(data: Path, folder: Path, *more: object) -> str:

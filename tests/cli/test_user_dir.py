@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_commands import REPOSITORY, metrics, run, succeed, training
+
+from helpers.commands import REPOSITORY, metrics, run, succeed, training
 
 SHORT = ["--max-update", "2", "--valid-subset", "valid"]
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-import simulated
+from helpers import simulated
 
 HERE = Path(__file__).resolve().parent
 

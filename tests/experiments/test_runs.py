@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from experiment_files import course, evaluated, inner, make_run, of_subset
 
 import fairseq_sg
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import memory, runs
 from fairseq_sg.experiments.runs import Run
+from helpers.experiment_files import course, evaluated, inner, make_run, of_subset
 
 PACKAGE = Path(fairseq_sg.__file__).parent
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from experiment_files import TINY
-from labelled_data import write_labelled
+
+from helpers.experiment_files import TINY
+from helpers.labelled_data import write_labelled
 
 pytest.importorskip("fairseq")
 

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from numpy.random import RandomState
-from small_models import MODELS, build
 
 from data_prep.scan_grammar import generate
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
+from helpers.own_attentions import MODELS, build
 
 SMALL = "--encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64".split()
 SMALL += "--encoder-attention-heads 4 --decoder-attention-heads 4 --encoder-layers 2 --decoder-layers 2".split()

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import CASES, HEADS, KINDS, WIDTH, Case, padding_of, reference
 from torch import nn
 
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, AttentionOptions, Context, build_attention
+from helpers.attention_cases import CASES, HEADS, KINDS, WIDTH, Case, padding_of, reference
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 self_cases = pytest.mark.parametrize("case", [c for c in CASES if c.role != "cross"], ids=str)

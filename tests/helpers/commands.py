@@ -124,3 +124,11 @@ def translations(printed: str) -> dict[int, Translation]:
     for i, score, text in re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE):
         best.setdefault(int(i), Translation(targets.get(int(i)), text, float(score)))
     return best
+
+
+LAUNCHER = ("-m", "fairseq_sg.experiments.workers")
+
+
+def in_two(*arguments: str) -> str:
+    """The output of the first of the two processes of a training; both must succeed."""
+    return succeed("python", *LAUNCHER, 2, "fairseq-train", *(word for word in arguments if word != "--cpu"))

@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from cli_commands import REPOSITORY, Result
+
+from helpers.commands import REPOSITORY, Result
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["fairseq_cli.train", "fairseq_cli.generate", "fairseq_cli.validate"])
