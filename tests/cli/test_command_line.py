@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.commands import training
-from helpers.forked_commands import run
+from helpers.commands import run, training
 
 FOLDER = "no/data"  # none of these commands gets as far as its data
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.commands import run
 from helpers.documented_commands import PAGES, REPOSITORY, UNFINISHED, Command, commands, commands_in, smaller
-from helpers.forked_commands import run
 
 #: A part of a command -> why it is parsed only, or, for a program without a parser here, why it is not looked at.
 NOT_RUN = {

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import fairseq_sg.plugin  # noqa: F401
-from helpers import forked_training
-from helpers.commands import LINEAR, RELATIVE, REPOSITORY, metrics, succeed, training
+from helpers.commands import LINEAR, RELATIVE, REPOSITORY, check, launch, metrics, start_training, succeed, training
 from helpers.states import assert_same_state
 
 #: case -> its arguments; each chooses the best checkpoint by another measure
@@ -67,7 +66,7 @@ def test_checkpoints_hold_plain_data_only(case, runs):
     """torch reads them with ``weights_only=True`` where it knows nothing of the plugin; counts of BLEU are numpy's."""
     path = runs(case)[0] / "checkpoint_last.pt"
     code = "import sys, torch; print(*torch.serialization.get_unsafe_globals_in_checkpoint(sys.argv[1]))"
-    found = set(succeed("python", "-c", code, path).split())
+    found = set(check(launch("python", "-c", code, path)).split())
     numpys = {"numpy.dtype", "numpy.ndarray", "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar"}
     assert found <= (numpys if "bleu" in case else set())
 
@@ -79,7 +78,7 @@ def test_patience_ends_a_training_that_gets_no_better_and_is_remembered_when_it_
 
     def train(folder: str, epochs: int) -> str:
         log = tmp_path / f"{folder}-{epochs}.log"
-        process = forked_training.start(training(data, tmp_path / folder, *arguments, "--max-epoch", epochs), log)
+        process = start_training(training(data, tmp_path / folder, *arguments, "--max-epoch", epochs), log)
         process.join(300)
         assert process.exitcode == 0, log.read_text()[-3000:]
         return log.read_text()

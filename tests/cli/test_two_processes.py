@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers import classifiers
-from helpers.commands import KINDS, LAUNCHER, in_two, metrics, run, succeed, training
+from helpers.commands import KINDS, LAUNCHER, in_two, launch, metrics, run, succeed, training
 from helpers.labelled_data import write_labelled
 from helpers.states import assert_same_state
 
@@ -74,7 +74,7 @@ def test_a_process_that_fails_ends_all_of_them(data, tmp_path):
         "    threading.Timer(0.5, os._exit, (3,)).start()\n"
     )
     arguments = [word for word in training(data, tmp_path / "run", *MODEL, "--max-epoch", "2") if word != "--cpu"]
-    result = run("python", *LAUNCHER, 2, "fairseq-train", *arguments, PYTHONPATH=str(tmp_path))
+    result = launch("python", "-m", LAUNCHER, 2, "fairseq-train", *arguments, PYTHONPATH=str(tmp_path))
     assert result.code == 1 and result.err.splitlines()[-1].startswith(
         "error: process 1 of 2 failed; see its output above"
     )
@@ -91,5 +91,5 @@ def test_a_process_that_fails_ends_all_of_them(data, tmp_path):
     ],
 )
 def test_wrong_command_lines(line, message):
-    result = run("python", *LAUNCHER, *line)
+    result = run(LAUNCHER, *line)
     assert result.code == 2 and message in result.err
