@@ -318,12 +318,6 @@ def test_a_command_ends_with_what_its_main_returns(code):
     assert ended.value.code == code
 
 
-def test_help_ends_a_command_too():
-    with pytest.raises(SystemExit) as ended:
-        runs.end(sys.exit, 2)
-    assert ended.value.code == 2
-
-
 @pytest.mark.parametrize("name", ["__main__", "workers"])
 def test_every_command_ends_this_way(name):
     (last,) = ast.parse((PACKAGE / "experiments" / f"{name}.py").read_text()).body[-1].body

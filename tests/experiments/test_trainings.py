@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import pytest
 
+from helpers import commands
+from helpers.commands import Result
 from helpers.experiment_files import TINY
 from helpers.labelled_data import write_labelled
 
@@ -49,9 +51,8 @@ def environment(**more: str) -> dict[str, str]:
     return runs.environment() | {"PYTHONPATH": str(Path(fairseq_sg.__file__).parents[1])} | more
 
 
-def run(folder: Path, *arguments: object, **more: str) -> subprocess.CompletedProcess:
-    options = {"cwd": folder, "env": environment(**more), "capture_output": True, "text": True, "timeout": 600}
-    return subprocess.run(line(*arguments), **options)
+def run(folder: Path, *arguments: object, **more: str) -> Result:
+    return commands.run("fairseq_sg.experiments", *arguments, cwd=folder, **environment(**more))
 
 
 def children(process: int) -> list[int]:
@@ -68,7 +69,7 @@ class Trained(NamedTuple):
     """The user's folder, the second command after the kill, whether the first lock outlived its driver, the results."""
 
     folder: Path
-    second: subprocess.CompletedProcess
+    second: Result
     outlived: bool
     found: Results
 
@@ -115,7 +116,7 @@ def trained(tmp_path_factory) -> Trained:
     first.communicate()
     assert "result" not in json.loads((good / "run.json").read_text())
     second = run(folder, "run", *PLAN, "--jobs", 2, SG_COMMIT="second")
-    assert second.returncode == 0, second.stdout + second.stderr
+    assert second.code == 0, second.out + second.err
     return Trained(folder, second, outlived, results.read(folder / "tables" / "x_v0.2.json"))
 
 
@@ -129,7 +130,7 @@ def test_a_killed_command_leaves_its_trainings_locked_and_is_resumed(trained):
     assert "Loaded checkpoint" in (trained.good / "train.log").read_text()
     curve = of(trained.found, "good")["result"]["curve"]
     assert [point["step"] for point in curve] == list(range(20, STEPS + 1, 20))
-    assert "resumes" not in trained.second.stderr and "minutes in all" in trained.second.stdout
+    assert "resumes" not in trained.second.err and "minutes in all" in trained.second.out
 
 
 def test_every_start_has_its_commit_and_machine(trained):
@@ -144,8 +145,8 @@ def test_every_start_has_its_commit_and_machine(trained):
 def test_a_divergence_is_a_result(trained):
     bad = of(trained.found, "bad")
     assert "diverged" in bad and "result" not in bad
-    assert "bad (seed 1) diverged: " in trained.second.stderr and "error" not in trained.second.stderr
-    assert "fail, as published" in trained.second.stdout
+    assert "bad (seed 1) diverged: " in trained.second.err and "error" not in trained.second.err
+    assert "fail, as published" in trained.second.out
 
 
 def test_the_best_checkpoint_is_evaluated_again(trained):
@@ -240,7 +241,7 @@ def test_a_slurm_array_trains_and_translates(tmp_path, monkeypatch, capsys):
     (user / "tiny.yaml").write_text(TRANSLATION)
     plan = ["--seeds", "4,6", "--device", "cpu", "--data", "my data", "--out", "out"]
     written = run(user, "slurm", "tiny.yaml", "array.sbatch", *plan, "--jobs", 1)
-    assert written.returncode == 0 and "2 runs; submit them by: sbatch array.sbatch" in written.stdout, written.stderr
+    assert written.code == 0 and "2 runs; submit them by: sbatch array.sbatch" in written.out, written.err
     request = json.loads((user / "my data" / "tiny" / "dataset.json").read_text())["request"]
     assert (request["dataset"], request["max_length"], request["vocab_size"]) == ("parallel", 4, 40)
     script = user / "array.sbatch"

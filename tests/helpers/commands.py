@@ -68,7 +68,7 @@ def launch(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITORY
 
 
 def run(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITORY, **env: str) -> Result:
-    """Runs a command (``fairseq-train``) or a module (``fairseq_sg.options``) in a process that is forked."""
+    """Runs a command (``fairseq-train``), a module (``fairseq_sg.options``) or code (``-c``) in a forked process."""
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder) / stream for stream in ("in", "out", "err")]
         streams[0].write_text(text)

@@ -15,6 +15,7 @@ import runpy
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from pathlib import Path
@@ -23,6 +24,8 @@ from unittest import mock
 TESTS = Path(__file__).resolve().parents[1]
 REPOSITORY = TESTS.parent
 CONTEXT = multiprocessing.get_context("forkserver")
+#: What ``python -c`` imports anew.
+FRESH = ("fairseq", "fairseq_cli", "fairseq_sg", "hydra", "omegaconf")
 CONTEXT.set_forkserver_preload(["helpers.preloaded"])
 
 
@@ -34,7 +37,7 @@ def start(
     env: dict[str, str] | None = None,
     largest_file: int = resource.RLIM_INFINITY,
 ) -> multiprocessing.Process:
-    """Starts a command (``fairseq-train``) or a module (``fairseq_sg.options``), which can be killed at any moment.
+    """Starts a command (``fairseq-train``), a module (``fairseq_sg.options``) or code (``-c`` and the code).
 
     ``streams`` are the files of standard input, output and error. No file that it writes has more than so many bytes.
     """
@@ -73,11 +76,19 @@ def _become(words: list[str], env: dict[str, str]) -> None:
     logging.root.setLevel(logging.WARNING)
     sys.path[:0] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     name, *arguments = words
+    if name == "-c":
+        for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] in FRESH]:
+            del sys.modules[loaded]
     module = f"fairseq_cli.{name.removeprefix('fairseq-').replace('-', '_')}" if name.startswith("fairseq-") else name
     sys.argv = sys.orig_argv = [name, *arguments]
     code = 0
     try:
-        if module.startswith("fairseq_cli."):
+        if name == "-c":
+            sys.argv = ["-c", *arguments[1:]]
+            sys.path.insert(0, "")
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(arguments[0], "<string>", "exec"), vars(main))
+        elif module.startswith("fairseq_cli."):
             __import__(module, fromlist=["cli_main"]).cli_main()
         else:
             sys.path.insert(0, os.getcwd())
