@@ -121,6 +121,13 @@ def test_nothing_that_is_installed_imports_what_is_not():
             assert not [m for m in imports(path) if m.split(".")[0] in others], path
 
 
+def test_no_test_file_imports_another():
+    """What they share is in ``helpers``; so any file runs alone."""
+    for path in python_files(REPOSITORY / "tests"):
+        found = {part for module in imports(path) for part in module.split(".")}
+        assert not [name for name in found if name.startswith(("test_", "conftest"))], path
+
+
 def test_operators_and_modules_work_without_fairseq():
     code = (
         "import sys; sys.modules['fairseq'] = None\n"

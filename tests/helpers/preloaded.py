@@ -1,5 +1,6 @@
 """What the process that commands are forked from has imported: torch and fairseq, but neither the modules of the
-commands, which set up logging when they are imported, nor this package.
+commands, which set up logging when they are imported, nor this package. torch itself imports ``torch._dynamo`` at the
+first step of an optimizer, which takes as long as all the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import fairseq.options
 import fairseq.sequence_generator
 import fairseq.sequence_scorer
 import fairseq.tasks
-import fairseq.trainer  # noqa: F401
+import fairseq.trainer
+import torch._dynamo  # noqa: F401
 
 # These objects are left out of every collection in the forked processes.
 gc.collect()
