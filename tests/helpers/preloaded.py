@@ -15,7 +15,7 @@ import fairseq.options
 import fairseq.sequence_generator
 import fairseq.sequence_scorer
 import fairseq.tasks
-import fairseq.trainer
+import fairseq.trainer  # noqa: F401
 import torch._dynamo  # noqa: F401
 
 # These objects are left out of every collection in the forked processes.
