@@ -172,7 +172,7 @@ def test_the_package_that_setup_writes_beside_fairseq(earlier, tmp_path):
     lines = f"site={site}\nPWD={REPOSITORY}\n" + script[start : script.index("printf '%s'")]
     subprocess.run(["bash", "-euc", lines], check=True)
     code = f"{earlier}\n{LOAD.format(user_dir='fairseq_sg')}"
-    result = commands.launch("python", "-c", code, cwd=tmp_path, PYTHONPATH=str(site))
+    result = commands.run("-c", code, cwd=tmp_path, PYTHONPATH=str(site))
     assert result.code == 0, result.err
     assert Path(result.out.splitlines()[-1]) == REPOSITORY / "fairseq_sg" / "__init__.py"
 
