@@ -20,9 +20,16 @@ def pytest_addoption(parser) -> None:
 
 
 def pytest_configure(config) -> None:
-    # Processes of xdist get the options of this one, with the seed that was drawn.
-    if config.option.order_seed == "random":
+    if hasattr(config, "workerinput"):
+        config.option.order_seed = config.workerinput["order_seed"]
+    elif config.option.order_seed == "random":
         config.option.order_seed = str(random.SystemRandom().randrange(10**6))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """All processes of xdist have the same order."""
+    node.workerinput["order_seed"] = node.config.option.order_seed
 
 
 def pytest_sessionstart(session) -> None:
