@@ -97,11 +97,9 @@ def test_interactive_gives_what_generate_gives(kind, trained, greedy, data):
         assert sentence.score == pytest.approx(generated[i].score, abs=1e-4)
 
 
-def test_installed_commands_in_processes_of_their_own(data, tmp_path):
-    """All other tests fork from a process that has imported fairseq. Here an import would show its noise."""
-    more = ["--max-update", 1, "--valid-subset", "gen", "--num-workers", 0]
-    assert metrics(check(launch("fairseq-train", *training(data, tmp_path, *more))), "gen")
-    checkpoint = tmp_path / "checkpoint_last.pt"
+def test_installed_commands_in_processes_of_their_own(data, trained):
+    """Where an import would show its noise, as in trainings of test_user_dir and test_hydra; other tests fork."""
+    checkpoint = trained("softmax").checkpoint
     more = ["--valid-subset", "gen", "--batch-size", 64, "--log-format", "json"]
     assert metrics(check(launch("fairseq-validate", *evaluation(data, checkpoint, *more))), "gen")
     more = ["--gen-subset", "gen", "--batch-size", 64, "--beam", 1, "--max-len-b", 8]
