@@ -85,10 +85,13 @@ def desk(tmp_path_factory, data) -> Path:
     return folder
 
 
+PARSE, TESTS = "helpers.documented_commands", str(REPOSITORY / "tests")
+
+
 def test_trainings_are_right_as_they_stand(desk):
     """Options, values, mechanisms that go together, and no validation after each epoch: an epoch takes seconds."""
     pages = [str(page) for page in PAGES if page.relative_to(REPOSITORY).as_posix() not in UNFINISHED]
-    result = run("documented_commands", *pages, cwd=desk)
+    result = run(PARSE, *pages, cwd=desk, PYTHONPATH=TESTS)
     assert result.code == 0, result.out + result.err
 
 
@@ -106,7 +109,7 @@ def test_a_wrong_training_is_noticed(desk, tmp_path):
     for words, message in wrong.items():
         page = tmp_path / "page.md"
         page.write_text(f"# Page\n\n    fairseq-train data-bin/scan26 {words}\n")
-        result = run("documented_commands", page, cwd=desk)
+        result = run(PARSE, page, cwd=desk, PYTHONPATH=TESTS)
         assert result.code == 1 and message in result.out, (words, result.out, result.err)
 
 
