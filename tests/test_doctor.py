@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from fairseq_sg import compat, doctor
+from helpers.commands import launch, run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -28,20 +27,19 @@ metadata.version = pretend
 """
 
 
-def examine(folder: Path, customization: str = "", cwd: Path = REPOSITORY) -> tuple[int, str]:
+def examine(customization: str) -> tuple[int, str]:
     """Exit code and output of the doctor in a Python that runs ``customization`` first."""
-    (folder / "sitecustomize.py").write_text(customization)
-    env = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fairseq_sg.doctor"]
-    result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-    assert result.stderr == ""
-    return result.returncode, result.stdout
+    code = f"{customization}\nimport runpy; runpy.run_module('fairseq_sg.doctor', run_name='__main__')"
+    result = run("-c", code, PYTHONPATH=str(REPOSITORY))
+    assert result.err == ""
+    return result.code, result.out
 
 
 @pytest.mark.skipif(compat.fairseq_version() is None, reason="fairseq is not installed")
-def test_a_working_installation(tmp_path):
-    code, out = examine(tmp_path)
-    assert code == 0
+def test_a_working_installation():
+    """In a process of its own: an import prints nothing."""
+    code, out, err = launch("python", "-m", "fairseq_sg.doctor")
+    assert (code, err) == (0, "")
     assert "WRONG" not in out and out.endswith("everything that training needs is there\n")
     assert f"--user-dir fairseq_sg finds {REPOSITORY / 'fairseq_sg'}" in out
     for name in (
@@ -72,16 +70,16 @@ def test_a_working_installation(tmp_path):
         ),
     ],
 )
-def test_missing_parts_are_named_with_the_fix(names, problems, tmp_path):
-    code, out = examine(tmp_path, ABSENT.format(names=names))
+def test_missing_parts_are_named_with_the_fix(names, problems):
+    code, out = examine(ABSENT.format(names=names))
     assert code == 1
     for problem in problems:
         assert problem in out
     assert "attention trains" not in out and out.endswith("to fix before training\n")
 
 
-def test_upstreams_fairseq_is_refused(tmp_path):
-    code, out = examine(tmp_path, UPSTREAM)
+def test_upstreams_fairseq_is_refused():
+    code, out = examine(UPSTREAM)
     assert code == 1
     assert "WRONG  the installed fairseq is fairseq 0.12.2" in out and "fix: pip uninstall fairseq" in out
 

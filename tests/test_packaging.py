@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import fairseq_sg
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from helpers.commands import run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "fairseq_sg"
@@ -121,6 +121,13 @@ def test_nothing_that_is_installed_imports_what_is_not():
             assert not [m for m in imports(path) if m.split(".")[0] in others], path
 
 
+def test_no_test_file_imports_another():
+    """What they share is in ``helpers``; so any file runs alone."""
+    for path in python_files(REPOSITORY / "tests"):
+        found = {part for module in imports(path) for part in module.split(".")}
+        assert not [name for name in found if name.startswith(("test_", "conftest"))], path
+
+
 def test_operators_and_modules_work_without_fairseq():
     code = (
         "import sys; sys.modules['fairseq'] = None\n"
@@ -133,9 +140,9 @@ def test_operators_and_modules_work_without_fairseq():
         "assert not [m for m in sys.modules if m.startswith('fairseq.')]\n"
         "print(len(ATTENTION_REGISTRY))\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) >= 3
+    result = run("-c", code)
+    assert result.code == 0, result.err
+    assert int(result.out) == len(ATTENTION_REGISTRY)
 
 
 def test_no_path_of_a_machine():
@@ -162,9 +169,4 @@ def test_checkpoints_are_loaded_as_plain_data():
 def test_the_documents_agree_on_where_the_cases_of_an_attention_go():
     for name in ("CONTRIBUTING.md", "docs/extending.md"):
         text = (REPOSITORY / name).read_text(encoding="utf-8")
-        assert "tests/modules/attention_kinds/" in text and "`CASES`" not in text, name
-
-
-@pytest.mark.parametrize("name", ["CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"])
-def test_documents_are_there(name):
-    assert (REPOSITORY / name).read_text(encoding="utf-8").strip()
+        assert "tests/helpers/attention_kinds/" in text and "`CASES`" not in text, name

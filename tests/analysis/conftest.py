@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from analysis_models import CLASSIFIERS, checkpoint, ctlpp_folder, pairs_folder, text_folder
-
 from fairseq_sg.analysis import Loaded, load
+from helpers.analysis_models import CLASSIFIERS, checkpoint, ctlpp_folder, pairs_folder, text_folder
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,11 @@ pytest.importorskip("fairseq")
 
 import numpy as np
 import torch
-from analysis_models import CLASSIFIERS, GROUPS, TABLES
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 
 from fairseq_sg.analysis import accuracy, load, plots, read_sentence, record
 from fairseq_sg.analysis.__main__ import main, named
+from helpers.analysis_models import CLASSIFIERS, GROUPS, TABLES
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-import analysis_models
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
@@ -21,6 +20,7 @@ from fairseq.logging import metrics
 from fairseq_sg import evaluate
 from fairseq_sg.analysis import load
 from fairseq_sg.evaluate import main
+from helpers import analysis_models
 
 
 @pytest.fixture

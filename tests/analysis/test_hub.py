@@ -15,7 +15,6 @@ pytest.importorskip("fairseq")
 
 import numpy as np
 import torch
-from analysis_models import checkpoint
 
 import fairseq_sg
 from data_prep.__main__ import main as data_prep
@@ -23,6 +22,7 @@ from fairseq_sg.analysis import attention_maps
 from fairseq_sg.analysis import load as load_for_analysis
 from fairseq_sg.errors import UsageError
 from fairseq_sg.evaluate import main as evaluate
+from helpers.analysis_models import checkpoint
 
 PARTS = ("plain.src", "src", "tgt")
 SENTENCES = ["s t", "u v w x y z", "y", "z z s"]

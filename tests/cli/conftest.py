@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,33 +10,14 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from cli_commands import KINDS, succeed, training
 from numpy.random import RandomState
 
 from data_prep.common import Pair
 from data_prep.corpus import Corpus
 from data_prep.prepare import write
 from data_prep.scan_grammar import generate
-
-
-@pytest.fixture(scope="session")
-def common_folder(tmp_path_factory) -> Path:
-    """A folder of this session, the same one in all of its processes."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cli"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-def once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Calls ``make(folder)`` once; waits where another process does it."""
-    with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = folder.with_suffix(".done")
-        if not done.exists():
-            make(folder)
-            done.touch()
-    return folder
+from helpers.commands import KINDS, succeed, training
+from helpers.once import once
 
 
 @pytest.fixture(scope="session")

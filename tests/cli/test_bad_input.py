@@ -6,9 +6,20 @@ import re
 import shutil
 from pathlib import Path
 
-import forked_training
 import pytest
-from cli_commands import LINEAR, RELATIVE, REPOSITORY, Result, evaluation, run, succeed, training, translations
+
+from helpers.commands import (
+    LINEAR,
+    RELATIVE,
+    REPOSITORY,
+    Result,
+    evaluation,
+    run,
+    start_training,
+    succeed,
+    training,
+    translations,
+)
 
 
 def assert_refused(result: Result, message: str) -> None:
@@ -87,9 +98,7 @@ def refused_training(arguments: list[str], folder: Path) -> str:
     log = folder / "log"
     log.touch()
     before = {path: path.read_bytes() for path in folder.rglob("*.pt")}
-    process = forked_training.start(
-        [*arguments, "--user-dir", str(REPOSITORY / "fairseq_sg"), "--num-workers", "0"], log
-    )
+    process = start_training([*arguments, "--user-dir", str(REPOSITORY / "fairseq_sg"), "--num-workers", "0"], log)
     process.join(300)
     assert process.exitcode == 1 and "Traceback" not in log.read_text(), log.read_text()[-3000:]
     assert {path: path.read_bytes() for path in folder.rglob("*.pt")} == before

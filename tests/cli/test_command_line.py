@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_commands import training
-from forked_commands import run
+
+from helpers.commands import run, training
 
 FOLDER = "no/data"  # none of these commands gets as far as its data
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_commands import Result, evaluation, training
-from forked_commands import run
+
+from helpers.commands import Result, evaluation, run, training
 
 SHORT = ["--max-update", "1", "--valid-subset", "gen", "--num-workers", "0", "--batch-size", "512"]
 COMMANDS = {

@@ -8,11 +8,10 @@ import shlex
 import sys
 from pathlib import Path
 
-import forked_commands
 import pytest
-from cli_commands import REPOSITORY, check, evaluation, metrics, run, succeed, training
 
 from data_prep.__main__ import main
+from helpers.commands import REPOSITORY, evaluation, metrics, run, succeed, training
 
 
 def prepare(folder: Path, *arguments: object) -> Path:
@@ -82,7 +81,7 @@ def test_training_command_as_it_is_printed(data, number, validates, smaller, tmp
     (tmp_path / "fairseq_sg").symlink_to(REPOSITORY / "fairseq_sg")
     # More than two epochs.
     arguments += [*smaller.split(), "--max-update", "12", "--cpu", "--num-workers", "0", "--log-format", "json"]
-    printed = check(forked_commands.run(command, *arguments, cwd=tmp_path))
+    printed = succeed(command, *arguments, cwd=tmp_path)
     assert [len(metrics(printed, subset)) for subset in ("valid", "gen", "test")] == [
         int(subset in validates) for subset in ("valid", "gen", "test")
     ]

@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from documented_commands import PAGES, REPOSITORY, Command, commands, commands_in, smaller
-from forked_commands import run
+
+from helpers.commands import run
+from helpers.documented_commands import PAGES, REPOSITORY, Command, commands, commands_in, smaller
 
 #: A part of a command -> why it is parsed only, or, for a program without a parser here, why it is not looked at.
 NOT_RUN = {
@@ -86,9 +87,12 @@ def desk(tmp_path_factory, data) -> Path:
     return folder
 
 
+PARSE, TESTS = "helpers.documented_commands", str(REPOSITORY / "tests")
+
+
 def test_trainings_are_right_as_they_stand(desk):
     """Options, values, mechanisms that go together, and no validation after each epoch: an epoch takes seconds."""
-    result = run("documented_commands", *PAGES, cwd=desk)
+    result = run(PARSE, *PAGES, cwd=desk, PYTHONPATH=TESTS)
     assert result.code == 0, result.out + result.err
 
 
@@ -106,7 +110,7 @@ def test_a_wrong_training_is_noticed(desk, tmp_path):
     for words, message in wrong.items():
         page = tmp_path / "page.md"
         page.write_text(f"# Page\n\n    fairseq-train data-bin/scan26 {words}\n")
-        result = run("documented_commands", page, cwd=desk)
+        result = run(PARSE, page, cwd=desk, PYTHONPATH=TESTS)
         assert result.code == 1 and message in result.out, (words, result.out, result.err)
 
 

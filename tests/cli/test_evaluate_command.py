@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-import forked_commands
 import pytest
-from cli_commands import check, evaluation, metrics
+
+from helpers.commands import evaluation, metrics, succeed
 
 
 def test_it_agrees_with_fairseq_validate_to_the_sample(trained, data, tmp_path):
     checkpoint, numbers = trained("relative").checkpoint, tmp_path / "numbers.json"
-    printed = check(forked_commands.run("fairseq_sg.evaluate", checkpoint, "--cpu", "--json", numbers))
+    printed = succeed("fairseq_sg.evaluate", checkpoint, "--cpu", "--json", numbers)
     more = ["--valid-subset", "valid,gen", "--batch-size", "50", "--log-format", "json", "--num-workers", "0"]
-    log = check(forked_commands.run("fairseq-validate", *evaluation(data, checkpoint, *more)))
+    log = succeed("fairseq-validate", *evaluation(data, checkpoint, *more))
     found = json.loads(numbers.read_text())["subsets"]
     assert {name: values["sentences"] for name, values in found.items()} == {"valid": 101, "gen": 45}
     for name, values in found.items():

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 
-import forked_commands
 import pytest
 import torch
-from cli_commands import REPOSITORY, evaluation, metrics, run, succeed, translations
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.models.architectures import ARCHITECTURES
+from helpers.commands import REPOSITORY, check, evaluation, launch, metrics, run, succeed, translations
 
 TINY = ["common.cpu=true", "optimization.max_update=6", "dataset.batch_size=16", "dataset.batch_size_valid=64"]
 
 
 def hydra(*overrides: object, cwd=REPOSITORY):
     arguments = ["--config-dir", REPOSITORY / "fairseq_sg" / "config", "--config-name", "scan", *TINY, *overrides]
-    return run("fairseq-hydra-train", *arguments, cwd=cwd, PYTHONWARNINGS="ignore")
+    return launch("fairseq-hydra-train", *arguments, cwd=cwd, PYTHONWARNINGS="ignore")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ MISTAKES = {
 @pytest.mark.parametrize("override,message", MISTAKES.items(), ids=MISTAKES)
 def test_a_mistake_is_one_line(override, message, data, tmp_path):
     """hydra's warnings of fairseq's age come before the plugin is loaded; nothing comes after the message."""
-    result = forked_commands.run(
+    result = run(
         "fairseq-hydra-train", *CONFIG, f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}", override
     )
     assert result.code == 1 and re.fullmatch(f"error: {message}", result.err.splitlines()[-1]), result.err
@@ -94,7 +93,7 @@ def test_what_the_configuration_asks_for_must_be_given(command, data, tmp_path):
     for missing in given:
         overrides = [f"{key}={value}" for key, value in given.items() if key != missing]
         overrides.append(f"common.user_dir={REPOSITORY / 'fairseq_sg'}")
-        result = forked_commands.run(command, *CONFIG, *overrides, cwd=tmp_path)
+        result = run(command, *CONFIG, *overrides, cwd=tmp_path)
         assert result.code == 1 and result.err.splitlines()[-1] == f"error: {missing} is missing: give {missing}=…"
     assert not list(tmp_path.iterdir())
 
@@ -114,7 +113,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("override,message", PLAIN.items(), ids=PLAIN)
 def test_with_the_plugin_loaded_first_hydra_s_own_errors_are_one_line_too(override, message, data, tmp_path):
-    result = forked_commands.run(
+    result = run(
         "fairseq_sg.hydra_train", *CONFIG, f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}", override
     )
     assert result.code == 1 and result.out + result.err == f"error: {message}\n"
@@ -125,7 +124,7 @@ def test_a_training_with_the_plugin_loaded_first_prints_no_noise(data, tmp_path)
     """In a process of its own: some of the noise is of imports. The advice of the configuration's file is followed."""
     overrides = [f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}", "+model.encoder_layers=1"]
     overrides += ["common.log_interval=2", "+optimizer.adam_betas='(0.9, 0.98)'", "dataset.num_workers=0"]
-    printed = succeed("python", "-m", "fairseq_sg.hydra_train", *CONFIG, *overrides)
+    printed = check(launch("python", "-m", "fairseq_sg.hydra_train", *CONFIG, *overrides))
     assert "DEBUG" not in printed and "version_base" not in printed and "done training" in printed
     state = torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)
     assert state["cfg"]["model"]["encoder_layers"] == 1

@@ -14,9 +14,9 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from cli_commands import COMMANDS, REPOSITORY, Result, metrics, run
 
 import fairseq_sg
+from helpers.commands import COMMANDS, REPOSITORY, Result, launch, metrics
 
 FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 FOLDERS = ("fairseq_sg", "data_prep", "tests", "benchmarks", "scripts")
@@ -65,7 +65,7 @@ def built(tmp_path_factory) -> Path:
     for name in FILES:
         shutil.copy(REPOSITORY / name, source)
     out.mkdir()
-    result = run("python", "-c", BUILD, out, cwd=source)
+    result = launch("python", "-c", BUILD, out, cwd=source)
     assert result.code == 0, result.err
     return out
 
@@ -88,7 +88,7 @@ def installed(built, tmp_path_factory) -> Path:
             os.symlink(package, site / package.name)
     (wheel,) = built.glob("*.whl")
     pip = ("-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python", "install", "--quiet")
-    result = run("python", *pip, "--no-deps", "--no-index", wheel)
+    result = launch("python", *pip, "--no-deps", "--no-index", wheel)
     assert result.code == 0, result.err
     command = (COMMANDS / "fairseq-train").read_text(encoding="utf-8").splitlines(keepends=True)
     (folder / "bin" / "fairseq-train").write_text("".join([f"#!{folder}/bin/python\n", *command[1:]]))
@@ -102,7 +102,7 @@ def site_of(environment: Path) -> Path:
 
 def succeed(environment: Path, cwd: Path, name: str, *arguments: object) -> Result:
     """Runs a program of the environment, which must succeed."""
-    result = run(str(environment / "bin" / name), *arguments, cwd=cwd)
+    result = launch(str(environment / "bin" / name), *arguments, cwd=cwd)
     assert result.code == 0, result.out[-3000:] + result.err[-3000:]
     return result
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_commands import metrics, succeed
-from test_resume import assert_same_state, tensors
-from test_two_processes import in_two
 
 import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main as data_prep
+from helpers.commands import in_two, metrics, succeed
+from helpers.states import assert_same_state, tensors
 
 #: Tokens of a segment, and of what the text says twice.
 LENGTH = 8

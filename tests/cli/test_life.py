@@ -6,10 +6,10 @@ import re
 
 import pytest
 import torch
-from cli_commands import KINDS, evaluation, metrics, run, succeed, training, translations
 from fairseq import checkpoint_utils
 
 import fairseq_sg.plugin  # noqa: F401
+from helpers.commands import KINDS, check, evaluation, launch, metrics, run, succeed, training, translations
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 SIZES = {"valid": 101, "gen": 45}
@@ -95,6 +95,18 @@ def test_interactive_gives_what_generate_gives(kind, trained, greedy, data):
     for i, sentence in interactive.items():
         assert sentence.hypothesis == generated[i].hypothesis
         assert sentence.score == pytest.approx(generated[i].score, abs=1e-4)
+
+
+def test_installed_commands_in_processes_of_their_own(data, trained):
+    """Where an import would show its noise, as in trainings of test_user_dir and test_hydra; other tests fork."""
+    checkpoint = trained("softmax").checkpoint
+    more = ["--valid-subset", "gen", "--batch-size", 64, "--log-format", "json"]
+    assert metrics(check(launch("fairseq-validate", *evaluation(data, checkpoint, *more))), "gen")
+    more = ["--gen-subset", "gen", "--batch-size", 64, "--beam", 1, "--max-len-b", 8]
+    assert len(translations(check(launch("fairseq-generate", *evaluation(data, checkpoint, *more))))) == SIZES["gen"]
+    more = ["--beam", 1, "--max-len-b", 8]
+    answered = launch("fairseq-interactive", *evaluation(data, checkpoint, *more), text="walk twice\n")
+    assert answered.code == 0 and len(translations(answered.out)) == 1, answered.err
 
 
 def test_a_model_gets_its_inputs_in_the_form_that_it_was_trained_on(data, trained, tmp_path):

@@ -10,12 +10,12 @@ import shutil
 import time
 from pathlib import Path
 
-import forked_training
 import numpy as np
 import pytest
 import torch
-from cli_commands import LINEAR, REPOSITORY, run, training
-from test_resume import assert_same_state
+
+from helpers.commands import LINEAR, REPOSITORY, launch, run, start_training, training
+from helpers.states import assert_same_state
 
 KILLS = int(os.environ.get("SG_KILLS", "3"))
 UPDATES = 8 * KILLS
@@ -43,7 +43,7 @@ def whole(data, tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # for the process that the others are forked from
         folder = tmp_path_factory.mktemp("whole")
-        process = forked_training.start(arguments(data, folder, UPDATES), folder / "log")
+        process = start_training(arguments(data, folder, UPDATES), folder / "log")
         assert finish(process) == 0, (folder / "log").read_text()[-3000:]
     return folder
 
@@ -54,7 +54,7 @@ def test_killed_at_random_moments(data, whole, tmp_path):
     checkpoint_long = len(after) / (UPDATES / 2)  # what is printed from one checkpoint to the next
     log.touch()
     for _ in range(KILLS):
-        process = forked_training.start(arguments(data, tmp_path, UPDATES), log)
+        process = start_training(arguments(data, tmp_path, UPDATES), log)
         until = log.stat().st_size + len(before) + checkpoint_long * random.uniform(0, 5)
         while log.stat().st_size < until and process.is_alive():
             time.sleep(0.002)
@@ -65,7 +65,7 @@ def test_killed_at_random_moments(data, whole, tmp_path):
         for checkpoint in tmp_path.glob("*.pt"):
             assert torch.load(checkpoint, weights_only=True)["optimizer_history"]
     assert killed > KILLS / 2
-    assert finish(forked_training.start(arguments(data, tmp_path, UPDATES), log)) == 0, log.read_text()[-3000:]
+    assert finish(start_training(arguments(data, tmp_path, UPDATES), log)) == 0, log.read_text()[-3000:]
     assert "Loaded checkpoint" in log.read_text()
     for name in ("last", "best"):
         assert_same_state(*(folder / f"checkpoint_{name}.pt" for folder in (whole, tmp_path)))
@@ -75,7 +75,7 @@ def test_a_complete_training_makes_no_other_step(data, whole, tmp_path):
     for name in ("last", "best"):
         shutil.copyfile(whole / f"checkpoint_{name}.pt", tmp_path / f"checkpoint_{name}.pt")
     before = {path: path.read_bytes() for path in tmp_path.glob("*.pt")}
-    made = run("python", "-m", "fairseq_cli.train", *arguments(data, tmp_path, UPDATES))
+    made = run("fairseq-train", *arguments(data, tmp_path, UPDATES))
     assert (
         made.code == 0 and f"nothing is left to train: {UPDATES} of {UPDATES} updates are made" in made.out + made.err
     )
@@ -85,21 +85,21 @@ def test_a_complete_training_makes_no_other_step(data, whole, tmp_path):
 def test_a_full_disk(data, whole, tmp_path):
     """The training ends with one line, what was saved stays as it was, and with room it goes on to the same weights."""
     log = tmp_path / "log"
-    assert finish(forked_training.start(arguments(data, tmp_path, 4), log)) == 0
+    assert finish(start_training(arguments(data, tmp_path, 4), log)) == 0
     saved = {path: path.read_bytes() for path in tmp_path.glob("*.pt")}
     assert {path.name for path in saved} == {f"checkpoint_{name}.pt" for name in ("1_2", "1_4", "best", "last")}
     size = (tmp_path / "checkpoint_last.pt").stat().st_size
-    assert finish(forked_training.start(arguments(data, tmp_path, UPDATES), log, largest_file=size // 2)) == 1
+    assert finish(start_training(arguments(data, tmp_path, UPDATES), log, largest_file=size // 2)) == 1
     message = f"error: there is no room for the checkpoint {tmp_path / 'checkpoint_1_6.pt'} (File too large). Earlier"
     assert log.read_text().splitlines()[-1].startswith(message)
     assert {path: path.read_bytes() for path in tmp_path.glob("*.pt*")} == saved
-    assert finish(forked_training.start(arguments(data, tmp_path, UPDATES), log)) == 0, log.read_text()[-3000:]
+    assert finish(start_training(arguments(data, tmp_path, UPDATES), log)) == 0, log.read_text()[-3000:]
     assert_same_state(whole / "checkpoint_last.pt", tmp_path / "checkpoint_last.pt")
 
 
 def test_a_full_disk_while_data_are_prepared(tmp_path):
     command = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000,) * 2); {PREPARE}"
-    made = run("python", "-c", command, "scan", "--split", "simple", "--out", tmp_path / "data")
+    made = launch("python", "-c", command, "scan", "--split", "simple", "--out", tmp_path / "data")
     assert made.code == 1 and "File too large" in made.err and "Traceback" not in made.err
     assert not list(tmp_path.iterdir())
 

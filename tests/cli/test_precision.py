@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cli_commands import MIXED, evaluation, metrics, run, succeed, training
+
+from helpers.commands import MIXED, evaluation, metrics, run, succeed, training
 
 ADAM = ["--optimizer", "adam", "--adam-betas", "(0.9,0.98)"]
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import forked_commands
 import pytest
-from cli_commands import check, evaluation, translations
 
 import fairseq_sg
+from helpers.commands import evaluation, succeed, translations
 
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_it_translates_and_scores_as_fairseq_generate(beam, trained, data):
     checkpoint = trained("relative").checkpoint
     more = ["--gen-subset", "gen", "--beam", beam, "--scoring", "exact_match", "--batch-size", 7]
-    printed = check(forked_commands.run("fairseq-generate", *evaluation(data, checkpoint, *more)))
+    printed = succeed("fairseq-generate", *evaluation(data, checkpoint, *more))
     expected = translations(printed)
     model = fairseq_sg.load(checkpoint, device="cpu")
     sources = (data / "raw" / "gen.src").read_text().splitlines()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import forked_training
 import pytest
 import torch
-from cli_commands import LINEAR, RELATIVE, REPOSITORY, metrics, succeed, training
 
 import fairseq_sg.plugin  # noqa: F401
+from helpers.commands import LINEAR, RELATIVE, REPOSITORY, check, launch, metrics, start_training, succeed, training
+from helpers.states import assert_same_state
 
 #: case -> its arguments; each chooses the best checkpoint by another measure
 CASES = {
@@ -25,25 +25,6 @@ CASES = {
         *"--best-checkpoint-metric bleu --maximize-best-checkpoint-metric".split(),
     ],
 }
-
-
-def tensors(state, path: str = "") -> dict[str, torch.Tensor]:
-    """All tensors in nested dicts and lists, by their place."""
-    if isinstance(state, torch.Tensor):
-        return {path: state}
-    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, (list, tuple)) else ()
-    return {name: tensor for key, value in items for name, tensor in tensors(value, f"{path}/{key}").items()}
-
-
-def assert_same_state(checkpoint: Path, other: Path) -> None:
-    """Same weights, optimizer state and number of updates, bit for bit."""
-    one, two = (torch.load(path, weights_only=True) for path in (checkpoint, other))
-    for part in ("model", "last_optimizer_state"):
-        left, right = tensors(one[part]), tensors(two[part])
-        assert left and left.keys() == right.keys()
-        different = [name for name in left if not torch.equal(left[name], right[name])]
-        assert not different, f"{part} differs in {different}"
-    assert one["optimizer_history"][-1]["num_updates"] == two["optimizer_history"][-1]["num_updates"]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +66,7 @@ def test_checkpoints_hold_plain_data_only(case, runs):
     """torch reads them with ``weights_only=True`` where it knows nothing of the plugin; counts of BLEU are numpy's."""
     path = runs(case)[0] / "checkpoint_last.pt"
     code = "import sys, torch; print(*torch.serialization.get_unsafe_globals_in_checkpoint(sys.argv[1]))"
-    found = set(succeed("python", "-c", code, path).split())
+    found = set(check(launch("python", "-c", code, path)).split())
     numpys = {"numpy.dtype", "numpy.ndarray", "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar"}
     assert found <= (numpys if "bleu" in case else set())
 
@@ -97,7 +78,7 @@ def test_patience_ends_a_training_that_gets_no_better_and_is_remembered_when_it_
 
     def train(folder: str, epochs: int) -> str:
         log = tmp_path / f"{folder}-{epochs}.log"
-        process = forked_training.start(training(data, tmp_path / folder, *arguments, "--max-epoch", epochs), log)
+        process = start_training(training(data, tmp_path / folder, *arguments, "--max-epoch", epochs), log)
         process.join(300)
         assert process.exitcode == 0, log.read_text()[-3000:]
         return log.read_text()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cli_commands import KINDS
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import GenerationConfig
 
 import fairseq_sg.plugin  # noqa: F401
+from helpers.commands import KINDS
 
 
 def search(task, model, subset: str, with_states: bool) -> dict:

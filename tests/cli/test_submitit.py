@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_commands import REPOSITORY, run
-from test_hydra import TINY
+
+from helpers.commands import REPOSITORY, launch
+
+TINY = ["common.cpu=true", "optimization.max_update=6", "dataset.batch_size=16", "dataset.batch_size_valid=64"]
 
 submitit = pytest.importorskip("submitit", reason="pip install hydra-submitit-launcher")
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="pip install hydra-submitit-launcher")
@@ -24,7 +26,7 @@ def sweep(launcher: str, data: Path, folder: Path, *more: str, **env: str):
         f"checkpoint.save_dir={folder}/${{model.qk_norm}}",
     ]
     where = {"PYTHONPATH": str(Path(submitit.__file__).parents[1]), "PYTHONWARNINGS": "ignore"}
-    return run("fairseq-hydra-train", *arguments, *more, cwd=folder, **where | env)
+    return launch("fairseq-hydra-train", *arguments, *more, cwd=folder, **where | env)
 
 
 def test_two_jobs_on_this_machine(data, tmp_path):

@@ -5,18 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import test_classifiers as classifiers
-from cli_commands import KINDS, metrics, run, succeed, training
-from labelled_data import write_labelled
-from test_resume import assert_same_state
+
+from helpers import classifiers
+from helpers.commands import KINDS, LAUNCHER, in_two, launch, metrics, run, succeed, training
+from helpers.labelled_data import write_labelled
+from helpers.states import assert_same_state
 
 MODEL = [*KINDS["linear"][0], "--batch-size", "16"]
-LAUNCHER = ("-m", "fairseq_sg.experiments.workers")
-
-
-def in_two(*arguments: str) -> str:
-    """The output of the first of the two processes of a training; both must succeed."""
-    return succeed("python", *LAUNCHER, 2, "fairseq-train", *(word for word in arguments if word != "--cpu"))
 
 
 def train_in_two(data: Path, folder: Path, *more: object) -> str:
@@ -79,7 +74,7 @@ def test_a_process_that_fails_ends_all_of_them(data, tmp_path):
         "    threading.Timer(0.5, os._exit, (3,)).start()\n"
     )
     arguments = [word for word in training(data, tmp_path / "run", *MODEL, "--max-epoch", "2") if word != "--cpu"]
-    result = run("python", *LAUNCHER, 2, "fairseq-train", *arguments, PYTHONPATH=str(tmp_path))
+    result = launch("python", "-m", LAUNCHER, 2, "fairseq-train", *arguments, PYTHONPATH=str(tmp_path))
     assert result.code == 1 and result.err.splitlines()[-1].startswith(
         "error: process 1 of 2 failed; see its output above"
     )
@@ -96,5 +91,5 @@ def test_a_process_that_fails_ends_all_of_them(data, tmp_path):
     ],
 )
 def test_wrong_command_lines(line, message):
-    result = run("python", *LAUNCHER, *line)
+    result = run(LAUNCHER, *line)
     assert result.code == 2 and message in result.err

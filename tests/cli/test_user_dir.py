@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_commands import REPOSITORY, metrics, run, succeed, training
+
+from helpers.commands import REPOSITORY, check, launch, metrics, run, training
 
 SHORT = ["--max-update", "2", "--valid-subset", "valid"]
 
 
 def test_from_another_folder_by_its_path(data, tmp_path):
-    printed = succeed(
-        "fairseq-train", *training(data, "run", *SHORT, "--user-dir", REPOSITORY / "fairseq_sg"), cwd=tmp_path
+    printed = check(
+        launch("fairseq-train", *training(data, "run", *SHORT, "--user-dir", REPOSITORY / "fairseq_sg"), cwd=tmp_path)
     )
     assert len(metrics(printed, "valid")) == 1 and (tmp_path / "run" / "checkpoint_last.pt").is_file()
 
@@ -23,9 +24,9 @@ def test_from_another_folder_by_its_path(data, tmp_path):
 def test_from_another_folder_by_its_name(data, tmp_path):
     if not Path(sys.prefix, ".fairseq_sg").is_file():
         pytest.skip("this environment was not made by scripts/setup.sh")
-    printed = succeed("fairseq-train", *training(data, "run", *SHORT), cwd=tmp_path)
+    printed = check(launch("fairseq-train", *training(data, "run", *SHORT), cwd=tmp_path))
     assert len(metrics(printed, "valid")) == 1 and (tmp_path / "run" / "checkpoint_last.pt").is_file()
-    code = succeed("python", "-c", "import fairseq_sg.ops as o; print(o.__file__)", cwd=tmp_path)
+    code = check(launch("python", "-c", "import fairseq_sg.ops as o; print(o.__file__)", cwd=tmp_path))
     assert Path(code.strip()) == REPOSITORY / "fairseq_sg" / "ops" / "__init__.py"
 
 
@@ -37,7 +38,7 @@ def test_attention_of_a_users_own_directory(data, tmp_path):
     (mine / "__init__.py").write_text(f"import fairseq_sg.plugin\n\n{code}")
     environment = {"PYTHONPATH": str(REPOSITORY)}
     options = ["--encoder-attention", "mean", "--mean-scale", "2", "--user-dir", mine]
-    succeed("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options), **environment)
+    check(launch("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options), **environment))
     checkpoint = tmp_path / "run" / "checkpoint_last.pt"
     program = (
         "import fairseq_sg.plugin, my_attentions, sys\n"
@@ -47,7 +48,7 @@ def test_attention_of_a_users_own_directory(data, tmp_path):
         "print(type(attention).__name__, attention.mean_scale)\n"
     )
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    printed = run("python", "-c", program, checkpoint, cwd=tmp_path, **environment)
+    printed = launch("python", "-c", program, checkpoint, cwd=tmp_path, **environment)
     assert printed.out.splitlines()[-1] == "MeanAttention 2.0", printed.err
     wrong = run("fairseq-train", *training(data, "no", *SHORT, "--mean-scale", "2", "--user-dir", mine), **environment)
     assert "--mean-scale 2.0 has no effect on the chosen mechanisms" in wrong.err.splitlines()[-1]

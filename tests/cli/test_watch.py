@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_commands import SIZES, Result, metrics, run
-from cli_commands import check as check_output
-from conftest import once
-from labelled_data import write_labelled
+
+from helpers.commands import SIZES, Result, metrics, run
+from helpers.commands import check as check_output
+from helpers.labelled_data import write_labelled
+from helpers.once import once
 
 #: name in the log -> values by step
 Curves = dict[str, dict[int, float]]

@@ -10,27 +10,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from fairseq import options, tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.optim import build_optimizer
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / folder) for folder in (".", "models", "tasks")]
-
-import simulated  # noqa: E402
-from fairseq import options, tasks, utils  # noqa: E402
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: E402
-from fairseq.optim import build_optimizer  # noqa: E402
-from labelled_data import write_labelled  # noqa: E402
-from small_folders import random_pairs, write_folder  # noqa: E402
-from test_half_precision import MODELS, model_of  # noqa: E402
-from test_packed_training import PAD, pair  # noqa: E402
-
-from data_prep.__main__ import main as data_prep  # noqa: E402
-from fairseq_sg.ops import orthogonality_loss  # noqa: E402
-from fairseq_sg.ops.cvmm.grouped import has_grouped_mm  # noqa: E402
+from data_prep.__main__ import main as data_prep
+from fairseq_sg.ops import orthogonality_loss
+from fairseq_sg.ops.cvmm.grouped import has_grouped_mm
+from helpers import simulated
+from helpers.labelled_data import write_labelled
+from helpers.models import MODELS, PAD, model_of, pair
+from helpers.small_folders import random_pairs, write_folder
 
 simulated.register(Path(os.environ["SIMULATED_DEVICE"]))
 # Once a process, what torch has for mixtures is tried out.

@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-import simulated
+from helpers import simulated
 
 HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.skipif(simulated.compiler() is None, reason="there is no C++ compiler")
-def test_models_on_a_device(tmp_path):
-    environment = os.environ | {"SIMULATED_DEVICE": str(simulated.build(tmp_path))}
+def test_models_on_a_device():
+    environment = os.environ | {"SIMULATED_DEVICE": str(simulated.library())}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "on_device.py")]
     done = subprocess.run(command, cwd=HERE.parents[1], env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

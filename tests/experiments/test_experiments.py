@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from experiment_files import TINY, fail, finish, finished, planned, record, tiny, write_recipe
 
 from fairseq_sg.experiments import __main__ as command
 from fairseq_sg.experiments import memory, progress, recipe, results
 from fairseq_sg.experiments.results import Results
+from helpers.experiment_files import TINY, fail, finish, finished, planned, record, tiny, write_recipe
 
 
 @pytest.fixture(autouse=True)

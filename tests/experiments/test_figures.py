@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiment_files import TINY, finished, metadata, record, result, tiny
+
+from helpers.experiment_files import TINY, finished, metadata, record, result, tiny
 
 pytest.importorskip("matplotlib")
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from experiment_files import TINY, planned, tiny
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import plan as plans
 from fairseq_sg.experiments.plan import as_seeds, make_plan, read_seeds
 from fairseq_sg.experiments.recipe import find, read
+from helpers.experiment_files import TINY, planned, tiny
 
 TWO = TINY.replace(
     "subsets: [dev, valid, gen]}\n",

@@ -6,11 +6,11 @@ import io
 from pathlib import Path
 
 import pytest
-from experiment_files import evaluated, inner, make_run
 
 from fairseq_sg.experiments import progress
 from fairseq_sg.experiments.progress import Progress
 from fairseq_sg.experiments.runs import Run
+from helpers.experiment_files import evaluated, inner, make_run
 
 
 @pytest.fixture

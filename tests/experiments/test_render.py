@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from experiment_files import TINY, finished, metadata, record, result, tiny, write_recipe
+
+from helpers.experiment_files import TINY, finished, metadata, record, result, tiny, write_recipe
 
 pytest.importorskip("matplotlib")
 

@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from experiment_files import TINY, finished, points, record, result, tiny, write_recipe
 
 from fairseq_sg.experiments import report
 from fairseq_sg.experiments.recipe import Published, read
 from fairseq_sg.experiments.results import Results
+from helpers.experiment_files import TINY, finished, points, record, result, tiny, write_recipe
 
 SPREAD = Published("46.9 ± 8.9", 46.9, 8.9, 0.05)
 EXACT = Published("1.00 ± 0.00", 1.0, 0.0, 0.005)

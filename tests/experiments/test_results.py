@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from experiment_files import TINY, fail, finish, finished, of_subset, planned, record, save, tiny, write_recipe
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import report, results, runs
 from fairseq_sg.experiments.recipe import read as read_recipe
 from fairseq_sg.experiments.results import Results, collect, merged
+from helpers.experiment_files import TINY, fail, finish, finished, of_subset, planned, record, save, tiny, write_recipe
 
 # What is collected.
 

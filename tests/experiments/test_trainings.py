@@ -14,12 +14,16 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import Process
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from experiment_files import TINY
-from labelled_data import write_labelled
+
+from helpers import commands, forked
+from helpers.commands import Result
+from helpers.experiment_files import TINY
+from helpers.labelled_data import write_labelled
 
 pytest.importorskip("fairseq")
 
@@ -39,27 +43,22 @@ SHARED = SHARED.replace("An LSTM_1", "An encoder_1").replace("    steps: 60\n", 
 STEPS = 120
 
 
-def line(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "fairseq_sg.experiments", *map(str, arguments)]
-
-
 def environment(**more: str) -> dict[str, str]:
     """This process's, with the package that is tested before any other."""
     return runs.environment() | {"PYTHONPATH": str(Path(fairseq_sg.__file__).parents[1])} | more
 
 
-def run(folder: Path, *arguments: object, **more: str) -> subprocess.CompletedProcess:
-    options = {"cwd": folder, "env": environment(**more), "capture_output": True, "text": True, "timeout": 600}
-    return subprocess.run(line(*arguments), **options)
+def run(folder: Path, *arguments: object, **more: str) -> Result:
+    return commands.run("fairseq_sg.experiments", *arguments, cwd=folder, **environment(**more))
 
 
 def children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def wait_for(path: Path, process: subprocess.Popen) -> None:
+def wait_for(path: Path, process: Process, log: Path) -> None:
     while not path.exists():
-        assert process.poll() is None, process.communicate()
+        assert process.is_alive(), log.read_text()
         time.sleep(0.05)
 
 
@@ -67,7 +66,7 @@ class Trained(NamedTuple):
     """The user's folder, the second command after the kill, whether the first lock outlived its driver, the results."""
 
     folder: Path
-    second: subprocess.CompletedProcess
+    second: Result
     outlived: bool
     found: Results
 
@@ -94,27 +93,22 @@ def trained(tmp_path_factory) -> Trained:
     folder = tmp_path_factory.mktemp("user")
     write_labelled(folder / "tiny")
     (folder / "tiny.yaml").write_text(SHARED.replace("STEPS", str(STEPS)))
-    options = {
-        "cwd": folder,
-        "env": environment(SG_COMMIT="first"),
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-    }
-    first = subprocess.Popen(line("run", *PLAN, "--jobs", 2), text=True, **options)
+    log = tmp_path_factory.mktemp("first") / "log"
+    words = ("fairseq_sg.experiments", "run", *PLAN, "--jobs", 2)
+    first = forked.start(*words, streams=(os.devnull, log, log), cwd=folder, env=environment(SG_COMMIT="first"))
     good = folder / "out" / "good-tiny-seed1"
-    wait_for(good / "checkpoint_last.pt", first)
+    wait_for(good / "checkpoint_last.pt", first, log)
     groups = children(first.pid)
     for group in groups:
         os.killpg(group, signal.SIGSTOP)
     first.kill()
-    first.wait()
+    first.join()
     outlived = locked(good)
     for group in groups:
         os.killpg(group, signal.SIGKILL)
-    first.communicate()
     assert "result" not in json.loads((good / "run.json").read_text())
     second = run(folder, "run", *PLAN, "--jobs", 2, SG_COMMIT="second")
-    assert second.returncode == 0, second.stdout + second.stderr
+    assert second.code == 0, second.out + second.err
     return Trained(folder, second, outlived, results.read(folder / "tables" / "x_v0.2.json"))
 
 
@@ -128,7 +122,7 @@ def test_a_killed_command_leaves_its_trainings_locked_and_is_resumed(trained):
     assert "Loaded checkpoint" in (trained.good / "train.log").read_text()
     curve = of(trained.found, "good")["result"]["curve"]
     assert [point["step"] for point in curve] == list(range(20, STEPS + 1, 20))
-    assert "resumes" not in trained.second.stderr and "minutes in all" in trained.second.stdout
+    assert "resumes" not in trained.second.err and "minutes in all" in trained.second.out
 
 
 def test_every_start_has_its_commit_and_machine(trained):
@@ -143,8 +137,8 @@ def test_every_start_has_its_commit_and_machine(trained):
 def test_a_divergence_is_a_result(trained):
     bad = of(trained.found, "bad")
     assert "diverged" in bad and "result" not in bad
-    assert "bad (seed 1) diverged: " in trained.second.stderr and "error" not in trained.second.stderr
-    assert "fail, as published" in trained.second.stdout
+    assert "bad (seed 1) diverged: " in trained.second.err and "error" not in trained.second.err
+    assert "fail, as published" in trained.second.out
 
 
 def test_the_best_checkpoint_is_evaluated_again(trained):
@@ -239,17 +233,22 @@ def test_a_slurm_array_trains_and_translates(tmp_path, monkeypatch, capsys):
     (user / "tiny.yaml").write_text(TRANSLATION)
     plan = ["--seeds", "4,6", "--device", "cpu", "--data", "my data", "--out", "out"]
     written = run(user, "slurm", "tiny.yaml", "array.sbatch", *plan, "--jobs", 1)
-    assert written.returncode == 0 and "2 runs; submit them by: sbatch array.sbatch" in written.stdout, written.stderr
+    assert written.code == 0 and "2 runs; submit them by: sbatch array.sbatch" in written.out, written.err
     request = json.loads((user / "my data" / "tiny" / "dataset.json").read_text())["request"]
     assert (request["dataset"], request["max_length"], request["vocab_size"]) == ("parallel", 4, 40)
     script = user / "array.sbatch"
     assert "#SBATCH --array=0-1%1\n" in script.read_text() and "gres" not in script.read_text()
-    # It may be started in another folder.
-    done = subprocess.run(
-        ["bash", script], cwd=tmp_path, env=environment(SLURM_ARRAY_TASK_ID="1"), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "INFO:" not in done.stderr and "DEBUG:" not in done.stderr
+    # It may be started in another folder. Its command is run in a forked process.
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@"\n')
+    python.chmod(0o755)
+    script.write_text(script.read_text().replace(sys.executable, str(python)))
+    said = subprocess.run(["bash", script], cwd=tmp_path, env=environment(SLURM_ARRAY_TASK_ID="1"), capture_output=True)
+    cwd, option, module, *words = said.stdout.decode().splitlines()
+    assert (said.returncode, option, module) == (0, "-m", "fairseq_sg.experiments"), said.stderr
+    done = run(Path(cwd), *words)
+    assert done.code == 0, done.out + done.err
+    assert "INFO:" not in done.err and "DEBUG:" not in done.err
     assert [path.name for path in (user / "out").iterdir()] == ["softmax-tiny-seed6"]
 
     monkeypatch.chdir(user)

@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
-from test_packed_training import build, tokens
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_encoder import SGEncoder
@@ -23,6 +22,7 @@ from fairseq_sg.models.sg_transformer import resolve
 from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
 from fairseq_sg.modules import compilation
 from fairseq_sg.ops import orthogonality_loss
+from helpers.models import build, tokens
 
 #: Lengths of source and target sentences of one batch after the other.
 BATCHES = (([9, 2, 5], [3, 8, 4]), ([7, 2, 5, 6], [6, 2, 9, 9]), ([12, 3], [4, 11]), ([5, 5, 5], [17, 2, 9]))

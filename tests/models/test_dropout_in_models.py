@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
-from test_packed_training import attention_options, build, pair
 
 from fairseq_sg.modules.attention import softmax
 from fairseq_sg.modules.cpu.dropout import Dropout, dropout_mask
 from fairseq_sg.modules.cpu.softmax import SHORTEST
+from helpers.models import attention_options, build, pair
 
 MODELS = {
     "softmax": {"attention_dropout": 0.2},

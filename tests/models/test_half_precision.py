@@ -11,39 +11,11 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
-from test_packed_training import FFN_OPTIONS, PAD, attention_options, build, pair
 
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY
-from fairseq_sg.modules.depth import DEPTH_REGISTRY
-from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
-from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
-from fairseq_sg.modules.position import POSITION_REGISTRY
-from fairseq_sg.modules.update import UPDATE_REGISTRY
 from fairseq_sg.ops import orthogonality_loss
+from helpers.models import MODELS, PAD, model_of, pair
 
-LINEAR = attention_options("linear")
-MODELS = {
-    **{f"attention {name}": attention_options(name) for name in sorted(ATTENTION_REGISTRY)},
-    **{f"feature map {name}": LINEAR | {"feature_map": name} for name in sorted(FEATURE_MAP_REGISTRY)},
-    **{f"norm {name}": LINEAR | {"qk_norm": name} for name in ("l1", "l2", "rms")},
-    **{f"position {name}": {"position": name} for name in sorted(POSITION_REGISTRY)},
-    **{f"feedforward {name}": {"encoder_ffn": name, "decoder_ffn": name} for name in sorted(FEEDFORWARD_REGISTRY)},
-    **{f"update {name}": {"encoder_update": name, "decoder_update": name} for name in sorted(UPDATE_REGISTRY)},
-    **{f"depth {name}": {"depth": name} for name in sorted(DEPTH_REGISTRY)},
-    "pre-norm": {"pre_norm": True},
-    "router": {
-        **attention_options("geometric"),
-        **{"encoder_update": "copy_gate", "encoder_ffn": "sigma_moe", "moe_expert_dropout": 0.0, "depth": "shared"},
-    },
-}
-MORE = {f"feedforward {name}": options for name, options in FFN_OPTIONS.items()} | {
-    "feature map cosformer": {"cosformer_horizon": 64}
-}
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-
-
-def model_of(name: str):
-    return build(**MODELS[name], **MORE.get(name, {})).float()
 
 
 def trained(model):

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
-from test_packed_training import PAD, build, pair
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_transformer import resolve
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+from helpers.models import PAD, build, pair
 
 
 @pytest.mark.parametrize("choice", ["naive", "shift", "chunked"])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("fairseq")
 
 import torch
-from fairseq.data import Dictionary
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.models import decoder, encoder
 from fairseq_sg.models.sg_encoder import SGEncoder
-from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.cpu.packing import Packing
@@ -23,48 +19,7 @@ from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.losses import Statistic
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 from fairseq_sg.ops import orthogonality_loss
-
-PAD = 1
-
-
-def dictionary(words: int) -> Dictionary:
-    found = Dictionary()
-    for word in range(words):
-        found.add_symbol(f"w{word}")
-    return found
-
-
-def task(left_pad: bool) -> SimpleNamespace:
-    return SimpleNamespace(
-        source_dictionary=dictionary(7),
-        target_dictionary=dictionary(5),
-        num_classes=3,
-        cfg=SimpleNamespace(left_pad_target=left_pad),
-    )
-
-
-def build(model=SGTransformer, left_pad=False, **options):
-    sizes = {
-        f"{side}_{key}": value
-        for side in ("encoder", "decoder")
-        for key, value in (("embed_dim", 12), ("ffn_embed_dim", 16), ("attention_heads", 2), ("layers", 2))
-    }
-    values = sizes | {"dropout": 0.0} | options
-    torch.manual_seed(1)
-    return model.build_model(SimpleNamespace(**values), task(left_pad)).double().train()
-
-
-def tokens(lengths, words: int, left_pad: bool) -> torch.Tensor:
-    rows = torch.full((len(lengths), max(lengths)), PAD)
-    for row, length in zip(rows, lengths):
-        found = torch.randint(4, 4 + words, (length,))
-        (row[len(row) - length :] if left_pad else row[:length]).copy_(found)
-    return rows
-
-
-def pair(left_pad=False):
-    torch.manual_seed(2)
-    return tokens([9, 2, 5], 7, left_pad), tokens([3, 8, 4], 5, left_pad)
+from helpers.models import FFN_OPTIONS, PAD, attention_options, build, pair
 
 
 def pack_by(monkeypatch, pack) -> None:
@@ -122,12 +77,6 @@ def compare(monkeypatch, left_pad=False, value_roles=(), batches=3, **options):
     return packed
 
 
-def attention_options(name: str) -> dict:
-    """The attention wherever it can serve, softmax elsewhere."""
-    roles = ATTENTION_REGISTRY.find(name).roles
-    return {f"{role}_attention": name if role in roles else "softmax" for role in ("encoder", "decoder", "cross")}
-
-
 sides = pytest.mark.parametrize("left_pad", [False, True], ids=["right", "left"])
 
 
@@ -136,10 +85,6 @@ sides = pytest.mark.parametrize("left_pad", [False, True], ids=["right", "left"]
 @pytest.mark.parametrize("attention", sorted(ATTENTION_REGISTRY))
 def test_attentions(attention, depth, left_pad, monkeypatch):
     compare(monkeypatch, left_pad, depth=depth, **attention_options(attention))
-
-
-#: What a small layer needs, and what its draws for each token would make different.
-FFN_OPTIONS = {"topk": {"topk_k": 4}, "sigma_moe": {"moe_expert_dropout": 0.0}}
 
 
 @pytest.mark.parametrize("update", sorted(UPDATE_REGISTRY))

@@ -6,14 +6,14 @@ import math
 
 import pytest
 import torch
-from attention_cases import HEADS, WIDTH, Case, by_rows, padding_of
-from attention_kinds import abs_rel
-from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
 from fairseq_sg.modules.position import sinusoid
+from helpers.attention_cases import HEADS, WIDTH, Case, by_rows, padding_of
+from helpers.attention_kinds import abs_rel
+from helpers.configs import config_of
 
 roles = pytest.mark.parametrize("role", ["encoder", "decoder"])
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import HEADS, ROLES, WIDTH, Case
-from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
+from helpers.attention_cases import HEADS, ROLES, WIDTH, Case
+from helpers.configs import config_of
 
 E = WIDTH // HEADS
 

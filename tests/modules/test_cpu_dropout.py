@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import Case
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.cpu.dropout import _BLOCK, Dropout, dropout, dropout_mask
+from helpers.attention_cases import Case
 
 SIZES = [(1,), (3,), (4,), (7, 5), (2, 3, 4, 5), (0, 3)]
 

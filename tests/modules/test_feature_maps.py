@@ -7,8 +7,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_cases import KINDS
-from configs import config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -17,6 +15,8 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_atte
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, EluFeatureMap, FeatureMap, build_feature_map
 from fairseq_sg.modules.feature_maps.outer import OuterProduct
 from fairseq_sg.modules.feature_maps.performer import orthogonal_gaussian
+from helpers.attention_cases import KINDS
+from helpers.configs import config_of
 
 FEATURES, HORIZON, OPTIONS = KINDS["linear"].FEATURES, KINDS["linear"].HORIZON, KINDS["linear"].OPTIONS
 every_map = pytest.mark.parametrize("name", sorted(FEATURE_MAP_REGISTRY))

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from attention_cases import HEADS, WIDTH, Case, padding_of, reference
 from torch import nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
+from helpers.attention_cases import HEADS, WIDTH, Case, padding_of, reference
 
 D = WIDTH // HEADS
 kinds = pytest.mark.parametrize("name", ["galerkin", "fourier"])

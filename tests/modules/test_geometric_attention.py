@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attention_cases import HEADS, WIDTH, Case, padding_of, reference
-from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import Context, build_attention
 from fairseq_sg.modules.cpu.dropout import dropout
+from helpers.attention_cases import HEADS, WIDTH, Case, padding_of, reference
+from helpers.configs import config_of
 
 ROLES = ("encoder", "decoder")
 roles = pytest.mark.parametrize("role", ROLES)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from configs import config_of
 from torch import nn
 
 from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
 from fairseq_sg.modules.update import Residual
+from helpers.configs import config_of
 
 DIM, FFN = 8, 12
 norm_places = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
@@ -14,6 +13,7 @@ from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY, DenseFeedForwar
 from fairseq_sg.modules.feedforward.moe import entropy_loss
 from fairseq_sg.modules.feedforward.s_base import sinkhorn
 from fairseq_sg.modules.losses import Statistic
+from helpers.configs import config_of
 
 DIM, EXPERTS, SIZE = 6, 5, 4
 VARIANTS = {

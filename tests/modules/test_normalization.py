@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from configs import config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import build_attention
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, QKNormalization, build_qk_norm, register_qk_norm
 from fairseq_sg.ops import linear_attention
+from helpers.configs import config_of
 
 NORMS = ("l1", "l2", "rms")
 norms = pytest.mark.parametrize("name", NORMS)

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from configs import config_of
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.feedforward import ProductKeyMemory, build_feedforward
+from helpers.configs import config_of
 
 DIM, SUB_KEYS = 6, 4
 

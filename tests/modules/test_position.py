@@ -11,10 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attention_cases import Case, by_rows, padding_of
-from attention_kinds.relative import logits
-from attention_kinds.softmax import bucket, rotated
-from configs import config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +29,10 @@ from fairseq_sg.modules.position import (
     positions_for,
     sinusoid,
 )
+from helpers.attention_cases import Case, by_rows, padding_of
+from helpers.attention_kinds.relative import logits
+from helpers.attention_kinds.softmax import bucket, rotated
+from helpers.configs import config_of
 
 HALF = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 PAD = 1

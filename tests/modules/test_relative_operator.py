@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import CASES, HEADS, WIDTH, Case, padding_of
-from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
@@ -14,6 +12,8 @@ from fairseq_sg.modules.attention.relative import RelativeAttention
 from fairseq_sg.modules.cpu.dropout import dropout
 from fairseq_sg.ops import relative_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+from helpers.attention_cases import CASES, HEADS, WIDTH, Case, padding_of
+from helpers.configs import config_of
 
 both = [c for c in CASES if c.name in ("relative", "abs_rel")]
 cases = pytest.mark.parametrize("case", both, ids=str)

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from configs import config_of
 from torch import nn
 
 from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.depth import SharedACT
 from fairseq_sg.modules.depth.shared_act import Halting
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer, LayerOutput
+from helpers.configs import config_of
 
 DIM = 8
 VARIANTS, STATES = ("graves", "dehghani"), ("input", "output")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from configs import config_of
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.feedforward import DenseFeedForward, TopKFeedForward, build_feedforward
+from helpers.configs import config_of
 
 
 def same_weights(k: int, dim=5, ffn_dim=12, **options):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from configs import config_of
 from torch import nn
 
 from fairseq_sg.errors import UsageError
@@ -12,6 +11,7 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.modules.feedforward import DenseFeedForward
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
 from fairseq_sg.modules.update import CopyGateUpdate, ResidualUpdate, build_update
+from helpers.configs import config_of
 
 DIM = 8
 

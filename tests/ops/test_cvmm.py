@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ops_comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
 
 from fairseq_sg.ops import cvmm, cvmm_sorted, sort_selection
 from fairseq_sg.ops.cvmm import FEW_ROWS, IMPLEMENTATIONS, blocks, grouped
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+from helpers.comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
+from helpers.operators.cvmm import make, make_selection
 
 # N, K, M, L: one row, fewer rows than matrices, sizes that fill 16 bytes and sizes that do not
 SHAPES = [(1, 1, 1, 1), (1, 5, 3, 2), (3, 7, 5, 4), (40, 4, 8, 16), (33, 3, 7, 5), (65, 2, 16, 9)]
@@ -18,31 +19,11 @@ fast = pytest.mark.parametrize("implementation", ["grouped", "blocks"])
 SELECTIONS = ["random", "one", "last", "missing", "nothing"]
 
 
-def make_selection(kind: str, rows: int, matrices: int, device) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(2)
-    selection = torch.randint(0, matrices, (rows,), generator=generator)
-    if kind in ("one", "last"):
-        selection.fill_(0 if kind == "one" else matrices - 1)
-    if kind == "missing":
-        selection[torch.rand(rows, generator=generator) < 0.4] = -1
-    if kind == "nothing":
-        selection.fill_(-1)
-    return selection.to(device)
-
-
 def equation(x, selection, matrices):
     """out[n, l] = Σ_m x[n, m] M[S[n], m, l] (Csordás 2023, F.2.1), and 0 where S[n] selects no matrix."""
     none = (selection < 0) | (selection >= len(matrices))
     product = torch.einsum("nm,nml->nl", x, matrices[selection.masked_fill(none, 0)])
     return product.masked_fill(none.unsqueeze(1), 0.0)
-
-
-def make(shape, device, dtype=torch.float64):
-    rows, count, into, out = shape
-    return {
-        "x": torch.randn(rows, into, dtype=torch.float64).to(device, dtype),
-        "matrices": torch.randn(count, into, out, dtype=torch.float64).to(device, dtype),
-    }
 
 
 @shapes

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -19,6 +15,7 @@ from fairseq_sg.ops.dispatch import (
     requested,
     resolve,
 )
+from helpers.commands import run
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +117,6 @@ def test_import_without_fairseq():
     """In a process where importing fairseq fails, the operators work."""
     code = "import sys; sys.modules['fairseq'] = None; import torch, fairseq_sg.ops as ops; "
     code += "print(ops.orthogonality_loss(torch.eye(3)[None, None]).item())"
-    repository = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert abs(float(done.stdout)) < 1e-5
+    done = run("-c", code)
+    assert done.code == 0, done.err
+    assert abs(float(done.out)) < 1e-5

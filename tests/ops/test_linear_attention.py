@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ops_comparison import Operations, assert_all_close, assert_as_exact_as, make_mask, with_gradients
 from torch import Tensor
 
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
+from helpers.comparison import Operations, assert_all_close, assert_as_exact_as, make_mask, with_gradients
+from helpers.operators.linear_attention import make, make_state, run
 
 SMALLEST_EPS = 1.2e-38
 LENGTHS = [1, 2, 31, 32, 33, 63, 64, 65, 100, 257]
@@ -17,32 +18,6 @@ implementations = pytest.mark.parametrize("implementation", ["naive", "chunked"]
 causality = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 paddings = pytest.mark.parametrize("padding", ["none", "left", "right", "one-row-full"])
 properties = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def make(batch, heads, queries, keys, features, width, device, dtype=torch.float64) -> dict[str, Tensor]:
-    """q and k as positive feature maps give them, v of both signs."""
-    q = torch.rand(batch, heads, queries, features, dtype=torch.float64) + 0.05
-    k = torch.rand(batch, heads, keys, features, dtype=torch.float64) + 0.05
-    v = torch.randn(batch, heads, keys, width, dtype=torch.float64)
-    return {"q": q.to(device, dtype), "k": k.to(device, dtype), "v": v.to(device, dtype)}
-
-
-def make_state(batch, heads, features, width, device) -> dict[str, Tensor]:
-    s, z = linear_attention_state(*list(make(batch, heads, 1, 3, features, width, device).values())[1:])
-    return {"S": s, "z": z}
-
-
-def run(implementation: str, **options):
-    """linear_attention as a function of named tensors to named tensors; S and z, if given, are the incoming state."""
-
-    def function(q, k, v, S=None, z=None):  # noqa: N803
-        state = None if S is None else (S, z)
-        out = linear_attention(q, k, v, state=state, implementation=implementation, **options)
-        if not options.get("return_state"):
-            return {"out": out}
-        return {"out": out[0], "final S": out[1][0], "final z": out[1][1]}
-
-    return function
 
 
 def assert_equals_naive(inputs: dict[str, Tensor], **options) -> None:

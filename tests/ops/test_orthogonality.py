@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ops_comparison import Operations, assert_all_close, assert_as_exact_as, make_mask, with_gradients
 from torch import Tensor
 
 from fairseq_sg.ops import orthogonality_loss
+from helpers.comparison import Operations, assert_all_close, assert_as_exact_as, make_mask, with_gradients
 
 # B, H, N, E: fewer positions than dimensions, as many, more
 SHAPES = [

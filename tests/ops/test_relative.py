@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ops_comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
 
 from fairseq_sg.ops import relative, relative_attention, relative_logits
+from helpers.comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
 
 IMPLEMENTATIONS = ["naive", "shift"]
 

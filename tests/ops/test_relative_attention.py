@@ -9,40 +9,16 @@ import torch
 import torch.nn.attention.flex_attention as torch_flex
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ops_comparison import Operations, Results, assert_all_close, assert_as_exact_as, make_mask, with_gradients
 
 from fairseq_sg.ops import relative_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+from helpers.comparison import Operations, assert_all_close, assert_as_exact_as, make_mask, with_gradients
+from helpers.operators.relative_attention import SHAPES, make, run
 
-# B, H, N, M, D, E, D'
-SHAPES = [
-    (2, 3, 5, 5, 4, 6, 4),
-    (1, 1, 1, 1, 1, 1, 1),
-    (2, 3, 1, 9, 5, 3, 4),
-    (2, 2, 2, 9, 8, 8, 8),
-    (3, 2, 7, 12, 16, 5, 3),
-    (1, 2, 65, 65, 8, 8, 8),
-]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 causality = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 paddings = pytest.mark.parametrize("padding", ["none", "left", "right", "one-row-full"])
 in_torch = pytest.mark.parametrize("implementation", ["naive", "shift"])
-
-
-def make(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float64) -> Results:
-    batch, heads, queries, keys, dim, width, positional = shape
-    sizes = {
-        "q_content": (batch, heads, queries, dim),
-        "q_position": (batch, heads, queries, positional),
-        "k": (batch, heads, keys, dim),
-        "v": (batch, heads, keys, width),
-        "p": (heads, queries + keys - 1, positional),
-    }
-    return {name: torch.randn(size, dtype=torch.float64).to(device, dtype) for name, size in sizes.items()}
-
-
-def run(implementation: str, **options):
-    return lambda **inputs: {"out": relative_attention(**inputs, **options, implementation=implementation)}
 
 
 def by_definition(q_content, q_position, k, v, p, *, causal, key_padding_mask, scale) -> torch.Tensor:

@@ -17,10 +17,10 @@ HERE = Path(__file__).resolve().parent
 
 def compiled(change: str, *arguments: str) -> subprocess.CompletedProcess:
     """The result of a separate process, which has no GPU afterwards, after a change."""
-    run = f"import sys, triton_compiled as compiled; {change}; compiled.main(sys.argv[1:])"
+    run = f"import sys; from helpers import triton_compiled as compiled; {change}; compiled.main(sys.argv[1:])"
     command = [sys.executable, "-c", run, *arguments, "--quick", "--capability", "90", "--dtype", "bfloat16"]
-    # From the root of the clone, for fairseq_sg; `triton_compiled` is beside this file.
-    options = dict(cwd=HERE.parents[1], env=os.environ | {"PYTHONPATH": str(HERE)})
+    # From the root of the clone, for fairseq_sg.
+    options = dict(cwd=HERE.parents[1], env=os.environ | {"PYTHONPATH": str(HERE.parent)})
     return subprocess.run(command, **options, capture_output=True, text=True, timeout=1800)
 
 

@@ -19,6 +19,7 @@ from fairseq_sg.ops import (
     triton_support,
 )
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+from helpers.commands import run
 
 HERE = Path(__file__).resolve().parent
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -150,7 +151,5 @@ def test_operators_work_where_importing_triton_fails():
     code += "ops.linear_attention(x, x, x); ops.orthogonality_loss(x); ops.geometric_attention(x); "
     code += "ops.cvmm(x[0, 0], torch.zeros(4, dtype=torch.long), x[0]); "
     code += "ops.relative_attention(x, x, x, x, torch.rand(2, 7, 4)); print('done')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=HERE.parents[1], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0 and done.stdout.strip() == "done", done.stderr
+    done = run("-c", code)
+    assert done.code == 0 and done.out.strip() == "done", done.err

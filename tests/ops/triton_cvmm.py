@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
-from ops_comparison import Operations, assert_all_close, with_gradients
-from test_cvmm import make, make_selection
-from triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 from fairseq_sg.ops import cvmm, cvmm_sorted, sort_selection
+from helpers.comparison import Operations, assert_all_close, with_gradients
+from helpers.operators.cvmm import make, make_selection
+from helpers.triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 kernels = importlib.import_module("fairseq_sg.ops.cvmm.triton")
 

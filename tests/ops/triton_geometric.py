@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
-from ops_comparison import assert_all_close, make_mask, with_gradients
-from test_geometric import SHAPES, make, run, walk
-from triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 from fairseq_sg.ops import geometric_attention
+from helpers.comparison import assert_all_close, make_mask, with_gradients
+from helpers.operators.geometric import SHAPES, make, run, walk
+from helpers.triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 kernels = importlib.import_module("fairseq_sg.ops.geometric.triton")
 

@@ -6,11 +6,11 @@ import importlib
 
 import pytest
 import torch
-from ops_comparison import assert_all_close, make_mask, with_gradients
-from test_linear_attention import make, make_state, run
-from triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 from fairseq_sg.ops import linear_attention
+from helpers.comparison import assert_all_close, make_mask, with_gradients
+from helpers.operators.linear_attention import make, make_state, run
+from helpers.triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 kernels = importlib.import_module("fairseq_sg.ops.linear_attention.triton")
 

@@ -7,13 +7,13 @@ import math
 
 import pytest
 import torch
-from ops_comparison import assert_all_close, make_mask, with_gradients
-from test_relative_attention import SHAPES, make, run
-from triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.ops import relative_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+from helpers.comparison import assert_all_close, make_mask, with_gradients
+from helpers.operators.relative_attention import SHAPES, make, run
+from helpers.triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 kernels = importlib.import_module("fairseq_sg.ops.relative.triton")
 

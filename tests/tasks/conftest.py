@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small_folders import random_pairs, write_folder
+
+from helpers.small_folders import random_pairs, write_folder
 
 
 @pytest.fixture(scope="session")

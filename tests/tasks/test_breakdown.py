@@ -11,7 +11,6 @@ pytest.importorskip("fairseq")
 
 import torch
 from fairseq.logging import metrics
-from small_folders import random_pairs, write_folder
 
 from fairseq_sg.criterions.cross_entropy_orthogonality import (
     CrossEntropyOrthogonality,
@@ -20,6 +19,7 @@ from fairseq_sg.criterions.cross_entropy_orthogonality import (
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.breakdown import Breakdown, log_breakdown, sums_of_logs
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
+from helpers.small_folders import random_pairs, write_folder
 
 TYPES = ["deep", "flat", "flat", "odd", "deep", "flat", "deep"]
 GROUPS = {"structural": ["deep"], "lexical": ["flat", "odd"]}

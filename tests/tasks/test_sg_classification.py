@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
-from labelled_data import SUBSETS, WORDS, write_labelled
 from omegaconf import OmegaConf
 
 import fairseq_sg.plugin  # noqa: F401
@@ -17,6 +16,7 @@ from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthog
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_transformer import Config
 from fairseq_sg.tasks.sg_classification import SGClassificationConfig, SGClassificationTask
+from helpers.labelled_data import SUBSETS, WORDS, write_labelled
 
 
 @pytest.fixture(scope="module")

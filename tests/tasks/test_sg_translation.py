@@ -18,11 +18,11 @@ from fairseq.trainer import Trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from small_folders import SOURCE_WORDS, TARGET_WORDS, random_pairs, write_folder
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask, WindowedPairDataset
+from helpers.small_folders import SOURCE_WORDS, TARGET_WORDS, random_pairs, write_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 BOS, PAD, EOS = 0, 1, 2

@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable
 
 import torch
-from attention_cases import ROLES, Case, Row
 from torch import Tensor
+
+from helpers.attention_cases import ROLES, Case, Row
 
 NORMS = ("none", "l1", "l2", "rms")
 HORIZON = 128  # above every length in the tests of attentions

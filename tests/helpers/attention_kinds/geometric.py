@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attention_cases import HEADS, Case, Row
+
+from helpers.attention_cases import HEADS, Case, Row
 
 CASES = [
     Case("geometric", role, options)

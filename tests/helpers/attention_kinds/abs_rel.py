@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from attention_cases import Case, Row
 
-from attention_kinds.relative import positional
+from helpers.attention_cases import Case, Row
+from helpers.attention_kinds.relative import positional
 
 CASES = [
     *(Case("abs_rel", role, tolerance=2e-6) for role in ("encoder", "decoder")),

@@ -1,6 +1,6 @@
 """The commands that README and docs show, and their tiny forms.
 
-python -m documented_commands PAGE …        # parses every training in pages, and prints what is wrong
+PYTHONPATH=tests python -m helpers.documented_commands PAGE …     # parses every training in pages
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 #: The first words of commands. Other lines of a block are what a command prints, or code.
 PROGRAMS = re.compile(r"(fairseq-[a-z-]+|python|bash|git|pip|echo|sbatch|torchrun)$")

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 import torch
-from ops_comparison import Results, with_gradients
 from torch import Tensor
+
+from helpers.comparison import Results, with_gradients
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INTERPRETED = DEVICE.type == "cpu"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from attention_cases import ROLES, Case, Row
+
+from helpers.attention_cases import ROLES, Case, Row
 
 #: The positions inside attention, with options that let all of them show in a few tokens.
 POSITIONS = {"rotary": {}, "alibi": {}, "t5": {"t5_buckets": 8, "t5_max_distance": 6}}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from attention_cases import ROLES, Case
-
-from attention_kinds import galerkin
+from helpers.attention_cases import ROLES, Case
+from helpers.attention_kinds import galerkin
 
 CASES = [
     *(Case("fourier", role) for role in ROLES),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attention_cases import HEADS, ROLES, WIDTH, Case, visible
 from torch import Tensor
+
+from helpers.attention_cases import HEADS, ROLES, WIDTH, Case, visible
 
 CASES = [
     *(Case("galerkin", role) for role in ROLES),

@@ -1,4 +1,4 @@
-"""fairseq's commands as a user runs them, in processes of their own, on a tiny dataset and with tiny models."""
+"""fairseq's commands on a tiny dataset and with tiny models."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing import Process
 from pathlib import Path
+from resource import RLIM_INFINITY
 from typing import NamedTuple
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from helpers import forked
+from helpers.forked import REPOSITORY
+
 #: The installed commands lie beside the interpreter that runs the tests.
 COMMANDS = Path(sys.executable).parent
 
@@ -50,25 +56,34 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1"} | more
 
 
-def start(name: str, *arguments: object, cwd: Path = REPOSITORY, **env: str) -> subprocess.Popen:
-    """Starts an installed command, or ``python`` itself, without waiting for it."""
+def launch(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITORY, **env: str) -> Result:
+    """Runs an installed command, or ``python`` itself, as a user does; ``text`` is its standard input.
+
+    For what an import prints or loads, and for how commands are found; ``run`` takes a fraction of the time.
+    """
     command = [str(COMMANDS / name), *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=cwd, env=environment(**env), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-
-def finish(process: subprocess.Popen, text: str = "") -> Result:
-    """Waits for a started command; ``text`` is its standard input."""
-    try:
-        out, err = process.communicate(text, timeout=300)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return Result(process.returncode, out, err)
+    options = {"cwd": cwd, "env": environment(**env), "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(command, input=text, **options)
+    return Result(done.returncode, done.stdout, done.stderr)
 
 
 def run(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITORY, **env: str) -> Result:
-    return finish(start(name, *arguments, cwd=cwd, **env), text)
+    """Runs a command (``fairseq-train``), a module (``fairseq_sg.options``) or code (``-c``) in a forked process."""
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [Path(folder) / stream for stream in ("in", "out", "err")]
+        streams[0].write_text(text)
+        process = forked.start(name, *arguments, streams=streams, cwd=cwd, env=environment(**env))
+        process.join(300)
+        if process.is_alive():
+            process.kill()
+            raise TimeoutError(f"{name} {' '.join(map(str, arguments))}\n{streams[2].read_text()}")
+        return Result(process.exitcode, *(file.read_text() for file in streams[1:]))
+
+
+def start_training(arguments: Sequence[object], log: Path, largest_file: int = RLIM_INFINITY) -> Process:
+    """Starts a training that writes what it prints to the end of ``log``, and no file of more than so many bytes."""
+    streams = (os.devnull, log, log)
+    return forked.start("fairseq-train", *arguments, streams=streams, env=environment(), largest_file=largest_file)
 
 
 def succeed(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITORY, **env: str) -> str:
@@ -124,3 +139,11 @@ def translations(printed: str) -> dict[int, Translation]:
     for i, score, text in re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE):
         best.setdefault(int(i), Translation(targets.get(int(i)), text, float(score)))
     return best
+
+
+LAUNCHER = "fairseq_sg.experiments.workers"
+
+
+def in_two(*arguments: str) -> str:
+    """The output of the first of the two processes of a training; both must succeed."""
+    return succeed(LAUNCHER, 2, "fairseq-train", *(word for word in arguments if word != "--cpu"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from attention_cases import HEADS, ROLES, WIDTH, Case, visible
+
+from helpers.attention_cases import HEADS, ROLES, WIDTH, Case, visible
 
 CASES = [
     *(Case("compositional", role, {"retrievals": r}) for role in ROLES for r in (1, 2, 4)),

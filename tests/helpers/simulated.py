@@ -6,9 +6,11 @@ PyTorch has one such device a process, so what uses it runs in a process of its 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,15 +27,23 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "c++"))
 
 
-def build(folder: Path) -> Path:
-    """Compiles the device into ``folder``, in about a minute; the library."""
-    library = folder / "libsimulated.so"
-    command = [compiler(), "-shared", "-fPIC", "-O1", "-std=c++20", str(SOURCE), "-o", str(library)]
+def library() -> Path:
+    """The compiled device: made in about a minute, and kept in the user's cache for this source and this torch."""
+    command = [compiler(), "-shared", "-fPIC", "-O1", "-std=c++20", str(SOURCE)]
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     command += [f"-isystem{path}" for path in cpp_extension.include_paths()]
     command += [f"-L{path}" for path in cpp_extension.library_paths()]
-    subprocess.run([*command, "-ltorch_cpu", "-ltorch", "-lc10"], check=True, capture_output=True, text=True)
-    return library
+    command += ["-ltorch_cpu", "-ltorch", "-lc10"]
+    made_of = [SOURCE.read_text(), torch.__version__, *command]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairseq_sg_tests"
+    kept = folder / f"simulated-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            done = subprocess.run([*command, "-o", f"{made}/{kept.name}"], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            os.replace(f"{made}/{kept.name}", kept)
+    return kept
 
 
 def register(library: Path) -> None:

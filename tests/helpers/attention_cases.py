@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-import attention_kinds
 import torch
 from torch import Tensor, nn
 
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Attention
 from fairseq_sg.modules.attention.base import ROLES
 from fairseq_sg.modules.position import POSITION_REGISTRY
+from helpers import attention_kinds
 
 WIDTH, HEADS, SOURCE_WIDTH = 24, 3, 20
 
@@ -101,7 +101,7 @@ def by_rows(row: Callable[[Row], Tensor], module: Attention, query: Tensor, key:
 
 
 KINDS = {
-    name: importlib.import_module(f"attention_kinds.{name}")
+    name: importlib.import_module(f"{attention_kinds.__name__}.{name}")
     for _, name, _ in pkgutil.iter_modules(attention_kinds.__path__)
 }
 CASES: list[Case] = [case for kind in KINDS.values() for case in kind.CASES]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from attention_cases import HEADS, Case, Row
+
+from helpers.attention_cases import HEADS, Case, Row
 
 CASES = [
     *(Case("relative", role, tolerance=2e-6) for role in ("encoder", "decoder")),

@@ -1,0 +1,1 @@
+"""What test files share. No test file imports another one."""
