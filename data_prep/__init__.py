@@ -2,7 +2,7 @@
 ``verify``, ``reorder``.
 
 Each dataset is one module named after it, with its source and its splits. Modules whose names begin with that of a
-dataset belong to it (``scan_grammar`` is the grammar of ``scan``). The other modules:
+dataset belong to it (``scan.grammar`` is the grammar of ``scan``). The other modules:
 
     common      the contract of a dataset
     corpus, lm  the products of a dataset: pairs of sentences, or running text

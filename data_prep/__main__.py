@@ -28,7 +28,7 @@ from data_prep import (
     scan,
     text_lm,
 )
-from data_prep.common import DataError, Dataset, UsageError
+from data_prep.dataset import DataError, Dataset, UsageError
 from data_prep.prepare import prepare, verify
 from data_prep.reorder import Reorder
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from data_prep.common import DataError
+from data_prep.dataset import DataError
 from data_prep.text import shorten
 
 BLOCK = 1 << 16  # bytes per read

@@ -32,9 +32,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError
 from data_prep.corpus import Corpus
-from data_prep.depths import (
+from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError
+from data_prep.draws import (
     TRAIN_DEPTHS,
     Balance,
     add_size_arguments,

@@ -39,7 +39,8 @@ import string
 from pathlib import Path
 
 from data_prep.cfq_files import PARTS, find_dataset, read_archive, read_folder
-from data_prep.common import (
+from data_prep.corpus import Corpus, count_words
+from data_prep.dataset import (
     DataError,
     Dataset,
     Json,
@@ -49,7 +50,6 @@ from data_prep.common import (
     seed_number,
     share,
 )
-from data_prep.corpus import Corpus, count_words
 from data_prep.text import sha256
 
 # Published sizes of trainIdxs, devIdxs and testIdxs.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from data_prep.archive import members
-from data_prep.common import DataError, Json, Pair
+from data_prep.dataset import DataError, Json, Pair
 from data_prep.progress import progress
 
 BLOCK = 1 << 20  # bytes per read

@@ -29,9 +29,9 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from data_prep.common import DataError, Dataset, Json, Pair, check_sizes
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
+from data_prep.dataset import DataError, Dataset, Json, Pair, check_sizes
+from data_prep.sources import OfficialFile, OfficialFiles, add_source_arguments
 from data_prep.text import shorten, split_lines
 
 REPOSITORY = "https://raw.githubusercontent.com/najoungkim/COGS"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.binarize import LANGUAGES, binarize, link_labels
-from data_prep.common import DataError, Dataset, Json, Material, Pair
+from data_prep.dataset import DataError, Dataset, Json, Material, Pair
 from data_prep.text import shorten, write_lines
 from data_prep.training import batch_to_evaluate, saving
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from data_prep.common import DataError
+from data_prep.dataset import DataError
 
 WORKSPACE = ".data_prep-"
 

@@ -31,9 +31,8 @@ import argparse
 from pathlib import Path
 
 from data_prep.archive import read_members
-from data_prep.common import DataError, Dataset, Json, Pair
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
+from data_prep.dataset import DataError, Dataset, Json, Pair
 from data_prep.parallel import (
     Split,
     add_length_arguments,
@@ -45,6 +44,7 @@ from data_prep.parallel import (
     subword_request,
     without,
 )
+from data_prep.sources import OfficialFile, OfficialFiles, add_source_arguments
 
 BASE_URL = "https://raw.githubusercontent.com/stefan-it/nmt-en-vi/93193ddf269449c98495e3455b2bb261b4851234/data"
 FILES = {

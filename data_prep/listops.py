@@ -32,9 +32,9 @@ import argparse
 from contextlib import nullcontext
 
 from data_prep import listops_sample
-from data_prep.common import Dataset, Json
 from data_prep.corpus import Corpus
-from data_prep.depths import DEV_DEPTHS, GEN_DEPTHS, TRAIN_DEPTHS, Balance, add_size_arguments, size_request
+from data_prep.dataset import Dataset, Json
+from data_prep.draws import DEV_DEPTHS, GEN_DEPTHS, TRAIN_DEPTHS, Balance, add_size_arguments, size_request
 
 # In drawing order: evaluation examples are drawn first and excluded from training.
 DEPTHS = {"valid": TRAIN_DEPTHS, "dev": DEV_DEPTHS, "gen": GEN_DEPTHS, "train": TRAIN_DEPTHS}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from data_prep.common import DataError
+from data_prep.dataset import DataError
 from data_prep.text import shorten
 
 DIGITS = "0123456789"

@@ -28,8 +28,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from data_prep.common import DataError, processors
-from data_prep.depths import Balance, uniform
+from data_prep.dataset import DataError, processors
+from data_prep.draws import Balance, uniform
 from data_prep.listops_functions import CLOSING, DIGITS, FEWEST, MOST, OPERATORS, interpret
 from data_prep.progress import bar
 

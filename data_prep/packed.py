@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
-from data_prep.common import Pair
+from data_prep.dataset import Pair
 
 
 class PackedPairs(Sequence[Pair]):

@@ -34,8 +34,8 @@ from typing import NamedTuple
 
 from numpy.random import RandomState
 
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, occurring_once, seed_number, share
 from data_prep.corpus import Corpus
+from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError, occurring_once, seed_number, share
 from data_prep.subwords import KINDS, SPACE, learn, library_version
 from data_prep.text import decode_utf8, raw_lines, read_bytes, sha256, shorten
 

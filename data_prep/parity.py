@@ -23,8 +23,8 @@ Source: generated; Chiang & Cholak 2022, section 3, and github.com/ndnlp/parity,
 
 from __future__ import annotations
 
-from data_prep.binary_strings import CLS, SIZES, BinaryStrings
-from data_prep.common import Pair
+from data_prep.dataset import Pair
+from data_prep.strings import CLS, SIZES, BinaryStrings
 
 
 class Parity(BinaryStrings):

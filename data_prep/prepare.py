@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from data_prep.binarize import require_fairseq
-from data_prep.common import DataError, Dataset, Json, Material
+from data_prep.dataset import DataError, Dataset, Json, Material
 from data_prep.folder import discard_dead, publish, workspace
 from data_prep.text import sha256
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from data_prep.common import DataError
+from data_prep.dataset import DataError
 
 # Characters other than newline at which Python's str.splitlines and similar tools start a line.
 LINE_SEPARATORS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"

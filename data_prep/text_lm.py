@@ -40,11 +40,11 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from data_prep.common import DataError, Dataset, Json, UsageError, share
-from data_prep.lm import Bytes, Pieces, Span, TextCorpus, blocks
+from data_prep.dataset import DataError, Dataset, Json, UsageError, share
 from data_prep.parallel import describe, vocabulary_size
 from data_prep.subwords import KINDS, learn, library_version
 from data_prep.text import check_beginning, decode_utf8, sha256, shorten
+from data_prep.text_corpus import Bytes, Pieces, Span, TextCorpus, blocks
 
 UNITS = ("bytes", "sentencepiece")
 HELD_OUT = ("valid", "test")

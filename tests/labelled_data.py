@@ -7,8 +7,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from data_prep.common import Pair
 from data_prep.corpus import Corpus
+from data_prep.dataset import Pair
 from data_prep.prepare import write
 
 WORDS = "abcd"

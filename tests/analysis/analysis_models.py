@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main
-from data_prep.common import Pair
 from data_prep.corpus import Corpus
+from data_prep.dataset import Pair
 from data_prep.prepare import write
 
 #: A small CTL++: function -> its values for 0, 1, 2, 3. The groups are not in alphabetical order.

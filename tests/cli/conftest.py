@@ -15,10 +15,10 @@ pytest.importorskip("fairseq")
 from cli_commands import KINDS, succeed, training
 from numpy.random import RandomState
 
-from data_prep.common import Pair
 from data_prep.corpus import Corpus
+from data_prep.dataset import Pair
 from data_prep.prepare import write
-from data_prep.scan_grammar import generate
+from data_prep.scan.grammar import generate
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.common import Pair
+from data_prep.dataset import Pair
 from data_prep.scan import render
-from data_prep.scan_grammar import generate
+from data_prep.scan.grammar import generate
 
 
 class Result(NamedTuple):
@@ -209,7 +209,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A running ``Server``; waiting between download attempts takes no time, and proxies are ignored."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
+    monkeypatch.setattr("data_prep.sources.PAUSE", 0.0)
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from data_prep import archive
 from data_prep.archive import members, read_members
-from data_prep.common import DataError
+from data_prep.dataset import DataError
 
 TEXT = b"What is 1 + 1?\n2\n"
 Entry = tuple[str, bytes | tarfile.TarInfo]

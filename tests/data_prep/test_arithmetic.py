@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from data_prep.__main__ import main
 from data_prep.arithmetic import RECIPES, Meaning, Sampler, interpret, sample, single_operations
-from data_prep.common import DataError, Pair
+from data_prep.dataset import DataError, Pair
 
 DIGITS = st.sampled_from("0123456789")
 EXPRESSIONS = st.recursive(

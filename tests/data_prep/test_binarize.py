@@ -14,8 +14,8 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from data_prep.__main__ import main
 from data_prep.binarize import binarize, link_labels, make_dictionary
-from data_prep.common import DataError, Pair
 from data_prep.corpus import Corpus
+from data_prep.dataset import DataError, Pair
 from data_prep.scan import DATASET
 
 SUBSETS = ("train", "valid", "gen")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from data_prep import cfq
 from data_prep.cfq import SIZES, query_words, question_words
-from data_prep.common import Pair
+from data_prep.dataset import Pair
 
 
 @pytest.mark.parametrize(

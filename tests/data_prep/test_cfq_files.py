@@ -27,7 +27,7 @@ from data_prep.cfq_files import (
     read_pairs,
     records,
 )
-from data_prep.common import DataError, Pair
+from data_prep.dataset import DataError, Pair
 
 FILE = Path("cfq/dataset.json")
 PLAIN = (str, str)  # tokenizes nothing

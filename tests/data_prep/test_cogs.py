@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from data_prep import cogs
 from data_prep.cogs import FILES, GEN_2021, LEXICAL, STRUCTURAL, TYPES, parse, render
-from data_prep.common import DataError, Pair
-from data_prep.official import OfficialFile
+from data_prep.dataset import DataError, Pair
+from data_prep.sources import OfficialFile
 
 FILE = Path("folder/gen.tsv")
 KNOWN = {"primitive": 1, "in_distribution": 1}

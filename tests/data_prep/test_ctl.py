@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.__main__ import main
-from data_prep.common import Pair
 from data_prep.ctl import PUBLISHED, REFERENCE_SEED, render
-from data_prep.ctl_sample import COMPOSED, FUNCTIONS, SYMBOLS, TRAINED, Example, Sample, Sampler, distinct, sample
+from data_prep.ctl.sample import COMPOSED, FUNCTIONS, SYMBOLS, TRAINED, Example, Sample, Sampler, distinct, sample
+from data_prep.dataset import Pair
 from data_prep.prepare import damage, read_manifest
 
 # sha256 of what github.com/RobertCsordas/ndr, dataset/compositional_table_lookup.py of commit da20530, draws in the

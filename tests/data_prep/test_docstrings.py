@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import arithmetic, cfq, ctl, listops_functions, parallel, pcfg_functions, scan_grammar
+from data_prep import arithmetic, cfq, ctl, listops_functions, parallel
 from data_prep.__main__ import DATASETS
-from data_prep.common import Pair
-from data_prep.ctl_sample import FUNCTIONS, SYMBOLS, sample
+from data_prep.ctl.sample import FUNCTIONS, SYMBOLS, sample
 from data_prep.ctlpp import DEFAULT_SEED, NAMES
-from data_prep.ctlpp_graph import RandomState, draw_tables
+from data_prep.ctlpp.graph import RandomState, draw_tables
+from data_prep.dataset import Pair
 from data_prep.first import DATASET as FIRST
 from data_prep.mathematics import detokenize, tokenize
 from data_prep.parity import DATASET as PARITY
+from data_prep.pcfg import language as pcfg_functions
+from data_prep.scan import grammar as scan_grammar
 
 DOCSTRINGS = {dataset.name: sys.modules[type(dataset).__module__].__doc__ for dataset in DATASETS}
 

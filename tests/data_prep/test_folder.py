@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.common import DataError
+from data_prep.dataset import DataError
 from data_prep.folder import lock_file, publish
 from data_prep.prepare import verify
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep import listops, listops_sample
-from data_prep.common import DataError, Pair
-from data_prep.depths import DEV_DEPTHS, GEN_DEPTHS, TRAIN_DEPTHS
+from data_prep.dataset import DataError, Pair
+from data_prep.draws import DEV_DEPTHS, GEN_DEPTHS, TRAIN_DEPTHS
 from data_prep.listops import DEPTHS, sample_sets
 from data_prep.listops_functions import interpret
 from data_prep.listops_sample import Block, Shapes, TooLong, draw, fill, height, sample

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import mathematics, mathematics_generator, mathematics_sample
-from data_prep.common import DataError, Pair
+from data_prep import mathematics
+from data_prep.dataset import DataError, Pair
 from data_prep.mathematics import (
     EXTRAPOLATIONS,
     FOLDER,
@@ -31,9 +31,11 @@ from data_prep.mathematics import (
     places,
     tokenize,
 )
-from data_prep.mathematics_generator import REGIMES, chunks, work
-from data_prep.official import OfficialFile
+from data_prep.mathematics import generator as mathematics_generator
+from data_prep.mathematics import sample as mathematics_sample
+from data_prep.mathematics.generator import REGIMES, chunks, work
 from data_prep.packed import PackedPairs
+from data_prep.sources import OfficialFile
 
 FILE = Path("train-easy/arithmetic__add_or_sub.txt")
 MODULE, WITHOUT = "arithmetic__add_or_sub", "numbers__is_prime"

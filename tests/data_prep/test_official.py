@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.common import DataError
-from data_prep.official import OfficialFile, OfficialFiles, default_cache, download, promised_size
+from data_prep.dataset import DataError
 from data_prep.scan import render
+from data_prep.sources import OfficialFile, OfficialFiles, default_cache, download, promised_size
 
 DATA = bytes(range(256)) * 1024
 FILE = OfficialFile("folder/data.bin", len(DATA), hashlib.sha256(DATA).hexdigest())
@@ -68,7 +68,7 @@ def test_later_run_goes_on_where_an_earlier_stopped(get, server, tmp_path: Path)
 
 KILLED = """
 import os, signal, sys
-from data_prep import official
+from data_prep import sources as official
 append = official.append
 def append_and_die(stream, block):
     append(stream, block)
@@ -163,8 +163,8 @@ def test_status(status: int, requests: int, get, server, tmp_path: Path) -> None
 
 def test_silent_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
-    monkeypatch.setattr("data_prep.official.TIMEOUT", 0.05)
+    monkeypatch.setattr("data_prep.sources.PAUSE", 0.0)
+    monkeypatch.setattr("data_prep.sources.TIMEOUT", 0.05)
     message = "cannot be downloaded \\(timed out\\)"
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DataError, match=message):
         download(FILE, f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x")
@@ -274,7 +274,7 @@ def test_files_that_are_there_are_not_downloaded(run, command, server, scan_file
 
 def test_offline(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
+    monkeypatch.setattr("data_prep.sources.PAUSE", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     result = run(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.common import Pair
+from data_prep.dataset import Pair
 from data_prep.packed import PackedPairs
 
 TEXTS = st.text(max_size=20)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import RandomState
 
-from data_prep.common import DataError, Pair
+from data_prep.dataset import DataError, Pair
 from data_prep.parallel import ENTITIES, clean, decode, draw, pair_up
 from data_prep.subwords import SPACE, Subwords
 from fairseq_sg.scoring.plain_bleu import to_text

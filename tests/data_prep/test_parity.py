@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.binary_strings import LONGEST, distinct_strings, draws, format_lengths, lengths, strings_except
-from data_prep.common import Pair
+from data_prep.dataset import Pair
 from data_prep.parity import DATASET
+from data_prep.strings import LONGEST, distinct_strings, draws, format_lengths, lengths, strings_except
 
 SUBSETS = ("train", "valid", "gen")
 

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import pcfg, pcfg_files
-from data_prep.common import DataError, Pair
-from data_prep.official import OfficialFile, OfficialFiles
+from data_prep import pcfg
+from data_prep.dataset import DataError, Pair
 from data_prep.pcfg import FOLDERS, HELD_OUT_PAIRS, SIZES, TESTED, VALID_SIZES, like_training
-from data_prep.pcfg_files import FILES, load, parse
-from data_prep.pcfg_functions import count_functions
-from data_prep.pcfg_sample import sample
+from data_prep.pcfg import files as pcfg_files
+from data_prep.pcfg.files import FILES, load, parse
+from data_prep.pcfg.language import count_functions
+from data_prep.pcfg.sample import sample
+from data_prep.sources import OfficialFile, OfficialFiles
 
 SRC, TGT = Path("folder/train.src"), Path("folder/train.tgt")
 PAIRS = sample(200, seed=11)

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import pcfg_exceptions, pcfg_files, pcfg_synonyms, pcfg_unrolled
-from data_prep.common import DataError, Pair
-from data_prep.official import OfficialFile, OfficialFiles
-from data_prep.pcfg_files import DEV, load
-from data_prep.pcfg_functions import (
+from data_prep.dataset import DataError, Pair
+from data_prep.pcfg import exceptions as pcfg_exceptions
+from data_prep.pcfg import files as pcfg_files
+from data_prep.pcfg import localism as pcfg_unrolled
+from data_prep.pcfg import synonyms as pcfg_synonyms
+from data_prep.pcfg.files import DEV, load
+from data_prep.pcfg.language import (
     BINARY,
     LETTERS,
     TWINS,
@@ -27,9 +29,10 @@ from data_prep.pcfg_functions import (
     with_exception,
     without_twins,
 )
-from data_prep.pcfg_sample import sample
-from data_prep.pcfg_synonyms import rename, rename_half
-from data_prep.pcfg_unrolled import parse_unrolled
+from data_prep.pcfg.localism import parse_unrolled
+from data_prep.pcfg.sample import sample
+from data_prep.pcfg.synonyms import rename, rename_half
+from data_prep.sources import OfficialFile, OfficialFiles
 from data_prep.text import shorten
 
 PAIRS = sample(200, seed=12)

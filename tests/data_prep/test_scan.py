@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.common import Pair
+from data_prep.dataset import Pair
 from data_prep.prepare import version
 from data_prep.scan import DATASET, render
-from data_prep.scan_splits import HELD_OUT, random_split, resplit
+from data_prep.scan.splits import HELD_OUT, random_split, resplit
 
 
 def contents(folder: Path) -> dict[str, bytes]:

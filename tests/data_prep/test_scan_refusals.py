@@ -129,7 +129,7 @@ def test_other_sizes_than_the_published_ones(run, tmp_path: Path, monkeypatch: p
 def test_another_draw_than_the_reference(
     run, scan_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_prep.scan_splits.RandomState", lambda seed: numpy.random.RandomState(seed + 1))
+    monkeypatch.setattr("data_prep.scan.splits.RandomState", lambda seed: numpy.random.RandomState(seed + 1))
     result = run(*LENGTH, "--cutoff", 26, "--raw-dir", scan_files, "--out", tmp_path / "out")
     assert result.code == 1 and "the valid of cutoff 26 is not the published one" in result.err
     assert list(tmp_path.iterdir()) == []

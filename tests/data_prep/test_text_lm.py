@@ -17,9 +17,10 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import lm, text_lm
-from data_prep.lm import ENTRY, Span, copy
+from data_prep import text_corpus as lm
+from data_prep import text_lm
 from data_prep.subwords import SPACE
+from data_prep.text_corpus import ENTRY, Span, copy
 from data_prep.text_lm import divide, lines_in, whole
 
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_prep.common import DataError, Pair, check_sizes
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFiles
-from data_prep.pcfg_files import (
+from data_prep.dataset import DataError, Pair, check_sizes
+from data_prep.pcfg.files import (
     DEV,
     DEV_SIZE,
     FILES,
@@ -34,7 +33,8 @@ from data_prep.pcfg_files import (
     load,
     pair_files,
 )
-from data_prep.pcfg_functions import FUNCTIONS, count_functions, interpret
+from data_prep.pcfg.language import FUNCTIONS, count_functions, interpret
+from data_prep.sources import OfficialFiles
 from data_prep.text import shorten, split_lines
 
 NAMES = {

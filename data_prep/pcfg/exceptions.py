@@ -1,6 +1,6 @@
 """Overgeneralisation: when does a model learn exceptions to a rule (Hupkes et al. 2020, section 7.6)?
 
-In training, four pairs of adjacent functions have an exceptional meaning (see ``pcfg_functions``). The ratio relates
+In training, four pairs of adjacent functions have an exceptional meaning (see ``pcfg.language``). The ratio relates
 the number of exceptions for a pair to the occurrences of its rarer function. About half of the exceptions have no other
 function. All other lines with such a pair are omitted. The exceptions are tested as trained:
 
@@ -10,11 +10,11 @@ function. All other lines with such a pair are omitted. The exceptions are teste
 
 from __future__ import annotations
 
-from data_prep.common import DataError, Pair, check_sizes
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFiles
-from data_prep.pcfg_files import DEV, TOGETHER, VOCABULARY, describe, function_counts, load, pair_files
-from data_prep.pcfg_functions import exception_in, with_exception
+from data_prep.dataset import DataError, Pair, check_sizes
+from data_prep.pcfg.files import DEV, TOGETHER, VOCABULARY, describe, function_counts, load, pair_files
+from data_prep.pcfg.language import exception_in, with_exception
+from data_prep.sources import OfficialFiles
 from data_prep.text import shorten
 
 # Ratio -> number of exceptions, at the end of the training set, after the lines common to all ratios.

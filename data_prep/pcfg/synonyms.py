@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from numpy.random import RandomState
 
-from data_prep.common import DataError, Pair, check_sizes
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFiles
-from data_prep.pcfg_files import DEV, DEV_SIZE, Subsets, describe, function_counts, load, pair_files
-from data_prep.pcfg_functions import TWIN, TWINS, count_functions, without_twins
+from data_prep.dataset import DataError, Pair, check_sizes
+from data_prep.pcfg.files import DEV, DEV_SIZE, Subsets, describe, function_counts, load, pair_files
+from data_prep.pcfg.language import TWIN, TWINS, count_functions, without_twins
+from data_prep.sources import OfficialFiles
 from data_prep.text import shorten
 
 SIZES = {

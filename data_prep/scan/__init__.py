@@ -4,7 +4,7 @@
     walk opposite left and run            ->  I_TURN_LEFT I_TURN_LEFT I_WALK I_RUN
     look after turn around right          ->  I_TURN_RIGHT I_TURN_RIGHT I_TURN_RIGHT I_TURN_RIGHT I_LOOK
 
-Grammar (``scan_grammar`` has it with the meaning):
+Grammar (``scan.grammar`` has it with the meaning):
 
     command  =  clause  |  clause "and" clause  |  clause "after" clause
     clause   =  phrase  |  phrase "twice"  |  phrase "thrice"
@@ -49,7 +49,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.common import (
+from data_prep.corpus import Corpus
+from data_prep.dataset import (
     DataError,
     Dataset,
     Json,
@@ -60,10 +61,8 @@ from data_prep.common import (
     seed_number,
     share,
 )
-from data_prep.corpus import Corpus
-from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
-from data_prep.scan_grammar import ACTIONS, generate, interpret
-from data_prep.scan_splits import (
+from data_prep.scan.grammar import ACTIONS, generate, interpret
+from data_prep.scan.splits import (
     CUTOFFS,
     HELD_OUT,
     LENGTH_LIMIT,
@@ -80,6 +79,7 @@ from data_prep.scan_splits import (
     resplit_sizes,
     split_by_length,
 )
+from data_prep.sources import OfficialFile, OfficialFiles, add_source_arguments
 from data_prep.text import shorten, split_lines
 
 BASE_URL = "https://raw.githubusercontent.com/brendenlake/SCAN/c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f"

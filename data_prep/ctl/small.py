@@ -1,6 +1,6 @@
 """A smaller compositional table lookup of our own: few functions, short compositions, all lengths equally frequent.
 
-The published task (``ctl_sample``) takes a model of the published size some 30,000 steps. Here ``train`` has
+The published task (``ctl.sample``) takes a model of the published size some 30,000 steps. Here ``train`` has
 compositions of 1 to ``longest`` functions, as many of each length, with the few short ones repeated. ``dev``
 has one function more, ``gen`` two and three more. The model has to learn the same: a table lookup step by step,
 for any number of steps.
@@ -12,7 +12,7 @@ import itertools
 
 from numpy.random import RandomState
 
-from data_prep.ctl_sample import SYMBOLS, Example, Sample, distinct
+from data_prep.ctl.sample import SYMBOLS, Example, Sample, distinct
 
 EACH_LENGTH = 1_500  # training examples per number of functions
 HELD_OUT = 250  # for valid, per length with at least four times as many examples

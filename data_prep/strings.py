@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.random import RandomState
 
-from data_prep.common import Dataset, Json, Pair, UsageError, seed_number
 from data_prep.corpus import Corpus
-from data_prep.depths import number_between
+from data_prep.dataset import Dataset, Json, Pair, UsageError, seed_number
+from data_prep.draws import number_between
 from data_prep.packed import PackedPairs
 from data_prep.text import shorten
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.binarize import write_indexed
-from data_prep.common import DataError, Dataset, Json, Material
+from data_prep.dataset import DataError, Dataset, Json, Material
 from data_prep.progress import progress
 from data_prep.subwords import Subwords
 from data_prep.training import saving

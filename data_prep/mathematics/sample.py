@@ -1,7 +1,7 @@
 """Draws questions of the Mathematics dataset with the authors' generator; these are not the official data.
 
 The generator is the package mathematics_dataset 1.0.1 of PyPI. It runs in separate processes
-(``mathematics_generator``), so the random generators of this process do not change. With the same versions of sympy and
+(``mathematics.generator``), so the random generators of this process do not change. With the same versions of sympy and
 numpy, the same seed gives the same examples for any number of processes and any Python hash seed.
 """
 
@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import BinaryIO
 
-from data_prep import mathematics_generator
-from data_prep.common import DataError, Json, Pair
-from data_prep.mathematics_generator import REGIMES, chunks
+from data_prep.dataset import DataError, Json, Pair
+from data_prep.mathematics import generator as mathematics_generator
+from data_prep.mathematics.generator import REGIMES, chunks
 from data_prep.packed import PackedPairs
 from data_prep.progress import bar
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from numpy.random import RandomState
 
-from data_prep.common import Json, Pair, seed_number
+from data_prep.dataset import Json, Pair, seed_number
 from data_prep.packed import PackedPairs
 from data_prep.text import shorten
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
 
-from data_prep.common import DataError, Json, UsageError
+from data_prep.dataset import DataError, Json, UsageError
 from data_prep.folder import lock_file, sync
 from data_prep.progress import bar
 from data_prep.text import read_bytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from data_prep.common import DataError, Json, Pair
-from data_prep.official import OfficialFile, OfficialFiles
-from data_prep.pcfg_functions import count_functions, interpret
+from data_prep.dataset import DataError, Json, Pair
+from data_prep.pcfg.language import count_functions, interpret
+from data_prep.sources import OfficialFile, OfficialFiles
 from data_prep.text import shorten, split_lines
 
 BASE_URL = (
@@ -245,7 +245,7 @@ def parse(
 ) -> list[Pair]:
     """Reads the pairs of two files with an expression, or its value, on each line.
 
-    ``rewrite`` maps a source to the expression of the ten functions that it stands for (see ``pcfg_functions``).
+    ``rewrite`` maps a source to the expression of the ten functions that it stands for (see ``pcfg.language``).
 
     Raises:
         DataError: with file and line, for a line that is not an expression, for a target that is not the value of its

@@ -22,7 +22,7 @@ With the default seed, 432 of the 53,136 have 2 functions, 3,749 have 3, 20,859 
 example is its number of functions, ``length_2``, for accuracy by length.
 
 With the default seed, the tables and all examples are those of the reference code (github.com/RobertCsordas/ndr). The
-reference assigns examples to valid, test and train by an unseeded generator (see ``ctl_sample``). Two departures keep
+reference assigns examples to valid, test and train by an unseeded generator (see ``ctl.sample``). Two departures keep
 tests out of training: ``test`` lacks the reference's 88 functions alone, and ``new_composition`` lacks 3 of them.
 
 ``--functions`` and ``--longest`` make a smaller task of our own, for a first look on a CPU.
@@ -34,11 +34,11 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.common import Dataset, Json, Pair, UsageError, seed_number
 from data_prep.corpus import Corpus
-from data_prep.ctl_sample import COMPOSED, FUNCTIONS, SYMBOLS, Example, Sample, Tables, sample
-from data_prep.ctl_small import HELD_OUT, sample_small
-from data_prep.depths import number_between
+from data_prep.ctl.sample import COMPOSED, FUNCTIONS, SYMBOLS, Example, Sample, Tables, sample
+from data_prep.ctl.small import HELD_OUT, sample_small
+from data_prep.dataset import Dataset, Json, Pair, UsageError, seed_number
+from data_prep.draws import number_between
 
 REFERENCE_SEED = 0x12345678
 DEFAULT_LONGEST = 4

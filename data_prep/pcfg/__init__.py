@@ -4,7 +4,7 @@
     repeat append I19 V5 , S11 B10                                 ->  I19 V5 S11 B10 I19 V5 S11 B10
     remove_second K3 F20 M4 , reverse echo E19 Y4                  ->  K3 F20 M4
 
-Ten functions act on strings of 520 letters, in prefix notation, with a comma between two arguments. ``pcfg_functions``
+Ten functions act on strings of 520 letters, in prefix notation, with a comma between two arguments. ``pcfg.language``
 has their meaning; every target is checked against it. Sources and targets share one dictionary, as in the papers. In
 every condition it has 535 words: 531, and the four synonyms of substitutivity.
 
@@ -39,7 +39,7 @@ Types, for accuracy by type:
     letters_02 … letters_20         the longest string, ``gen`` of localism
     the pair of functions           exceptions
 
-``--generate N`` draws N expressions by a sampler of our own (``pcfg_sample``) and splits them by the rules of iid,
+``--generate N`` draws N expressions by a sampler of our own (``pcfg.sample``) and splits them by the rules of iid,
 systematicity and productivity. These are not the official data, so results are not comparable with the papers'.
 
 Source: github.com/i-machine-think/am-i-compositional, data/pcfgset, MIT licence. localism/unrolled_train.tsv there, and
@@ -53,11 +53,10 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, check_sizes, seed_number
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFiles, add_source_arguments
-from data_prep.pcfg_exceptions import EXCEPTION_SIZES, exceptions_corpus
-from data_prep.pcfg_files import (
+from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError, check_sizes, seed_number
+from data_prep.pcfg.exceptions import EXCEPTION_SIZES, exceptions_corpus
+from data_prep.pcfg.files import (
     BASE_URL,
     DEV,
     TOGETHER,
@@ -68,10 +67,11 @@ from data_prep.pcfg_files import (
     load,
     pair_files,
 )
-from data_prep.pcfg_functions import TWINS, WORDS, count_functions, mentions
-from data_prep.pcfg_sample import sample
-from data_prep.pcfg_synonyms import synonyms_corpus
-from data_prep.pcfg_unrolled import localism_corpus
+from data_prep.pcfg.language import TWINS, WORDS, count_functions, mentions
+from data_prep.pcfg.localism import localism_corpus
+from data_prep.pcfg.sample import sample
+from data_prep.pcfg.synonyms import synonyms_corpus
+from data_prep.sources import OfficialFiles, add_source_arguments
 from data_prep.text import shorten
 
 FOLDERS = {"iid": "pcfgset", "systematicity": "systematicity", "productivity": "productivity"}

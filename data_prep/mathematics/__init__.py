@@ -43,12 +43,12 @@ import numpy
 from numpy.random import RandomState
 
 from data_prep.archive import members
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, check_sizes, processors, seed_number
 from data_prep.corpus import Corpus
-from data_prep.mathematics_generator import REGIMES, chunks
-from data_prep.mathematics_sample import describe, sample
-from data_prep.official import OfficialFile
+from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError, check_sizes, processors, seed_number
+from data_prep.mathematics.generator import REGIMES, chunks
+from data_prep.mathematics.sample import describe, sample
 from data_prep.packed import PackedPairs
+from data_prep.sources import OfficialFile
 from data_prep.text import decode_line, sha256, shorten
 
 SPACE = "\u2581"

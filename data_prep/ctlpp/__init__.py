@@ -52,9 +52,8 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, seed_number
 from data_prep.corpus import Corpus
-from data_prep.ctlpp_graph import (
+from data_prep.ctlpp.graph import (
     FUNCTIONS,
     SYMBOLS,
     Graph,
@@ -65,6 +64,7 @@ from data_prep.ctlpp_graph import (
     make_graph,
     results,
 )
+from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError, seed_number
 
 NAMES = string.ascii_letters[:FUNCTIONS]
 PUBLISHED = {"train": 300_000, "valid": 1_000, "gen": 1_000}
