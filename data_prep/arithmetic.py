@@ -37,13 +37,13 @@ from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError
 from data_prep.draws import (
     TRAIN_DEPTHS,
     Balance,
+    PackedPairs,
     add_size_arguments,
     depth_type,
     number_between,
     size_request,
     uniform,
 )
-from data_prep.packed import PackedPairs
 from data_prep.text import shorten
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": lambda a, b: (a + b) % 10, "*": lambda a, b: a * b % 10}
@@ -217,6 +217,3 @@ class Arithmetic(Dataset):
             types=types,
             labels=True,
         )
-
-
-DATASET = Arithmetic()

@@ -40,16 +40,8 @@ from pathlib import Path
 
 from data_prep.cfq_files import PARTS, find_dataset, read_archive, read_folder
 from data_prep.corpus import Corpus, count_words
-from data_prep.dataset import (
-    DataError,
-    Dataset,
-    Json,
-    UsageError,
-    check_sizes,
-    hold_out,
-    seed_number,
-    share,
-)
+from data_prep.dataset import DataError, Dataset, Json, UsageError, check_sizes, seed_number, share
+from data_prep.draws import hold_out
 from data_prep.text import sha256
 
 # Published sizes of trainIdxs, devIdxs and testIdxs.
@@ -148,6 +140,3 @@ def query_words(query: str) -> str:
     """Splits a query into words between single spaces."""
     words = (word.removeprefix("ns:") for word in query.replace("count(*)", "count ( * )").split())
     return " ".join("m_" + word.removeprefix("m.") if word.startswith("m.") else word for word in words if word)
-
-
-DATASET = Cfq()

@@ -197,6 +197,3 @@ def check_types(types: dict[str, list[str]]) -> None:
         for kind, size in expected.items():
             if found[kind] != size:
                 raise DataError(f"subset {subset} has {found[kind]:,} examples of type {kind}, not {size:,}")
-
-
-DATASET = Cogs()

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from data_prep.binarize import LANGUAGES, binarize, link_labels
 from data_prep.dataset import DataError, Dataset, Json, Material, Pair
 from data_prep.text import shorten, write_lines
-from data_prep.training import batch_to_evaluate, saving
 
 FAIRSEQ_LONGEST = 1_024  # maximum tokens with the end symbol, unless an option raises it
 UPDATES = 10_000  # of the recommended training
@@ -264,3 +263,27 @@ def measure(pairs: Sequence[Pair]) -> Json:
         "longest_source": max(pair.source.count(" ") + 1 for pair in pairs),
         "longest_target": max(pair.target.count(" ") + 1 for pair in pairs),
     }
+
+
+EVALUATIONS = 20  # per training
+NEVER = 1_000_000  # epochs
+MOST_EXAMPLES, MOST_WORDS = 1 << 10, 1 << 16  # per evaluation batch
+
+
+def saving(out: Path, updates: int, validates: bool, suffix: str = "") -> str:
+    """Options of a training of ``updates`` on the folder ``out``: save folder, and intervals of saving and validation.
+
+    Both happen after every twentieth of the updates instead of after epochs, which may take only a second. The last
+    checkpoint and, with ``validates``, the best one are kept.
+    """
+    every = updates // EVALUATIONS
+    kinds = ("validate", "save") if validates else ("save",)
+    intervals = " ".join(f"--{kind}-interval-updates {every} --{kind}-interval {NEVER}" for kind in kinds)
+    folder = Path("checkpoints") / (out.resolve().name + suffix)
+    return f"{intervals} --keep-interval-updates 1 --no-epoch-checkpoints --save-dir {shlex.quote(str(folder))}"
+
+
+def batch_to_evaluate(longest: int) -> int:
+    """The number of examples of at most ``longest`` words per evaluation batch: a power of two that fits in memory."""
+    most = max(1, min(MOST_EXAMPLES, MOST_WORDS // longest))
+    return 1 << (most.bit_length() - 1)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 import os
 import re
+import sys
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from numpy.random import RandomState
 
 # A request, an origin or a manifest: values that a round trip through JSON does not change.
 Json = dict[str, Any]
@@ -75,7 +74,7 @@ class Material(ABC):
 
 
 class Dataset(ABC):
-    """One dataset of ``python -m data_prep``. A module makes one instance, listed in ``__main__.DATASETS``."""
+    """One dataset of ``python -m data_prep``, listed in ``__main__.DATASETS``."""
 
     name: str
     title: str
@@ -88,6 +87,12 @@ class Dataset(ABC):
     classifier: str = ""  # for classes: the papers' classifier, by architecture or by sizes
     splits: tuple[str, ...]
     words: tuple[str, ...] = ()  # as `Corpus.words`
+
+    @property
+    def about(self) -> str:
+        """The text of ``--help``: the docstring of the class if it has several lines, else that of its module."""
+        own = inspect.getdoc(type(self)) or ""
+        return own if "\n" in own else sys.modules[type(self).__module__].__doc__ or ""
 
     @abstractmethod
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -115,40 +120,6 @@ def check_sizes(subsets: Mapping[str, Sequence[Pair]], published: Mapping[str, i
                 f"subset {name} has {len(subsets[name]):,} examples instead of the published {size:,}: are these "
                 "the official files, and complete?"
             )
-
-
-def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Draws an in-distribution validation set from a training set.
-
-    Only sources that occur once are drawn, since copies of the others would stay in training. The draw uses numpy's
-    frozen legacy generator, which is the same in every version.
-
-    Returns:
-        The training set without the drawn pairs, and the ⌊fraction · number of such sources⌋ drawn pairs; both in the
-        order of ``pairs``.
-
-    Raises:
-        DataError: not even one pair would be drawn.
-    """
-    once = occurring_once(pairs)
-    size = int(len(once) * fraction)
-    if size == 0:
-        raise DataError(f"a hold-out of {fraction:g} of {len(once):,} examples is not even one")
-    drawn = {once[i] for i in RandomState(seed).choice(len(once), size, replace=False)}
-    kept = [pair for index, pair in enumerate(pairs) if index not in drawn]
-    return kept, [pairs[index] for index in sorted(drawn)]
-
-
-def occurring_once(pairs: Sequence[Pair]) -> list[int]:
-    """The positions of the pairs whose source occurs once."""
-    count = Counter(pair.source for pair in pairs)
-    return [position for position, pair in enumerate(pairs) if count[pair.source] == 1]
-
-
-def processors() -> int:
-    """The number of processors that this process may use."""
-    # os.process_cpu_count() is new in Python 3.13.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share(text: str) -> float:

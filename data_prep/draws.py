@@ -1,20 +1,81 @@
-"""Random numbers, sizes, and sets with equally many expressions of every depth, for simple arithmetic and ListOps.
-
-In both, training has depths 1 to 5, ``dev`` has depth 6 and ``gen`` depths 7 and 8 (Csordás
-2023, sections 5.2.2, 5.2.3).
-"""
+"""Random draws: hold-outs, uniform numbers, sets balanced by depth, and a compact sequence of pairs."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from numpy.random import RandomState
 
-from data_prep.dataset import Json, Pair, seed_number
-from data_prep.packed import PackedPairs
+from data_prep.dataset import DataError, Json, Pair, seed_number
 from data_prep.text import shorten
+
+
+def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Draws an in-distribution validation set from a training set.
+
+    Only sources that occur once are drawn, since copies of the others would stay in training. The draw uses numpy's
+    frozen legacy generator, which is the same in every version.
+
+    Returns:
+        The training set without the drawn pairs, and the ⌊fraction · number of such sources⌋ drawn pairs; both in the
+        order of ``pairs``.
+
+    Raises:
+        DataError: not even one pair would be drawn.
+    """
+    once = occurring_once(pairs)
+    size = int(len(once) * fraction)
+    if size == 0:
+        raise DataError(f"a hold-out of {fraction:g} of {len(once):,} examples is not even one")
+    drawn = {once[i] for i in RandomState(seed).choice(len(once), size, replace=False)}
+    kept = [pair for index, pair in enumerate(pairs) if index not in drawn]
+    return kept, [pairs[index] for index in sorted(drawn)]
+
+
+def occurring_once(pairs: Sequence[Pair]) -> list[int]:
+    """The positions of the pairs whose source occurs once."""
+    count = Counter(pair.source for pair in pairs)
+    return [position for position, pair in enumerate(pairs) if count[pair.source] == 1]
+
+
+def processors() -> int:
+    """The number of processors that this process may use."""
+    # os.process_cpu_count() is new in Python 3.13.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class PackedPairs(Sequence[Pair]):
+    """A sequence of pairs with 16 bytes of overhead per pair; a list has some 200.
+
+    It is made from an iterable that is read once, and indexed by whole numbers; it has no slices.
+    """
+
+    def __init__(self, pairs: Iterable[Pair] = ()) -> None:
+        text, ends = bytearray(), array("q", [0])
+        for pair in pairs:
+            for side in pair:
+                text += side.encode("utf-8")
+                ends.append(len(text))
+        self._text, self._ends = text, ends
+
+    def __len__(self) -> int:
+        return len(self._ends) // 2
+
+    def __getitem__(self, index: int) -> Pair:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"pair {index} of {len(self):,}")
+        first = 2 * (index % len(self))
+        start, middle, end = self._ends[first : first + 3]
+        return Pair(self._text[start:middle].decode("utf-8"), self._text[middle:end].decode("utf-8"))
+
+    def __iter__(self) -> Iterator[Pair]:
+        return (self[index] for index in range(len(self)))
+
 
 TRAIN_DEPTHS, DEV_DEPTHS, GEN_DEPTHS = range(1, 6), range(6, 7), range(7, 9)
 LEAST_TRAIN, MOST_TRAIN = 1_000, 1_000_000

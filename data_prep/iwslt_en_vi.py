@@ -133,6 +133,3 @@ def resplit(subsets: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
     tested = subsets["test"]
     half = len(tested) // 2
     return {"train": subsets["valid"], "valid": tested[:half], "test": tested[half:]}
-
-
-DATASET = IwsltEnVi()

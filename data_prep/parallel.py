@@ -35,7 +35,8 @@ from typing import NamedTuple
 from numpy.random import RandomState
 
 from data_prep.corpus import Corpus
-from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError, occurring_once, seed_number, share
+from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError, seed_number, share
+from data_prep.draws import occurring_once
 from data_prep.subwords import KINDS, SPACE, learn, library_version
 from data_prep.text import decode_utf8, raw_lines, read_bytes, sha256, shorten
 
@@ -342,6 +343,3 @@ def subword_corpus(split: Split, published: Mapping[str, int], membership: str, 
         plain=split.subsets,
         files=files,
     )
-
-
-DATASET = Parallel()

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from data_prep.binarize import LANGUAGES, binarize, binarize_like, link_labels
 from data_prep.dataset import DataError, Dataset, Json, Material, UsageError
-from data_prep.prepare import files_in, read_manifest, verify
+from data_prep.folder import files_in, read_manifest, verify
 
 DICTIONARIES = tuple(f"dict.{language}.txt" for language in LANGUAGES)
 LIKE = "reordered_like"  # the entry of the request

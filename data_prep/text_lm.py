@@ -279,6 +279,3 @@ def sha1(path: Path) -> str:
     """The hash by which Enwik8 is published."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
-
-
-DATASET = Text()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data_prep.corpus import Corpus
 from data_prep.dataset import Pair
-from data_prep.prepare import write
+from data_prep.folder import write
 
 WORDS = "abcd"
 #: subset -> (number of sentences, their lengths in words); no multiples of 8

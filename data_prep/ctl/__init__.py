@@ -35,8 +35,17 @@ from __future__ import annotations
 import argparse
 
 from data_prep.corpus import Corpus
-from data_prep.ctl.sample import COMPOSED, FUNCTIONS, SYMBOLS, Example, Sample, Tables, sample
-from data_prep.ctl.small import HELD_OUT, sample_small
+from data_prep.ctl.sample import (
+    COMPOSED,
+    FUNCTIONS,
+    SMALL_HELD_OUT,
+    SYMBOLS,
+    Example,
+    Sample,
+    Tables,
+    sample,
+    sample_small,
+)
 from data_prep.dataset import Dataset, Json, Pair, UsageError, seed_number
 from data_prep.draws import number_between
 
@@ -77,7 +86,7 @@ class Ctl(Dataset):
             default=REFERENCE_SEED,
             help=f"seed of the tables and the examples (default: {REFERENCE_SEED}, the reference's)",
         )
-        small = parser.add_argument_group("a smaller task, of our own (see data_prep/ctl_small.py)")
+        small = parser.add_argument_group("a smaller task, of our own (see data_prep/ctl/sample.py)")
         small.add_argument(
             "--functions", type=number_between(2, COMPOSED), metavar="N", help=f"number of functions, 2 to {COMPOSED}"
         )
@@ -96,7 +105,7 @@ class Ctl(Dataset):
                 raise UsageError("--longest is for the smaller task: give its --functions too")
             return request
         longest = DEFAULT_LONGEST if args.longest is None else args.longest
-        if len(SYMBOLS) * args.functions**longest < 4 * HELD_OUT:
+        if len(SYMBOLS) * args.functions**longest < 4 * SMALL_HELD_OUT:
             raise UsageError(
                 f"--functions {args.functions} --longest {longest} has too few examples for a "
                 "valid set: choose a greater number"
@@ -159,6 +168,3 @@ def render(example: Example, tables: Tables, order: str) -> Pair:
 def named(tables: Tables) -> list[str]:
     """Function -> its values for 000, 001 … 111."""
     return [" ".join(SYMBOLS[result] for result in table) for table in tables]
-
-
-DATASET = Ctl()

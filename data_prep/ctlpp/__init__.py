@@ -287,6 +287,3 @@ def describe(variant: Variant, tables: Rows) -> Json:
 def digits(allowed: NDArray[np.bool_]) -> str:
     """The allowed symbols."""
     return " ".join(map(str, np.flatnonzero(allowed)))
-
-
-DATASET = CtlPlusPlus()

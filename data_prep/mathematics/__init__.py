@@ -44,10 +44,10 @@ from numpy.random import RandomState
 
 from data_prep.archive import members
 from data_prep.corpus import Corpus
-from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError, check_sizes, processors, seed_number
+from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError, check_sizes, seed_number
+from data_prep.draws import PackedPairs, processors
 from data_prep.mathematics.generator import REGIMES, chunks
 from data_prep.mathematics.sample import describe, sample
-from data_prep.packed import PackedPairs
 from data_prep.sources import OfficialFile
 from data_prep.text import decode_line, sha256, shorten
 
@@ -405,6 +405,3 @@ def select(contents: Contents, indices: Mapping[str, numpy.ndarray]) -> PackedPa
     return PackedPairs(
         Pair(*map(tokenize, contents[regime][index])) for regime in indices for index in indices[regime].tolist()
     )
-
-
-DATASET = Mathematics()

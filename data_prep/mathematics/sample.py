@@ -18,9 +18,9 @@ from itertools import islice
 from typing import BinaryIO
 
 from data_prep.dataset import DataError, Json, Pair
+from data_prep.draws import PackedPairs
 from data_prep.mathematics import generator as mathematics_generator
 from data_prep.mathematics.generator import REGIMES, chunks
-from data_prep.packed import PackedPairs
 from data_prep.progress import bar
 
 PACKAGE, VERSION = "mathematics_dataset", "1.0.1"

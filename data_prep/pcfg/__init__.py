@@ -237,6 +237,3 @@ def check_rule(condition: str, subsets: Subsets) -> None:
         for pair in pairs:
             if TESTED[condition](pair.source) != (subset == tested_subset(condition)):
                 raise DataError(f"{subset} may not have {shorten(pair.source)}: {RULES[condition]}")
-
-
-DATASET = Pcfg()

@@ -50,17 +50,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.corpus import Corpus
-from data_prep.dataset import (
-    DataError,
-    Dataset,
-    Json,
-    Pair,
-    UsageError,
-    check_sizes,
-    hold_out,
-    seed_number,
-    share,
-)
+from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError, check_sizes, seed_number, share
+from data_prep.draws import hold_out
 from data_prep.scan.grammar import ACTIONS, generate, interpret
 from data_prep.scan.splits import (
     CUTOFFS,
@@ -314,6 +305,3 @@ def simple_parts(seed: int | None, contents: dict) -> Parts:
     subsets = random_split(contents[TASKS.name] if contents else generate(), seed)
     membership = "our own random split of the official sizes. For the official split, give --download"
     return Parts(subsets, SIMPLE_SIZES, rule, membership)
-
-
-DATASET = Scan()

@@ -15,7 +15,7 @@ import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main
 from data_prep.corpus import Corpus
 from data_prep.dataset import Pair
-from data_prep.prepare import write
+from data_prep.folder import write
 
 #: A small CTL++: function -> its values for 0, 1, 2, 3. The groups are not in alphabetical order.
 TABLES = {"p": "1 2 3 0", "a": "3 1 0 2", "q": "0 2 1 3", "b": "2 3 0 1"}

@@ -17,7 +17,7 @@ from numpy.random import RandomState
 
 from data_prep.corpus import Corpus
 from data_prep.dataset import Pair
-from data_prep.prepare import write
+from data_prep.folder import write
 from data_prep.scan.grammar import generate
 
 

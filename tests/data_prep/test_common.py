@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from data_prep.corpus import Corpus
-from data_prep.dataset import DataError, Pair, check_sizes, hold_out
+from data_prep.dataset import DataError, Pair, check_sizes
+from data_prep.draws import hold_out
 
 A, B, C = Pair("a", "x"), Pair("b", "y"), Pair("c", "x")
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import gzip
 import re
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from data_prep import arithmetic, cfq, ctl, listops_functions, parallel
+from data_prep import arithmetic, cfq, ctl, listops, parallel
 from data_prep.__main__ import DATASETS
 from data_prep.ctl.sample import FUNCTIONS, SYMBOLS, sample
 from data_prep.ctlpp import DEFAULT_SEED, NAMES
 from data_prep.ctlpp.graph import RandomState, draw_tables
 from data_prep.dataset import Pair
-from data_prep.first import DATASET as FIRST
 from data_prep.mathematics import detokenize, tokenize
-from data_prep.parity import DATASET as PARITY
 from data_prep.pcfg import language as pcfg_functions
 from data_prep.scan import grammar as scan_grammar
+from data_prep.strings import First, Parity
 
-DOCSTRINGS = {dataset.name: sys.modules[type(dataset).__module__].__doc__ for dataset in DATASETS}
+DOCSTRINGS = {dataset.name: dataset.about for dataset in DATASETS}
 
 
 def examples(name: str) -> list[Pair]:
@@ -63,9 +61,9 @@ MEANINGS = {
     "scan": scan_grammar.interpret,
     "pcfg": pcfg_functions.interpret,
     "arithmetic": lambda source: str(arithmetic.interpret(source).value),
-    "listops": lambda source: str(listops_functions.interpret(source).value),
-    "parity": lambda source: PARITY.example(source.replace(" ", "").removesuffix("CLS")).target,
-    "first": lambda source: FIRST.example(source.replace(" ", "").removeprefix("CLS")).target,
+    "listops": lambda source: str(listops.interpret(source).value),
+    "parity": lambda source: Parity().example(source.replace(" ", "").removesuffix("CLS")).target,
+    "first": lambda source: First().example(source.replace(" ", "").removeprefix("CLS")).target,
     "ctl": ctl_meaning,
     "ctlpp": ctlpp_meaning,
 }

@@ -175,4 +175,4 @@ def test_length_unit_alone(run, tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert iwslt_en_vi.DATASET.name == "iwslt_en_vi" and "93193ddf269449c98495e3455b2bb261b4851234" in BASE_URL
+    assert iwslt_en_vi.IwsltEnVi.name == "iwslt_en_vi" and "93193ddf269449c98495e3455b2bb261b4851234" in BASE_URL

@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import listops, listops_sample
+from data_prep import listops
 from data_prep.dataset import DataError, Pair
 from data_prep.draws import DEV_DEPTHS, GEN_DEPTHS, TRAIN_DEPTHS
-from data_prep.listops import DEPTHS, sample_sets
-from data_prep.listops_functions import interpret
-from data_prep.listops_sample import Block, Shapes, TooLong, draw, fill, height, sample
+from data_prep.listops import DEPTHS, Block, Shapes, TooLong, draw, fill, height, interpret, sample, sample_sets
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 EXPRESSIONS = st.recursive(
@@ -199,7 +197,7 @@ def test_shares_of_the_depths(depths: range, blocks: int, shares: dict[int, floa
     """The shares of the authors' generator, including expressions that are too long: counted from draws of its code."""
     work = [Block((2, number), depths[0], depths[-1], depths[0]) for number in range(blocks)]
     found = Counter(candidate.depth for block in work for candidate in draw(block))
-    draws = blocks * listops_sample.DRAWS
+    draws = blocks * listops.DRAWS
     assert {number: found[number] / draws for number in shares} == pytest.approx(shares, abs=tolerance)
     assert set(found) == set(depths)
 
@@ -241,12 +239,12 @@ def test_number_of_processes_changes_nothing() -> None:
 
 def test_a_process_that_is_ended_from_outside_is_missed() -> None:
     with pytest.raises(DataError, match="was killed"):
-        with listops_sample.processes(2) as call:
+        with listops.processes(2) as call:
             list(call(os._exit, [1, 1, 1]))
 
 
 def test_number_of_processes() -> None:
-    assert 1 <= listops_sample.number_of_processes() <= listops_sample.MOST_BLOCKS
+    assert 1 <= listops.number_of_processes() <= listops.MOST_BLOCKS
 
 
 # ---- the command
@@ -255,7 +253,7 @@ def test_number_of_processes() -> None:
 @pytest.fixture
 def prepare(run, monkeypatch: pytest.MonkeyPatch):
     """Prepares a small dataset in this process only, and returns its ``dataset.json``."""
-    monkeypatch.setattr(listops_sample, "number_of_processes", lambda: 1)
+    monkeypatch.setattr(listops, "number_of_processes", lambda: 1)
 
     def prepare(out: Path, *options: object) -> dict:
         result = run("listops", "--train", 1_000, "--test", 10, *options, "--out", out)
@@ -297,7 +295,7 @@ def test_default_sizes_and_seed(run, tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise DataError("far enough")
 
     monkeypatch.setattr(listops, "sample_sets", stop)
-    monkeypatch.setattr(listops_sample, "number_of_processes", lambda: 3)
+    monkeypatch.setattr(listops, "number_of_processes", lambda: 3)
     for options in ((), ("--train", 2_000, "--test", 20, "--seed", 7)):
         assert run("listops", *options, "--raw-only", "--out", tmp_path / "out") == (1, "", "error: far enough\n")
     assert asked == [(1_000_000, 1_000, 1, 3), (2_000, 20, 7, 3)]

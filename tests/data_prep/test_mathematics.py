@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from data_prep import mathematics
 from data_prep.dataset import DataError, Pair
+from data_prep.draws import PackedPairs
 from data_prep.mathematics import (
     EXTRAPOLATIONS,
     FOLDER,
@@ -34,7 +35,6 @@ from data_prep.mathematics import (
 from data_prep.mathematics import generator as mathematics_generator
 from data_prep.mathematics import sample as mathematics_sample
 from data_prep.mathematics.generator import REGIMES, chunks, work
-from data_prep.packed import PackedPairs
 from data_prep.sources import OfficialFile
 
 FILE = Path("train-easy/arithmetic__add_or_sub.txt")

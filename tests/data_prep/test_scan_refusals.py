@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from data_prep.scan import DATASET, TASKS
+from data_prep.scan import TASKS, Scan
 
 LENGTH = ("scan", "--split", "length", "--raw-only")
 
@@ -184,7 +184,7 @@ def test_mcd_index_file_is_checked(run, raw_dir, scan_files: Path, tmp_path: Pat
 def test_list(run) -> None:
     result = run("list")
     assert result.code == 0
-    assert all(word in result.out for word in ("scan", "BSD", "github.com/brendenlake/SCAN", *DATASET.splits))
+    assert all(word in result.out for word in ("scan", "BSD", "github.com/brendenlake/SCAN", *Scan.splits))
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["scan", "--help"]], ids=" ".join)
