@@ -17,7 +17,7 @@ from data_prep.cfq import Cfq
 from data_prep.cogs import Cogs
 from data_prep.ctl import Ctl
 from data_prep.ctlpp import CtlPlusPlus
-from data_prep.dataset import DataError, Dataset, UsageError
+from data_prep.dataset import DataError, Dataset, UsageError, add_options
 from data_prep.folder import prepare, verify
 from data_prep.iwslt_en_vi import IwsltEnVi
 from data_prep.listops import ListOps
@@ -106,7 +106,7 @@ def add_dataset(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
     """Adds the common options and those of ``dataset``."""
     parser.description = plain(dataset.about)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    dataset.add_arguments(parser)
+    add_options(parser, dataset.options, dataset.sources)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the output folder")
     parser.add_argument("--overwrite", action="store_true", help="replace the prepared dataset in FOLDER")
     parser.add_argument("--raw-only", action="store_true", help="write only the text; needs neither torch nor fairseq")

@@ -27,24 +27,23 @@ Source: generated; Csordás 2023, section 5.2.2, and github.com/RobertCsordas/nd
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from data_prep.corpus import Corpus
-from data_prep.dataset import DataError, Dataset, Json, Pair, UsageError
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import DataError, Dataset, Options, Pair, Sources, UsageError, option, shorten, whole_number
 from data_prep.draws import (
     TRAIN_DEPTHS,
     Balance,
     PackedPairs,
-    add_size_arguments,
     depth_type,
-    number_between,
-    size_request,
+    seed_option,
+    test_size,
+    train_size,
     uniform,
 )
-from data_prep.text import shorten
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": lambda a, b: (a + b) % 10, "*": lambda a, b: a * b % 10}
 DIGITS = "0123456789"
@@ -70,7 +69,6 @@ def recipes(deepest: int) -> Recipes:
 DEEPEST = TRAIN_DEPTHS[-1]
 RECIPES = recipes(DEEPEST)
 ORDER = ("train", "valid", "dev", "gen")
-DEFAULT_TRAIN = 100_000
 # Three quarters of all 2 · (210² − 10²), as in the authors' code: drawing the last ones would take too long.
 MOST_OF_DEPTH_2 = 66_000
 PUBLISHED = {"train": 100_200, "valid": 1_200, "dev": 1_000, "gen": 1_000}
@@ -161,6 +159,32 @@ def single_operations() -> list[str]:
     return [f"( {a} {operator} {b} )" for operator, a, b in itertools.product(OPERATIONS, DIGITS, DIGITS)]
 
 
+@dataclass(frozen=True)
+class ArithmeticOptions(Options):
+    """The options of simple arithmetic."""
+
+    train: int = train_size(100_000, "training examples, without the 200 of depth 1")
+    test: int = test_size()
+    seed: int = seed_option()
+    deepest: int = option(
+        DEEPEST,
+        f"maximum depth in train, 2 to {DEEPEST} (the paper's); less gives a smaller task of our own",
+        type=whole_number(2, DEEPEST),
+        metavar="DEPTH",
+        when_given=True,
+    )
+
+    def complete(self, sources: Sources) -> ArithmeticOptions:
+        # Depth 1 is all in train; the others have equally many, and depth 2 has the fewest expressions.
+        wanted = sum(-(-number // (self.deepest - 1)) for number in (self.train, self.test))
+        if wanted > MOST_OF_DEPTH_2:
+            raise UsageError(
+                f"--train {self.train} and --test {self.test} need {wanted:,} expressions of depth 2; at most "
+                f"{MOST_OF_DEPTH_2:,} of the 88,000 are drawn: lower them, or raise --deepest"
+            )
+        return self
+
+
 class Arithmetic(Dataset):
     """``python -m data_prep arithmetic``."""
 
@@ -172,48 +196,29 @@ class Arithmetic(Dataset):
     arch = "sg_transformer_scan"
     classifier = "sg_encoder_arithmetic_baseline"
     splits = ("depth",)
+    options = ArithmeticOptions
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        add_size_arguments(parser, DEFAULT_TRAIN, "training examples, without the 200 of depth 1")
-        parser.add_argument(
-            "--deepest",
-            type=number_between(2, DEEPEST),
-            default=DEEPEST,
-            metavar="DEPTH",
-            help=f"maximum depth in train, 2 to {DEEPEST} (the paper's); less gives a smaller task of our own",
-        )
-
-    def request(self, args: argparse.Namespace) -> Json:
-        # Depth 1 is all in train; the others have equally many, and depth 2 has the fewest expressions.
-        wanted = sum(-(-number // (args.deepest - 1)) for number in (args.train, args.test))
-        if wanted > MOST_OF_DEPTH_2:
-            raise UsageError(
-                f"--train {args.train} and --test {args.test} need {wanted:,} expressions of depth 2; at most "
-                f"{MOST_OF_DEPTH_2:,} of the 88,000 are drawn: lower them, or raise --deepest"
-            )
-        return size_request(args) | ({} if args.deepest == DEEPEST else {"deepest": args.deepest})
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
+    def build(self, options: ArithmeticOptions, sources: Sources) -> Corpus:
         simple = [Pair(expression, str(interpret(expression).value)) for expression in single_operations()]
         taken: set[str] = set()
-        deepest = args.deepest
+        deepest = options.deepest
         chosen = recipes(deepest)
         drawn = {
-            subset: sample(subset, args.train if subset == "train" else args.test, args.seed, taken, chosen)
+            subset: sample(subset, options.train if subset == "train" else options.test, options.seed, taken, chosen)
             for subset in chosen
         }
-        pairs = {subset: drawn[subset].pairs() for subset in ORDER}
-        types = {subset: drawn[subset].types() for subset in ORDER}
-        pairs["train"] = PackedPairs(itertools.chain(simple, pairs["train"]))
-        types["train"] = [depth_type(1)] * len(simple) + types["train"]
+        published = PUBLISHED if deepest == DEEPEST else {}
+        subsets = {
+            name: Subset(drawn[name].pairs(), drawn[name].types(), published=published.get(name)) for name in ORDER
+        }
+        pairs, types = PackedPairs(itertools.chain(simple, subsets["train"].pairs)), subsets["train"].types
+        subsets["train"] = subsets["train"]._replace(pairs=pairs, types=[depth_type(1)] * len(simple) + types)
         return Corpus(
-            pairs,
-            PUBLISHED if deepest == DEEPEST else {},
+            subsets,
             f"train has depths 1 to {deepest}, valid 2 to {deepest}, dev {deepest + 1}, gen {deepest + 2} and "
             f"{deepest + 3}; all depths above 1 are equally frequent",
             "generated by the authors' procedure, with a seed of our own",
             {"generator": "data_prep.arithmetic"},
             VOCABULARY,
-            types=types,
             labels=True,
         )

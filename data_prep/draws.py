@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from numpy.random import RandomState
 
-from data_prep.dataset import DataError, Json, Pair, seed_number
-from data_prep.text import shorten
+from data_prep.dataset import DataError, Pair, option, seed_number, whole_number
 
 
 def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -78,10 +76,7 @@ class PackedPairs(Sequence[Pair]):
 
 
 TRAIN_DEPTHS, DEV_DEPTHS, GEN_DEPTHS = range(1, 6), range(6, 7), range(7, 9)
-LEAST_TRAIN, MOST_TRAIN = 1_000, 1_000_000
-LEAST_TEST, MOST_TEST = 10, 100_000
 DEFAULT_TEST = 1_000
-DEFAULT_SEED = 1
 DRAWN_AT_ONCE = 4_096
 
 
@@ -143,42 +138,18 @@ class Balance:
         return [names[i % len(names)] for i in range(self.size)]
 
 
-def number_between(least: int, most: int) -> Callable[[str], int]:
-    """Argument type: a whole number from ``least`` to ``most``."""
-
-    def number(text: str) -> int:
-        if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}, not {shorten(text)}")
-        return int(text)
-
-    return number
+def train_size(default: int, what: str) -> Any:
+    """The option ``--train``; ``what`` describes its default, the paper's."""
+    text = f"{what} (default: {default}, the paper's)"
+    return option(default, text, type=whole_number(1_000, 1_000_000), metavar="N")
 
 
-def add_size_arguments(parser: argparse.ArgumentParser, train: int, what: str) -> None:
-    """Adds ``--train``, ``--test`` and ``--seed``; ``what`` describes the default of ``train``."""
-    parser.add_argument(
-        "--train",
-        type=number_between(LEAST_TRAIN, MOST_TRAIN),
-        default=train,
-        metavar="N",
-        help=f"{what} (default: {train}, the paper's)",
-    )
-    parser.add_argument(
-        "--test",
-        type=number_between(LEAST_TEST, MOST_TEST),
-        default=DEFAULT_TEST,
-        metavar="N",
-        help=f"examples in each of valid, dev and gen (default: {DEFAULT_TEST}, the paper's)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=seed_number,
-        default=DEFAULT_SEED,
-        metavar="N",
-        help=f"seed of the draw (default: {DEFAULT_SEED})",
-    )
+def test_size() -> Any:
+    """The option ``--test``."""
+    text = f"examples in each of valid, dev and gen (default: {DEFAULT_TEST}, the paper's)"
+    return option(DEFAULT_TEST, text, type=whole_number(10, 100_000), metavar="N")
 
 
-def size_request(args: argparse.Namespace) -> Json:
-    """The request entries of the options of ``add_size_arguments``."""
-    return {"train": args.train, "test": args.test, "seed": args.seed}
+def seed_option(default: int = 1, what: str = "the draw") -> Any:
+    """The option ``--seed``."""
+    return option(default, f"seed of {what} (default: {default})", type=seed_number, metavar="N")

@@ -33,24 +33,28 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
 
     Raises UsageError, DataError or OSError; then ``args.out`` is unchanged and temporary files are removed.
     """
-    request = {"dataset": dataset.name, **dataset.request(args), "raw_only": args.raw_only}
+    options, sources = dataset.read(args)
+
+    def request() -> Json:
+        return {"dataset": dataset.name, **options.request(sources), "raw_only": args.raw_only}
+
     out = Path(os.path.realpath(args.out))
     discard_dead(out)
     replace = is_occupied(out)
     if replace and args.overwrite:
         check_replaceable(out)
     elif replace:
-        check_same(out, request)
+        check_same(out, request())
         print(f"already prepared: {args.out}")
         return
     if not args.raw_only:
         require_fairseq()
     with workspace(out) as room:
-        material = dataset.build(args, request)
+        material = dataset.build(options, sources)
         material.check()
         made = room / "made"
         try:
-            description = write(made, material, request)
+            description = write(made, material, request())  # now, as files are hashed while they are read
             publish(made, out, room, replace=replace)
         except OSError as error:
             if error.errno in NO_ROOM:

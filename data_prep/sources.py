@@ -1,43 +1,55 @@
-"""Finds the published files of a dataset in the user's folder, or downloads them into a cache, and checks them."""
+"""Published files: finds them in the user's folder or downloads them into a cache, checks them, and reads archives.
+
+The sizes and hashes of all published files are in ``files.sha256``.
+"""
 
 from __future__ import annotations
 
-import argparse
+import gzip
 import hashlib
 import http.client
+import io
 import os
 import sys
+import tarfile
+import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import BinaryIO, ClassVar
 
-from data_prep.dataset import DataError, Json, UsageError
-from data_prep.folder import lock_file, sync
+from data_prep.dataset import DataError, Json, Sources, UsageError, option
 from data_prep.progress import bar
 from data_prep.text import read_bytes
 
+TABLE = Path(__file__).with_name("files.sha256")
 ATTEMPTS = 4
 PAUSE = 1.0  # seconds before the second attempt; doubles each time
 TIMEOUT = 30.0  # seconds without an answer from the server
+LARGEST = 1 << 28  # bytes of a file of unknown size
+BLOCK = 1 << 16  # bytes per read
 
 
 @dataclass(frozen=True)
 class OfficialFile:
-    """A published file: its path below the base URL, and its uncompressed size in bytes and sha256.
+    """A published file: its path below the address of its dataset, and its uncompressed size in bytes and sha256.
 
-    ``where`` tells how to get a file that cannot be downloaded from the base URL. If size and sha256 are unknown,
-    ``git_blob`` is known: the id of the file in git, as ``git hash-object FILE`` prints it.
+    If size and sha256 are unknown, ``git_blob`` is known: the id of the file in git, as ``git hash-object FILE`` prints
+    it. ``group`` is the first folder of its line in ``files.sha256``.
     """
 
     path: str
     size: int | None
     sha256: str | None
-    where: str | None = None
     git_blob: str | None = None
+    group: str = ""
 
     @property
     def name(self) -> str:
@@ -59,11 +71,7 @@ class OfficialFile:
         """Whether ``data`` are this file."""
         return self.digest_of(data) == self.digest
 
-    def is_at(self, path: Path) -> bool:
-        """Whether the uncompressed file at ``path`` is this file."""
-        return path.is_file() and self.matches(path.read_bytes())
-
-    def check(self, path: Path, data: bytes) -> None:
+    def check(self, path: Path | str, data: bytes) -> None:
         """Raises DataError unless ``data``, read from ``path``, are this file."""
         if not self.matches(data):
             size = "" if self.size is None else f"{self.size:,} bytes with "
@@ -80,22 +88,54 @@ class OfficialFile:
         return {"name": self.name, "bytes": self.size, "sha256": self.sha256}
 
 
-class OfficialFiles:
-    """The published files of one dataset, from the sources that the command line names."""
+def official_files(group: str) -> dict[str, OfficialFile]:
+    """The published files of one group in ``files.sha256``, by path."""
+    found = {}
+    for line in TABLE.read_text(encoding="ascii").splitlines():
+        if line.startswith("#"):
+            continue
+        digest, size, place = line.split()
+        folder, _, path = place.partition("/")
+        if folder == group:
+            blob = digest.removeprefix("git:") if digest.startswith("git:") else None
+            known = (None, None, blob) if blob else (int(size), digest, None)
+            found[path] = OfficialFile(path, *known, group)
+    return found
 
-    def __init__(self, args: argparse.Namespace, dataset: str, base_url: str) -> None:
+
+@dataclass(frozen=True)
+class OfficialFiles(Sources):
+    """The published files of one dataset, from the sources that the command line names.
+
+    Attributes:
+        urls: group of files -> address to download them from; the first one is the usual one.
+        elsewhere: name of a file -> how to get it, if it is not at that address.
+    """
+
+    urls: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    elsewhere: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    raw_dir: Path | None = option(None, "folder with the official files (also as .gz)", type=Path, metavar="FOLDER")
+    download: bool = option(
+        False, constants={"--download": (True, "download the official files that are not in --raw-dir")}
+    )
+    mirror: str | None = option(None, "base URL to download from, in place of the official one", metavar="URL")
+    cache_dir: Path | None = option(
+        None,
+        "where downloads are kept (default: $XDG_CACHE_HOME/fairseq_sg, or else ~/.cache/fairseq_sg)",
+        type=Path,
+        metavar="FOLDER",
+    )
+
+    def __post_init__(self) -> None:
         """Raises UsageError for options that need ``--download``, DataError for a wrong ``--raw-dir``."""
-        for option in ("mirror", "cache_dir"):
-            if getattr(args, option) is not None and not args.download:
-                raise UsageError(f"--{option.replace('_', '-')} belongs to --download: add that, or omit it")
-        if args.mirror is not None and not is_web_address(args.mirror):
-            raise UsageError(f"--mirror must be a URL such as https://example.org/SCAN, not {args.mirror!r}")
-        if args.raw_dir is not None and not args.raw_dir.is_dir():
-            raise DataError("--raw-dir is not a folder", args.raw_dir)
-        self.raw_dir: Path | None = args.raw_dir
-        self.download: bool = args.download
-        self.base_url = (args.mirror or base_url).rstrip("/")
-        self.cache = (args.cache_dir or default_cache()) / dataset
+        for name in ("mirror", "cache_dir"):
+            if getattr(self, name) is not None and not self.download:
+                raise UsageError(f"--{name.replace('_', '-')} belongs to --download: add that, or omit it")
+        if self.mirror is not None and not is_web_address(self.mirror):
+            raise UsageError(f"--mirror must be a URL such as https://example.org/SCAN, not {self.mirror!r}")
+        if self.raw_dir is not None and not self.raw_dir.is_dir():
+            raise DataError("--raw-dir is not a folder", self.raw_dir)
 
     @property
     def asked_for(self) -> bool:
@@ -114,10 +154,12 @@ class OfficialFiles:
         found = self.find(file)
         if found is not None:
             return found
-        if self.download and file.where is None:
-            return download(file, f"{self.base_url}/{file.path}", self.cache / file.path)
-        way = file.where or f"--download gets {self.base_url}/{file.path}"
+        url = f"{(self.mirror or self.urls[file.group]).rstrip('/')}/{file.path}"
+        elsewhere = self.elsewhere.get(file.name)
+        if self.download and elsewhere is None:
+            return download(file, url, (self.cache_dir or default_cache()) / file.group / file.path)
         missing = "is not in this folder" if self.raw_dir else "is needed; pass its folder with --raw-dir"
+        way = elsewhere or f"--download gets {url}"
         raise DataError(f"the official {file.name} ({file.digest}) {missing}. {way}", self.raw_dir)
 
     def read(self, file: OfficialFile) -> tuple[Path, bytes]:
@@ -131,19 +173,6 @@ class OfficialFiles:
         if not data.endswith(b"\n"):
             file.check(path, data)
         return path, data
-
-
-def add_source_arguments(parser: argparse.ArgumentParser, base_url: str) -> None:
-    """Adds the options for the source of official files."""
-    parser.add_argument("--raw-dir", type=Path, metavar="FOLDER", help="folder with the official files (also as .gz)")
-    parser.add_argument("--download", action="store_true", help="download the official files that are not in --raw-dir")
-    parser.add_argument("--mirror", metavar="URL", help=f"base URL to download from (default: {base_url})")
-    parser.add_argument(
-        "--cache-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="where downloads are kept (default: $XDG_CACHE_HOME/fairseq_sg, or else ~/.cache/fairseq_sg)",
-    )
 
 
 def default_cache() -> Path:
@@ -162,118 +191,118 @@ def is_web_address(text: str) -> bool:
         return False
 
 
-class Unfinished(Exception):
-    """A transfer that may succeed when it is retried."""
-
-
 def download(file: OfficialFile, url: str, target: Path) -> Path:
-    """Downloads a file to ``target``, which appears only complete and checked.
-
-    Bytes are collected in ``target`` + ``.part``, which survives a failure, so that the next attempt or run requests
-    only the rest. If several runs download the same file, one does and the others wait.
+    """Downloads a file to ``target``, which appears only complete and checked. A right one is kept.
 
     Raises:
         DataError: the server has no such file, sends another one, or cannot be reached in ``ATTEMPTS`` attempts; or the
             disk is full.
     """
+    if target.is_file() and file.matches(target.read_bytes()):
+        return target
+    size = "" if file.size is None else f" ({file.size:,} bytes)"
+    print(f"downloading {url}{size}", file=sys.stderr)
+    data = fetch(file, url)
+    file.check(url, data)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as room:
+            part = Path(room) / target.name
+            with part.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(part, target)
     except OSError as error:
-        message = f"cannot be made ({error.strerror}): name another folder by --cache-dir"
-        raise DataError(message, target.parent) from None
-    part = target.with_name(target.name + ".part")
-    stream = None
-    while stream is None:
-        if file.is_at(target):
-            return target
-        stream = lock_file(part, wait=True)
-    with stream:
-        try:
-            if not file.is_at(target):  # another run may have downloaded it meanwhile
-                size = "" if file.size is None else f" ({file.size:,} bytes)"
-                print(f"downloading {url}{size}", file=sys.stderr)
-                retry(file, url, stream)
-                os.replace(part, target)
-                sync(target.parent)
-        finally:
-            if part.exists() and part.stat().st_size == 0:
-                part.unlink()
+        message = f"cannot be written ({error.strerror}): make room, or name another folder by --cache-dir"
+        raise DataError(message, target) from None
     return target
 
 
-def retry(file: OfficialFile, url: str, stream: FileIO) -> None:
-    """Calls ``transfer`` until it succeeds. Raises DataError as ``download`` does."""
+def fetch(file: OfficialFile, url: str) -> bytes:
+    """The content of a URL, in several attempts. Raises DataError as ``download`` does."""
+    reason = ""
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE * 2 ** (attempt - 1))
         try:
-            return transfer(file, url, stream)
+            with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
+                return receive(file, response)
         except urllib.error.HTTPError as error:
             reason = f"HTTP status {error.code}, {error.reason}"
-            if error.code == 416:  # our part is longer than the server's file
-                clear(stream)
-            elif error.code not in (408, 429) and error.code < 500:
+            if error.code not in (408, 429) and error.code < 500:
                 break
         except urllib.error.URLError as error:
             reason = str(error.reason)
-        except (Unfinished, OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
     raise DataError(f"cannot be downloaded ({reason}); get it another way and pass its folder with --raw-dir", url)
 
 
-def transfer(file: OfficialFile, url: str, stream: FileIO) -> None:
-    """Tries once to complete ``stream``, which holds the first bytes of the file, or none."""
-    have = stream.seek(0, os.SEEK_END)
-    if file.size is None or have >= file.size:
-        have = clear(stream)
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
-        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        if not resumed:
-            clear(stream)
-        size = promised_size(url, response) if file.size is None else file.size
-        with bar(file.name, size, "B") as shown:
-            shown.update(stream.tell())
-            while stream.tell() <= size and (block := response.read(1 << 16)):
-                append(stream, block)
-                shown.update(len(block))
-    if stream.tell() < size:
-        raise Unfinished(f"the connection ended after {stream.tell():,} of {size:,} bytes")
-    check_transfer(file, url, stream, resumed)
+def receive(file: OfficialFile, response: http.client.HTTPResponse) -> bytes:
+    """Reads an answer, but little more than the file should have. Raises ConnectionError if it ends too early."""
+    size = response.length if file.size is None else file.size
+    data = bytearray()
+    with bar(file.name, size, "B") as shown:
+        while len(data) <= (LARGEST if size is None else size) and (block := response.read(BLOCK)):
+            data += block
+            shown.update(len(block))
+    if size is not None and len(data) < size:
+        raise ConnectionError(f"the connection ended after {len(data):,} of {size:,} bytes")
+    return bytes(data)
 
 
-def promised_size(url: str, response: http.client.HTTPResponse) -> int:
-    """The size of the file according to the server. Raises DataError if it does not say."""
-    size = response.headers.get("Content-Length", "")
-    if not size.isdecimal():
-        raise DataError("the server does not give the size of the file; get it another way and use --raw-dir", url)
-    return int(size)
-
-
-def append(stream: FileIO, block: bytes) -> None:
-    """Writes all of ``block``. Raises DataError if the disk is full: a retry would not help."""
-    left = memoryview(block)
+@contextmanager
+def as_data_errors(path: Path) -> Iterator[None]:
+    """Converts errors of a broken archive to DataError."""
     try:
-        while left:
-            left = left[stream.write(left) :]
-    except OSError as error:
-        message = f"cannot be written ({error.strerror}): make room, or name a folder on another disk by --cache-dir"
-        raise DataError(message, stream.name) from None
+        yield
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"not a complete tar or tar.gz archive ({error})", path) from None
 
 
-def clear(stream: FileIO) -> int:
-    """Truncates a file opened for appending; returns its new length, 0."""
-    stream.truncate(0)
-    return stream.seek(0)
+class Member(io.RawIOBase):
+    """One file of an archive. Reading raises DataError if the archive is broken."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self.path, self.stream = path, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        with as_data_errors(self.path):
+            return self.stream.readinto(buffer)
 
 
-def check_transfer(file: OfficialFile, url: str, stream: FileIO, resumed: bool) -> None:
-    """Discards wrong bytes: raises Unfinished if some come from an earlier run, else DataError."""
-    try:
-        file.check(Path(stream.name), Path(stream.name).read_bytes())
-    except DataError as error:
-        clear(stream)
-        if resumed:
-            raise Unfinished("the rest does not fit the part from an earlier run") from None
-        raise DataError(error.message, url) from None
-    os.fsync(stream.fileno())
+def members(path: Path, packed: BinaryIO, wanted: Mapping[str, int]) -> Iterator[tuple[str, BinaryIO]]:
+    """Yields name and content of the wanted files of a tar archive, in archive order, without writing them to disk.
+
+    A content is readable until the next one is requested.
+
+    Args:
+        path: the archive, for messages.
+        packed: its bytes; packed by gzip or not.
+        wanted: name, without a leading ``./`` -> maximum size in bytes.
+
+    Raises:
+        DataError: the archive is broken, or a wanted member is missing, too large, or no file.
+    """
+    missing = dict(wanted)
+    with as_data_errors(path):
+        zipped = packed.peek(2)[:2] == b"\x1f\x8b"  # type: ignore[attr-defined]
+        stream = gzip.GzipFile(fileobj=packed) if zipped else packed
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                if name not in missing:
+                    continue
+                if not member.isreg():
+                    raise DataError("is not a plain file", path / name)
+                if member.size > missing.pop(name):
+                    raise DataError(f"has {member.size:,} bytes; expected at most {wanted[name]:,}", path / name)
+                yield name, io.BufferedReader(Member(path, archive.extractfile(member)), BLOCK)
+        while stream.read(BLOCK):  # the gzip checksum is at the end
+            pass
+    for name in missing:
+        raise DataError(f"has no {name}", path)

@@ -9,103 +9,23 @@ import argparse
 import re
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.random import RandomState
 
-from data_prep.corpus import Corpus
-from data_prep.dataset import Dataset, Json, Pair, UsageError, seed_number
-from data_prep.draws import PackedPairs, number_between
-from data_prep.text import shorten
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import Dataset, Options, Pair, Sources, UsageError, option, shorten, whole_number
+from data_prep.draws import PackedPairs, seed_option
 
 CLS = "CLS"
 # The transformer of the paper, without its number of heads.
 SIZES = "sg_encoder --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 64"
 LONGEST = 10_000  # symbols
-# Strings per length: default, minimum and maximum.
-TRAIN_SIZES, TEST_SIZES = (10_000, 100, 1_000_000), (1_000, 10, 100_000)
-DEFAULT_SEED = 1
 HELD_OUT = 10  # valid has at most 1 / HELD_OUT of all strings of a length
 VOCABULARY = (3, 2)
 Strings = dict[int, list[str]]
-
-
-class BinaryStrings(Dataset):
-    """A language over 0 and 1, and its labelled examples."""
-
-    source = "its rule (Chiang & Cholak 2022)"
-    licence = "none (generated)"
-    size = "generated"
-    arch = "sg_transformer_scan"
-    splits = ("length",)
-
-    @abstractmethod
-    def example(self, string: str) -> Pair:
-        """Returns the symbols of a nonempty string and CLS as tokens, with the target ``1`` if it is in
-        the language, else ``0``.
-        """
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        for name, what in (("train", "train and valid"), ("test", "gen")):
-            parser.add_argument(
-                f"--{name}-lengths",
-                type=lengths,
-                required=True,
-                metavar="LENGTHS",
-                help=f"lengths of the strings in {what} without CLS, such as 30 or 10,30 or 1-40",
-            )
-        for name, sizes, what in (("train", TRAIN_SIZES, "train"), ("test", TEST_SIZES, "valid and gen each")):
-            default, least, most = sizes
-            parser.add_argument(
-                f"--{name}",
-                type=number_between(least, most),
-                default=default,
-                metavar="N",
-                help=f"strings per length in {what} (default: {default})",
-            )
-        parser.add_argument(
-            "--seed",
-            type=seed_number,
-            default=DEFAULT_SEED,
-            metavar="N",
-            help=f"seed of the draw (default: {DEFAULT_SEED})",
-        )
-
-    def request(self, args: argparse.Namespace) -> Json:
-        common = sorted(set(args.train_lengths) & set(args.test_lengths))
-        if common:
-            raise UsageError(
-                f"length {common[0]} is in --train-lengths and --test-lengths: valid has "
-                "training lengths, gen has others"
-            )
-        if all(number_held_out(length, args.test) == 0 for length in args.train_lengths):
-            raise UsageError(
-                f"--train-lengths: {2 ** max(args.train_lengths)} strings are too few for a valid set; add a length "
-                f"of {shortest_held_out()} or more"
-            )
-        names = ("train_lengths", "test_lengths", "train", "test", "seed")
-        return {name: getattr(args, name) for name in names}
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        held_out = {
-            n: distinct_strings(n, number_held_out(n, args.test), (args.seed, 1, n)) for n in args.train_lengths
-        }
-        gen = {n: distinct_strings(n, min(args.test, 2**n), (args.seed, 2, n)) for n in args.test_lengths}
-        train = {n: strings_except(n, args.train, (args.seed, 0, n), set(held_out[n])) for n in args.train_lengths}
-        subsets = {"train": train, "valid": held_out, "gen": gen}
-        return Corpus(
-            {name: PackedPairs(map(self.example, in_order(strings))) for name, strings in subsets.items()},
-            {},
-            f"train and valid have lengths {format_lengths(args.train_lengths)}, "
-            f"gen {format_lengths(args.test_lengths)}",
-            "generated; the authors draw new strings in every step",
-            {"generator": "data_prep.binary_strings"},
-            VOCABULARY,
-            types={
-                name: [f"length_{len(string)}" for string in in_order(strings)] for name, strings in subsets.items()
-            },
-            labels=True,
-        )
 
 
 def lengths(text: str) -> list[int]:
@@ -120,6 +40,80 @@ def lengths(text: str) -> list[int]:
             )
         found.update(range(first, last + 1))
     return sorted(found)
+
+
+def lengths_option(what: str) -> Any:
+    """The option ``--train-lengths`` or ``--test-lengths``."""
+    text = f"lengths of the strings in {what} without CLS, such as 30 or 10,30 or 1-40"
+    return option(help=text, type=lengths, metavar="LENGTHS")
+
+
+@dataclass(frozen=True)
+class StringOptions(Options):
+    """The options of PARITY and FIRST."""
+
+    train_lengths: list[int] = lengths_option("train and valid")
+    test_lengths: list[int] = lengths_option("gen")
+    train: int = option(
+        10_000, "strings per length in train (default: 10000)", type=whole_number(100, 1_000_000), metavar="N"
+    )
+    test: int = option(
+        1_000, "strings per length in valid and gen each (default: 1000)", type=whole_number(10, 100_000), metavar="N"
+    )
+    seed: int = seed_option()
+
+    def complete(self, sources: Sources) -> StringOptions:
+        common = sorted(set(self.train_lengths) & set(self.test_lengths))
+        if common:
+            raise UsageError(
+                f"length {common[0]} is in --train-lengths and --test-lengths: valid has "
+                "training lengths, gen has others"
+            )
+        if all(number_held_out(length, self.test) == 0 for length in self.train_lengths):
+            raise UsageError(
+                f"--train-lengths: {2 ** max(self.train_lengths)} strings are too few for a valid set; add a length "
+                f"of {shortest_held_out()} or more"
+            )
+        return self
+
+
+class BinaryStrings(Dataset):
+    """A language over 0 and 1, and its labelled examples."""
+
+    source = "its rule (Chiang & Cholak 2022)"
+    licence = "none (generated)"
+    size = "generated"
+    arch = "sg_transformer_scan"
+    splits = ("length",)
+    options = StringOptions
+
+    @abstractmethod
+    def example(self, string: str) -> Pair:
+        """Returns the symbols of a nonempty string and CLS as tokens, with the target ``1`` if it is in
+        the language, else ``0``.
+        """
+
+    def build(self, options: StringOptions, sources: Sources) -> Corpus:
+        size, seed = options.test, options.seed
+        held_out = {n: distinct_strings(n, number_held_out(n, size), (seed, 1, n)) for n in options.train_lengths}
+        gen = {n: distinct_strings(n, min(size, 2**n), (seed, 2, n)) for n in options.test_lengths}
+        train = {n: strings_except(n, options.train, (seed, 0, n), set(held_out[n])) for n in options.train_lengths}
+        return Corpus(
+            {name: self.subset(of) for name, of in {"train": train, "valid": held_out, "gen": gen}.items()},
+            f"train and valid have lengths {format_lengths(options.train_lengths)}, "
+            f"gen {format_lengths(options.test_lengths)}",
+            "generated; the authors draw new strings in every step",
+            {"generator": "data_prep.binary_strings"},
+            VOCABULARY,
+            labels=True,
+        )
+
+    def subset(self, strings: Strings) -> Subset:
+        """The examples of strings, by length."""
+        return Subset(
+            PackedPairs(map(self.example, in_order(strings))),
+            [f"length_{len(string)}" for string in in_order(strings)],
+        )
 
 
 def format_lengths(numbers: list[int]) -> str:

@@ -43,7 +43,9 @@ def describe() -> Json:
     return {"generator": PACKAGE, "versions": versions, "generated": "generated, not the official data"}
 
 
-def sample(module: str, extrapolation: str | None, sizes: list[int], seed: int, workers: int) -> dict[str, PackedPairs]:
+def generate(
+    module: str, extrapolation: str | None, sizes: list[int], seed: int, workers: int
+) -> dict[str, PackedPairs]:
     """Draws examples of a module in each of its regimes, as plain text.
 
     Args:

@@ -26,6 +26,7 @@ from data_prep.mathematics import (
     FOLDER,
     MODULES,
     SIZES,
+    MathematicsSources,
     detokenize,
     make_corpus,
     parse,
@@ -71,7 +72,7 @@ def test_round_trip(pairs: list[Pair], newline: bool) -> None:
 
 
 def test_spaces_at_the_ends_are_left_out() -> None:
-    assert list(parse([b" What is 1?  \n", b"1 \n"], FILE)) == [Pair("What is 1?", "1")]
+    assert list(parse(io.BytesIO(b" What is 1?  \n1 \n"), FILE)) == [Pair("What is 1?", "1")]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_wrong_line(line: bytes, message: str, number: int) -> None:
 
 def test_question_without_answer() -> None:
     with pytest.raises(DataError) as caught:
-        list(parse([b"What is 2?\n", b"2\n", b"What is 3?\n"], FILE))
+        list(parse(io.BytesIO(b"What is 2?\n2\nWhat is 3?\n"), FILE))
     assert (caught.value.path, caught.value.line) == (FILE, 3)
     assert caught.value.message == "the question 'What is 3?' has no answer: the number of lines is odd"
 
@@ -276,14 +277,13 @@ def test_archive_and_folder(run, archive, tmp_path: Path) -> None:
     assert refused.code == 1 and "source_sha256 is" in refused.err
 
 
-def test_memory_is_bounded(large_archive, little_memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(large_archive, little_memory) -> None:
     """Other modules are skipped; only the text of the wanted one is kept."""
-    monkeypatch.setattr(mathematics, "check_archive", lambda path: None)
     wanted = {f"{FOLDER}/{place}": sums(regime) * 200 for place, regime in places(MODULE).items()}
     others = {f"{FOLDER}/{regime}/algebra__linear_1d.txt": 1 << 20 for regime in places(MODULE).values()}
     path = large_archive({name: (others | wanted)[name] for name in sorted(others | wanted)})
     with little_memory(1 << 20):
-        contents, _ = mathematics.read_archive(path, MODULE)
+        contents, _ = MathematicsSources(archive=path).read(MODULE)
     assert sum(others.values()) == 5 << 20 and [len(pairs) for pairs in contents.values()] == [1_400] * 5
 
 
@@ -295,7 +295,7 @@ def test_default_number_of_processes(run, monkeypatch: pytest.MonkeyPatch, tmp_p
         asked.append(workers)
         raise DataError("enough")
 
-    monkeypatch.setattr(mathematics, "sample", refuse)
+    monkeypatch.setattr(mathematics, "generate", refuse)
     for processors, generate, options in ((1, 5_000, ()), (4, 5_000, ()), (64, 100, ()), (64, 5_000, ("--workers", 2))):
         monkeypatch.setattr(mathematics, "processors", lambda: processors)
         run("mathematics", "--module", MODULE, "--generate", generate, *options, "--out", tmp_path / "out")
@@ -504,16 +504,16 @@ def test_generator_that_fails(fake, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     fake("print('What is 1?\\n1\\nWhat is 2?')\nraise KeyError('no such module')")
     with pytest.raises(DataError, match="the generator of mathematics_dataset failed: KeyError: 'no such module'"):
-        mathematics_sample.sample(MODULE, None, [2], 1, 2)
+        mathematics_sample.generate(MODULE, None, [2], 1, 2)
     fake("import sys\nwhile True: print('question\\nanswer')")
-    found = mathematics_sample.sample(MODULE, None, [3], 1, 2)
+    found = mathematics_sample.generate(MODULE, None, [3], 1, 2)
     assert list(found["train-easy"]) == [Pair("question", "answer")] * 3
     assert len(processes) == 4 and all(process.poll() is not None for process in processes)
 
 
 def test_warnings_of_the_generator_do_not_stop_it(fake) -> None:
     fake("import sys\nsys.stderr.write('w' * 1_000_000)\nprint('question\\nanswer')")
-    assert len(mathematics_sample.sample(MODULE, None, [1], 1, 1)["train-easy"]) == 1
+    assert len(mathematics_sample.generate(MODULE, None, [1], 1, 1)["train-easy"]) == 1
 
 
 # ---- generation: with the package

@@ -281,7 +281,7 @@ def test_changed_text_is_not_prepared_already(run, files: list[object], tmp_path
         (["--vocab-size", "1"], 2, "must be a whole number from 2 to 1000000, not '1'"),
         (["--vocab-size", "9999"], 2, "--vocab-size 9999 is too large: this text has at most"),
         (["--vocab-size", "9"], 2, "--vocab-size 9 is too small: this text needs"),
-        (["--max-length", "-1"], 2, "must be a whole number, or 0 for no limit, not '-1'"),
+        (["--max-length", "-1"], 2, "must be a whole number from 0 to 999999999, not '-1'"),
         (["--length-unit", "words"], 2, "add --max-length"),
         (["--test-share", "0.1"], 2, "--test-share draws a test set, and --test-src gives one"),
         (["--valid-src", "FILE"], 2, "--valid-src and --valid-tgt go together"),

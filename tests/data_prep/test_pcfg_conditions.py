@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from data_prep.pcfg import exceptions as pcfg_exceptions
 from data_prep.pcfg import files as pcfg_files
 from data_prep.pcfg import localism as pcfg_unrolled
 from data_prep.pcfg import synonyms as pcfg_synonyms
-from data_prep.pcfg.files import DEV, load
+from data_prep.pcfg.files import DEV, PcfgFiles, load
 from data_prep.pcfg.language import (
     BINARY,
     LETTERS,
@@ -32,7 +31,7 @@ from data_prep.pcfg.language import (
 from data_prep.pcfg.localism import parse_unrolled
 from data_prep.pcfg.sample import sample
 from data_prep.pcfg.synonyms import rename, rename_half
-from data_prep.sources import OfficialFile, OfficialFiles
+from data_prep.sources import OfficialFile
 from data_prep.text import shorten
 
 PAIRS = sample(200, seed=12)
@@ -441,8 +440,7 @@ def test_localism_of_other_files(run, small, tmp_path: Path) -> None:
 
 
 def test_sizes_that_follow_from_the_official_files_that_are_here(shared_data: Path) -> None:
-    args = Namespace(raw_dir=shared_data / "pcfg_set", download=False, mirror=None, cache_dir=None)
-    files = OfficialFiles(args, "pcfg", "http://unused")
+    files = PcfgFiles(raw_dir=shared_data / "pcfg_set")
     dev, test = load(DEV, files), load("pcfgset/test", files)
     assert len(dev) == pcfg_files.DEV_SIZE
     assert sum(exception_in(pair.source) is None for pair in dev) == pcfg_exceptions.VALID_SIZE
