@@ -147,15 +147,14 @@ class CfqFiles(Sources):
 class CfqOptions(Options):
     """The options of CFQ; ``source_sha256`` has the hashes of the files."""
 
-    split: str = option(help=", ".join(SIZES), choices=tuple(SIZES), metavar="SPLIT")
+    split: str = option(choices=tuple(SIZES))
     holdout: float | None = option(
         None,
         "share of the training questions that becomes valid (default: 0, no valid; not with "
         "random_split, which has its own)",
         type=share,
-        metavar="F",
     )
-    seed: int | None = option(None, f"seed of --holdout (default: {DEFAULT_SEED})", type=seed_number, metavar="N")
+    seed: int | None = option(None, f"seed of --holdout (default: {DEFAULT_SEED})", type=seed_number)
     source_sha256: tuple[str, ...] = ()
 
     def complete(self, sources: CfqFiles) -> CfqOptions:

@@ -90,9 +90,8 @@ class CogsOptions(Options):
 
     gen: str = option(
         "2022",
-        constants={
-            "--gen-2021": ("2021", "use gen.tsv from before the correction of 51 logical forms in September 2022")
-        },
+        "use gen.tsv from before the correction of 51 logical forms in September 2022",
+        given={"--gen-2021": "2021"},
     )
 
 

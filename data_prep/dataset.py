@@ -92,7 +92,7 @@ def option(
     *,
     flag: str = "",
     keys: tuple[str, ...] = (),
-    constants: Mapping[str, tuple[Any, str]] = MappingProxyType({}),
+    given: Mapping[str, Any] = MappingProxyType({}),
     one_of: str = "",
     when_given: bool = False,
     **settings: Any,
@@ -101,17 +101,18 @@ def option(
 
     Args:
         default: its value if it is not given; without a default, the option is required.
-        help: its text in ``--help``.
+        help: its text in ``--help``; if it is empty, the choices.
         flag: its name, if that is not the name of the field.
         keys: the field maps each of them to the value of a flag of its own, whose name has the key in place of {}.
-        constants: flags without a value, in place of ``flag``: name -> value of the field, and text in ``--help``.
+        given: flags that take no value, in place of ``flag``: name -> value of the field.
         one_of: exactly one of the options with this name must be given.
         when_given: whether the request records the option only if it differs from the default. So options that are
             added later leave older requests as they are.
         settings: those of ``argparse``.
     """
-    metadata = {"flag": flag, "keys": keys, "constants": constants, "one_of": one_of, "when_given": when_given}
-    metadata["settings"] = {"help": help, **settings}
+    metadata = {"flag": flag, "keys": keys, "given": given, "one_of": one_of, "when_given": when_given}
+    metavar = getattr(settings.get("type"), "metavar", None)
+    metadata["settings"] = {"help": help} | ({"metavar": metavar} if metavar else {}) | settings
     return field(default_factory=dict, metadata=metadata) if keys else field(default=default, metadata=metadata)
 
 
@@ -137,10 +138,12 @@ def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
 
 def _add_option(parser: Any, f: Field) -> None:
     settings, flag = f.metadata["settings"], f.metadata["flag"] or f"--{f.name.replace('_', '-')}"
-    if f.metadata["constants"]:
+    if not settings["help"]:
+        settings = settings | {"help": ", ".join(settings["choices"]), "metavar": f.name.upper()}
+    if f.metadata["given"]:
         flags = parser.add_mutually_exclusive_group()
-        for name, (value, text) in f.metadata["constants"].items():
-            flags.add_argument(name, dest=f.name, action="store_const", const=value, default=f.default, help=text)
+        for name, value in f.metadata["given"].items():
+            flags.add_argument(name, dest=f.name, action="store_const", const=value, default=f.default, **settings)
     elif f.metadata["keys"]:
         for key in f.metadata["keys"]:
             text = settings["help"].format(key)
@@ -313,6 +316,9 @@ def share(text: str) -> float:
     return value
 
 
+share.metavar = "F"
+
+
 def whole_number(least: int, most: int = 10**9 - 1, hint: str = "") -> Callable[[str], int]:
     """Argument type: a whole number from ``least`` to ``most``; ``hint`` ends the message about others."""
 
@@ -323,6 +329,7 @@ def whole_number(least: int, most: int = 10**9 - 1, hint: str = "") -> Callable[
             )
         return int(text)
 
+    number.metavar = "N"
     return number
 
 

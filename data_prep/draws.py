@@ -141,15 +141,15 @@ class Balance:
 def train_size(default: int, what: str) -> Any:
     """The option ``--train``; ``what`` describes its default, the paper's."""
     text = f"{what} (default: {default}, the paper's)"
-    return option(default, text, type=whole_number(1_000, 1_000_000), metavar="N")
+    return option(default, text, type=whole_number(1_000, 1_000_000))
 
 
 def test_size() -> Any:
     """The option ``--test``."""
     text = f"examples in each of valid, dev and gen (default: {DEFAULT_TEST}, the paper's)"
-    return option(DEFAULT_TEST, text, type=whole_number(10, 100_000), metavar="N")
+    return option(DEFAULT_TEST, text, type=whole_number(10, 100_000))
 
 
 def seed_option(default: int = 1, what: str = "the draw") -> Any:
     """The option ``--seed``."""
-    return option(default, f"seed of {what} (default: {default})", type=seed_number, metavar="N")
+    return option(default, f"seed of {what} (default: {default})", type=seed_number)

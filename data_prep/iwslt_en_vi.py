@@ -67,14 +67,11 @@ class IwsltFiles(OfficialFiles):
 class IwsltOptions(TranslationOptions):
     """The options of IWSLT'15 English-Vietnamese."""
 
-    small: bool = option(
-        False, constants={"--small": (True, "train on tst2012 and test on tst2013: not the published sets")}
-    )
+    small: bool = option(False, "train on tst2012 and test on tst2013: not the published sets", given={"--small": True})
     vocab_size: int | None = option(
         None,
         f"number of subwords in a model (default: {DEFAULT_SIZE}, or {SMALL_SIZE} with --small)",
         type=whole_number(2, LARGEST_SIZE),
-        metavar="N",
     )
     max_length: int = max_length_option(20)
 

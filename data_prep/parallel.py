@@ -89,7 +89,7 @@ def max_length_option(default: int) -> Any:
         "maximum length of a training source; longer ones are tested as gen; 0 sets no limit and "
         f"makes no gen (default: {default})"
     )
-    return option(default, text, type=whole_number(0), metavar="L")
+    return option(default, text, type=whole_number(0))
 
 
 def file_option(what: str, required: bool = False) -> Any:
@@ -106,14 +106,11 @@ class SubwordOptions(Options):
         None,
         f"number of subwords in a model (default: {DEFAULT_SIZE})",
         type=whole_number(2, LARGEST_SIZE),
-        metavar="N",
     )
     joint: bool = option(
         True,
-        constants={
-            "--joint": (True, "one model and one dictionary for both languages (the default)"),
-            "--separate": (False, "one for each language"),
-        },
+        "one model and one dictionary for both languages (the default), or one for each language",
+        given={"--joint": True, "--separate": False},
     )
 
     def default_size(self) -> int:
@@ -190,14 +187,10 @@ class ParallelOptions(TranslationOptions):
         flag="--{}-share",
         keys=tuple(HELD_OUT),
         type=share,
-        metavar="F",
     )
-    seed: int | None = option(
-        None, f"seed of the draws for the shares (default: {DEFAULT_SEED})", type=seed_number, metavar="N"
-    )
+    seed: int | None = option(None, f"seed of the draws for the shares (default: {DEFAULT_SEED})", type=seed_number)
     unescape: bool = option(
-        False,
-        constants={"--unescape": (True, "the text is escaped as by Moses: read &apos; as an apostrophe, …")},
+        False, "the text is escaped as by Moses: read &apos; as an apostrophe, …", given={"--unescape": True}
     )
 
     def complete(self, sources: ParallelFiles) -> ParallelOptions:

@@ -116,9 +116,7 @@ class OfficialFiles(Sources):
     elsewhere: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     raw_dir: Path | None = option(None, "folder with the official files (also as .gz)", type=Path, metavar="FOLDER")
-    download: bool = option(
-        False, constants={"--download": (True, "download the official files that are not in --raw-dir")}
-    )
+    download: bool = option(False, "download the official files that are not in --raw-dir", given={"--download": True})
     mirror: str | None = option(None, "base URL to download from, in place of the official one", metavar="URL")
     cache_dir: Path | None = option(
         None,

@@ -80,14 +80,12 @@ class TextOptions(Options):
         flag="--{}-share",
         keys=HELD_OUT,
         type=share,
-        metavar="F",
     )
     model: str | None = option(None, "kind of subwords (default: unigram)", choices=KINDS, when_given=True)
     vocab_size: int | None = option(
         None,
         f"number of subwords (default: {SUBWORD_DEFAULTS['vocab_size']})",
         type=whole_number(2, LARGEST_SIZE),
-        metavar="N",
         when_given=True,
     )
     model_lines: int | None = option(
@@ -95,7 +93,6 @@ class TextOptions(Options):
         f"maximum lines of train to learn subwords from (default: {SUBWORD_DEFAULTS['model_lines']}). If there are "
         "more, every second, third … line is taken",
         type=whole_number(1),
-        metavar="N",
         when_given=True,
     )
 

@@ -69,18 +69,16 @@ RULE = "train, valid and test have at most 5 functions, dev has 6 to 8, gen 9 an
 class CtlOptions(Options):
     """The options of CTL; ``functions`` and ``longest`` make a smaller task of our own (``sample_small``)."""
 
-    order: str = option(help="forward, backward", choices=("forward", "backward"), metavar="ORDER")
+    order: str = option(choices=("forward", "backward"))
     seed: int = option(
         REFERENCE_SEED,
         f"seed of the tables and the examples (default: {REFERENCE_SEED}, the reference's)",
         type=seed_number,
-        metavar="N",
     )
     functions: int | None = option(
         None,
         f"a smaller task, of our own: number of functions, 2 to {COMPOSED}",
         type=whole_number(2, COMPOSED),
-        metavar="N",
         when_given=True,
     )
     longest: int | None = option(
@@ -88,7 +86,6 @@ class CtlOptions(Options):
         "of the smaller task: maximum functions of a training example, 3 to 6 "
         f"(default: {DEFAULT_LONGEST}). dev has one more, gen has two and three more",
         type=whole_number(3, 6),
-        metavar="N",
         when_given=True,
     )
 

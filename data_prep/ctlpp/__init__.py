@@ -103,7 +103,7 @@ class Variant:
 class CtlPlusPlusOptions(Options):
     """The options of CTL++."""
 
-    variant: str = option(help=", ".join(RULES), choices=tuple(RULES), metavar="VARIANT")
+    variant: str = option(choices=tuple(RULES))
     overlap: int | None = option(
         None,
         f"S only: number of functions shared by both paths in training: {', '.join(map(str, OVERLAPS))}",
@@ -120,12 +120,8 @@ class CtlPlusPlusOptions(Options):
     )
     singles: bool = option(
         True,
-        constants={
-            "--without-singles": (
-                False,
-                "A and R only: omit the examples of a single function from train, as the authors' code does",
-            )
-        },
+        "A and R only: omit the examples of a single function from train, as the authors' code does",
+        given={"--without-singles": False},
     )
     seed: int = seed_option(DEFAULT_SEED, "the functions and the examples")
 

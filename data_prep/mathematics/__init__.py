@@ -146,7 +146,6 @@ class MathematicsSources(Sources):
         "processes of --generate; the result is the same for any number (default: as many as there are "
         f"processors, at most {DEFAULT_WORKERS})",
         type=whole_number(1, MOST_WORKERS),
-        metavar="N",
     )
 
     def __post_init__(self) -> None:
@@ -194,7 +193,7 @@ class MathematicsOptions(Options):
         source_sha256: the hashes of the module's files in the folder.
     """
 
-    module: str = option(help=f"one of {', '.join(MODULES)}", choices=MODULES, metavar="MODULE")
+    module: str = option(choices=MODULES)
     source: str = ""
     source_bytes: int | None = field(default=None, metadata={"when_given": True})
     source_sha256: tuple[str, ...] | None = field(default=None, metadata={"when_given": True})
@@ -204,15 +203,13 @@ class MathematicsOptions(Options):
         f"{TESTED:,} each to interpolate and extrapolate: not the official data",
         one_of="source",
         type=whole_number(100, MOST),
-        metavar="N",
     )
-    seed: int | None = option(None, f"seed of --generate (default: {DEFAULT_SEED})", type=seed_number, metavar="N")
+    seed: int | None = option(None, f"seed of --generate (default: {DEFAULT_SEED})", type=seed_number)
     holdout: int | None = option(
         None,
         f"questions per difficulty that become valid (default: {REFERENCE_HOLDOUT}, but at "
         "most a tenth of generated ones)",
         type=whole_number(1, MOST),
-        metavar="N",
     )
 
     def complete(self, sources: MathematicsSources) -> MathematicsOptions:

@@ -115,7 +115,7 @@ DEFAULT_SEED = 1
 class PcfgOptions(Options):
     """The options of PCFG SET."""
 
-    condition: str = option(help=", ".join(CONDITIONS), choices=CONDITIONS, metavar="CONDITION")
+    condition: str = option(choices=CONDITIONS)
     ratio: str | None = option(
         None,
         "ratio of exceptions, with --condition overgeneralisation: " + ", ".join(EXCEPTION_SIZES),
@@ -126,9 +126,8 @@ class PcfgOptions(Options):
         None,
         "draw N expressions of our own instead of the official data",
         type=whole_number(1_000, 1_000_000),
-        metavar="N",
     )
-    seed: int | None = option(None, f"seed of --generate (default: {DEFAULT_SEED})", type=seed_number, metavar="N")
+    seed: int | None = option(None, f"seed of --generate (default: {DEFAULT_SEED})", type=seed_number)
 
     def complete(self, sources: PcfgFiles) -> PcfgOptions:
         if (self.ratio is not None) != (self.condition == "overgeneralisation"):

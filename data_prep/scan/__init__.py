@@ -124,26 +124,23 @@ CUTOFF = whole_number(
 class ScanOptions(Options):
     """The options of SCAN; ``official_files`` are those that are read."""
 
-    split: str = option(help=", ".join(SPLITS), choices=SPLITS, metavar="SPLIT")
+    split: str = option(choices=SPLITS)
     cutoff: int | None = option(
         None,
         f"with --split length: maximum number of actions in training (published: {PUBLISHED_CUTOFFS}; "
         f"without --cutoff the original split, {LENGTH_LIMIT})",
         type=CUTOFF,
-        metavar="C",
     )
     holdout: float | None = option(
         None,
         f"share of the training commands to use as valid; 0 makes no valid (default: {DEFAULT_HOLDOUT}, or 0 "
         "for mcd, which has dev). Not with --cutoff",
         type=share,
-        metavar="F",
     )
     seed: int | None = option(
         None,
         f"seed of our own draws (default: {REFERENCE_SEED}). Not with --cutoff",
         type=seed_number,
-        metavar="N",
     )
     official_files: tuple[str, ...] = ()
 
