@@ -20,6 +20,7 @@ from data_prep.ctlpp import CtlPlusPlus
 from data_prep.dataset import DataError, Dataset, UsageError, add_options
 from data_prep.folder import prepare, verify
 from data_prep.iwslt_en_vi import IwsltEnVi
+from data_prep.libreoffice_help import LibreOfficeHelp
 from data_prep.listops import ListOps
 from data_prep.mathematics import Mathematics
 from data_prep.parallel import Parallel
@@ -42,6 +43,7 @@ DATASETS: tuple[Dataset, ...] = (
     Parity(),
     First(),
     IwsltEnVi(),
+    LibreOfficeHelp(),
     Parallel(),
     Text(),
 )

@@ -128,10 +128,20 @@ class LengthOptions(Options):
 
     max_length: int = max_length_option(0)
     length_unit: str | None = option(None, "what --max-length counts (default: words)", choices=tuple(LENGTHS))
+    train_all: bool = option(
+        False,
+        "train on sources of all lengths: --max-length splits only the others",
+        given={"--train-all": True},
+        when_given=True,
+    )
 
     def complete(self, sources: Sources) -> Self:
         if self.length_unit is not None and not self.max_length:
             raise UsageError("--length-unit is the unit of --max-length: add --max-length, or omit it")
+        if self.train_all and not self.max_length:
+            raise UsageError(
+                "--train-all needs --max-length, which splits the other subsets: add it, or omit --train-all"
+            )
         unit = (self.length_unit or "words") if self.max_length else None
         return replace(super().complete(sources), length_unit=unit)
 
@@ -312,7 +322,7 @@ def draw(pairs: list[Pair], shares: Mapping[str, float], seed: int | None) -> tu
 
 
 def split_by_length(split: Split, options: LengthOptions) -> Split:
-    """Omits sources that are too long from train, and moves those of valid and test to dev and gen.
+    """Moves sources of valid and test that are too long to dev and gen, and omits those of train unless all are wanted.
 
     Raises DataError if there is no long one to test, or if a subset has no short one.
     """
@@ -327,6 +337,8 @@ def split_by_length(split: Split, options: LengthOptions) -> Split:
         }
         for above in (False, True)
     )
+    if options.train_all:
+        short["train"], long["train"] = split.subsets["train"], []
     subsets = short | {HELD_OUT[name]: long[name] for name in reversed(HELD_OUT) if long.get(name)}
     unit = f"{limit} {options.length_unit}"
     if "gen" not in subsets:
@@ -360,7 +372,8 @@ def subword_corpus(
     models = "one model for both languages" if options.joint else "a model for each language"
     rule = f"{size:,} subwords ({kind}, {models}) learnt on train"
     if options.max_length:
-        rule += f"; the sources of train, valid and test have at most {options.max_length} {options.length_unit}"
+        short = "valid and test" if options.train_all else "train, valid and test"
+        rule += f"; the sources of {short} have at most {options.max_length} {options.length_unit}"
         rule += ", those of gen and dev more"
     left_out = ", ".join(f"{number:,} {reason}" for reason, number in split.left_out.items() if number)
     return Corpus(

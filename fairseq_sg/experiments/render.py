@@ -116,7 +116,7 @@ def render_questions(folder: Path, readme: Path | None = None) -> list[Path]:
     """
     written = [folder / "README.md"]
     written[0].write_text(questions_page(folder), "utf-8")
-    if readme and readme.is_file() and _MARKED.search(readme.read_text("utf-8")):
+    if readme and readme.is_file() and "<!-- results: " in readme.read_text("utf-8"):
         readme.write_text(with_results(readme.read_text("utf-8"), folder), "utf-8")
         written.append(readme)
     return written
@@ -155,8 +155,10 @@ def questions_page(folder: Path) -> str:
 def with_results(text: str, folder: Path) -> str:
     """A README with the answers between its marks made anew: ``<!-- results: KEY, KEY -->`` and its end.
 
+    Answers come first, then their tables. Tables with the same header become one.
+
     Raises:
-        UsageError: a mark names a question that there is not.
+        UsageError: a mark names a question that there is not, or has no end.
     """
     files = read_all(folder)
     questions = {question.key: question for question in read_questions(folder / QUESTIONS) if question.key}
@@ -164,15 +166,24 @@ def with_results(text: str, folder: Path) -> str:
     def made(match: re.Match[str]) -> str:
         keys = match[2].strip().split(", ")
         found: list[str] = []
+        tables: list[report.Table] = []
         for key in keys:
             question = _named(questions, key, "question with the key")
             title = f"**{question.question}** " if len(keys) > 1 else ""
-            found += ["", _filled(title + question.answer, files), ""]
+            found += ["", _filled(title + question.answer, files)]
             for show in question.tables:
-                found += report.markdown_table(_table(show, files))
+                header, *rows = _table(show, files)
+                if tables and tables[-1][0] == header:
+                    tables[-1] += rows
+                else:
+                    tables.append([header, *rows])
+        for table in tables:
+            found += ["", *report.markdown_table(table)]
         answers = "\n".join(found).strip()
         return f"{match[1]}\n{answers}\n\n{match[4]}"
 
+    if text.count("<!-- results: ") != len(_MARKED.findall(text)):
+        raise UsageError("README: a mark <!-- results: KEY --> has no <!-- end of results -->")
     return _MARKED.sub(made, text)
 
 

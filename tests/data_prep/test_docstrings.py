@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import arithmetic, cfq, ctl, listops, parallel
+from data_prep import arithmetic, cfq, ctl, libreoffice_help, listops, parallel
 from data_prep.__main__ import DATASETS
 from data_prep.ctl.sample import FUNCTIONS, SYMBOLS, sample
 from data_prep.ctlpp import DEFAULT_SEED, NAMES
@@ -98,3 +98,17 @@ def test_examples_of_iwslt(shared_data: Path) -> None:
         sides = [archive.extractfile(f"tst2012.{end}").read().decode("utf-8").split("\n") for end in ("en", "vi")]
     known = {Pair(*(parallel.clean(side, unescape=True) for side in pair)) for pair in zip(*sides)}
     assert set(examples("iwslt_en_vi")) <= known
+
+
+def test_examples_of_libreoffice(shared_data: Path) -> None:
+    """In two of the pages; no other page is read, which takes long."""
+    folder = shared_data / "libreoffice_help"
+    if not folder.is_dir():
+        pytest.skip(f"no packages at {folder}")
+    names = ("shared/01/05210400.html", "swriter/00/00000405.html")
+    texts = libreoffice_help.read_languages(folder, ["en-US", "de"])
+    sides = [
+        libreoffice_help.read_paragraphs(folder, {name: pages[name] for name in names}) for pages in texts.values()
+    ]
+    known = {pair for pairs in libreoffice_help.align(*sides).pairs.values() for pair in pairs}
+    assert set(examples("libreoffice_help")) <= known

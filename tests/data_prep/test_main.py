@@ -13,7 +13,7 @@ NAMES = [dataset.name for dataset in DATASETS]
 
 def test_names() -> None:
     assert NAMES == "scan cogs pcfg cfq mathematics ctl ctlpp arithmetic listops parity first".split() + [
-        *("iwslt_en_vi", "parallel", "text"),
+        *("iwslt_en_vi", "libreoffice_help", "parallel", "text"),
     ]
 
 

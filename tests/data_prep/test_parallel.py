@@ -238,6 +238,20 @@ def test_length_in_characters(run, files: list[object], tmp_path: Path) -> None:
         assert all((len(pair.source) > 30) == (name == "gen") for pair in plain(tmp_path / "out", name))
 
 
+def test_train_all(run, files: list[object], tmp_path: Path) -> None:
+    """Long sources stay in train; the other subsets are those without the option."""
+    options = ["--max-length", 8, "--vocab-size", 60, "--raw-only"]
+    for name, more in {"short": [], "all": ["--train-all"]}.items():
+        assert run("parallel", *files, *options, *more, "--out", tmp_path / name).code == 0
+    for subset in ("valid", "test", "gen", "dev"):
+        assert plain(tmp_path / "short", subset) == plain(tmp_path / "all", subset)
+    whole = plain(tmp_path / "all", "train")
+    assert plain(tmp_path / "short", "train") == [pair for pair in whole if len(pair.source.split()) <= 8] != whole
+    assert len(whole) == 297 - int(0.05 * 297)
+    assert "train_all" not in manifest(tmp_path / "short")["request"]
+    assert "of valid and test have at most 8 words" in manifest(tmp_path / "all")["rule"]
+
+
 def test_packed_files(run, files: list[object], tmp_path: Path) -> None:
     options = ["--vocab-size", 60, "--raw-only"]
     assert run("parallel", *files, *options, "--out", tmp_path / "text").code == 0
@@ -283,6 +297,7 @@ def test_changed_text_is_not_prepared_already(run, files: list[object], tmp_path
         (["--vocab-size", "9"], 2, "--vocab-size 9 is too small: this text needs"),
         (["--max-length", "-1"], 2, "must be a whole number from 0 to 999999999, not '-1'"),
         (["--length-unit", "words"], 2, "add --max-length"),
+        (["--train-all"], 2, "--train-all needs --max-length"),
         (["--test-share", "0.1"], 2, "--test-share draws a test set, and --test-src gives one"),
         (["--valid-src", "FILE"], 2, "--valid-src and --valid-tgt go together"),
         (["--valid-share", "0", "--seed", "3"], 2, "--seed has no effect"),

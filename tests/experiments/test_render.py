@@ -165,6 +165,27 @@ def test_the_readme_has_answers_between_its_marks(asked):
     assert render.with_results("no marks\n", asked) == "no marks\n"
     with pytest.raises(UsageError, match="no question with the key 'wroks': choose from look, works"):
         render.with_results(marked("wroks"), asked)
+    with pytest.raises(UsageError, match="has no <!-- end of results -->"):
+        render.with_results(f"{marked('works')}<!-- results: look -->\ntext\n", asked)
+
+
+def test_tables_with_one_header_become_one_in_the_readme(asked):
+    """After the answers, in the order of the questions."""
+    text = QUESTIONS.replace(", columns: [OOD, IID], rows: [bad, good], header: {OOD: longer}", "")
+    (asked / render.QUESTIONS).write_text(text.replace(f"results: {NAME}", "results: park, rows: [linear]"))
+    found = render.with_results(marked("works, look"), asked).splitlines()
+    assert [line.partition("**")[2].partition("**")[0] for line in found if line.startswith("**")] == [
+        "Does it work?",
+        "Is it a first look?",
+    ]
+    rows = [line.split(" | ")[0] for line in found if line.startswith("|")]
+    assert rows == [
+        "| model",
+        "|---|---|---|---|---|---|---|",
+        "| Transformer (the thesis's universal one)",
+        "| linear",
+        "| linear",
+    ]
 
 
 def test_all_is_written_by_the_command(asked, capsys, monkeypatch):
