@@ -28,12 +28,12 @@ Source: generated; Csordás 2023, section 5.2.2, and github.com/RobertCsordas/nd
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from data_prep.corpus import Corpus, Subset
-from data_prep.dataset import DataError, Dataset, Options, Pair, Sources, UsageError, option, shorten, whole_number
+from data_prep.dataset import Dataset, Options, Pair, Sources, UsageError, option, whole_number
 from data_prep.draws import (
     TRAIN_DEPTHS,
     Balance,
@@ -45,8 +45,7 @@ from data_prep.draws import (
     uniform,
 )
 
-OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": lambda a, b: (a + b) % 10, "*": lambda a, b: a * b % 10}
-DIGITS = "0123456789"
+OPERATORS = "+*"
 LONGEST = 50  # tokens
 Recipes = dict[str, tuple[range, float]]
 
@@ -75,42 +74,23 @@ PUBLISHED = {"train": 100_200, "valid": 1_200, "dev": 1_000, "gen": 1_000}
 VOCABULARY = (14, 10)
 
 
-class Meaning(NamedTuple):
-    """The value of an expression, 0 to 9, and its depth."""
+class Drawn(NamedTuple):
+    """An expression with its value, 0 to 9, and its depth."""
 
+    text: str
     value: int
     depth: int
 
 
-def interpret(expression: str) -> Meaning:
-    """Returns the value and the depth of an expression. Raises DataError if it is not one."""
-    # Open operations, with the left operand and the operator once known.
-    open_operations: list[tuple[Meaning, str] | None] = []
-    meaning: Meaning | None = None
-    for position, word in enumerate(expression.split(" "), start=1):
-        if meaning is None and word == "(":
-            open_operations.append(None)
-        elif meaning is None and len(word) == 1 and word in DIGITS:
-            meaning = Meaning(int(word), 0)
-        elif meaning is not None and word in OPERATIONS and open_operations and open_operations[-1] is None:
-            open_operations[-1] = (meaning, word)
-            meaning = None
-        elif meaning is not None and word == ")" and open_operations and open_operations[-1] is not None:
-            left, operator = open_operations[-1]
-            open_operations.pop()
-            meaning = Meaning(OPERATIONS[operator](left.value, meaning.value), 1 + max(left.depth, meaning.depth))
-        else:
-            raise DataError(f"not an expression: {shorten(word)} cannot be word {position}")
-    if meaning is None or open_operations:
-        raise DataError("not an expression: it ends too early")
-    return meaning
+def apply(operator: str, left: Drawn, right: Drawn) -> Drawn:
+    """The sum or the product of two operands."""
+    value = (left.value + right.value if operator == "+" else left.value * right.value) % 10
+    return Drawn(f"( {left.text} {operator} {right.text} )", value, 1 + max(left.depth, right.depth))
 
 
-class Drawn(NamedTuple):
-    """A drawn expression and its depth."""
-
-    text: str
-    depth: int
+def digit(number: int) -> Drawn:
+    """The expression of a digit."""
+    return Drawn(str(number), number, 0)
 
 
 class Sampler:
@@ -124,14 +104,13 @@ class Sampler:
     def operand(self, limit: int) -> Drawn:
         """Draws a digit, or an operation of at most this depth."""
         if limit == 0 or self.uniform() >= self.probability:
-            return Drawn(DIGITS[int(10 * self.uniform())], 0)
+            return digit(int(10 * self.uniform()))
         left, right = self.operand(limit - 1), self.operand(limit - 1)
         return self.operation(left, right)
 
     def operation(self, left: Drawn, right: Drawn) -> Drawn:
         """Draws the sum or the product of two operands."""
-        operator = "+*"[int(2 * self.uniform())]
-        return Drawn(f"( {left.text} {operator} {right.text} )", 1 + max(left.depth, right.depth))
+        return apply(OPERATORS[int(2 * self.uniform())], left, right)
 
     def expression(self) -> Drawn:
         """Draws an expression of sufficient depth. It may be too long."""
@@ -150,13 +129,14 @@ def sample(subset: str, size: int, seed: int, taken: set[str], recipes: Recipes 
         drawn = sampler.expression()
         # Tokens are single characters, separated by single spaces.
         if balance.wants(drawn.depth) and len(drawn.text) < 2 * LONGEST:
-            balance.offer(drawn.text, *interpret(drawn.text))
+            balance.offer(*drawn)
     return balance
 
 
-def single_operations() -> list[str]:
+def single_operations() -> list[Drawn]:
     """All expressions of depth 1."""
-    return [f"( {a} {operator} {b} )" for operator, a, b in itertools.product(OPERATIONS, DIGITS, DIGITS)]
+    digits = [digit(number) for number in range(10)]
+    return [apply(*operation) for operation in itertools.product(OPERATORS, digits, digits)]
 
 
 @dataclass(frozen=True)
@@ -199,7 +179,7 @@ class Arithmetic(Dataset):
     options = ArithmeticOptions
 
     def build(self, options: ArithmeticOptions, sources: Sources) -> Corpus:
-        simple = [Pair(expression, str(interpret(expression).value)) for expression in single_operations()]
+        simple = [Pair(drawn.text, str(drawn.value)) for drawn in single_operations()]
         taken: set[str] = set()
         deepest = options.deepest
         chosen = recipes(deepest)

@@ -75,6 +75,7 @@ class PackedPairs(Sequence[Pair]):
         return (self[index] for index in range(len(self)))
 
 
+# Of simple arithmetic and ListOps (Csordás 2023, sections 5.2.2, 5.2.3).
 TRAIN_DEPTHS, DEV_DEPTHS, GEN_DEPTHS = range(1, 6), range(6, 7), range(7, 9)
 DEFAULT_TEST = 1_000
 DRAWN_AT_ONCE = 4_096

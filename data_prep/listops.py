@@ -3,8 +3,14 @@
     [MED 4 8 5 [MAX 8 4 9 ] ]             ->  6
     [SM 7 [MIN 3 [SM 9 8 ] ] 5 ]          ->  5
 
-An operator has 2 to 5 arguments; ``listops_functions`` has the language with its meaning. The
-target is one of ten classes.
+    expression  =  digit  |  operator expression expression … "]"     with 2 to 5 expressions, the arguments
+
+    [MIN        the smallest argument
+    [MAX        the greatest argument
+    [MED        the median of the arguments, of an even number of them the mean of the middle two, rounded down
+    [SM         the sum of the arguments modulo 10
+
+The target is one of ten classes.
 
 The dependency depth is the number of nested operations that the value depends on. It is 1 in the first example, where
 the median is that of 5 and 8, and 2 in the second, where 3 is the minimum. Every set has equally many expressions of
@@ -16,7 +22,7 @@ each dependency depth, without repetitions; sets are disjoint:
     gen     1,000 of depths 7 and 8
 
 Line N of raw/SUBSET.type is the dependency depth of example N, for accuracy by depth. Expressions have the distribution
-of the authors' generator (``listops_sample``), which counts digits as depth 1, so its depths are larger by one.
+of the authors' generator (``Shapes``), which counts digits as depth 1, so its depths are larger by one.
 
 Departures from the authors: their evaluation sets may have examples of the training set. In a median with equal
 arguments, an unstable sort decides there which one is in the middle; here their order decides.
@@ -38,7 +44,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from data_prep.corpus import Corpus, Subset
-from data_prep.dataset import DataError, Dataset, Options, Sources, shorten
+from data_prep.dataset import DataError, Dataset, Options, Sources
 from data_prep.draws import (
     DEV_DEPTHS,
     GEN_DEPTHS,
@@ -58,60 +64,42 @@ CLOSING = "]"
 FEWEST, MOST = 2, 5  # arguments
 
 
-class Meaning(NamedTuple):
-    """The value of an expression, 0 to 9, and its dependency depth."""
+class Drawn(NamedTuple):
+    """An expression with its value, 0 to 9, and its dependency depth."""
 
+    expression: str
     value: int
     depth: int
 
 
-# The meanings of digits.
-MEANINGS = {digit: Meaning(int(digit), 0) for digit in DIGITS}
-
-
-def value_of(meaning: Meaning) -> int:
+def value_of(drawn: Drawn) -> int:
     """Sort key of arguments: ``min``, ``max`` and ``sorted`` then take the first of equals first."""
-    return meaning.value
+    return drawn.value
 
 
-def apply(operator: str, arguments: list[Meaning]) -> Meaning:
-    """Applies an operator to the meanings of its arguments."""
+def apply(operator: str, arguments: list[Drawn]) -> Drawn:
+    """Makes the expression of an operator and its arguments.
+
+    Arguments that are not selected do not count for the dependency depth (Csordás 2023, appendix D.3.2), which is 1 +
+    the greatest one of
+
+        [MIN, [MAX  the selected argument, the first one of equals
+        [MED        the one or two arguments in the middle, when equals are in their given order
+        [SM         all arguments
+    """
+    number = len(arguments)
     if operator == "[MIN":
         selected = [min(arguments, key=value_of)]
     elif operator == "[MAX":
         selected = [max(arguments, key=value_of)]
     elif operator == "[MED":
-        number = len(arguments)
         selected = sorted(arguments, key=value_of)[(number - 1) // 2 : number // 2 + 1]
     else:
-        return Meaning(sum(map(value_of, arguments)) % 10, 1 + max(argument.depth for argument in arguments))
-    value = sum(map(value_of, selected)) // len(selected)
-    return Meaning(value, 1 + max(argument.depth for argument in selected))
-
-
-def interpret(expression: str) -> Meaning:
-    """Evaluates an expression, tokens separated by single spaces. Raises DataError if it is not one."""
-    # Open operators with the arguments read so far; the first entry holds the whole expression.
-    open_operators: list[tuple[str, list[Meaning]]] = [("", [])]
-    for position, word in enumerate(expression.split(" "), start=1):
-        operator, arguments = open_operators[-1]
-        if not operator and arguments:
-            raise DataError(f"not an expression: {shorten(word)} after its end, word {position}")
-        if word in MEANINGS:
-            arguments.append(MEANINGS[word])
-        elif word in OPERATORS:
-            open_operators.append((word, []))
-        elif word == CLOSING and operator:
-            if not FEWEST <= len(arguments) <= MOST:
-                raise DataError(f"not an expression: {operator} has {len(arguments)} arguments, word {position}")
-            open_operators.pop()
-            open_operators[-1][1].append(apply(operator, arguments))
-        else:
-            raise DataError(f"not an expression: {shorten(word)} cannot be word {position}")
-    operator, arguments = open_operators[-1]
-    if operator or not arguments:
-        raise DataError("not an expression: it ends too early")
-    return arguments[0]
+        selected = arguments
+    total = sum(map(value_of, selected))
+    value = total % 10 if operator == "[SM" else total // len(selected)
+    expression = " ".join([operator, *(argument.expression for argument in arguments), CLOSING])
+    return Drawn(expression, value, 1 + max(argument.depth for argument in selected))
 
 
 PROBABILITY = 0.3
@@ -137,16 +125,23 @@ class Block(NamedTuple):
     wanted: int
 
 
-class Candidate(NamedTuple):
-    """An expression with its value and its dependency depth."""
-
-    expression: str
-    value: int
-    depth: int
-
-
 class Shapes:
-    """Draws trees without their operators and digits."""
+    """Draws trees without their operators and digits, from the distribution of Csordás et al. 2022's generator.
+
+    A tree for dependency depths from ``least`` to ``most``:
+
+        subtree     with probability 0.3 an operator with 2 to 5 arguments, each again a subtree; else, and always
+                    inside ``most`` operators, a digit
+        tree        a subtree; while it has fewer than ``least`` nested operators, it becomes an argument of a further
+                    operator, at any place but the last one, beside 2 to 4 further subtrees
+
+    Numbers of arguments, operators, digits and places are uniform. Length counts an operator as 3 (bracket, name,
+    closing bracket) and a digit as 1. Expressions longer than 50, or of another dependency depth, are redrawn.
+
+    Two shortcuts keep the distribution and save time. A tree is given up as soon as its operators and open places
+    exceed the length. Operators and digits, which do not affect the tree, are drawn only for trees of sufficient
+    depth: the dependency depth is at most the depth of the tree.
+    """
 
     def __init__(self, seed: Sequence[int], least: int, most: int) -> None:
         self.uniform = uniform(seed)
@@ -185,15 +180,16 @@ def height(tree: Tree) -> int:
     return 1 + max(map(height, tree)) if tree else 0
 
 
-def fill(tree: Tree, number: Callable[[], float]) -> str:
+def fill(tree: Tree, number: Callable[[], float]) -> Drawn:
     """The expression of a tree with random operators and digits; ``number`` draws uniform numbers in [0, 1)."""
     if not tree:
-        return DIGITS[int(len(DIGITS) * number())]
+        digit = int(len(DIGITS) * number())
+        return Drawn(DIGITS[digit], digit, 0)
     operator = OPERATORS[int(len(OPERATORS) * number())]
-    return f"{operator} {' '.join([fill(argument, number) for argument in tree])} {CLOSING}"
+    return apply(operator, [fill(argument, number) for argument in tree])
 
 
-def draw(block: Block) -> list[Candidate]:
+def draw(block: Block) -> list[Drawn]:
     """The expressions of a block whose depths are in its range and not below ``wanted``, in drawing order."""
     shapes = Shapes(block.seed, block.least, block.most)
     found = []
@@ -203,22 +199,23 @@ def draw(block: Block) -> list[Candidate]:
         except TooLong:
             continue
         if height(tree) >= block.wanted:
-            expression = fill(tree, shapes.uniform)
-            meaning = interpret(expression)
-            if block.wanted <= meaning.depth <= block.most:
-                found.append(Candidate(expression, *meaning))
+            drawn = fill(tree, shapes.uniform)
+            if block.wanted <= drawn.depth <= block.most:
+                found.append(drawn)
     return found
 
 
 # Maps `draw` over blocks, in their order.
-Mapping = Callable[[Callable[[Block], list[Candidate]], list[Block]], Iterator[list[Candidate]]]
+Mapping = Callable[[Callable[[Block], list[Drawn]], list[Block]], Iterator[list[Drawn]]]
 
 
 def sample(depths: range, size: int, seed: Sequence[int], taken: set[str], call: Mapping = map) -> Balance:
     """Draws distinct expressions, equally many per dependency depth, none of them ``taken``,
     and adds them to ``taken``.
 
-    ``call`` is ``map``, or its equivalent over several processes.
+    Draws are made in blocks with a random stream each, and blocks in rounds of fixed sizes. The missing depths are
+    updated between rounds. So the result is the same for any number of processes; ``call`` is ``map``, or its
+    equivalent over several processes.
     """
     balance = Balance(depths, size, taken)
     number, blocks = 0, 1
