@@ -50,6 +50,9 @@ class Pair(NamedTuple):
     target: str
 
 
+Subsets = dict[str, list[Pair]]  # by name
+
+
 class Material(ABC):
     """The data of one request, ready to be written.
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -42,6 +42,7 @@ from data_prep.dataset import (
     Options,
     Pair,
     Sources,
+    Subsets,
     UsageError,
     option,
     seed_number,
@@ -73,7 +74,6 @@ ENTITIES = {
     }.items()
     for name in names
 }
-Subsets = dict[str, list[Pair]]
 
 
 class Split(NamedTuple):
@@ -92,9 +92,9 @@ def max_length_option(default: int) -> Any:
     return option(default, text, type=whole_number(0))
 
 
-def file_option(what: str, required: bool = False) -> Any:
+def file_option(what: str, default: Any = None) -> Any:
     """An option that takes a file of the user."""
-    return option(*(() if required else (None,)), help=what, type=Path, metavar="FILE")
+    return option(default, what, type=Path, metavar="FILE")
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ class TranslationOptions(SubwordOptions, LengthOptions):
 class ParallelFiles(Sources):
     """The user's files."""
 
-    src: Path = file_option("sources of train", required=True)
-    tgt: Path = file_option("targets of train", required=True)
+    src: Path = file_option("sources of train", MISSING)
+    tgt: Path = file_option("targets of train", MISSING)
     valid_src: Path | None = file_option("sources of valid")
     valid_tgt: Path | None = file_option("targets of valid")
     test_src: Path | None = file_option("sources of test")
@@ -181,9 +181,7 @@ class ParallelFiles(Sources):
         """Reads the pairs of a subset; see ``pair_up``."""
         train = subset == "train"
         source, target = (self.files[side if train else f"{subset}_{side}"] for side in ("src", "tgt"))
-        return pair_up(
-            *(source, self.read_bytes(source), target, self.read_bytes(target)), unescape, may_be_empty=train
-        )
+        return pair_up(source, self.read_bytes(source), target, self.read_bytes(target), unescape, may_be_empty=train)
 
 
 @dataclass(frozen=True)

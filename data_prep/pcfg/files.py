@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from data_prep.corpus import Subset
-from data_prep.dataset import DataError, Json, Pair, shorten
+from data_prep.dataset import DataError, Json, Pair, Subsets, shorten
 from data_prep.pcfg.language import count_functions, interpret
 from data_prep.sources import OfficialFiles, official_files
 from data_prep.text import split_lines
@@ -16,7 +16,6 @@ DEV = "pcfgset/dev"  # the same for every test
 DEV_SIZE = 4_860
 VOCABULARY, TOGETHER = (531, 520), 531
 ENDS = ("src", "tgt")
-Subsets = dict[str, list[Pair]]
 Types = dict[str, list[str]]
 Rewrite = Callable[[str], str]
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 from numpy.random import RandomState
 
 from data_prep.corpus import Corpus
-from data_prep.dataset import DataError, Pair, check_sizes, shorten
+from data_prep.dataset import DataError, Pair, Subsets, check_sizes, shorten
 from data_prep.pcfg.files import (
     DEV,
     DEV_SIZE,
     PcfgFiles,
-    Subsets,
     describe,
     function_counts,
     load,
