@@ -196,10 +196,10 @@ def check_replaceable(out: Path) -> None:
 WORKSPACE = ".data_prep-"
 
 
-def lock_file(path: Path, *, wait: bool, create: bool = True) -> FileIO | None:
+def lock_file(path: Path, create: bool = True) -> FileIO | None:
     """Opens ``path`` for appending without a buffer, and locks it. The lock ends with the stream or the process.
 
-    Returns None if another process holds the lock (without ``wait``), or has moved or removed the file in the meantime.
+    Returns None if another process holds the lock, or has moved or removed the file in the meantime.
     Raises DataError if the file system has no locks.
     """
     try:
@@ -207,7 +207,7 @@ def lock_file(path: Path, *, wait: bool, create: bool = True) -> FileIO | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(stream.fileno()), os.stat(path)):
             return stream
     except (BlockingIOError, FileNotFoundError):
@@ -248,7 +248,7 @@ def hidden_folder(out: Path) -> Iterator[Path]:
             reason = "a file is in the way" if isinstance(error, FileExistsError) else error.strerror
             raise DataError(f"cannot be made ({reason}): choose another --out", out) from None
         try:
-            lock = lock_file(room / "lock", wait=False)
+            lock = lock_file(room / "lock")
         except DataError:
             shutil.rmtree(room)
             raise
@@ -272,7 +272,7 @@ def discard_dead(out: Path) -> None:
     """Removes workspaces for ``out`` whose process has ended."""
     for name in glob.glob(f".{glob.escape(out.name)}{WORKSPACE}*", root_dir=out.parent, include_hidden=True):
         room = out.parent / name
-        lock = lock_file(room / "lock", wait=False, create=False)
+        lock = lock_file(room / "lock", create=False)
         if lock is not None:
             with lock:
                 discard(room)

@@ -303,18 +303,18 @@ def test_lock_of_a_file_that_is_gone_meanwhile(tmp_path: Path, monkeypatch: pyte
         (tmp_path / "lock").touch()
 
     monkeypatch.setattr("fcntl.flock", another_process)
-    assert lock_file(tmp_path / "lock", wait=True) is None
+    assert lock_file(tmp_path / "lock") is None
 
 
 def test_lock_that_another_has(tmp_path: Path) -> None:
-    with lock_file(tmp_path / "lock", wait=False):
-        assert lock_file(tmp_path / "lock", wait=False) is None
-    with lock_file(tmp_path / "lock", wait=False) as stream:
+    with lock_file(tmp_path / "lock"):
+        assert lock_file(tmp_path / "lock") is None
+    with lock_file(tmp_path / "lock") as stream:
         assert stream is not None
 
 
 def test_lock_of_no_file(tmp_path: Path) -> None:
-    assert lock_file(tmp_path / "lock", wait=False, create=False) is None
+    assert lock_file(tmp_path / "lock", create=False) is None
     assert list(tmp_path.iterdir()) == []
 
 
