@@ -17,6 +17,9 @@ from data_prep.text import shorten, write_lines
 
 FAIRSEQ_LONGEST = 1_024  # maximum tokens with the end symbol, unless an option raises it
 UPDATES = 10_000  # of the recommended training
+EVALUATIONS = 20  # per training
+NEVER = 1_000_000  # epochs
+MOST_EXAMPLES, MOST_WORDS = 1 << 10, 1 << 16  # per evaluation batch
 
 
 class Counts(NamedTuple):
@@ -276,11 +279,6 @@ def measure(pairs: Sequence[Pair]) -> Json:
         "longest_source": max(pair.source.count(" ") + 1 for pair in pairs),
         "longest_target": max(pair.target.count(" ") + 1 for pair in pairs),
     }
-
-
-EVALUATIONS = 20  # per training
-NEVER = 1_000_000  # epochs
-MOST_EXAMPLES, MOST_WORDS = 1 << 10, 1 << 16  # per evaluation batch
 
 
 def saving(out: Path, updates: int, validates: bool, suffix: str = "") -> str:

@@ -25,6 +25,7 @@ from data_prep.text import sha256
 # by the frequency of words in the folder.
 FORMAT = 2
 MANIFEST = "dataset.json"
+WORKSPACE = ".data_prep-"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing; they name no file
 
 
@@ -191,9 +192,6 @@ def check_replaceable(out: Path) -> None:
     foreign = next((name for name in files_in(out) if name not in found["files"]), None)
     if foreign is not None:
         raise DataError(f"--overwrite would delete {foreign}, which is not part of this dataset: move it away", out)
-
-
-WORKSPACE = ".data_prep-"
 
 
 def lock_file(path: Path, create: bool = True) -> FileIO | None:

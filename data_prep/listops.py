@@ -62,6 +62,17 @@ DIGITS = "0123456789"
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 CLOSING = "]"
 FEWEST, MOST = 2, 5  # arguments
+PROBABILITY = 0.3
+LONGEST = 50
+OPERATOR_LENGTH = 3
+DRAWS = 5_000  # trees in a block
+MOST_BLOCKS = 16  # in a round
+# In drawing order: evaluation examples are drawn first and excluded from training.
+DEPTHS = {"valid": TRAIN_DEPTHS, "dev": DEV_DEPTHS, "gen": GEN_DEPTHS, "train": TRAIN_DEPTHS}
+ORDER = ("train", "valid", "dev", "gen")
+PUBLISHED = {"train": 1_000_000, "valid": 1_000, "dev": 1_000, "gen": 1_000}
+VOCABULARY = (15, 10)
+RULE = "train and valid have dependency depths 1 to 5, dev has 6, gen 7 and 8; all are equally frequent"
 
 
 class Drawn(NamedTuple):
@@ -101,12 +112,6 @@ def apply(operator: str, arguments: list[Drawn]) -> Drawn:
     expression = " ".join([operator, *(argument.expression for argument in arguments), CLOSING])
     return Drawn(expression, value, 1 + max(argument.depth for argument in selected))
 
-
-PROBABILITY = 0.3
-LONGEST = 50
-OPERATOR_LENGTH = 3
-DRAWS = 5_000  # trees in a block
-MOST_BLOCKS = 16  # in a round
 
 # The list of an operator's arguments; empty for a digit.
 Tree = list["Tree"]
@@ -253,14 +258,6 @@ def ignore_interrupts() -> None:
 def number_of_processes() -> int:
     """The number of processors for this process, but at most the number that could be busy."""
     return min(processors(), MOST_BLOCKS)
-
-
-# In drawing order: evaluation examples are drawn first and excluded from training.
-DEPTHS = {"valid": TRAIN_DEPTHS, "dev": DEV_DEPTHS, "gen": GEN_DEPTHS, "train": TRAIN_DEPTHS}
-ORDER = ("train", "valid", "dev", "gen")
-PUBLISHED = {"train": 1_000_000, "valid": 1_000, "dev": 1_000, "gen": 1_000}
-VOCABULARY = (15, 10)
-RULE = "train and valid have dependency depths 1 to 5, dev has 6, gen 7 and 8; all are equally frequent"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,9 @@ HELD_OUT = 4_000  # each for valid and for test
 TEST_SIZE = 1_000
 NEW_PRIMITIVE_TWO = 3_000  # drawn; only TEST_SIZE of them are tested
 MOST_RESERVED = 200  # compositions of each length
+EACH_LENGTH = 1_500  # training examples per number of functions
+SMALL_HELD_OUT = 250  # for valid, per length with at least four times as many examples
+LONGER = 500  # examples in dev and in gen
 
 Tables = Sequence[Sequence[int]]
 T = TypeVar("T")
@@ -157,11 +160,6 @@ def sample(seed: int) -> Sample:
             "new_primitive_two": sampler.choose(TEST_SIZE, new_primitive_two),
         },
     )
-
-
-EACH_LENGTH = 1_500  # training examples per number of functions
-SMALL_HELD_OUT = 250  # for valid, per length with at least four times as many examples
-LONGER = 500  # examples in dev and in gen
 
 
 def sample_small(functions: int, longest: int, seed: int) -> Sample:
