@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
 # A request, an origin or a manifest: values that a round trip through JSON does not change.
 Json = dict[str, Any]
+BLOCK = 1 << 16  # bytes per read
 
 
 class UsageError(ValueError):
@@ -187,7 +188,7 @@ class Sources:
         """The hash of a file; one that was read by ``open`` is not read again."""
         if path not in self._hashes:
             with self.open(path) as stream:
-                while stream.read(1 << 20):
+                while stream.read(BLOCK):
                     pass
         return self._hashes[path]
 
@@ -204,9 +205,9 @@ class Sources:
     @contextmanager
     def open(self, path: Path) -> Iterator[BinaryIO]:
         """Opens a file to read it forward, and hashes it. What the block does not read is read at its end."""
-        with path.open("rb", buffering=0) as raw, io.BufferedReader(Hashing(raw), 1 << 20) as stream:
+        with path.open("rb", buffering=0) as raw, io.BufferedReader(Hashing(raw), BLOCK) as stream:
             yield stream
-            while stream.read(1 << 20):
+            while stream.read(BLOCK):
                 pass
             self._hashes[path] = stream.raw.hash.hexdigest()
 

@@ -99,7 +99,7 @@ def test_wrong_line(line: bytes, message: str, number: int) -> None:
     lines[number - 1] = line
     stream = io.BytesIO(b"".join(line + b"\n" for line in lines))
     with pytest.raises(DataError) as caught:
-        mathematics.read_examples(stream, FILE)
+        list(parse(stream, FILE))
     assert (caught.value.path, caught.value.line) == (FILE, number) and message in caught.value.message
     assert len(str(caught.value)) < 200
 
@@ -117,7 +117,7 @@ PIECES = [b"What is 1?", b"1", b"\n", b"\r\n", b" ", b"\0", "▁".encode(), b"\x
 @given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=4), max_size=20).map(b"".join))
 def test_anything_is_examples_or_an_error_with_its_line(data: bytes) -> None:
     try:
-        pairs, file = mathematics.read_examples(io.BytesIO(data), FILE)
+        pairs = list(parse(io.BytesIO(data), FILE))
         assert 2 * len(pairs) == data.removesuffix(b"\n").count(b"\n") + bool(data)
         assert file == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         assert all(side == side.strip() != "" for pair in pairs for side in pair)
@@ -396,7 +396,7 @@ def test_official_archive_as_it_is_known() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "one of the arguments --archive --raw-dir --generate is required"),
+        ((), "one of the arguments --generate --archive --raw-dir is required"),
         (("--archive", "x", "--generate", 100), "not allowed with argument"),
         (("--raw-dir", "x", "--seed", 2), "--seed belongs to --generate"),
         (("--raw-dir", "x", "--workers", 2), "--workers belongs to --generate"),
