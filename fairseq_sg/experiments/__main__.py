@@ -200,9 +200,9 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
     from fairseq_sg.experiments import by_length, render
 
     found = results.collect(plan, trials)
-    if plan.recipe.by_length:
-        found.bleu = by_length.score(plan, trials, found)
     earlier = _earlier(prefix)
+    if plan.recipe.by_length:
+        found.bleu = by_length.score(plan, trials, found, earlier.bleu if earlier else None)
     found = results.merged(earlier, found, _file(prefix)) if earlier else found
     found.write(_file(prefix))
     written = render.write_pages(found, prefix)

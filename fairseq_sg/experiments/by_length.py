@@ -8,6 +8,7 @@ docs/translation.md.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -183,16 +184,20 @@ def compare(
     bounds: Sequence[int],
     tokenize: str,
     samples: int = SAMPLES,
+    earlier: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Scores of all systems on every subset and in every bucket.
 
     A system is tested against the baseline of the same seed. Buckets have intervals but no p-values: the smallest have
-    too few sentences for a test.
+    too few sentences for a test. ``earlier`` is a comparison from another time or place: its systems are kept, and its
+    translations of the baseline are used for seeds without one here.
 
     Raises:
-        UsageError: a missing or incomplete output, one with other references, or an invalid seed.
+        UsageError: a missing or incomplete output, one with other references, an invalid seed, or an earlier comparison
+            of other text.
     """
     check_seed()
+    baselines = dict(earlier["baselines"]) if earlier else {}
     translations = {
         (system.name, system.seed): {
             subset: hypotheses_in_order(system.outputs[subset], references)
@@ -202,12 +207,13 @@ def compare(
     }
     if len(translations) < len(systems):
         raise UsageError("two systems have the same name and seed: give them different names")
+    baselines |= {str(seed): lines for (name, seed), lines in translations.items() if name == baseline}
     buckets = make_buckets(text, bounds)
     signatures: dict[str, str] = {}
     found = []
     for system in systems:
         mine = translations[system.name, system.seed]
-        other = translations.get((baseline, system.seed)) if system.name != baseline else None
+        other = baselines.get(str(system.seed)) if system.name != baseline else None
         by_subset, by_bucket = {}, []
         for subset, references in text.references.items():
             against = other[subset] if other else None
@@ -221,8 +227,9 @@ def compare(
         outputs = {subset: str(path) for subset, path in system.outputs.items()}
         found.append({"name": system.name, "seed": system.seed, "outputs": outputs})
         found[-1] |= {"subsets": by_subset, "buckets": by_bucket}
-    return {
+    now = {
         "baseline": baseline,
+        "references": hashlib.sha256(json.dumps(text.references).encode()).hexdigest(),
         "unit": text.unit,
         "limit": text.limit,
         "samples": samples,
@@ -230,7 +237,33 @@ def compare(
         "subsets": {subset: len(references) for subset, references in text.references.items()},
         "buckets": [{"low": b.low, "high": b.high, "label": b.label, "sentences": len(b.places)} for b in buckets],
         "systems": found,
+        "baselines": baselines,
     }
+    return united(earlier, now) if earlier else now
+
+
+def united(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """``now`` with the systems that only an earlier comparison has.
+
+    Where the baseline of a seed was translated anew, p-values from before are None: they were against another one.
+
+    Raises:
+        UsageError: the earlier comparison is of other text, or was scored in another way.
+    """
+    for key in ("references", "baseline", "limit", "buckets", "signatures", "samples"):
+        if earlier[key] != now[key]:
+            raise UsageError(f"the earlier results have other {key} of BLEU by length: choose another --results")
+    there = {(system["name"], system["seed"]) for system in now["systems"]}
+    kept = [system for system in earlier["systems"] if (system["name"], system["seed"]) not in there]
+    for system in kept:
+        seed = str(system["seed"])
+        if now["baselines"].get(seed) != earlier["baselines"].get(seed):
+            for entry in system["subsets"].values():
+                for metric in METRICS:
+                    entry[metric]["p"] = None
+    first = [system for system in kept + now["systems"] if system["name"] == now["baseline"]]
+    others = [system for system in kept + now["systems"] if system["name"] != now["baseline"]]
+    return now | {"systems": first + others}
 
 
 def _entry(scores: dict[str, Score], hypotheses: list[str], references: list[str], tokenize: str) -> dict[str, Any]:
@@ -264,11 +297,11 @@ def subset_table(comparison: dict[str, Any]) -> Table:
 
 
 def bucket_table(comparison: dict[str, Any]) -> Table:
-    """Rows of text with a header: BLEU of every system by the length of the source."""
+    """Rows of text with a header: BLEU of every system by the length of the source, and the length of its output."""
     buckets = comparison["buckets"]
     rows = [["model", "seed", *(bucket["label"] for bucket in buckets)]]
     for system in comparison["systems"]:
-        cells = [with_interval(entry["BLEU"]) for entry in system["buckets"]]
+        cells = [f"{with_interval(entry['BLEU'])} ({entry['length_ratio']:.2f})" for entry in system["buckets"]]
         rows.append([system["name"], str(system["seed"]), *cells])
     return [*rows, ["sentences", "", *(str(bucket["sentences"]) for bucket in buckets)]]
 
@@ -293,7 +326,7 @@ def page(title: str, comparisons: dict[str, dict[str, Any]], picture: str) -> st
             "- Scores ± half the width of the 95 % confidence interval.",
             f"- p: of the difference from `{comparison['baseline']}` of the same seed, by a paired bootstrap of "
             f"{comparison['samples']:,} resamples, not corrected for the number of comparisons.",
-            "- length: words of the translations for each word of the references.",
+            "- length, and in parentheses: words of the translations for each word of the references.",
             *(f"- {metric}: `{signature}`" for metric, signature in comparison["signatures"].items()),
             "",
         ]
@@ -343,16 +376,19 @@ def draw(axes: Any, comparison: dict[str, Any], metric: str) -> None:
     axes.grid(axis="y", alpha=0.3)
 
 
-def score(plan: Plan, trials: Sequence[Trial], results: Results) -> dict[str, Any] | None:
-    """The comparison on every dataset, of the finished runs; None before any.
+def score(
+    plan: Plan, trials: Sequence[Trial], results: Results, earlier: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """The comparison on every dataset, of the finished runs and of an earlier score; None before any.
 
     Raises:
         UsageError: translations are missing or come from other data.
     """
     recipe, how = plan.recipe, plan.recipe.by_length
-    found = {}
+    found = dict(earlier or {})
     for data in plan.used():
-        subsets = list(dict.fromkeys(c.subset for c in recipe.columns_of(data).values() if c.metric == "bleu"))
+        columns = [c for c in recipe.columns_of(data).values() if c.metric == "bleu" and not c.generate]
+        subsets = list(dict.fromkeys(column.subset for column in columns))
         finished = {
             (record["row"], record["seed"]) for record in results.records if record.get("result", {}).get("generated")
         }
@@ -367,7 +403,8 @@ def score(plan: Plan, trials: Sequence[Trial], results: Results) -> dict[str, An
         ]
         if subsets and systems:
             text = read_text(plan.data / recipe.data[data].folder, subsets)
-            found[data] = compare(text, systems, recipe.rows[how.baseline].label, how.bounds, how.tokenize)
+            baseline = recipe.rows[how.baseline].label
+            found[data] = compare(text, systems, baseline, how.bounds, how.tokenize, earlier=found.get(data))
     return found or None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments.recipe import Recipe
+from fairseq_sg.experiments.recipe import DECODED, Recipe
 from fairseq_sg.experiments.runs import Run, check_data, environment, on, schedule
 
 
@@ -115,7 +115,7 @@ class Plan:
             subsets={subset: shown.get(subset, subset) for subset in source.subsets},
             evaluation=["--batch-size", str(recipe.batch_size_valid), *on(self.device)],
             generation=shlex.split(recipe.generate),
-            generate=bool(recipe.generate),
+            decodings=tuple(dict.fromkeys((c.subset, c.generate) for c in columns.values() if c.metric in DECODED)),
             best=recipe.checkpoint == "best",
             model_overrides=recipe.rows[row].model_overrides,
             more_overrides=tuple(dict.fromkeys(c.model_overrides for c in columns.values() if c.model_overrides)),

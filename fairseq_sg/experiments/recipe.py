@@ -29,7 +29,9 @@ RESERVED = {
     "--save-interval", "--keep-interval-updates", "--no-epoch-checkpoints", "--batch-size-valid", "--cpu",
     "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
 }  # fmt: skip
-METRICS = ("accuracy", "loss", "perplexity", "bleu")
+METRICS = ("accuracy", "loss", "perplexity", "bleu", "length_ratio")
+#: Those of fairseq-generate -> their name.
+DECODED = {"bleu": "BLEU", "length_ratio": "length ratio"}
 #: sacreBLEU's choices, as in fairseq_sg.scoring.plain_bleu.
 TOKENIZERS = ("13a", "none", "char", "intl", "zh")
 #: The source of a column's number: the evaluation of the chosen checkpoint, or the end of training.
@@ -104,6 +106,7 @@ class Column:
             checkpoint that would have been chosen up to there.
         data: the datasets that have it; by default all with the subset.
         model_overrides: ``--model-overrides`` of an evaluation for this column, such as more steps of a shared layer.
+        generate: further arguments of fairseq-generate for this column, such as another beam.
     """
 
     subset: str = MISSING
@@ -111,6 +114,7 @@ class Column:
     at: int | str = "checkpoint"
     data: list[str] | None = None
     model_overrides: str = ""
+    generate: str = ""
 
 
 @dataclass
@@ -434,13 +438,17 @@ def check(recipe: Recipe, where: str) -> None:
         known(f"{key}.data", column.data or (), recipe.data, "data")
         if not any(name in recipe.columns_of(data) for data in recipe.data):
             raise error(f"{key}.subset", f"is {column.subset!r}, which no data has as a subset")
-        if column.metric == "bleu" and column.at != "checkpoint":
-            raise error(f"{key}.at", "BLEU is measured only at the checkpoint")
-        if column.model_overrides and (column.metric == "bleu" or column.at != "checkpoint"):
+        decoded = column.metric in DECODED
+        if decoded and column.at != "checkpoint":
+            raise error(f"{key}.at", f"{DECODED[column.metric]} is measured only at the checkpoint")
+        if column.model_overrides and (decoded or column.at != "checkpoint"):
             raise error(f"{key}.model_overrides", "are for accuracy, loss or perplexity at the checkpoint")
+        if column.generate and not decoded:
+            raise error(f"{key}.generate", f"is for the metrics {' and '.join(DECODED)}")
+        _check_arguments(error, f"{key}.generate", column.generate)
     for name, row in recipe.rows.items():
         _check_row(recipe, f"rows.{name}", name, row, error, known)
-    if any(column.metric == "bleu" for column in recipe.columns.values()) != bool(recipe.generate):
+    if any(column.metric in DECODED for column in recipe.columns.values()) != bool(recipe.generate):
         raise error("generate", "is for a column with the metric 'bleu', which needs it (such as --max-len-b 200)")
     if recipe.by_length:
         _check_by_length(recipe, error, choice)

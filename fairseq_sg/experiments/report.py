@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fairseq_sg.experiments.recipe import Column, Published, Recipe
+from fairseq_sg.experiments.recipe import DECODED, Column, Published, Recipe
 from fairseq_sg.experiments.results import Record, Results
 
 Table = list[list[str]]
@@ -49,8 +49,9 @@ class Line:
 def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float | None:
     """The number of a column for a training, in the paper's unit; None if its record lacks it."""
     result = record["result"]
-    if column.metric == "bleu":
-        return result["generated"].get(column.subset, {}).get("bleu")
+    if column.metric in DECODED:
+        key = " ".join(filter(None, (column.subset, column.generate)))
+        return result["generated"].get(key, {}).get(column.metric)
     quantity = "accuracy" if column.metric == "accuracy" else "loss"
     if column.model_overrides:
         measured, key = result.get("more", {}).get(column.model_overrides, {}).get(quantity, {}), column.subset
@@ -217,8 +218,9 @@ def legend(recipe: Recipe) -> list[str]:
     for key, column in recipe.columns.items():
         at = {"checkpoint": which, "end": "at the end of training"}.get(column.at, f"{which} up to step {column.at}")
         metric = {"loss": "loss in bits per token", "perplexity": "perplexity per token"}.get(column.metric)
-        metric = metric or {"bleu": "BLEU"}.get(column.metric, f"{column.metric}, {_unit(recipe)}")
+        metric = metric or DECODED.get(column.metric, f"{column.metric}, {_unit(recipe)}")
         overrides = f', evaluated with `--model-overrides "{column.model_overrides}"`' * bool(column.model_overrides)
+        overrides += f", decoded with `{column.generate}`" * bool(column.generate)
         found.append(f"{key}: {metric}, on `{column.subset}` {at}{overrides}.")
     spread = "the median" if recipe.statistic == "median" else "mean ± sample standard deviation"
     found.append(f"Numbers are {spread} over the seeds that did not diverge.")

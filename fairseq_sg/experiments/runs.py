@@ -51,7 +51,8 @@ class Run:
         subsets: evaluated during training and at the end; the values are their names in tables.
         evaluation: further arguments of ``fairseq-validate`` and ``fairseq-generate`` (besides device and batch size).
         generation: further arguments of ``fairseq-generate`` alone.
-        generate: whether the subsets are also decoded at the end, besides the teacher-forced pass.
+        decodings: what is decoded at the end, besides the teacher-forced pass: subsets, each with further arguments of
+            ``fairseq-generate`` or "".
         best: whether to evaluate the checkpoint with the highest accuracy on the first subset (the latest of several)
             instead of the last one.
         model_overrides: of the evaluation.
@@ -67,7 +68,7 @@ class Run:
     subsets: dict[str, str]
     evaluation: list[str] = field(default_factory=list)
     generation: list[str] = field(default_factory=list)
-    generate: bool = True
+    decodings: tuple[tuple[str, str], ...] = ()
     best: bool = False
     model_overrides: str = ""
     more_overrides: tuple[str, ...] = ()
@@ -98,10 +99,11 @@ class Run:
             "--valid-subset", ",".join(self.subsets), "--log-format", "json", *self.evaluation,
         ]  # fmt: skip
 
-    def generate_command(self, subset: str) -> list[str]:
+    def generate_command(self, subset: str, more: str = "") -> list[str]:
         return [
             "fairseq-generate", str(self.data), *self._evaluated(), "--gen-subset", subset, "--beam", "1",
             "--scoring", "sacrebleu", "--sacrebleu-tokenizer", "none", *self.evaluation, *self.generation,
+            *shlex.split(more),
         ]  # fmt: skip
 
     def _evaluated(self, model_overrides: str | None = None) -> list[str]:
@@ -111,16 +113,20 @@ class Run:
 
     def outputs(self) -> dict[Path, list[str]]:
         """The commands of the evaluation, by the file of their output."""
-        decoded = self.subsets if self.generate else ()
         return {
             self.folder / "validate.log": self.validate_command(),
             **{self.more_log(n): self.validate_command(more) for n, more in enumerate(self.more_overrides)},
-            **{self.folder / f"generate-{subset}.log": self.generate_command(subset) for subset in decoded},
+            **{self.decoded_log(*how): self.generate_command(*how) for how in self.decodings},
         }
 
     def more_log(self, number: int) -> Path:
         """The output of further evaluation ``number``."""
         return self.folder / f"validate-{number + 1}.log"
+
+    def decoded_log(self, subset: str, more: str = "") -> Path:
+        """The output of a decoding."""
+        number = [how for how in self.decodings if how[0] == subset and how[1]].index((subset, more)) + 1 if more else 0
+        return self.folder / (f"generate-{subset}-{number}.log" if number else f"generate-{subset}.log")
 
     def commands(self) -> list[list[str]]:
         """The commands of the training and of its evaluation."""
@@ -635,8 +641,7 @@ def _finish_training(job: Job) -> None:
 
 def _finish_evaluation(job: Job) -> None:
     run = job.run
-    decoded = run.subsets if run.generate else ()
-    generated = {subset: _generated(run.folder / f"generate-{subset}.log") for subset in decoded}
+    generated = {" ".join(filter(None, how)): _generated(run.decoded_log(*how)) for how in run.decodings}
     result = {
         "steps": run.steps,
         "checkpoint_step": selected(run, curve(run))["step"],
@@ -670,8 +675,8 @@ def _record(run: Run, **more: Any) -> None:
 
 
 def _generated(path: Path) -> dict[str, float]:
-    """Exact match in percent, BLEU and the number of sentences of a ``fairseq-generate`` output."""
-    target, output, bleu = {}, {}, math.nan
+    """Exact match in percent, BLEU, its length ratio and the number of sentences of a ``fairseq-generate`` output."""
+    target, output, bleu, ratio = {}, {}, math.nan, math.nan
     for line in path.read_text(errors="replace").splitlines():
         fields = line.split("\t")
         if line.startswith("T-"):
@@ -681,5 +686,8 @@ def _generated(path: Path) -> dict[str, float]:
         elif line.startswith("Generate "):
             match = re.search(r"BLEU[^=]*= ([0-9.]+)", line)
             bleu = float(match[1]) if match else math.nan
+            match = re.search(r"ratio = ([0-9.]+)", line)
+            ratio = float(match[1]) if match else math.nan
     right = sum(output.get(key) == words for key, words in target.items())
-    return {"exact_match": 100.0 * right / max(1, len(target)), "bleu": bleu, "sentences": len(target)}
+    exact = 100.0 * right / max(1, len(target))
+    return {"exact_match": exact, "bleu": bleu, "length_ratio": ratio, "sentences": len(target)}

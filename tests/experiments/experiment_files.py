@@ -43,9 +43,7 @@ def make_run(folder: Path, log: str = "", steps: int = 100, **more: Any) -> runs
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.log").write_text(log)
     arguments = ["--task", "sg_classification", "--cpu"]
-    return runs.Run(
-        "m", 1, folder, Path("data"), steps, arguments, {"valid": "IID", "gen": "OOD"}, generate=False, **more
-    )
+    return runs.Run("m", 1, folder, Path("data"), steps, arguments, {"valid": "IID", "gen": "OOD"}, **more)
 
 
 def save(run: runs.Run, **more: Any) -> None:

@@ -402,7 +402,7 @@ def test_translations_of_a_recipe(tmp_path, capsys):
     assert rows == [(f"| {subset}", name) for subset in LENGTHS for name in ("soft", "relative", "relative")]
     assert "| model | seed | 1–2 | 3–4 | 5–6 | 7+ |" in shown and "| sentences |  | 12 | 12 | 10 | 10 |" in shown
     first = next(entry for entry in found["tiny"]["systems"] if (entry["name"], entry["seed"]) == ("relative", 1))
-    cells = [f"{e['BLEU']['score']:.1f} ± {e['BLEU']['ci']:.1f}" for e in first["buckets"]]
+    cells = [f"{e['BLEU']['score']:.1f} ± {e['BLEU']['ci']:.1f} ({e['length_ratio']:.2f})" for e in first["buckets"]]
     assert f"| relative | 1 | {' | '.join(cells)} |" in shown
     for signature in found["tiny"]["signatures"].values():
         assert any(signature in line for line in shown) and "bs:1000|seed:12345" in signature
@@ -413,6 +413,31 @@ def test_translations_of_a_recipe(tmp_path, capsys):
     with pytest.raises(UsageError, match="has no generate-gen.log"):
         command.publish(plan, trials, prefix)
     assert (tmp_path / "results" / "tiny_v0.2.json").read_bytes() == before
+
+
+def test_rows_of_another_time_are_united(made):
+    """Systems of an earlier comparison stay. A new system is tested against the baseline's translations from there."""
+    folder, references, found = made
+    text = read_text(folder, list(LENGTHS))
+    at_once = comparison(made)
+    one, two, three = (system(name, 1, folder.parent / name) for name in ("softmax", "relative", "linear"))
+    first = compare(text, [one, two], "softmax", (2, 6), "none", 100)
+    both = compare(text, [three], "softmax", (2, 6), "none", 100, json.loads(json.dumps(first)))
+    assert both == at_once
+    # A baseline that was translated anew: what was tested against the old one has no p-value any more.
+    translate(folder.parent / "softmax", references, 0.3, 7)
+    again = compare(text, [one], "softmax", (2, 6), "none", 100, json.loads(json.dumps(both)))
+    assert [entry["name"] for entry in again["systems"]] == ["softmax", "relative", "linear"]
+    for name, before, now in zip(("relative", "linear"), both["systems"][1:], again["systems"][1:], strict=True):
+        for subset in LENGTHS:
+            assert now["subsets"][subset]["BLEU"] == before["subsets"][subset]["BLEU"] | {"p": None}, name
+    # Other text is refused.
+    for path in folder.glob("raw/gen.plain.*"):
+        path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[1:]), "utf-8")
+    for name in found:
+        write_output(folder.parent / name / "generate-gen.log", references["gen"][1:], found[name]["gen"][1:])
+    with pytest.raises(UsageError, match="other references of BLEU by length: choose another --results"):
+        compare(read_text(folder, list(LENGTHS)), [one], "softmax", (2, 6), "none", 100, both)
 
 
 def test_every_dataset_is_compared_by_itself(tmp_path):

@@ -36,7 +36,7 @@ def test_a_run_of_the_plan(tmp_path):
     assert (run.name, run.data, run.folder) == (
         "An LSTM_1", Path("some/where/tiny"), tmp_path / "out" / "good-tiny-seed1",
     )  # fmt: skip
-    assert run.subsets == {"dev": "dev", "valid": "IID", "gen": "OOD"} and run.best and not run.generate
+    assert run.subsets == {"dev": "dev", "valid": "IID", "gen": "OOD"} and run.best and not run.decodings
     trained, validated = (" ".join(command) for command in run.commands())
     assert "--lr 3e-3 --batch-size-valid 50 " in trained and "--validate-interval-updates 20 " in trained
     assert "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric" in trained

@@ -239,6 +239,7 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("at: end", "metric: bits", ["columns.IID.metric: is 'bits': choose from accuracy, loss, perplexity, bleu"]),
         ("subset: gen}", "subset: gen, metric: bleu}", ["generate: is for a column with the metric 'bleu'"]),
         ("at: end", "at: end, metric: bleu", ["columns.IID.at: BLEU is measured only at the checkpoint"]),
+        ("at: end", "at: end, generate: --beam 9", ["columns.IID.generate: is for the metrics bleu and length_ratio"]),
         ("at: end", "at: end, model_overrides: '{}'", ["columns.IID.model_overrides: are for accuracy, loss or"]),
         ("folder: short", "folder: a/b", ["data.short.folder: is 'a/b': it must be the name of one folder"]),
         ("length,", "length --out x,", ["data.short.prepare: has --out, which experiments sets itself"]),
@@ -782,14 +783,15 @@ def test_the_weights_of_the_orthogonality_sweep_are_what_is_trained():
     assert settings["none"] == settings["linear-l2"] and settings["weight-1e-4"] == settings["linear-l2-orthogonality"]
 
 
-@pytest.mark.parametrize("variant", ["", "small"])
-def test_the_models_of_translations_differ_in_attention_alone(variant):
-    found = shipped("own_translation_length", variant)
-    assert list(found.rows) == ["softmax", "log_length", "relative", "linear", "galerkin"]
+def test_the_models_of_translations_differ_in_attention_alone():
+    found = shipped("own_translation_length")
+    assert list(found.rows) == [
+        *("softmax", "log_length", "relative", "rotary", "linear", "linear-l2-orthogonality", "galerkin"),
+    ]
     for row in found.rows.values():
         assert {word for word in shlex.split(row.arguments) if word.startswith("--")} <= {
-            "--encoder-attention", "--decoder-attention", "--cross-attention", "--logit-scale",
-        }  # fmt: skip
-    limits = {name: data.prepare.partition("--max-length ")[2].split()[0] for name, data in found.data.items()}
-    for data, limit in limits.items():
-        assert ("gen" in found.data[data].subsets) == (limit != "0") and int(limit) in (0, *found.by_length.bounds)
+            *("--encoder-attention", "--decoder-attention", "--cross-attention", "--logit-scale", "--position"),
+            *("--qk-norm", "--orthogonality-weight"),
+        }
+    short, everything = (data.prepare for data in found.data.values())
+    assert everything == f"{short} --train-all" and "--max-length 20 " in short and 20 in found.by_length.bounds

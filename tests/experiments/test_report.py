@@ -130,6 +130,19 @@ def test_other_metrics(tmp_path):
     assert found == [41.5, None, 8.0]
 
 
+def test_a_further_decoding_has_its_column(tmp_path):
+    columns = "  Beam: {subset: gen, metric: bleu, generate: --beam 9}\n  Ratio: {subset: gen, metric: length_ratio}\n"
+    text = TINY.replace("rows:\n", f"{columns}rows:\n").replace("seeds: 2", "seeds: 2\ngenerate: --max-len-b 9")
+    recipe = tiny(tmp_path, text)
+    done = {"generated": {"gen": {"bleu": 1.0, "length_ratio": 0.5}, "gen --beam 9": {"bleu": 2.0}}}
+    assert report.value(recipe, recipe.columns["Beam"], {"result": done}, 1.0) == 2.0
+    assert report.value(recipe, recipe.columns["Ratio"], {"result": done}, 1.0) == 0.5
+    assert (
+        "Beam: BLEU, on `gen` of the checkpoint with the best accuracy on `dev` (the latest of several), decoded with "
+        "`--beam 9`."
+    ) in report.legend(recipe)
+
+
 MORE = TINY.replace("rows:\n", "  OOD-more: {subset: gen, model_overrides: \"{'encoder_layers': 9}\"}\nrows:\n")
 
 

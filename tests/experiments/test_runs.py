@@ -286,9 +286,21 @@ def test_generated_output_is_scored(tmp_path):
     path = tmp_path / "generate.log"
     path.write_text(
         "S-0\tjump\nT-0\tA B\nH-0\t-0.1\tA B\nD-0\t-0.1\tA B\nT-1\tA\nD-1\t-0.2\tA A\nT-2\tC\nD-2\t-0.2\t\n"
-        "Generate gen with beam=1: BLEU = 41.50 1/1/1/1 (BP = 1.000)\n"
+        "Generate gen with beam=1: BLEU = 41.50 1/1/1/1 (BP = 1.000 ratio = 1.250 hyp_len = 5 ref_len = 4)\n"
     )
-    assert runs._generated(path) == {"exact_match": pytest.approx(100 / 3), "bleu": 41.5, "sentences": 3}
+    measured = {"exact_match": pytest.approx(100 / 3), "bleu": 41.5, "length_ratio": 1.25, "sentences": 3}
+    assert runs._generated(path) == measured
+
+
+def test_further_decodings_have_their_own_output(tmp_path):
+    run = make_run(
+        tmp_path / "r", decodings=(("gen", ""), ("gen", "--beam 2"), ("valid", "--lenpen 2"), ("gen", "--lenpen 2"))
+    )
+    names = [path.name for path in run.outputs()]
+    assert names == ["validate.log", *(f"generate-{end}.log" for end in ("gen", "gen-1", "valid-1", "gen-2"))]
+    commands = list(run.outputs().values())[1:]
+    assert [command[-2:] for command in commands[1:]] == [["--beam", "2"], ["--lenpen", "2"], ["--lenpen", "2"]]
+    assert [command[command.index("--gen-subset") + 1] for command in commands] == ["gen", "gen", "valid", "gen"]
 
 
 def test_latest_of_the_best_is_selected(tmp_path):
