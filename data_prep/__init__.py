@@ -1,16 +1,15 @@
 """Makes the datasets of the papers: ``python -m data_prep DATASET --out FOLDER``; also ``list``,
 ``verify``, ``reorder``.
 
-Each dataset is one module named after it, with its source and its splits. Modules whose names begin with that of a
-dataset belong to it (``scan_grammar`` is the grammar of ``scan``). The other modules:
+Each dataset is one file, or one folder with its language, its draws and its splits. They rest on
 
-    common      the contract of a dataset
-    corpus, lm  the products of a dataset: pairs of sentences, or running text
-    official    finds or downloads published files
-    archive     reads members of archives
-    text        reads lines strictly
-    prepare     writes raw text, fairseq binaries (``binarize``) and ``dataset.json`` into a folder
-    folder      makes that folder appear atomically
+    dataset                 the contract of a dataset, and its options
+    corpus, text_corpus     the products of a dataset: pairs of sentences, or running text
+    binarize                writes fairseq's binaries
+    folder                  prepares a folder that appears whole or not at all, with its ``dataset.json``
+    sources, files.sha256   finds or downloads published files, and reads archives
+    draws                   hold-outs and random draws
+    text, subwords          reads lines strictly; SentencePiece
 
 torch and fairseq are imported only to binarize, so ``--raw-only`` works without them.
 """

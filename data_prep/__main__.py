@@ -12,37 +12,41 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import data_prep
-from data_prep import (
-    arithmetic,
-    cfq,
-    cogs,
-    ctl,
-    ctlpp,
-    first,
-    iwslt_en_vi,
-    libreoffice_help,
-    listops,
-    mathematics,
-    parallel,
-    parity,
-    pcfg,
-    scan,
-    text_lm,
-)
-from data_prep.common import DataError, Dataset, UsageError
-from data_prep.prepare import prepare, verify
+from data_prep.arithmetic import Arithmetic
+from data_prep.cfq import Cfq
+from data_prep.cogs import Cogs
+from data_prep.ctl import Ctl
+from data_prep.ctlpp import CtlPlusPlus
+from data_prep.dataset import DataError, Dataset, UsageError, add_options
+from data_prep.folder import prepare, verify
+from data_prep.iwslt_en_vi import IwsltEnVi
+from data_prep.libreoffice_help import LibreOfficeHelp
+from data_prep.listops import ListOps
+from data_prep.mathematics import Mathematics
+from data_prep.parallel import Parallel
+from data_prep.pcfg import Pcfg
 from data_prep.reorder import Reorder
+from data_prep.scan import Scan
+from data_prep.strings import First, Parity
+from data_prep.text_lm import Text
 
-DATASETS: tuple[Dataset, ...] = tuple(
-    module.DATASET
-    for module in (
-        *(scan, cogs, pcfg, cfq, mathematics),
-        *(ctl, ctlpp, arithmetic, listops, parity, first),
-        *(iwslt_en_vi, libreoffice_help, parallel, text_lm),
-    )
+DATASETS: tuple[Dataset, ...] = (
+    Scan(),
+    Cogs(),
+    Pcfg(),
+    Cfq(),
+    Mathematics(),
+    Ctl(),
+    CtlPlusPlus(),
+    Arithmetic(),
+    ListOps(),
+    Parity(),
+    First(),
+    IwsltEnVi(),
+    LibreOfficeHelp(),
+    Parallel(),
+    Text(),
 )
-
-
 MOST_NAMES = 20  # listed in a message
 
 
@@ -102,9 +106,9 @@ def make_parser() -> Parser:
 
 def add_dataset(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
     """Adds the common options and those of ``dataset``."""
-    parser.description = plain(sys.modules[type(dataset).__module__].__doc__)
+    parser.description = plain(dataset.about)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    dataset.add_arguments(parser)
+    add_options(parser, dataset.options, dataset.sources)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the output folder")
     parser.add_argument("--overwrite", action="store_true", help="replace the prepared dataset in FOLDER")
     parser.add_argument("--raw-only", action="store_true", help="write only the text; needs neither torch nor fairseq")

@@ -27,27 +27,25 @@ Source: generated; Csordás 2023, section 5.2.2, and github.com/RobertCsordas/nd
 
 from __future__ import annotations
 
-import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError
-from data_prep.corpus import Corpus
-from data_prep.depths import (
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import Dataset, Options, Pair, Sources, UsageError, option, whole_number
+from data_prep.draws import (
     TRAIN_DEPTHS,
     Balance,
-    add_size_arguments,
+    PackedPairs,
     depth_type,
-    number_between,
-    size_request,
+    seed_option,
+    test_size,
+    train_size,
     uniform,
 )
-from data_prep.packed import PackedPairs
-from data_prep.text import shorten
 
-OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": lambda a, b: (a + b) % 10, "*": lambda a, b: a * b % 10}
-DIGITS = "0123456789"
+OPERATORS = "+*"
 LONGEST = 50  # tokens
 Recipes = dict[str, tuple[range, float]]
 
@@ -70,49 +68,29 @@ def recipes(deepest: int) -> Recipes:
 DEEPEST = TRAIN_DEPTHS[-1]
 RECIPES = recipes(DEEPEST)
 ORDER = ("train", "valid", "dev", "gen")
-DEFAULT_TRAIN = 100_000
 # Three quarters of all 2 · (210² − 10²), as in the authors' code: drawing the last ones would take too long.
 MOST_OF_DEPTH_2 = 66_000
 PUBLISHED = {"train": 100_200, "valid": 1_200, "dev": 1_000, "gen": 1_000}
 VOCABULARY = (14, 10)
 
 
-class Meaning(NamedTuple):
-    """The value of an expression, 0 to 9, and its depth."""
+class Drawn(NamedTuple):
+    """An expression with its value, 0 to 9, and its depth."""
 
+    text: str
     value: int
     depth: int
 
 
-def interpret(expression: str) -> Meaning:
-    """Returns the value and the depth of an expression. Raises DataError if it is not one."""
-    # Open operations, with the left operand and the operator once known.
-    open_operations: list[tuple[Meaning, str] | None] = []
-    meaning: Meaning | None = None
-    for position, word in enumerate(expression.split(" "), start=1):
-        if meaning is None and word == "(":
-            open_operations.append(None)
-        elif meaning is None and len(word) == 1 and word in DIGITS:
-            meaning = Meaning(int(word), 0)
-        elif meaning is not None and word in OPERATIONS and open_operations and open_operations[-1] is None:
-            open_operations[-1] = (meaning, word)
-            meaning = None
-        elif meaning is not None and word == ")" and open_operations and open_operations[-1] is not None:
-            left, operator = open_operations[-1]
-            open_operations.pop()
-            meaning = Meaning(OPERATIONS[operator](left.value, meaning.value), 1 + max(left.depth, meaning.depth))
-        else:
-            raise DataError(f"not an expression: {shorten(word)} cannot be word {position}")
-    if meaning is None or open_operations:
-        raise DataError("not an expression: it ends too early")
-    return meaning
+def apply(operator: str, left: Drawn, right: Drawn) -> Drawn:
+    """The sum or the product of two operands."""
+    value = (left.value + right.value if operator == "+" else left.value * right.value) % 10
+    return Drawn(f"( {left.text} {operator} {right.text} )", value, 1 + max(left.depth, right.depth))
 
 
-class Drawn(NamedTuple):
-    """A drawn expression and its depth."""
-
-    text: str
-    depth: int
+def digit(number: int) -> Drawn:
+    """The expression of a digit."""
+    return Drawn(str(number), number, 0)
 
 
 class Sampler:
@@ -126,14 +104,13 @@ class Sampler:
     def operand(self, limit: int) -> Drawn:
         """Draws a digit, or an operation of at most this depth."""
         if limit == 0 or self.uniform() >= self.probability:
-            return Drawn(DIGITS[int(10 * self.uniform())], 0)
+            return digit(int(10 * self.uniform()))
         left, right = self.operand(limit - 1), self.operand(limit - 1)
         return self.operation(left, right)
 
     def operation(self, left: Drawn, right: Drawn) -> Drawn:
         """Draws the sum or the product of two operands."""
-        operator = "+*"[int(2 * self.uniform())]
-        return Drawn(f"( {left.text} {operator} {right.text} )", 1 + max(left.depth, right.depth))
+        return apply(OPERATORS[int(2 * self.uniform())], left, right)
 
     def expression(self) -> Drawn:
         """Draws an expression of sufficient depth. It may be too long."""
@@ -152,13 +129,40 @@ def sample(subset: str, size: int, seed: int, taken: set[str], recipes: Recipes 
         drawn = sampler.expression()
         # Tokens are single characters, separated by single spaces.
         if balance.wants(drawn.depth) and len(drawn.text) < 2 * LONGEST:
-            balance.offer(drawn.text, *interpret(drawn.text))
+            balance.offer(*drawn)
     return balance
 
 
-def single_operations() -> list[str]:
+def single_operations() -> list[Drawn]:
     """All expressions of depth 1."""
-    return [f"( {a} {operator} {b} )" for operator, a, b in itertools.product(OPERATIONS, DIGITS, DIGITS)]
+    digits = [digit(number) for number in range(10)]
+    return [apply(*operation) for operation in itertools.product(OPERATORS, digits, digits)]
+
+
+@dataclass(frozen=True)
+class ArithmeticOptions(Options):
+    """The options of simple arithmetic."""
+
+    train: int = train_size(100_000, "training examples, without the 200 of depth 1")
+    test: int = test_size()
+    seed: int = seed_option()
+    deepest: int = option(
+        DEEPEST,
+        f"maximum depth in train, 2 to {DEEPEST} (the paper's); less gives a smaller task of our own",
+        type=whole_number(2, DEEPEST),
+        metavar="DEPTH",
+        when_given=True,
+    )
+
+    def complete(self, sources: Sources) -> ArithmeticOptions:
+        # Depth 1 is all in train; the others have equally many, and depth 2 has the fewest expressions.
+        wanted = sum(-(-number // (self.deepest - 1)) for number in (self.train, self.test))
+        if wanted > MOST_OF_DEPTH_2:
+            raise UsageError(
+                f"--train {self.train} and --test {self.test} need {wanted:,} expressions of depth 2; at most "
+                f"{MOST_OF_DEPTH_2:,} of the 88,000 are drawn: lower them, or raise --deepest"
+            )
+        return self
 
 
 class Arithmetic(Dataset):
@@ -172,51 +176,29 @@ class Arithmetic(Dataset):
     arch = "sg_transformer_scan"
     classifier = "sg_encoder_arithmetic_baseline"
     splits = ("depth",)
+    options = ArithmeticOptions
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        add_size_arguments(parser, DEFAULT_TRAIN, "training examples, without the 200 of depth 1")
-        parser.add_argument(
-            "--deepest",
-            type=number_between(2, DEEPEST),
-            default=DEEPEST,
-            metavar="DEPTH",
-            help=f"maximum depth in train, 2 to {DEEPEST} (the paper's); less gives a smaller task of our own",
-        )
-
-    def request(self, args: argparse.Namespace) -> Json:
-        # Depth 1 is all in train; the others have equally many, and depth 2 has the fewest expressions.
-        wanted = sum(-(-number // (args.deepest - 1)) for number in (args.train, args.test))
-        if wanted > MOST_OF_DEPTH_2:
-            raise UsageError(
-                f"--train {args.train} and --test {args.test} need {wanted:,} expressions of depth 2; at most "
-                f"{MOST_OF_DEPTH_2:,} of the 88,000 are drawn: lower them, or raise --deepest"
-            )
-        return size_request(args) | ({} if args.deepest == DEEPEST else {"deepest": args.deepest})
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        simple = [Pair(expression, str(interpret(expression).value)) for expression in single_operations()]
+    def build(self, options: ArithmeticOptions, sources: Sources) -> Corpus:
+        simple = [Pair(drawn.text, str(drawn.value)) for drawn in single_operations()]
         taken: set[str] = set()
-        deepest = args.deepest
+        deepest = options.deepest
         chosen = recipes(deepest)
         drawn = {
-            subset: sample(subset, args.train if subset == "train" else args.test, args.seed, taken, chosen)
+            subset: sample(subset, options.train if subset == "train" else options.test, options.seed, taken, chosen)
             for subset in chosen
         }
-        pairs = {subset: drawn[subset].pairs() for subset in ORDER}
-        types = {subset: drawn[subset].types() for subset in ORDER}
-        pairs["train"] = PackedPairs(itertools.chain(simple, pairs["train"]))
-        types["train"] = [depth_type(1)] * len(simple) + types["train"]
+        published = PUBLISHED if deepest == DEEPEST else {}
+        subsets = {
+            name: Subset(drawn[name].pairs(), drawn[name].types(), published=published.get(name)) for name in ORDER
+        }
+        pairs, types = PackedPairs(itertools.chain(simple, subsets["train"].pairs)), subsets["train"].types
+        subsets["train"] = subsets["train"]._replace(pairs=pairs, types=[depth_type(1)] * len(simple) + types)
         return Corpus(
-            pairs,
-            PUBLISHED if deepest == DEEPEST else {},
+            subsets,
             f"train has depths 1 to {deepest}, valid 2 to {deepest}, dev {deepest + 1}, gen {deepest + 2} and "
             f"{deepest + 3}; all depths above 1 are equally frequent",
             "generated by the authors' procedure, with a seed of our own",
             {"generator": "data_prep.arithmetic"},
             VOCABULARY,
-            types=types,
             labels=True,
         )
-
-
-DATASET = Arithmetic()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.common import DataError
+from data_prep.dataset import DataError
 from data_prep.progress import progress
 
 if TYPE_CHECKING:

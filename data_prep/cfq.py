@@ -33,24 +33,33 @@ never on the archive itself.
 
 from __future__ import annotations
 
-import argparse
+import io
+import json
 import re
 import string
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
-from data_prep.cfq_files import PARTS, find_dataset, read_archive, read_folder
-from data_prep.common import (
+from data_prep.corpus import Corpus, Subset, count_words
+from data_prep.dataset import (
     DataError,
     Dataset,
+    Hashing,
     Json,
+    Options,
+    Pair,
+    Sources,
     UsageError,
     check_sizes,
-    hold_out,
+    option,
     seed_number,
     share,
 )
-from data_prep.corpus import Corpus, count_words
-from data_prep.text import sha256
+from data_prep.draws import hold_out
+from data_prep.progress import progress
+from data_prep.sources import members
 
 # Published sizes of trainIdxs, devIdxs and testIdxs.
 SIZES = {
@@ -65,7 +74,102 @@ SIZES = {
 }
 TOGETHER = 181  # words, published
 DEFAULT_SEED = 1
+LARGEST_DATASET, LARGEST_SPLIT = 1 << 34, 1 << 26  # bytes; the official ones have some 4 GB and 2 MB
+BLOCK = 1 << 16  # characters per read: some three records
+LONGEST_RECORD = 1 << 24  # characters; records have some 20,000
+WHITE = " \t\n\r"
+DECODER = json.JSONDecoder()
+KEYS = ("questionPatternModEntities", "sparqlPatternModEntities")
+DATASET = "cfq/dataset.json"
+PARTS = ("trainIdxs", "devIdxs", "testIdxs")
 PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
+
+
+@dataclass(frozen=True)
+class CfqFiles(Sources):
+    """The archive, or the folder unpacked from it."""
+
+    archive: Path | None = option(None, "the official cfq1.1.tar.gz", one_of="source", type=Path, metavar="FILE")
+    raw_dir: Path | None = option(None, "the folder cfq unpacked from it", one_of="source", type=Path, metavar="FOLDER")
+
+    def __post_init__(self) -> None:
+        if self.archive is not None and not self.archive.is_file():
+            raise DataError("--archive is not a file", self.archive)
+
+    def dataset(self) -> Path:
+        """The path of dataset.json in the folder, which is ``cfq`` or contains it. Raises DataError if it is absent."""
+        for path in (self.raw_dir / "dataset.json", self.raw_dir / "cfq" / "dataset.json"):
+            if path.is_file():
+                return path
+        raise DataError("has neither dataset.json nor cfq/dataset.json: name the unpacked folder", self.raw_dir)
+
+    def files(self, split: str) -> list[Path]:
+        """The files that are read for a split. Raises DataError for a missing one."""
+        if self.archive is not None:
+            return [self.archive]
+        files = [self.dataset(), self.dataset().parent / "splits" / f"{split}.json"]
+        if not files[1].is_file():
+            raise DataError(f"has no splits/{split}.json", files[0].parent)
+        return files
+
+    def streams(self, split: str) -> Iterator[tuple[str, BinaryIO, Path]]:
+        """Yields name, content and path of dataset.json and of the file of a split, in any order. Raises DataError."""
+        limits = {DATASET: LARGEST_DATASET, f"cfq/splits/{split}.json": LARGEST_SPLIT}
+        files = self.files(split)
+        if self.archive is not None:
+            with self.open(self.archive) as packed:
+                for name, stream in members(self.archive, packed, limits):
+                    yield name, stream, self.archive / name
+            return
+        for name, path in zip(reversed(limits), reversed(files)):  # the small file first, so its errors come at once
+            with self.open(path) as stream:
+                yield name, stream, path
+
+    def read(self, split: str) -> Content:
+        """Reads dataset.json and the file of a split. Raises DataError."""
+        pairs, indices, files = [], {}, []
+        for name, stream, path in self.streams(split):
+            hashing = Hashing(stream)
+            if name == DATASET:
+                pairs = read_pairs(hashing, path)
+                files.insert(0, hashing.describe(name))
+            else:
+                indices = read_indices(hashing, path)
+                files.append(hashing.describe(name))
+        greatest = max((number for numbers in indices.values() for number in numbers), default=0)
+        if greatest >= len(pairs):
+            message = f"splits/{split}.json names record {greatest:,}, but dataset.json ends at {len(pairs) - 1:,}"
+            raise DataError(message, self.archive or self.raw_dir)
+        return Content(pairs, indices, files)
+
+
+@dataclass(frozen=True)
+class CfqOptions(Options):
+    """The options of CFQ; ``source_sha256`` has the hashes of the files."""
+
+    split: str = option(choices=tuple(SIZES))
+    holdout: float | None = option(
+        None,
+        "share of the training questions that becomes valid (default: 0, no valid; not with "
+        "random_split, which has its own)",
+        type=share,
+    )
+    seed: int | None = option(None, f"seed of --holdout (default: {DEFAULT_SEED})", type=seed_number)
+    source_sha256: tuple[str, ...] = ()
+
+    def complete(self, sources: CfqFiles) -> CfqOptions:
+        holdout = self.holdout or 0.0
+        if self.split == "random_split":
+            if self.holdout is not None:
+                raise UsageError("--holdout does not go with random_split, which has its own validation set")
+            holdout = None
+        if self.seed is not None and not holdout:
+            raise UsageError("--seed has no effect: nothing is held out")
+        seed = DEFAULT_SEED if self.seed is None else self.seed
+        return replace(self, holdout=holdout, seed=seed if holdout else None)
+
+    def identify(self, sources: CfqFiles) -> CfqOptions:
+        return replace(self, source_sha256=tuple(map(sources.sha256, sources.files(self.split))))
 
 
 class Cfq(Dataset):
@@ -78,65 +182,33 @@ class Cfq(Dataset):
     size = "some 260 MB"
     arch = "sg_transformer_cfq"
     splits = tuple(SIZES)
+    options = CfqOptions
+    sources = CfqFiles
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--split", required=True, choices=self.splits, metavar="SPLIT", help=", ".join(self.splits))
-        source = parser.add_mutually_exclusive_group(required=True)
-        source.add_argument("--archive", type=Path, metavar="FILE", help="the official cfq1.1.tar.gz")
-        source.add_argument("--raw-dir", type=Path, metavar="FOLDER", help="the folder cfq unpacked from it")
-        parser.add_argument(
-            "--holdout",
-            type=share,
-            metavar="F",
-            help="share of the training questions that becomes valid (default: 0, no valid; not with "
-            "random_split, which has its own)",
-        )
-        parser.add_argument(
-            "--seed", type=seed_number, metavar="N", help=f"seed of --holdout (default: {DEFAULT_SEED})"
-        )
-
-    def request(self, args: argparse.Namespace) -> Json:
-        holdout = args.holdout or 0.0
-        if args.split == "random_split":
-            if args.holdout is not None:
-                raise UsageError("--holdout does not go with random_split, which has its own validation set")
-            holdout = None
-        if args.seed is not None and not holdout:
-            raise UsageError("--seed has no effect: nothing is held out")
-        seed = DEFAULT_SEED if args.seed is None else args.seed
-        return {
-            "split": args.split,
-            "holdout": holdout,
-            "seed": seed if holdout else None,
-            "source_sha256": [sha256(path) for path in source_files(args)],
-        }
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        read, source = (read_folder, args.raw_dir) if args.archive is None else (read_archive, args.archive)
-        pairs, indices, files = read(source, args.split, (question_words, query_words))
-        names = ("train", "valid", "test") if args.split == "random_split" else ("train", "dev", "gen")
+    def build(self, options: CfqOptions, sources: CfqFiles) -> Corpus:
+        pairs, indices, files = sources.read(options.split)
+        names = ("train", "valid", "test") if options.split == "random_split" else ("train", "dev", "gen")
         subsets = {name: [pairs[i] for i in indices[part]] for name, part in zip(names, PARTS, strict=True)}
-        published = dict(zip(names, SIZES[args.split], strict=True))
+        published = dict(zip(names, SIZES[options.split], strict=True))
         check_sizes(subsets, published)
-        rule, membership = f"split by the index file {args.split}.json", "the published ones"
+        rule, membership = f"split by the index file {options.split}.json", "the published ones"
         words = count_words(subsets).together
         if words != TOGETHER:
             membership += f", but with {words} words in the common vocabulary instead of the published {TOGETHER}"
-        if request["holdout"]:
-            train, valid = hold_out(subsets["train"], request["holdout"], request["seed"])
+        if options.holdout:
+            train, valid = hold_out(subsets["train"], options.holdout, options.seed)
             subsets = {"train": train, "valid": valid, "dev": subsets["dev"], "gen": subsets["gen"]}
-            rule += f"; valid is {request['holdout']:g} of the questions that occur once in train"
-        return Corpus(subsets, published, rule, membership, {"files": files}, None, joined=True, official=True)
+            rule += f"; valid is {options.holdout:g} of the questions that occur once in train"
+        made = {name: Subset(found, published=published.get(name)) for name, found in subsets.items()}
+        return Corpus(made, rule, membership, {"files": files}, joined=True, official=True)
 
 
-def source_files(args: argparse.Namespace) -> list[Path]:
-    """The archive, or the existing files of the folder that are read. Raises DataError if there are none."""
-    if args.archive is None:
-        dataset = find_dataset(args.raw_dir)
-        return [path for path in (dataset, dataset.parent / "splits" / f"{args.split}.json") if path.is_file()]
-    if not args.archive.is_file():
-        raise DataError("--archive is not a file", args.archive)
-    return [args.archive]
+class Content(NamedTuple):
+    """All pairs, the indices of one split under the names in ``PARTS``, and the descriptions of the two files."""
+
+    pairs: list[Pair]
+    indices: dict[str, list[int]]
+    files: list[Json]
 
 
 def question_words(question: str) -> str:
@@ -150,4 +222,104 @@ def query_words(query: str) -> str:
     return " ".join("m_" + word.removeprefix("m.") if word.startswith("m.") else word for word in words if word)
 
 
-DATASET = Cfq()
+class JsonText:
+    """The text of a JSON file, of which only the current part is in memory. Methods raise ValueError."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.text = io.TextIOWrapper(stream, encoding="utf-8", newline=""), ""
+
+    def peek(self) -> str:
+        """The next character that is not white space, at which ``text`` then begins; '' at the end."""
+        self.text = self.text.lstrip(WHITE)
+        while not self.text and self.more():
+            self.text = self.text.lstrip(WHITE)
+        return self.text[:1]
+
+    def more(self) -> bool:
+        """Reads the next block; returns whether there was one."""
+        block = self.stream.read(BLOCK)
+        self.text += block
+        return bool(block)
+
+    def skip(self, allowed: str) -> str:
+        """Moves past the next character, which must be one of ``allowed``, and returns it."""
+        character = self.peek()
+        if not character or character not in allowed:
+            expected = " or ".join(map(repr, allowed))
+            raise ValueError(f"{expected} expected, not {character or 'the end'!r}")
+        self.text = self.text[1:]
+        return character
+
+    def record(self) -> Json:
+        """Reads the next object. Raises RecursionError, too."""
+        if self.peek() != "{":
+            raise ValueError(f"'{{' expected, not {self.peek() or 'the end'!r}")
+        while True:
+            try:
+                value, end = DECODER.raw_decode(self.text)
+            except json.JSONDecodeError as error:
+                if len(self.text) > LONGEST_RECORD or not self.more():
+                    raise ValueError(error.msg) from None
+            else:
+                self.text = self.text[end:]
+                return value
+
+
+def records(stream: BinaryIO, path: Path) -> Iterator[Json]:
+    """Yields the objects of a JSON file that is one list of objects.
+
+    Raises DataError with the number of the record, counted from 0, for any other content.
+    """
+    text, number = JsonText(stream), 0
+    try:
+        text.skip("[")
+        separator = ","
+        while separator == ",":
+            yield text.record()
+            number += 1
+            separator = text.skip(",]")
+        if text.peek():
+            raise ValueError(f"the file continues after the list of {number:,} records")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"record {number:,} (counted from 0) cannot be read: {reason(error)}", path) from None
+
+
+def reason(error: Exception) -> str:
+    """Describes ``error`` for a message."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8, byte 0x{error.object[error.start]:02x}"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def read_pairs(stream: BinaryIO, path: Path) -> list[Pair]:
+    """Returns question and query of every record of dataset.json, split into words. Raises DataError."""
+    pairs = []
+    for number, record in enumerate(progress(records(stream, path), "reading dataset.json", unit=" records")):
+        for key in KEYS:
+            if not isinstance(record.get(key), str):
+                raise DataError(f"record {number:,} (counted from 0) has no text {key}", path)
+        pair = Pair(question_words(record[KEYS[0]]), query_words(record[KEYS[1]]))
+        for key, text in zip(KEYS, pair, strict=True):
+            if not text or not text.isprintable():
+                raise DataError(
+                    f"record {number:,} (counted from 0): {key} does not consist of words: {text[:60]!a}", path
+                )
+        pairs.append(pair)
+    return pairs
+
+
+def read_indices(stream: BinaryIO, path: Path) -> dict[str, list[int]]:
+    """Reads a split file: three lists of distinct positions in dataset.json. Raises DataError."""
+    try:
+        found: Any = json.load(stream)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not JSON ({reason(error)})", path) from None
+    seen: set[int] = set()
+    for part in PARTS:
+        numbers = found.get(part) if isinstance(found, dict) else None
+        if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
+            raise DataError(f"{part} is not a list of positions", path)
+        if len(numbers) != len(set(numbers)) or not seen.isdisjoint(numbers):
+            raise DataError(f"{part} has a position twice", path)
+        seen.update(numbers)
+    return {part: found[part] for part in PARTS}

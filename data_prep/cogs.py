@@ -25,25 +25,17 @@ Source: github.com/najoungkim/COGS, MIT licence.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.common import DataError, Dataset, Json, Pair, check_sizes
-from data_prep.corpus import Corpus
-from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
-from data_prep.text import shorten, split_lines
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import DataError, Dataset, Options, Pair, check_sizes, option, shorten
+from data_prep.sources import OfficialFile, OfficialFiles, official_files
+from data_prep.text import split_lines
 
-REPOSITORY = "https://raw.githubusercontent.com/najoungkim/COGS"
-BASE_URL = f"{REPOSITORY}/165a7b669eade971fa47bf568a2e51925360fed8/data"
-BASE_URL_2021 = f"{REPOSITORY}/86c9be5929c3b86b510afdfe56a4df9d5d341ab9/data"
-FILES = {
-    "train": OfficialFile("train.tsv", 4_146_574, "220b3804b562c0156ee986eff1bdd15c27e52142549362a64f57baf86e304c78"),
-    "valid": OfficialFile("dev.tsv", 522_121, "ab66388a309c7ac1ad210c781a6a0ce12281a9ef24619a12422a752cef61bc21"),
-    "test": OfficialFile("test.tsv", 521_111, "68f8e51e9f6d9cd22d64efe68dd21d7ea5ba327e9a2359481030161aea757035"),
-    "gen": OfficialFile("gen.tsv", 5_532_102, "d013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361"),
-}
-GEN_2021 = OfficialFile("gen.tsv", 5_532_102, "410369d993e7cf3af9bb75835a77b1a332b56e60985a8bf1e7d75c30e91d4828")
+FILES = dict(zip(("train", "valid", "test", "gen"), official_files("cogs").values(), strict=True))
+GEN_2021 = official_files("cogs_2021")["gen.tsv"]
 SIZES = {"train": 24_155, "valid": 3_000, "test": 3_000, "gen": 21_000}
 VOCABULARY, TOGETHER = (745, 723), 871
 
@@ -83,6 +75,26 @@ TYPES = {
 }
 
 
+class CogsFiles(OfficialFiles):
+    """The sources of COGS."""
+
+    urls = {
+        "cogs": "https://raw.githubusercontent.com/najoungkim/COGS/165a7b669eade971fa47bf568a2e51925360fed8/data",
+        "cogs_2021": "https://raw.githubusercontent.com/najoungkim/COGS/86c9be5929c3b86b510afdfe56a4df9d5d341ab9/data",
+    }
+
+
+@dataclass(frozen=True)
+class CogsOptions(Options):
+    """The options of COGS."""
+
+    gen: str = option(
+        "2022",
+        "use gen.tsv from before the correction of 51 logical forms in September 2022",
+        given={"--gen-2021": "2021"},
+    )
+
+
 class Cogs(Dataset):
     """``python -m data_prep cogs``."""
 
@@ -93,43 +105,27 @@ class Cogs(Dataset):
     size = "11 MB"
     arch = "sg_transformer_cogs"
     splits = ("gen",)
+    options = CogsOptions
+    sources = CogsFiles
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--gen-2021",
-            action="store_true",
-            help="use gen.tsv from before the correction of 51 logical forms in September 2022",
-        )
-        add_source_arguments(parser, BASE_URL)
-
-    def request(self, args: argparse.Namespace) -> Json:
-        files_of(args)
-        return {"gen": "2021" if args.gen_2021 else "2022"}
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        source, files = files_of(args), official_files(args.gen_2021)
-        subsets: dict[str, list[Pair]] = {}
-        types: dict[str, list[str]] = {}
-        for subset, file in files.items():
-            subsets[subset], types[subset] = load(file, source, subset)
-        check_sizes(subsets, SIZES)
-        check_types(types)
-        rule = "the official train.tsv, dev.tsv (valid), test.tsv and gen.tsv"
-        membership = "the published ones"
-        if args.gen_2021:
+    def build(self, options: CogsOptions, sources: CogsFiles) -> Corpus:
+        files, membership = FILES, "the published ones"
+        if options.gen == "2021":
+            files = files | {"gen": GEN_2021}
             membership += ", with gen as it was before the correction of 51 logical forms in September 2022"
-        origin = {"files": [file.describe() for file in files.values()]}
-        return Corpus(subsets, SIZES, rule, membership, origin, VOCABULARY, True, TOGETHER, types, GROUPS)
-
-
-def files_of(args: argparse.Namespace) -> OfficialFiles:
-    """The locations of the official files."""
-    return OfficialFiles(args, Cogs.name, BASE_URL_2021 if args.gen_2021 else BASE_URL)
-
-
-def official_files(gen_2021: bool) -> dict[str, OfficialFile]:
-    """The file of every subset."""
-    return FILES | ({"gen": GEN_2021} if gen_2021 else {})
+        read = {subset: load(file, sources, subset) for subset, file in files.items()}
+        check_sizes({subset: pairs for subset, (pairs, _) in read.items()}, SIZES)
+        check_types({subset: types for subset, (_, types) in read.items()})
+        return Corpus(
+            {subset: Subset(pairs, types, published=SIZES[subset]) for subset, (pairs, types) in read.items()},
+            "the official train.tsv, dev.tsv (valid), test.tsv and gen.tsv",
+            membership,
+            {"files": [file.describe() for file in files.values()]},
+            VOCABULARY,
+            joined=True,
+            together=TOGETHER,
+            groups=GROUPS,
+        )
 
 
 def load(file: OfficialFile, source: OfficialFiles, subset: str) -> tuple[list[Pair], list[str]]:
@@ -197,6 +193,3 @@ def check_types(types: dict[str, list[str]]) -> None:
         for kind, size in expected.items():
             if found[kind] != size:
                 raise DataError(f"subset {subset} has {found[kind]:,} examples of type {kind}, not {size:,}")
-
-
-DATASET = Cogs()

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.binarize import LANGUAGES, binarize, link_labels
-from data_prep.common import DataError, Dataset, Json, Material, Pair
+from data_prep.dataset import DataError, Dataset, Json, Material, Pair
 from data_prep.text import shorten, write_lines
-from data_prep.training import batch_to_evaluate, saving
 
 FAIRSEQ_LONGEST = 1_024  # maximum tokens with the end symbol, unless an option raises it
 UPDATES = 10_000  # of the recommended training
+EVALUATIONS = 20  # per training
+NEVER = 1_000_000  # epochs
+MOST_EXAMPLES, MOST_WORDS = 1 << 10, 1 << 16  # per evaluation batch
 
 
 class Counts(NamedTuple):
@@ -28,42 +30,52 @@ class Counts(NamedTuple):
     together: int
 
 
+class Subset(NamedTuple):
+    """One subset of a corpus.
+
+    Attributes:
+        pairs: the examples.
+        types: the type of every example; empty if the examples have none.
+        plain: the pairs as plain text before tokenization; empty if that is not kept.
+        published: the size in the paper or the official files, before any hold-out.
+        may_repeat: whether it may share examples with training by design.
+    """
+
+    pairs: Sequence[Pair]
+    types: Sequence[str] = ()
+    plain: Sequence[Pair] = ()
+    published: int | None = None
+    may_repeat: bool = False
+
+
 @dataclass(frozen=True)
 class Corpus(Material):
     """Pairs of sentences, or of a sentence and its class.
 
     Attributes:
-        subsets: name -> pairs, ``train`` first. The names are those for fairseq, so never ``valid1``.
-        published: name -> size in the paper or the official files, before any hold-out; may lack subsets.
+        subsets: by name, ``train`` first. The names are those for fairseq, so never ``valid1``.
         rule, membership, origin: see ``Material``.
         vocabulary: the expected numbers of source and of target words in all subsets, or None.
         joined: whether sources and targets share one dictionary, as in the papers.
         together: the expected number of words in the joined dictionary, or None.
-        types: name -> the type of every example, for subsets whose examples have types.
         groups: name of a group of types -> those types.
         labels: whether every target is one word, a class; then the data are also written for classification
             (``link_labels``).
-        plain: name -> the pairs as plain text before tokenization, for subsets that keep it.
         files: name -> content of further files, such as a subword model.
-        repeated: the subsets that may share examples with training by design; the others may not.
         official: whether all examples are unchanged published files. Examples shared with training are then counted.
         words: further words for a ``joined`` dictionary: all words of the language, where other data lack some.
     """
 
-    subsets: Mapping[str, Sequence[Pair]]
-    published: Mapping[str, int]
+    subsets: Mapping[str, Subset]
     rule: str
     membership: str
     origin: Json
-    vocabulary: tuple[int, int] | None
+    vocabulary: tuple[int, int] | None = None
     joined: bool = False
     together: int | None = None
-    types: Mapping[str, Sequence[str]] = field(default_factory=dict)
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     labels: bool = False
-    plain: Mapping[str, Sequence[Pair]] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
-    repeated: tuple[str, ...] = ()
     official: bool = False
     words: Sequence[str] = ()
 
@@ -75,11 +87,11 @@ class Corpus(Material):
         """
         if next(iter(self.subsets)) != "train":
             raise DataError(f"the first subset is {next(iter(self.subsets))}, not train")
-        for name, pairs in self.subsets.items():
+        for name, subset in self.subsets.items():
             # fairseq joins valid, valid1, valid2, ... into one validation set.
             if not re.fullmatch(r"[a-z][a-z_]*", name):
                 raise DataError(f"a subset may not be named {name!r}: small letters and underscores only")
-            if not len(pairs):
+            if not len(subset.pairs):
                 raise DataError(f"subset {name} is empty")
         self._check_overlap()
         self._check_companions()
@@ -89,46 +101,48 @@ class Corpus(Material):
     def _overlaps(self) -> Mapping[str, set[str]]:
         """Subset -> sources shared with training, for subsets that must not share any."""
         # Hashes save memory: sources of millions of examples are not stored twice.
-        trained = {hash(pair.source) for pair in self.subsets["train"]}
+        train = self.subsets["train"].pairs
+        trained = {hash(pair.source) for pair in train}
         shared = {}
-        for name, pairs in self.subsets.items():
-            if name in ("train", *self.repeated):
+        for name, subset in self.subsets.items():
+            if name == "train" or subset.may_repeat:
                 continue
-            suspects = {pair.source for pair in pairs if hash(pair.source) in trained}
-            found = {pair.source for pair in self.subsets["train"] if pair.source in suspects} if suspects else set()
+            suspects = {pair.source for pair in subset.pairs if hash(pair.source) in trained}
+            found = {pair.source for pair in train if pair.source in suspects} if suspects else set()
             if found:
                 shared[name] = found
         return shared
 
     def _check_overlap(self) -> None:
+        train = self.subsets["train"].pairs
         for name, shared in {} if self.official else self._overlaps.items():
-            first = next(n for n, pair in enumerate(self.subsets["train"], start=1) if pair.source in shared)
-            source = self.subsets["train"][first - 1].source
-            other = next(n for n, pair in enumerate(self.subsets[name], start=1) if pair.source == source)
+            first = next(n for n, pair in enumerate(train, start=1) if pair.source in shared)
+            source = train[first - 1].source
+            other = next(n for n, pair in enumerate(self.subsets[name].pairs, start=1) if pair.source == source)
             raise DataError(
                 f"train and {name} overlap: example {first:,} of train is example "
                 f"{other:,} of {name}, {shorten(source)}"
             )
 
     def _check_companions(self) -> None:
-        for what, companions in (("types", self.types), ("plain pairs", self.plain)):
-            for name, lines in companions.items():
-                if len(lines) != len(self.subsets[name]):
-                    raise DataError(f"subset {name} has {len(self.subsets[name]):,} examples and {len(lines):,} {what}")
-        known = {kind for kinds in self.types.values() for kind in kinds}
+        for name, (pairs, types, plain, *_) in self.subsets.items():
+            for what, companions in (("types", types), ("plain pairs", plain)):
+                if companions and len(companions) != len(pairs):
+                    raise DataError(f"subset {name} has {len(pairs):,} examples and {len(companions):,} {what}")
+        known = {kind for subset in self.subsets.values() for kind in subset.types}
         for group, kinds in self.groups.items():
             missing = next((kind for kind in kinds if kind not in known), None)
             if missing is not None:
                 raise DataError(f"group {group} names the type {missing}, but no example has it")
-        for name, pairs in self.subsets.items() if self.labels else ():
-            wrong = next((pair for pair in pairs if not pair.target or " " in pair.target), None)
+        for name, subset in self.subsets.items() if self.labels else ():
+            wrong = next((pair for pair in subset.pairs if not pair.target or " " in pair.target), None)
             if wrong is not None:
                 raise DataError(f"{name} has a target that is not one word: {shorten(wrong.target)}")
 
     @cached_property
     def _words(self) -> Counts:
         """The sizes of the vocabularies, from one pass over possibly millions of pairs."""
-        return count_words(self.subsets)
+        return count_words({name: subset.pairs for name, subset in self.subsets.items()})
 
     def _check_vocabulary(self) -> None:
         found = self._words
@@ -144,14 +158,12 @@ class Corpus(Material):
         """
         raw = folder / "raw"
         raw.mkdir(parents=True)
-        for name, pairs in self.subsets.items():
-            for language, side in zip(LANGUAGES, Pair._fields, strict=True):
-                write_lines(raw / f"{name}.{language}", (getattr(pair, side) for pair in pairs))
-        for name, types in self.types.items():
-            write_lines(raw / f"{name}.type", types)
-        for name, pairs in self.plain.items():
-            for language, side in zip(LANGUAGES, Pair._fields, strict=True):
-                write_lines(raw / f"{name}.plain.{language}", (getattr(pair, side) for pair in pairs))
+        for name, subset in self.subsets.items():
+            write_pairs(raw / name, subset.pairs)
+            if subset.types:
+                write_lines(raw / f"{name}.type", subset.types)
+            if subset.plain:
+                write_pairs(raw / f"{name}.plain", subset.plain)
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
         if not raw_only:
@@ -164,31 +176,28 @@ class Corpus(Material):
         entries: Json = {
             "subsets": {
                 name: {
-                    "published_size": self.published.get(name),
+                    "published_size": subset.published,
                     **self._measured[name],
-                    **self._count_types(name),
+                    **({"types": dict(sorted(Counter(subset.types).items()))} if subset.types else {}),
                     **self._count_overlap(name),
                 }
-                for name in self.subsets
+                for name, subset in self.subsets.items()
             },
             "vocabulary": self._words._asdict() | ({"joined": True} if self.joined else {}),
         }
         if self.groups:
             entries["groups"] = {name: list(kinds) for name, kinds in self.groups.items()}
         if self.labels:
-            entries["labels"] = sorted(vocabulary(p.target for pairs in self.subsets.values() for p in pairs))
+            entries["labels"] = sorted(vocabulary(p.target for subset in self.subsets.values() for p in subset.pairs))
         return entries
 
     @cached_property
     def _measured(self) -> Mapping[str, Json]:
-        return {name: measure(pairs) for name, pairs in self.subsets.items()}
+        return {name: measure(subset.pairs) for name, subset in self.subsets.items()}
 
     def _count_overlap(self, name: str) -> Json:
         shared = self._overlaps.get(name)
-        return {"in_train": sum(pair.source in shared for pair in self.subsets[name])} if shared else {}
-
-    def _count_types(self, name: str) -> Json:
-        return {"types": dict(sorted(Counter(self.types[name]).items()))} if name in self.types else {}
+        return {"in_train": sum(pair.source in shared for pair in self.subsets[name].pairs)} if shared else {}
 
     def summary(self, description: Json) -> list[str]:
         subsets, words = description["subsets"], description["vocabulary"]
@@ -241,6 +250,12 @@ class Corpus(Material):
         ]
 
 
+def write_pairs(path: Path, pairs: Sequence[Pair]) -> None:
+    """Writes the two sides of pairs, with the names of the languages after that of ``path``."""
+    for language, side in zip(LANGUAGES, Pair._fields, strict=True):
+        write_lines(path.with_name(f"{path.name}.{language}"), (getattr(pair, side) for pair in pairs))
+
+
 def vocabulary(lines: Iterable[str]) -> set[str]:
     """The set of words in all lines."""
     words: set[str] = set()
@@ -264,3 +279,22 @@ def measure(pairs: Sequence[Pair]) -> Json:
         "longest_source": max(pair.source.count(" ") + 1 for pair in pairs),
         "longest_target": max(pair.target.count(" ") + 1 for pair in pairs),
     }
+
+
+def saving(out: Path, updates: int, validates: bool, suffix: str = "") -> str:
+    """Options of a training of ``updates`` on the folder ``out``: save folder, and intervals of saving and validation.
+
+    Both happen after every twentieth of the updates instead of after epochs, which may take only a second. The last
+    checkpoint and, with ``validates``, the best one are kept.
+    """
+    every = updates // EVALUATIONS
+    kinds = ("validate", "save") if validates else ("save",)
+    intervals = " ".join(f"--{kind}-interval-updates {every} --{kind}-interval {NEVER}" for kind in kinds)
+    folder = Path("checkpoints") / (out.resolve().name + suffix)
+    return f"{intervals} --keep-interval-updates 1 --no-epoch-checkpoints --save-dir {shlex.quote(str(folder))}"
+
+
+def batch_to_evaluate(longest: int) -> int:
+    """The number of examples of at most ``longest`` words per evaluation batch: a power of two that fits in memory."""
+    most = max(1, min(MOST_EXAMPLES, MOST_WORDS // longest))
+    return 1 << (most.bit_length() - 1)

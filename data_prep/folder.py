@@ -1,26 +1,203 @@
-"""Makes a dataset folder appear atomically, in spite of interruptions and parallel runs."""
+"""Prepares a dataset in a folder that appears whole or not at all, and recognizes prepared folders."""
 
 from __future__ import annotations
 
+import argparse
+import errno
 import fcntl
 import glob
+import json
 import os
+import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from data_prep.common import DataError
+from data_prep.binarize import require_fairseq
+from data_prep.dataset import DataError, Dataset, Json, Material
+from data_prep.text import sha256
 
+# Format of dataset.json and of its folder, raised when older folders become unusable. Up to 1, dictionaries were sorted
+# by the frequency of words in the folder.
+FORMAT = 2
+MANIFEST = "dataset.json"
 WORKSPACE = ".data_prep-"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing; they name no file
 
 
-def lock_file(path: Path, *, wait: bool, create: bool = True) -> FileIO | None:
+def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
+    """Makes ``args.out``, unless it is already prepared, and prints a summary.
+
+    Raises UsageError, DataError or OSError; then ``args.out`` is unchanged and temporary files are removed.
+    """
+    options, sources = dataset.read(args)
+
+    def request() -> Json:
+        return {"dataset": dataset.name, **options.request(sources), "raw_only": args.raw_only}
+
+    out = Path(os.path.realpath(args.out))
+    discard_dead(out)
+    replace = is_occupied(out)
+    if replace and args.overwrite:
+        check_replaceable(out)
+    elif replace:
+        check_same(out, request())
+        print(f"already prepared: {args.out}")
+        return
+    if not args.raw_only:
+        require_fairseq()
+    with workspace(out) as room:
+        material = dataset.build(options, sources)
+        material.check()
+        made = room / "made"
+        try:
+            description = write(made, material, request())  # now, as files are hashed while they are read
+            publish(made, out, room, replace=replace)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DataError(
+                    f"cannot be written ({error.strerror}): make room, or choose another --out", out
+                ) from None
+            raise
+    lines = [f"{dataset.title}: {material.rule}", *material.summary(description), f"written to {args.out}"]
+    if not args.raw_only:
+        commands = material.training_commands(dataset, args.out)
+        lines += [start + command for start, command in zip(("next: ", *["  or: "] * len(commands)), commands)]
+    say(lines)
+
+
+def say(lines: list[str]) -> None:
+    """Prints the result. The data exist even if standard output is closed."""
+    try:
+        print(*lines, sep="\n", flush=True)
+    except OSError:
+        # Otherwise Python flushes the rest at exit and fails again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def is_occupied(out: Path) -> bool:
+    """Whether ``out`` has content that needs permission to overwrite. An empty folder has none."""
+    return out.exists() and not (out.is_dir() and not any(out.iterdir()))
+
+
+def write(folder: Path, material: Material, request: Json) -> Json:
+    """Fills ``folder`` with the data and ``dataset.json``, and returns the content of the latter."""
+    folder.mkdir(parents=True)
+    material.write(folder, request["raw_only"])
+    content = manifest(folder, material, request)
+    (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return content
+
+
+def manifest(folder: Path, material: Material, request: Json) -> Json:
+    """The content of ``dataset.json``, without dates and local paths, so that equal data have equal bytes."""
+    return {
+        "format": FORMAT,
+        "fairseq_sg": version(),
+        "request": request,
+        "origin": material.origin,
+        "rule": material.rule,
+        "membership": material.membership,
+        **material.describe(),
+        "files": {name: sha256(folder / name) for name in files_in(folder)},
+    }
+
+
+def files_in(folder: Path) -> list[str]:
+    """All files below ``folder`` except ``dataset.json``, as sorted relative paths."""
+    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(name for path in files if (name := path.relative_to(folder).as_posix()) != MANIFEST)
+
+
+def version() -> str:
+    """The version of fairseq_sg, which stands beside this package; read, not imported."""
+    text = (Path(__file__).parents[1] / "fairseq_sg" / "__init__.py").read_text(encoding="utf-8")
+    return re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)[0]
+
+
+def read_manifest(folder: Path) -> Json:
+    """Reads the ``dataset.json`` of a prepared folder. Raises DataError if it is not one."""
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        hashes = found["files"].values()
+        known = "format" in found and isinstance(found["request"], dict)
+        known = known and bool(hashes) and all(isinstance(digest, str) for digest in hashes)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        known = False
+    if not known:
+        raise DataError(
+            f"not a prepared dataset (no {MANIFEST} of ours), left unchanged: choose another folder", folder
+        )
+    return found
+
+
+def damage(folder: Path, found: Json) -> str | None:
+    """The first difference between the files of ``folder`` and its ``dataset.json``, or None."""
+    for name, expected in found["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if sha256(path) != expected:
+            return f"{name} has changed since its preparation"
+    return None
+
+
+def verify(folder: Path) -> int:
+    """Checks a prepared folder against its ``dataset.json``; returns the number of files. Raises DataError."""
+    found = read_manifest(folder)
+    problem = damage(folder, found)
+    if problem is not None:
+        raise DataError(problem, folder)
+    return len(found["files"])
+
+
+def has_old_order(found: Json) -> bool:
+    """Whether the folder of this ``dataset.json`` has dictionaries sorted by frequency, as
+    earlier versions made them.
+    """
+    return found["format"] == 1 and "dict.src.txt" in found["files"]
+
+
+def check_same(out: Path, request: Json) -> None:
+    """Raises DataError unless ``out`` is unchanged and has the data of ``request``."""
+    found = read_manifest(out)
+    there, here = ({"format": m["format"], **m["request"]} for m in (found, {"format": FORMAT, "request": request}))
+    if there["format"] == 1:  # differs only in the order of words
+        there["format"] = FORMAT
+    differences = [
+        f"{key} is {json.dumps(there.get(key))} there and {json.dumps(here.get(key))} here"
+        for key in {**here, **there}
+        if there.get(key) != here.get(key)
+    ]
+    problem = ", ".join(differences) or damage(out, found)
+    if problem is not None:
+        raise DataError(f"exists, but {problem}: use --overwrite to replace it, or choose another --out", out)
+    if has_old_order(found):
+        raise DataError(
+            "exists, made by an earlier version with another order of words: choose another --out. Models "
+            "trained on it need these data, or new data in this order (python -m data_prep reorder --help). "
+            "Without such models, use --overwrite",
+            out,
+        )
+
+
+def check_replaceable(out: Path) -> None:
+    """Raises DataError unless ``out`` holds only a prepared dataset, without files of the user."""
+    found = read_manifest(out)
+    foreign = next((name for name in files_in(out) if name not in found["files"]), None)
+    if foreign is not None:
+        raise DataError(f"--overwrite would delete {foreign}, which is not part of this dataset: move it away", out)
+
+
+def lock_file(path: Path, create: bool = True) -> FileIO | None:
     """Opens ``path`` for appending without a buffer, and locks it. The lock ends with the stream or the process.
 
-    Returns None if another process holds the lock (without ``wait``), or has moved or removed the file in the meantime.
+    Returns None if another process holds the lock, or has moved or removed the file in the meantime.
     Raises DataError if the file system has no locks.
     """
     try:
@@ -28,7 +205,7 @@ def lock_file(path: Path, *, wait: bool, create: bool = True) -> FileIO | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(stream.fileno()), os.stat(path)):
             return stream
     except (BlockingIOError, FileNotFoundError):
@@ -69,7 +246,7 @@ def hidden_folder(out: Path) -> Iterator[Path]:
             reason = "a file is in the way" if isinstance(error, FileExistsError) else error.strerror
             raise DataError(f"cannot be made ({reason}): choose another --out", out) from None
         try:
-            lock = lock_file(room / "lock", wait=False)
+            lock = lock_file(room / "lock")
         except DataError:
             shutil.rmtree(room)
             raise
@@ -93,7 +270,7 @@ def discard_dead(out: Path) -> None:
     """Removes workspaces for ``out`` whose process has ended."""
     for name in glob.glob(f".{glob.escape(out.name)}{WORKSPACE}*", root_dir=out.parent, include_hidden=True):
         room = out.parent / name
-        lock = lock_file(room / "lock", wait=False, create=False)
+        lock = lock_file(room / "lock", create=False)
         if lock is not None:
             with lock:
                 discard(room)

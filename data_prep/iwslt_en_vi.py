@@ -27,41 +27,56 @@ published as CC BY-NC-ND.
 
 from __future__ import annotations
 
-import argparse
+import io
+from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.archive import read_members
-from data_prep.common import DataError, Dataset, Json, Pair
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
+from data_prep.dataset import DataError, Dataset, Pair, option, whole_number
 from data_prep.parallel import (
+    DEFAULT_SIZE,
+    LARGEST_SIZE,
     Split,
-    add_length_arguments,
-    add_subword_arguments,
-    length_request,
+    TranslationOptions,
+    max_length_option,
     pair_up,
     split_by_length,
     subword_corpus,
-    subword_request,
     without,
 )
+from data_prep.sources import OfficialFiles, members, official_files
 
-BASE_URL = "https://raw.githubusercontent.com/stefan-it/nmt-en-vi/93193ddf269449c98495e3455b2bb261b4851234/data"
-FILES = {
-    "train": OfficialFile("train-en-vi.tgz", None, None, git_blob="76ce2671526e0b05a9422020820e656b6e2a1472"),
-    "valid": OfficialFile(
-        "dev-2012-en-vi.tgz", 103_520, "04a0b7ce677cea8ad9dac65bca9492db8183dcfefa458f820597dc46d7486dad"
-    ),
-    "test": OfficialFile(
-        "test-2013-en-vi.tgz", 102_940, "0bbf7cc1ddc4bed68946b005edf9471478445e7994586a277ad4a4b0bb24caa4"
-    ),
-}
+FILES = dict(zip(("train", "valid", "test"), official_files("iwslt_en_vi").values(), strict=True))
 MEMBERS = {"train": "train", "valid": "tst2012", "test": "tst2013"}
 LANGUAGES = ("en", "vi")
 SIZES = {"train": 133_317, "valid": 1_553, "test": 1_268}
 LARGEST_MEMBER = 1 << 27  # bytes
-MAX_LENGTH = 20
-DEFAULT_SIZE, SMALL_SIZE = 8_000, 2_000
+SMALL_SIZE = 2_000
+
+
+class IwsltFiles(OfficialFiles):
+    """The sources of IWSLT'15 English-Vietnamese."""
+
+    urls = {
+        "iwslt_en_vi": "https://raw.githubusercontent.com/stefan-it/nmt-en-vi/"
+        "93193ddf269449c98495e3455b2bb261b4851234/data"
+    }
+
+
+@dataclass(frozen=True)
+class IwsltOptions(TranslationOptions):
+    """The options of IWSLT'15 English-Vietnamese."""
+
+    small: bool = option(False, "train on tst2012 and test on tst2013: not the published sets", given={"--small": True})
+    vocab_size: int | None = option(
+        None,
+        f"number of subwords in a model (default: {DEFAULT_SIZE}, or {SMALL_SIZE} with --small)",
+        type=whole_number(2, LARGEST_SIZE),
+    )
+    max_length: int = max_length_option(20)
+
+    def default_size(self) -> int:
+        return SMALL_SIZE if self.small else DEFAULT_SIZE
 
 
 class IwsltEnVi(Dataset):
@@ -74,53 +89,42 @@ class IwsltEnVi(Dataset):
     size = "about 10 MB"
     arch = "sg_transformer"
     splits = ("length", "all", "small")
+    options = IwsltOptions
+    sources = IwsltFiles
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--small", action="store_true", help="train on tst2012 and test on tst2013: not the published sets"
-        )
-        add_subword_arguments(parser, f"{DEFAULT_SIZE}, or {SMALL_SIZE} with --small")
-        add_length_arguments(parser, default=MAX_LENGTH)
-        add_source_arguments(parser, BASE_URL)
-
-    def request(self, args: argparse.Namespace) -> Json:
-        OfficialFiles(args, self.name, BASE_URL)
-        size = SMALL_SIZE if args.small else DEFAULT_SIZE
-        return {"small": args.small, **subword_request(args, size), **length_request(args)}
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        source = OfficialFiles(args, self.name, BASE_URL)
-        names = [name for name in FILES if name != "train" or not request["small"]]
+    def build(self, options: IwsltOptions, sources: IwsltFiles) -> Corpus:
+        names = [name for name in FILES if name != "train" or not options.small]
         subsets, empty = {}, {}
         for name in names:
-            subsets[name], empty[name] = load(name, source)
-        if request["small"]:
+            subsets[name], empty[name] = load(name, sources)
+        membership = "the published ones"
+        if options.small:
             subsets, membership = resplit(subsets), "re-split, not the published sets"
-        else:
-            membership = "the published ones"
         train, shared = without(subsets["train"], (subsets["valid"], subsets["test"]))
         left_out = {"with an empty side": empty.get("train", 0), "whose source is in another subset": shared}
-        split = split_by_length(Split(subsets | {"train": train}, left_out), request)
+        split = split_by_length(Split(subsets | {"train": train}, left_out), options)
         origin = {"files": [FILES[name].describe() for name in names]}
-        return subword_corpus(split, published_sizes(request), membership, origin, request)
+        return subword_corpus(split, published_sizes(options), membership, origin, options)
 
 
-def published_sizes(request: Json) -> dict[str, int]:
+def published_sizes(options: IwsltOptions) -> dict[str, int]:
     """The official sizes of the subsets that consist of one official file each."""
-    if request["small"]:
+    if options.small:
         return {}
-    return {"train": SIZES["train"]} if request["max_length"] else SIZES
+    return {"train": SIZES["train"]} if options.max_length else SIZES
 
 
-def load(name: str, source: OfficialFiles) -> tuple[list[Pair], int]:
+def load(name: str, sources: IwsltFiles) -> tuple[list[Pair], int]:
     """Reads the pairs of an official file; returns them and how many training pairs were omitted for an empty side.
 
     Raises DataError, also if the number of pairs is not the published one.
     """
-    path = source.get(FILES[name])
-    FILES[name].check(path, path.read_bytes())
+    path = sources.get(FILES[name])
+    data = path.read_bytes()
+    FILES[name].check(path, data)
     wanted = [f"{MEMBERS[name]}.{language}" for language in LANGUAGES]
-    contents = read_members(path, dict.fromkeys(wanted, LARGEST_MEMBER))
+    packed = io.BufferedReader(io.BytesIO(data))
+    contents = {place: text.read() for place, text in members(path, packed, dict.fromkeys(wanted, LARGEST_MEMBER))}
     english, vietnamese = ((Path(f"{path}:{member}"), contents[member]) for member in wanted)
     pairs, empty = pair_up(*english, *vietnamese, unescape=True, may_be_empty=name == "train")
     if len(pairs) + empty != SIZES[name]:
@@ -133,6 +137,3 @@ def resplit(subsets: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
     tested = subsets["test"]
     half = len(tested) // 2
     return {"train": subsets["valid"], "valid": tested[:half], "test": tested[half:]}
-
-
-DATASET = IwsltEnVi()

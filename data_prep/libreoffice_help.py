@@ -33,6 +33,7 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sized
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
@@ -40,32 +41,74 @@ from typing import NamedTuple
 
 from numpy.random import RandomState
 
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, seed_number, share
 from data_prep.corpus import Corpus
-from data_prep.parallel import (
-    HELD_OUT,
-    Split,
-    add_length_arguments,
-    add_subword_arguments,
-    clean,
-    length_request,
-    split_by_length,
-    subword_corpus,
-    subword_request,
-)
+from data_prep.dataset import DataError, Dataset, Pair, Sources, UsageError, option, share, shorten
+from data_prep.draws import seed_option
+from data_prep.parallel import HELD_OUT, Split, TranslationOptions, clean, split_by_length, subword_corpus
 from data_prep.progress import progress
-from data_prep.text import decode_utf8, shorten
+from data_prep.text import decode_utf8
 
 INSTALLED = Path("/usr/share/libreoffice/help")
-DEFAULT_SEED = 1
 DEFAULT_SHARE = 0.05
-DEFAULT_SIZE = 8_000
 PARAGRAPHS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 HEADER_END, FOOTER = '<div id="DisplayArea"', "<footer>"  # the text is between them
 Pages = dict[str, bytes]  # path below the folder ``text`` -> HTML
 Key = tuple[str, int]  # the id of a paragraph and how often the page had it before
 Paragraphs = dict[str, dict[Key, str]]  # page -> key -> text
+
+
+def language(text: str) -> str:
+    """The argument type of ``--languages``: the name of a folder of LibreOffice's help."""
+    if not re.fullmatch("[A-Za-z]{2,3}(-[A-Za-z]+)*", text):
+        raise argparse.ArgumentTypeError(f"must be a language such as en-US or de, not {shorten(text)}")
+    return text
+
+
+@dataclass(frozen=True)
+class HelpFiles(Sources):
+    """Where the help pages are."""
+
+    raw_dir: Path = option(
+        INSTALLED,
+        f"folder of the packages, unpacked packages, or installed help pages (default: {INSTALLED})",
+        type=Path,
+        metavar="FOLDER",
+    )
+    _pages: dict[str, dict[str, Pages]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def pages(self, languages: list[str]) -> dict[str, Pages]:
+        """The pages by language, read once; see ``read_languages``."""
+        key = " ".join(languages)
+        if key not in self._pages:
+            self._pages[key] = read_languages(self.raw_dir, languages)
+        return self._pages[key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HelpOptions(TranslationOptions):
+    """The options of LibreOffice's help; ``pages`` has the hash of the pages of every language."""
+
+    languages: list[str] = option(help="source and target: en-US de", type=language, nargs=2, metavar="LANGUAGE")
+    pages: dict[str, str] = field(default_factory=dict)
+    shares: dict[str, float] = option(
+        help=f"share of the pages drawn for {{}} (default: {DEFAULT_SHARE})",
+        flag="--{}-share",
+        keys=tuple(HELD_OUT),
+        type=share,
+    )
+    seed: int = seed_option(1, "the draw of pages")
+
+    def complete(self, sources: HelpFiles) -> HelpOptions:
+        if self.languages[0] == self.languages[1]:
+            raise UsageError("--languages needs two different languages")
+        shares = {name: self.shares.get(name, DEFAULT_SHARE) for name in HELD_OUT}
+        if sum(shares.values()) >= 1:
+            raise UsageError("--valid-share and --test-share leave nothing to train on")
+        return replace(super().complete(sources), shares=shares)
+
+    def identify(self, sources: HelpFiles) -> HelpOptions:
+        return replace(self, pages={name: digest(pages) for name, pages in sources.pages(self.languages).items()})
 
 
 class LibreOfficeHelp(Dataset):
@@ -78,68 +121,27 @@ class LibreOfficeHelp(Dataset):
     size = "2 to 4 MB a language"
     arch = "sg_transformer"
     splits = ("length", "all")
+    options = HelpOptions
+    sources = HelpFiles
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--languages", type=language, nargs=2, required=True, metavar="LANGUAGE", help="source and target: en-US de"
-        )
-        parser.add_argument(
-            "--raw-dir",
-            type=Path,
-            metavar="FOLDER",
-            default=INSTALLED,
-            help=f"folder of the packages, unpacked packages, or installed help pages (default: {INSTALLED})",
-        )
-        for subset in HELD_OUT:
-            parser.add_argument(
-                f"--{subset}-share",
-                type=share,
-                metavar="F",
-                default=DEFAULT_SHARE,
-                help=f"share of the pages drawn for {subset} (default: {DEFAULT_SHARE})",
-            )
-        parser.add_argument(
-            "--seed",
-            type=seed_number,
-            metavar="N",
-            default=DEFAULT_SEED,
-            help=f"seed of the draw of pages (default: {DEFAULT_SEED})",
-        )
-        add_subword_arguments(parser, str(DEFAULT_SIZE))
-        add_length_arguments(parser, default=0)
-
-    def request(self, args: argparse.Namespace) -> Json:
-        if args.languages[0] == args.languages[1]:
-            raise UsageError("--languages needs two different languages")
-        if args.valid_share + args.test_share >= 1:
-            raise UsageError("--valid-share and --test-share leave nothing to train on")
-        return {
-            "languages": args.languages,
-            "pages": {name: digest(pages) for name, pages in read_languages(args.raw_dir, args.languages).items()},
-            "shares": {"valid": args.valid_share, "test": args.test_share},
-            "seed": args.seed,
-            **subword_request(args, DEFAULT_SIZE),
-            **length_request(args),
-        }
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        texts = read_languages(args.raw_dir, args.languages)
-        sources, targets = (read_paragraphs(args.raw_dir / name, pages) for name, pages in texts.items())
-        found = align(sources, targets)
+    def build(self, options: HelpOptions, sources: HelpFiles) -> Corpus:
+        texts, languages = sources.pages(options.languages), options.languages
+        sides = [read_paragraphs(sources.raw_dir / name, pages) for name, pages in texts.items()]
+        found = align(*sides)
         kept = distinct(found.pairs)
-        split = split_by_page(kept.pairs, request["shares"], request["seed"])
+        split = split_by_page(kept.pairs, options.shares, options.seed)
         dropped = found.dropped | kept.dropped
         membership = f"{count(kept.pairs):,} pairs of {len(kept.pairs):,} pages; dropped: " + ", ".join(
             f"{number:,} {reason}" for reason, number in dropped.items()
         )
         origin = {
-            "version": version(texts[args.languages[0]]),
-            "pages": dict(zip(args.languages, map(len, (sources, targets)), strict=True)),
-            "paragraphs": dict(zip(args.languages, map(count, (sources, targets)), strict=True)),
+            "version": version(texts[languages[0]]),
+            "pages": dict(zip(languages, map(len, sides), strict=True)),
+            "paragraphs": dict(zip(languages, map(count, sides), strict=True)),
             "dropped": dropped,
             "pairs": count(kept.pairs),
         }
-        return subword_corpus(split_by_length(split, request), {}, membership, origin, request)
+        return subword_corpus(split_by_length(split, options), {}, membership, origin, options)
 
 
 class Aligned(NamedTuple):
@@ -150,13 +152,6 @@ class Aligned(NamedTuple):
 
 
 # ---- files
-
-
-def language(text: str) -> str:
-    """The argument type of ``--languages``: the name of a folder of LibreOffice's help."""
-    if not re.fullmatch("[A-Za-z]{2,3}(-[A-Za-z]+)*", text):
-        raise argparse.ArgumentTypeError(f"must be a language such as en-US or de, not {shorten(text)}")
-    return text
 
 
 def read_languages(folder: Path, languages: list[str]) -> dict[str, Pages]:
@@ -409,6 +404,3 @@ def split_by_page(pages: dict[str, list[Pair]], shares: Mapping[str, float], see
 def outlines(pair: Pair) -> set[tuple[int, str]]:
     """Both sides in small letters and without digits, numbered: near-duplicates have one in common."""
     return {(side, " ".join(re.sub("[0-9]", "", text.lower()).split())) for side, text in enumerate(pair)}
-
-
-DATASET = LibreOfficeHelp()

@@ -26,18 +26,32 @@ Source: yours. Files are UTF-8, also as .gz.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from numpy.random import RandomState
 
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, occurring_once, seed_number, share
-from data_prep.corpus import Corpus
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import (
+    DataError,
+    Dataset,
+    Json,
+    Options,
+    Pair,
+    Sources,
+    Subsets,
+    UsageError,
+    option,
+    seed_number,
+    share,
+    whole_number,
+)
+from data_prep.draws import occurring_once
 from data_prep.subwords import KINDS, SPACE, learn, library_version
-from data_prep.text import decode_utf8, raw_lines, read_bytes, sha256, shorten
+from data_prep.text import decode_utf8, raw_lines
 
 DEFAULT_SEED = 1
 DEFAULT_SHARE = 0.05
@@ -60,7 +74,6 @@ ENTITIES = {
     }.items()
     for name in names
 }
-Subsets = dict[str, list[Pair]]
 
 
 class Split(NamedTuple):
@@ -68,6 +81,143 @@ class Split(NamedTuple):
 
     subsets: Subsets
     left_out: dict[str, int]
+
+
+def max_length_option(default: int) -> Any:
+    """The option ``--max-length``."""
+    text = (
+        "maximum length of a training source; longer ones are tested as gen; 0 sets no limit and "
+        f"makes no gen (default: {default})"
+    )
+    return option(default, text, type=whole_number(0))
+
+
+def file_option(what: str, default: Any = None) -> Any:
+    """An option that takes a file of the user."""
+    return option(default, what, type=Path, metavar="FILE")
+
+
+@dataclass(frozen=True)
+class SubwordOptions(Options):
+    """Subwords of a pair of languages; ``vocab_size`` has the default of the dataset."""
+
+    model: str = option("unigram", "kind of subwords (default: unigram)", choices=KINDS)
+    vocab_size: int | None = option(
+        None,
+        f"number of subwords in a model (default: {DEFAULT_SIZE})",
+        type=whole_number(2, LARGEST_SIZE),
+    )
+    joint: bool = option(
+        True,
+        "one model and one dictionary for both languages (the default), or one for each language",
+        given={"--joint": True, "--separate": False},
+    )
+
+    def default_size(self) -> int:
+        """The default of ``vocab_size``."""
+        return DEFAULT_SIZE
+
+    def complete(self, sources: Sources) -> Self:
+        size = self.default_size() if self.vocab_size is None else self.vocab_size
+        return replace(super().complete(sources), vocab_size=size)
+
+
+@dataclass(frozen=True)
+class LengthOptions(Options):
+    """A test of length generalization."""
+
+    max_length: int = max_length_option(0)
+    length_unit: str | None = option(None, "what --max-length counts (default: words)", choices=tuple(LENGTHS))
+    train_all: bool = option(
+        False,
+        "train on sources of all lengths: --max-length splits only the others",
+        given={"--train-all": True},
+        when_given=True,
+    )
+
+    def complete(self, sources: Sources) -> Self:
+        if self.length_unit is not None and not self.max_length:
+            raise UsageError("--length-unit is the unit of --max-length: add --max-length, or omit it")
+        if self.train_all and not self.max_length:
+            raise UsageError(
+                "--train-all needs --max-length, which splits the other subsets: add it, or omit --train-all"
+            )
+        unit = (self.length_unit or "words") if self.max_length else None
+        return replace(super().complete(sources), length_unit=unit)
+
+
+@dataclass(frozen=True)
+class TranslationOptions(SubwordOptions, LengthOptions):
+    """The options of parallel corpora: subwords, then lengths."""
+
+
+@dataclass(frozen=True)
+class ParallelFiles(Sources):
+    """The user's files."""
+
+    src: Path = file_option("sources of train", MISSING)
+    tgt: Path = file_option("targets of train", MISSING)
+    valid_src: Path | None = file_option("sources of valid")
+    valid_tgt: Path | None = file_option("targets of valid")
+    test_src: Path | None = file_option("sources of test")
+    test_tgt: Path | None = file_option("targets of test")
+
+    def __post_init__(self) -> None:
+        for subset in HELD_OUT:
+            if (getattr(self, f"{subset}_src") is None) != (getattr(self, f"{subset}_tgt") is None):
+                raise UsageError(f"--{subset}-src and --{subset}-tgt go together: give both or neither")
+
+    def has(self, subset: str) -> bool:
+        """Whether a subset has files."""
+        return getattr(self, f"{subset}_src") is not None
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The name of an option, with underscores -> the file."""
+        names = ["src", "tgt", *(f"{subset}_{side}" for subset in HELD_OUT for side in ("src", "tgt"))]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def pairs(self, subset: str, unescape: bool) -> tuple[list[Pair], int]:
+        """Reads the pairs of a subset; see ``pair_up``."""
+        train = subset == "train"
+        source, target = (self.files[side if train else f"{subset}_{side}"] for side in ("src", "tgt"))
+        return pair_up(source, self.read_bytes(source), target, self.read_bytes(target), unescape, may_be_empty=train)
+
+
+@dataclass(frozen=True)
+class ParallelOptions(TranslationOptions):
+    """The options of a parallel corpus; ``files`` are the hashes of the files, by option."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    shares: dict[str, float] = option(
+        help="share of the training pairs drawn for {0} if it has no files; 0 makes no {0} "
+        f"(default: {DEFAULT_SHARE})",
+        flag="--{}-share",
+        keys=tuple(HELD_OUT),
+        type=share,
+    )
+    seed: int | None = option(None, f"seed of the draws for the shares (default: {DEFAULT_SEED})", type=seed_number)
+    unescape: bool = option(
+        False, "the text is escaped as by Moses: read &apos; as an apostrophe, …", given={"--unescape": True}
+    )
+
+    def complete(self, sources: ParallelFiles) -> ParallelOptions:
+        for subset in self.shares:
+            if sources.has(subset):
+                raise UsageError(
+                    f"--{subset}-share draws a {subset} set, and --{subset}-src gives one: omit one of them"
+                )
+        shares = {name: self.shares.get(name, DEFAULT_SHARE) for name in HELD_OUT if not sources.has(name)}
+        shares = {name: part for name, part in shares.items() if part}
+        if sum(shares.values()) >= 1:
+            raise UsageError("--valid-share and --test-share leave nothing to train on")
+        if self.seed is not None and not shares:
+            raise UsageError("--seed has no effect: nothing is drawn")
+        seed = DEFAULT_SEED if shares and self.seed is None else self.seed
+        return replace(super().complete(sources), shares=shares, seed=seed)
+
+    def identify(self, sources: ParallelFiles) -> ParallelOptions:
+        return replace(self, files={name: sources.sha256(path) for name, path in sources.files.items()})
 
 
 class Parallel(Dataset):
@@ -80,147 +230,25 @@ class Parallel(Dataset):
     size = "that of your files"
     arch = "sg_transformer"
     splits = ("length", "random")
+    options = ParallelOptions
+    sources = ParallelFiles
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        for subset in ("train", *HELD_OUT):
-            for side in ("src", "tgt"):
-                own = side if subset == "train" else f"{subset}-{side}"
-                what = f"{'sources' if side == 'src' else 'targets'} of {subset}"
-                parser.add_argument(f"--{own}", type=Path, metavar="FILE", required=subset == "train", help=what)
-        for subset in HELD_OUT:
-            parser.add_argument(
-                f"--{subset}-share",
-                type=share,
-                metavar="F",
-                help=f"share of the training pairs drawn for {subset} if it has no files; 0 makes no "
-                f"{subset} (default: {DEFAULT_SHARE})",
-            )
-        parser.add_argument(
-            "--unescape", action="store_true", help="the text is escaped as by Moses: read &apos; as an apostrophe, …"
-        )
-        add_subword_arguments(parser, str(DEFAULT_SIZE))
-        add_length_arguments(parser, default=0)
-        parser.add_argument(
-            "--seed", type=seed_number, metavar="N", help=f"seed of the draws for the shares (default: {DEFAULT_SEED})"
-        )
-
-    def request(self, args: argparse.Namespace) -> Json:
-        files = {"src": args.src, "tgt": args.tgt}
-        shares = {}
-        for subset in HELD_OUT:
-            own = {f"{subset}_{side}": getattr(args, f"{subset}_{side}") for side in ("src", "tgt")}
-            given = getattr(args, f"{subset}_share")
-            if len(set(map(bool, own.values()))) == 2:
-                raise UsageError(f"--{subset}-src and --{subset}-tgt go together: give both or neither")
-            if all(own.values()):
-                if given is not None:
-                    raise UsageError(
-                        f"--{subset}-share draws a {subset} set, and --{subset}-src gives one: omit one of them"
-                    )
-                files |= own
-            elif given != 0:
-                shares[subset] = DEFAULT_SHARE if given is None else given
-        if sum(shares.values()) >= 1:
-            raise UsageError("--valid-share and --test-share leave nothing to train on")
-        if args.seed is not None and not shares:
-            raise UsageError("--seed has no effect: nothing is drawn")
-        return {
-            "files": {name: sha256(path) for name, path in files.items()},
-            "shares": shares,
-            "seed": DEFAULT_SEED if shares and args.seed is None else args.seed,
-            "unescape": args.unescape,
-            **subword_request(args, DEFAULT_SIZE),
-            **length_request(args),
-        }
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        paths = {name: getattr(args, name) for name in request["files"]}
-        train, empty = read_pairs(paths["src"], paths["tgt"], request["unescape"], may_be_empty=True)
-        held_out = {
-            subset: read_pairs(paths[f"{subset}_src"], paths[f"{subset}_tgt"], request["unescape"])[0]
-            for subset in HELD_OUT
-            if f"{subset}_src" in paths
-        }
+    def build(self, options: ParallelOptions, sources: ParallelFiles) -> Corpus:
+        train, empty = sources.pairs("train", options.unescape)
+        held_out = {name: sources.pairs(name, options.unescape)[0] for name in HELD_OUT if sources.has(name)}
         train, shared = without(train, held_out.values())
-        train, drawn = draw(train, request["shares"], request["seed"])
+        train, drawn = draw(train, options.shares, options.seed)
         held_out |= drawn
         left_out = {"with an empty side": empty, "whose source is in another subset": shared}
         subsets = {"train": train, **{subset: held_out[subset] for subset in HELD_OUT if subset in held_out}}
-        split = split_by_length(Split(subsets, left_out), request)
-        origin = {"files": [describe(name, path) for name, path in paths.items()]}
-        return subword_corpus(split, {}, "your own; there are no published ones", origin, request)
+        split = split_by_length(Split(subsets, left_out), options)
+        origin = {"files": [describe(name, path, sources) for name, path in sources.files.items()]}
+        return subword_corpus(split, {}, "your own; there are no published ones", origin, options)
 
 
-def add_subword_arguments(parser: argparse.ArgumentParser, size: str) -> None:
-    """Adds ``--model``, ``--vocab-size``, ``--joint`` and ``--separate``."""
-    parser.add_argument("--model", choices=KINDS, default="unigram", help="kind of subwords (default: unigram)")
-    parser.add_argument(
-        "--vocab-size", type=vocabulary_size, metavar="N", help=f"number of subwords in a model (default: {size})"
-    )
-    both = parser.add_mutually_exclusive_group()
-    both.add_argument(
-        "--joint",
-        action="store_const",
-        const=True,
-        default=True,
-        help="one model and one dictionary for both languages (the default)",
-    )
-    both.add_argument("--separate", dest="joint", action="store_const", const=False, help="one for each language")
-
-
-def subword_request(args: argparse.Namespace, size: int) -> Json:
-    """The request entries for the options of ``add_subword_arguments``; ``size`` is the default of ``--vocab-size``."""
-    return {"model": args.model, "vocab_size": args.vocab_size or size, "joint": args.joint}
-
-
-def add_length_arguments(parser: argparse.ArgumentParser, default: int) -> None:
-    """Adds ``--max-length`` and ``--length-unit``."""
-    parser.add_argument(
-        "--max-length",
-        type=greatest_length,
-        metavar="L",
-        default=default,
-        help="maximum length of a training source; longer ones are tested as gen; 0 sets no limit and "
-        f"makes no gen (default: {default})",
-    )
-    parser.add_argument("--length-unit", choices=tuple(LENGTHS), help="what --max-length counts (default: words)")
-    parser.add_argument(
-        "--train-all", action="store_true", help="train on sources of all lengths: --max-length splits only the others"
-    )
-
-
-def length_request(args: argparse.Namespace) -> Json:
-    """The request entries for the options of ``add_length_arguments``. Raises UsageError."""
-    if args.length_unit is not None and not args.max_length:
-        raise UsageError("--length-unit is the unit of --max-length: add --max-length, or omit it")
-    if args.train_all and not args.max_length:
-        raise UsageError("--train-all needs --max-length, which splits the other subsets: add it, or omit --train-all")
-    request = {"max_length": args.max_length, "length_unit": (args.length_unit or "words") if args.max_length else None}
-    return request | ({"train_all": True} if args.train_all else {})
-
-
-def vocabulary_size(text: str) -> int:
-    """The argument type of ``--vocab-size``."""
-    if not re.fullmatch("[0-9]{1,9}", text) or not 2 <= int(text) <= LARGEST_SIZE:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 2 to {LARGEST_SIZE}, not {shorten(text)}")
-    return int(text)
-
-
-def greatest_length(text: str) -> int:
-    """The argument type of ``--max-length``."""
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise argparse.ArgumentTypeError(f"must be a whole number, or 0 for no limit, not {shorten(text)}")
-    return int(text)
-
-
-def describe(name: str, path: Path) -> Json:
+def describe(name: str, path: Path, sources: Sources) -> Json:
     """The entry of a user's file in ``dataset.json``."""
-    return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
-
-
-def read_pairs(source: Path, target: Path, unescape: bool, may_be_empty: bool = False) -> tuple[list[Pair], int]:
-    """Reads the pairs of two files; see ``pair_up``."""
-    return pair_up(source, read_bytes(source), target, read_bytes(target), unescape, may_be_empty)
+    return {"name": name, "bytes": path.stat().st_size, "sha256": sources.sha256(path)}
 
 
 def pair_up(
@@ -291,15 +319,15 @@ def draw(pairs: list[Pair], shares: Mapping[str, float], seed: int | None) -> tu
     return found.pop("train"), found
 
 
-def split_by_length(split: Split, request: Json) -> Split:
+def split_by_length(split: Split, options: LengthOptions) -> Split:
     """Moves sources of valid and test that are too long to dev and gen, and omits those of train unless all are wanted.
 
     Raises DataError if there is no long one to test, or if a subset has no short one.
     """
-    limit = request["max_length"]
+    limit = options.max_length
     if not limit:
         return split
-    length = LENGTHS[request["length_unit"]]
+    length = LENGTHS[options.length_unit]
     short, long = (
         {
             name: [pair for pair in pairs if (length(pair.source) > limit) == above]
@@ -307,10 +335,10 @@ def split_by_length(split: Split, request: Json) -> Split:
         }
         for above in (False, True)
     )
-    if request.get("train_all"):
+    if options.train_all:
         short["train"], long["train"] = split.subsets["train"], []
     subsets = short | {HELD_OUT[name]: long[name] for name in reversed(HELD_OUT) if long.get(name)}
-    unit = f"{limit} {request['length_unit']}"
+    unit = f"{limit} {options.length_unit}"
     if "gen" not in subsets:
         raise DataError(f"no test sentence has more than {unit}: lower --max-length, or give a test set with long ones")
     for name, pairs in short.items():
@@ -319,38 +347,38 @@ def split_by_length(split: Split, request: Json) -> Split:
     return Split(subsets, split.left_out | {f"with more than {unit}": len(long["train"])})
 
 
-def subword_corpus(split: Split, published: Mapping[str, int], membership: str, origin: Json, request: Json) -> Corpus:
+def subword_corpus(
+    split: Split, published: Mapping[str, int], membership: str, origin: Json, options: TranslationOptions
+) -> Corpus:
     """Learns subwords on train and splits all subsets by them. Raises UsageError and DataError as ``learn`` does."""
-    kind, size = request["model"], request["vocab_size"]
+    kind, size = options.model, options.vocab_size
     train = split.subsets["train"]
-    if request["joint"]:
+    if options.joint:
         source = target = learn((side for pair in train for side in pair), kind, size)
         files = {"spm.model": source.content}
     else:
         source, target = (learn((getattr(pair, side) for pair in train), kind, size) for side in Pair._fields)
         files = {"spm.src.model": source.content, "spm.tgt.model": target.content}
     subsets = {
-        name: [Pair(source.split(pair.source), target.split(pair.target)) for pair in pairs]
+        name: Subset(
+            [Pair(source.split(pair.source), target.split(pair.target)) for pair in pairs],
+            plain=pairs,
+            published=published.get(name),
+        )
         for name, pairs in split.subsets.items()
     }
-    models = "one model for both languages" if request["joint"] else "a model for each language"
+    models = "one model for both languages" if options.joint else "a model for each language"
     rule = f"{size:,} subwords ({kind}, {models}) learnt on train"
-    if request["max_length"]:
-        short = "valid and test" if request.get("train_all") else "train, valid and test"
-        rule += f"; the sources of {short} have at most {request['max_length']} {request['length_unit']}"
+    if options.max_length:
+        short = "valid and test" if options.train_all else "train, valid and test"
+        rule += f"; the sources of {short} have at most {options.max_length} {options.length_unit}"
         rule += ", those of gen and dev more"
     left_out = ", ".join(f"{number:,} {reason}" for reason, number in split.left_out.items() if number)
     return Corpus(
         subsets,
-        published,
         rule,
         f"{membership}; left out of train: {left_out or 'none'}",
         {**origin, "subwords": library_version(), "left_out_of_train": split.left_out},
-        None,
-        joined=request["joint"],
-        plain=split.subsets,
+        joined=options.joint,
         files=files,
     )
-
-
-DATASET = Parallel()

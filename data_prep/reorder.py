@@ -16,53 +16,66 @@ import argparse
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from data_prep.binarize import LANGUAGES, binarize, binarize_like, link_labels
-from data_prep.common import DataError, Dataset, Json, Material, UsageError
-from data_prep.prepare import files_in, read_manifest, verify
+from data_prep.dataset import DataError, Dataset, Json, Material, Options, Sources, UsageError, option
+from data_prep.folder import files_in, read_manifest, verify
 
 DICTIONARIES = tuple(f"dict.{language}.txt" for language in LANGUAGES)
 LIKE = "reordered_like"  # the entry of the request
+
+
+@dataclass(frozen=True)
+class ReorderSources(Sources):
+    """The prepared folder with the data, and the one with the order of words."""
+
+    folder: Path = option(flag="FOLDER", help="the prepared folder with the data", type=Path)
+    like: Path | None = option(None, "the prepared folder with the order of words", type=Path, metavar="OTHER")
+
+
+@dataclass(frozen=True)
+class ReorderOptions(Options):
+    """The request of the folder with the data."""
+
+    def request(self, sources: ReorderSources) -> Json:
+        """The request of the folder, with the folder that gives the order. Raises DataError for another kind."""
+        request = {name: value for name, value in read_pairs(sources.folder)["request"].items() if name != LIKE}
+        if sources.like is not None:
+            other = read_manifest(sources.like)
+            if not set(DICTIONARIES) <= set(other["files"]):
+                message = f"has no {DICTIONARIES[0]}: --like takes a folder of sentence pairs, made without --raw-only"
+                raise DataError(message, sources.like)
+            request[LIKE] = {"request": other["request"], **{name: other["files"][name] for name in DICTIONARIES}}
+        return request
 
 
 class Reorder(Dataset):
     """``python -m data_prep reorder``: a dataset made from a prepared one."""
 
     name, title = "reorder", "reordered"
+    options = ReorderOptions
+    sources = ReorderSources
 
     def __init__(self, datasets: Mapping[str, Dataset]) -> None:
         self.datasets = datasets
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("folder", type=Path, metavar="FOLDER", help="the prepared folder with the data")
-        parser.add_argument("--like", type=Path, metavar="OTHER", help="the prepared folder with the order of words")
-
-    def request(self, args: argparse.Namespace) -> Json:
-        """The request of the folder, with the folder that gives the order.
-
-        Raises UsageError; DataError for another kind of folder.
-        """
+    def read(self, args: argparse.Namespace) -> tuple[Options, Sources]:
         if args.raw_only:
             raise UsageError("--raw-only writes no numbers of words: omit it")
         for name, folder in (("FOLDER", args.folder), ("--like", args.like)):
             if folder is not None and os.path.realpath(folder) == os.path.realpath(args.out):
                 raise UsageError(f"--out and {name} are the same folder, which must not change: choose another --out")
-        request = {name: value for name, value in read_pairs(args.folder)["request"].items() if name != LIKE}
-        if args.like is not None:
-            other = read_manifest(args.like)
-            if not set(DICTIONARIES) <= set(other["files"]):
-                message = f"has no {DICTIONARIES[0]}: --like takes a folder of sentence pairs, made without --raw-only"
-                raise DataError(message, args.like)
-            request[LIKE] = {"request": other["request"], **{name: other["files"][name] for name in DICTIONARIES}}
-        return request
+        return super().read(args)
 
-    def build(self, args: argparse.Namespace, request: Json) -> Reordered:
-        verify(args.folder)
-        if args.like is not None:
-            verify(args.like)
+    def build(self, options: ReorderOptions, sources: ReorderSources) -> Reordered:
+        request = options.request(sources)
+        verify(sources.folder)
+        if sources.like is not None:
+            verify(sources.like)
         dataset = self.datasets.get(request["dataset"])
-        return Reordered(args.folder, args.like, dataset.words if dataset else ())
+        return Reordered(sources.folder, sources.like, dataset.words if dataset else ())
 
 
 class Reordered(Material):

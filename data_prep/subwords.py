@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from types import ModuleType
 
-from data_prep.common import DataError, UsageError
+from data_prep.dataset import DataError, UsageError
 
 KINDS = ("unigram", "bpe")
 SPACE = "\u2581"  # SentencePiece's sign for a space

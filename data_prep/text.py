@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from data_prep.common import DataError
+from data_prep.dataset import DataError, shorten
 
 # Characters other than newline at which Python's str.splitlines and similar tools start a line.
 LINE_SEPARATORS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -20,11 +20,6 @@ def sha256(path: Path) -> str:
     """The hash of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def shorten(text: str, width: int = 60) -> str:
-    """Quotes ``text`` for a message: on one line, and short."""
-    return repr(text if len(text) <= width else text[: width - 1] + "…")
 
 
 def read_bytes(path: Path) -> bytes:

@@ -33,28 +33,89 @@ Source: yours.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
-from data_prep.common import DataError, Dataset, Json, UsageError, share
-from data_prep.lm import Bytes, Pieces, Span, TextCorpus, blocks
-from data_prep.parallel import describe, vocabulary_size
+from data_prep.dataset import DataError, Dataset, Json, Options, Sources, UsageError, option, share, whole_number
+from data_prep.parallel import LARGEST_SIZE, describe
 from data_prep.subwords import KINDS, learn, library_version
-from data_prep.text import check_beginning, decode_utf8, sha256, shorten
+from data_prep.text import check_beginning, decode_utf8
+from data_prep.text_corpus import Bytes, Pieces, Span, TextCorpus, blocks
 
 UNITS = ("bytes", "sentencepiece")
 HELD_OUT = ("valid", "test")
 DEFAULT_SHARE = 0.05
-DEFAULT_SIZE = 8_000
-DEFAULT_LINES = 1_000_000
 COVERAGE = 0.9995  # of the letters of train; bytes spell the others (thousands in WikiText-103)
 ENWIK8_SIZE, ENWIK8_SHA1 = 100_000_000, "57b8363b814821dc9d47aa4d41f58733519076b2"
 # Options for subwords only, and their defaults.
-SUBWORD_OPTIONS = {"model": "unigram", "vocab_size": DEFAULT_SIZE, "model_lines": DEFAULT_LINES}
+SUBWORD_DEFAULTS = {"model": "unigram", "vocab_size": 8_000, "model_lines": 1_000_000}
+
+
+@dataclass(frozen=True)
+class TextFiles(Sources):
+    """The user's files."""
+
+    input: list[Path] = option(help="the text to train on", type=Path, nargs="+", metavar="FILE")
+    others: dict[str, list[Path]] = option(
+        help="the text of {}", flag="--{}-input", keys=HELD_OUT, type=Path, nargs="+", metavar="FILE"
+    )
+
+    @property
+    def files(self) -> dict[str, list[Path]]:
+        """The files of every subset that has some."""
+        return {"train": self.input, **self.others}
+
+
+@dataclass(frozen=True)
+class TextOptions(Options):
+    """The options of text; ``files`` are the hashes of the files of every subset."""
+
+    unit: str = option(help="what a token is", choices=UNITS)
+    files: dict[str, list[str]] = field(default_factory=dict)
+    shares: dict[str, float] = option(
+        help=f"share of --input used as {{0}} without --{{0}}-input; 0 makes no {{0}} (default: {DEFAULT_SHARE})",
+        flag="--{}-share",
+        keys=HELD_OUT,
+        type=share,
+    )
+    model: str | None = option(None, "kind of subwords (default: unigram)", choices=KINDS, when_given=True)
+    vocab_size: int | None = option(
+        None,
+        f"number of subwords (default: {SUBWORD_DEFAULTS['vocab_size']})",
+        type=whole_number(2, LARGEST_SIZE),
+        when_given=True,
+    )
+    model_lines: int | None = option(
+        None,
+        f"maximum lines of train to learn subwords from (default: {SUBWORD_DEFAULTS['model_lines']}). If there are "
+        "more, every second, third … line is taken",
+        type=whole_number(1),
+        when_given=True,
+    )
+
+    def complete(self, sources: TextFiles) -> TextOptions:
+        shares = {name: self.shares.get(name, DEFAULT_SHARE) for name in HELD_OUT if name not in sources.others}
+        if sum(map(exact, shares.values())) >= 1:
+            raise UsageError("--valid-share and --test-share leave nothing to train on")
+        given = {name for name in SUBWORD_DEFAULTS if getattr(self, name) is not None}
+        for name in SUBWORD_DEFAULTS if self.unit == "bytes" else ():
+            if name in given:
+                raise UsageError(f"--{name.replace('_', '-')} is for subwords, and --unit bytes has none")
+        for name in self.shares:
+            if name in sources.others:
+                raise UsageError(f"--{name}-share and --{name}-input both define {name}: omit one of them")
+        missing = {name: value for name, value in SUBWORD_DEFAULTS.items() if name not in given}
+        return replace(
+            self,
+            shares={name: part for name, part in shares.items() if part},
+            **(missing if self.unit == "sentencepiece" else {}),
+        )
+
+    def identify(self, sources: TextFiles) -> TextOptions:
+        return replace(self, files={name: [sources.sha256(p) for p in paths] for name, paths in sources.files.items()})
 
 
 class Text(Dataset):
@@ -67,77 +128,24 @@ class Text(Dataset):
     size = "that of your files"
     arch = "sg_transformer_lm"
     splits = UNITS
+    options = TextOptions
+    sources = TextFiles
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--unit", required=True, choices=UNITS, help="what a token is")
-        parser.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE", help="the text to train on")
-        for subset in HELD_OUT:
-            parser.add_argument(f"--{subset}-input", type=Path, nargs="+", metavar="FILE", help=f"the text of {subset}")
-            parser.add_argument(
-                f"--{subset}-share",
-                type=share,
-                metavar="F",
-                help=f"share of --input used as {subset} without --{subset}-input; 0 makes no "
-                f"{subset} (default: {DEFAULT_SHARE})",
-            )
-        parser.add_argument("--model", choices=KINDS, help="kind of subwords (default: unigram)")
-        parser.add_argument(
-            "--vocab-size", type=vocabulary_size, metavar="N", help=f"number of subwords (default: {DEFAULT_SIZE})"
-        )
-        parser.add_argument(
-            "--model-lines",
-            type=number_of_lines,
-            metavar="N",
-            help=f"maximum lines of train to learn subwords from (default: {DEFAULT_LINES}). If there are more, every "
-            "second, third … line is taken",
-        )
-
-    def request(self, args: argparse.Namespace) -> Json:
-        shares = {subset: share_of(args, subset) for subset in HELD_OUT if getattr(args, f"{subset}_input") is None}
-        if sum(map(exact, shares.values())) >= 1:
-            raise UsageError("--valid-share and --test-share leave nothing to train on")
-        for option in SUBWORD_OPTIONS if args.unit == "bytes" else ():
-            if getattr(args, option) is not None:
-                raise UsageError(f"--{option.replace('_', '-')} is for subwords, and --unit bytes has none")
-        subwords = {
-            option: default if getattr(args, option) is None else getattr(args, option)
-            for option, default in SUBWORD_OPTIONS.items()
-        }
-        return {
-            "unit": args.unit,
-            "files": {subset: [sha256(path) for path in paths] for subset, paths in files_of(args).items()},
-            "shares": {subset: part for subset, part in shares.items() if part},
-            **(subwords if args.unit == "sentencepiece" else {}),
-        }
-
-    def build(self, args: argparse.Namespace, request: Json) -> TextCorpus:
-        paths, lines = files_of(args), request["unit"] == "sentencepiece"
-        check_apart(paths, request["files"])
+    def build(self, options: TextOptions, sources: TextFiles) -> TextCorpus:
+        paths, lines = sources.files, options.unit == "sentencepiece"
+        check_apart(sources)
         for files in paths.values() if lines else ():
             check_lines(files)
         spans = {subset: [whole(path) for path in files] for subset, files in paths.items()}
-        spans = divide(spans.pop("train"), request["shares"], lines) | spans
+        spans = divide(spans.pop("train"), options.shares, lines) | spans
         spans = {subset: spans[subset] for subset in ("train", *HELD_OUT) if subset in spans}
-        origin: Json = {"files": [describe(subset, path) for subset, files in paths.items() for path in files]}
+        origin: Json = {"files": [describe(subset, path, sources) for subset in paths for path in paths[subset]]}
         if lines:
             origin["subwords"] = library_version()
-            unit, kind = learn_pieces(spans["train"], request), f"{request['vocab_size']:,} subwords learnt on train"
+            unit, kind = learn_pieces(spans["train"], options), f"{options.vocab_size:,} subwords learnt on train"
         else:
             unit, kind = Bytes(), "a token is a byte"
-        return TextCorpus(spans, unit, f"{kind}; {rule(request['shares'])}", membership(paths, request), origin)
-
-
-def number_of_lines(text: str) -> int:
-    """The argument type of ``--model-lines``."""
-    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, not {shorten(text)}")
-    return int(text)
-
-
-def share_of(args: argparse.Namespace, subset: str) -> float:
-    """The share of a subset without files."""
-    given = getattr(args, f"{subset}_share")
-    return DEFAULT_SHARE if given is None else given
+        return TextCorpus(spans, unit, f"{kind}; {rule(options.shares)}", membership(options, sources), origin)
 
 
 def exact(part: float) -> Fraction:
@@ -145,22 +153,12 @@ def exact(part: float) -> Fraction:
     return Fraction(repr(part))
 
 
-def files_of(args: argparse.Namespace) -> dict[str, list[Path]]:
-    """The files of every subset that has some. Raises UsageError for both a share and files."""
-    found = {"train": args.input}
-    for subset in HELD_OUT:
-        if getattr(args, f"{subset}_input") is not None:
-            if getattr(args, f"{subset}_share") is not None:
-                raise UsageError(f"--{subset}-share and --{subset}-input both define {subset}: omit one of them")
-            found[subset] = getattr(args, f"{subset}_input")
-    return found
-
-
-def check_apart(paths: dict[str, list[Path]], hashes: dict[str, list[str]]) -> None:
+def check_apart(sources: TextFiles) -> None:
     """Raises DataError for a file in training and in another subset."""
-    for subset in HELD_OUT:
-        for path, digest in zip(paths.get(subset, ()), hashes.get(subset, ()), strict=True):
-            if digest in hashes["train"]:
+    trained = set(map(sources.sha256, sources.input))
+    for subset, paths in sources.others.items():
+        for path in paths:
+            if sources.sha256(path) in trained:
                 raise DataError(f"--{subset}-input has the same text as --input", path)
 
 
@@ -238,12 +236,12 @@ def next_line(spans: Sequence[Span], position: int) -> int:
     return total
 
 
-def learn_pieces(spans: Sequence[Span], request: Json) -> Pieces:
+def learn_pieces(spans: Sequence[Span], options: TextOptions) -> Pieces:
     """Learns subwords on the lines of spans. Raises UsageError and DataError as ``learn`` does."""
     number = sum(block.count(b"\n") for block in blocks(spans)) + 1
-    step = -(-number // request["model_lines"])
+    step = -(-number // options.model_lines)
     lines = (line for index, line in enumerate(lines_in(spans)) if index % step == 0)
-    return Pieces(learn(lines, request["model"], request["vocab_size"], coverage=COVERAGE, by_bytes=True, exact=True))
+    return Pieces(learn(lines, options.model, options.vocab_size, coverage=COVERAGE, by_bytes=True, exact=True))
 
 
 def lines_in(spans: Sequence[Span]) -> Iterator[str]:
@@ -264,13 +262,13 @@ def rule(shares: dict[str, float]) -> str:
     return ", ".join(parts) or "the subsets are files of their own"
 
 
-def membership(paths: dict[str, list[Path]], request: Json) -> str:
+def membership(options: TextOptions, sources: TextFiles) -> str:
     """Whether the subsets are the published ones, in words."""
     is_enwik8 = (
-        request["unit"] == "bytes"
-        and request["shares"] == dict.fromkeys(HELD_OUT, DEFAULT_SHARE)
-        and [path.stat().st_size for path in paths["train"]] == [ENWIK8_SIZE]
-        and sha1(paths["train"][0]) == ENWIK8_SHA1
+        options.unit == "bytes"
+        and options.shares == dict.fromkeys(HELD_OUT, DEFAULT_SHARE)
+        and [path.stat().st_size for path in sources.input] == [ENWIK8_SIZE]
+        and sha1(sources.input[0]) == ENWIK8_SHA1
     )
     return "the published ones of Enwik8" if is_enwik8 else "your own; there are no published ones"
 
@@ -279,6 +277,3 @@ def sha1(path: Path) -> str:
     """The hash by which Enwik8 is published."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
-
-
-DATASET = Text()

@@ -345,7 +345,7 @@ def check_data(folder: Path, arguments: Sequence[str]) -> None:
         ValueError: the folder was made by another request.
     """
     from data_prep.__main__ import DATASETS, make_parser
-    from data_prep.common import DataError
+    from data_prep.dataset import DataError
 
     found = json.loads((folder / "dataset.json").read_text()).get("request", {})
     known = {dataset.name: dataset for dataset in DATASETS}

@@ -12,10 +12,10 @@ pytest.importorskip("fairseq")
 
 from numpy.random import RandomState
 
-from data_prep.common import Pair
-from data_prep.corpus import Corpus
-from data_prep.prepare import write
-from data_prep.scan_grammar import generate
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import Pair
+from data_prep.folder import write
+from data_prep.scan.grammar import generate
 from helpers.commands import KINDS, succeed, training
 from helpers.once import once
 
@@ -34,9 +34,9 @@ def write_short_scan(folder: Path) -> None:
     shuffled = [pairs[index] for index in RandomState(0).permutation(len(pairs))]
     short = [pair for pair in shuffled if actions(pair) <= 4]
     longer = [pair for pair in shuffled if actions(pair) == 5]
+    subsets = {"train": short[:1000], "valid": short[1000:1101], "gen": longer[:45]}
     corpus = Corpus(
-        subsets={"train": short[:1000], "valid": short[1000:1101], "gen": longer[:45]},
-        published={},
+        subsets={name: Subset(pairs) for name, pairs in subsets.items()},
         rule="a part of the short commands",
         membership="drawn for the tests",
         origin={"generator": "data_prep.scan_grammar"},

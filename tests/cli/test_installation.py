@@ -107,7 +107,7 @@ def succeed(environment: Path, cwd: Path, name: str, *arguments: object) -> Resu
     return result
 
 
-def code_and_settings(root: Path, suffixes: tuple[str, ...] = (".py", ".yaml")) -> set[str]:
+def code_and_settings(root: Path, suffixes: tuple[str, ...] = (".py", ".yaml", ".sha256")) -> set[str]:
     return {str(path.relative_to(root.parent)) for path in root.rglob("*") if path.suffix in suffixes}
 
 

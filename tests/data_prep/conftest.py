@@ -19,9 +19,9 @@ from typing import NamedTuple
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.common import Pair
+from data_prep.dataset import Pair
 from data_prep.scan import render
-from data_prep.scan_grammar import generate
+from data_prep.scan.grammar import generate
 
 
 class Result(NamedTuple):
@@ -161,7 +161,7 @@ class Server(http.server.ThreadingHTTPServer):
     """A local web server with scripted answers.
 
     ``files`` maps a path to its bytes. ``faults`` is consumed from the front, one per request: a status, ``"cut"`` for
-    half of the promised bytes, or ``"whole"`` to ignore a range request.
+    half of the promised bytes.
     """
 
     daemon_threads = True
@@ -170,7 +170,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.faults: list[int | str] = []
-        self.ranges: list[str | None] = []
+        self.requests: list[str] = []
 
     @property
     def url(self) -> str:
@@ -178,28 +178,21 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers GET with a file, or a part of it."""
+    """Answers GET with a file."""
 
     server: Server
 
     def do_GET(self) -> None:
-        wanted = self.headers["Range"]
-        self.server.ranges.append(wanted)
+        self.server.requests.append(self.path)
         fault = self.server.faults.pop(0) if self.server.faults else None
         data = self.server.files.get(self.path)
         if isinstance(fault, int) or data is None:
             return self.send_error(fault or 404)
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and fault != "whole" else 0
-        if start >= len(data):
-            return self.send_error(416)
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        body = data[start:]
-        self.send_header("Content-Length", str(len(body)))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         with contextlib.suppress(ConnectionError):  # the client may disconnect early
-            self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
+            self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
 
     def log_message(self, *args: object) -> None:
         """Prints nothing."""
@@ -209,7 +202,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A running ``Server``; waiting between download attempts takes no time, and proxies are ignored."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
+    monkeypatch.setattr("data_prep.sources.PAUSE", 0.0)
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

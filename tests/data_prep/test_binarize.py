@@ -14,9 +14,9 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from data_prep.__main__ import main
 from data_prep.binarize import binarize, link_labels, make_dictionary
-from data_prep.common import DataError, Pair
-from data_prep.corpus import Corpus
-from data_prep.scan import DATASET
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import DataError, Pair
+from data_prep.scan import Scan
 
 SUBSETS = ("train", "valid", "gen")
 
@@ -106,8 +106,8 @@ def test_fairseq_task_loads_every_subset(prepared: Path) -> None:
     ids=["usual", "nothing-held-out", "mcd", "mcd-and-holdout", "nothing-else"],
 )
 def test_training_command(names: list[str], validation: str | None) -> None:
-    corpus = Corpus({name: [Pair("a b", "c")] for name in names}, {}, "", "", {}, None)
-    (command,) = corpus.training_commands(DATASET, Path("data-bin/my data"))
+    corpus = Corpus({name: Subset([Pair("a b", "c")]) for name in names}, "", "", {})
+    (command,) = corpus.training_commands(Scan(), Path("data-bin/my data"))
     assert shlex.split(command)[:2] == ["fairseq-train", "data-bin/my data"]
     assert shlex.split(command)[-2:] == ["--save-dir", "checkpoints/my data"]
     assert " --optimizer torch_adam --lr 1e-3 --clip-norm 5 " in command and " --no-epoch-checkpoints " in command
@@ -122,8 +122,9 @@ def test_training_command(names: list[str], validation: str | None) -> None:
 
 @pytest.mark.parametrize(("words", "size"), [(8, 1024), (49, 1024), (107, 512), (480, 128), (736, 64), (70_000, 1)])
 def test_batches_of_long_examples_are_evaluated_in_smaller_numbers(words: int, size: int) -> None:
-    corpus = Corpus({"train": [Pair("a", "b")], "valid": [Pair("a", " ".join("b" * words))]}, {}, "", "", {}, None)
-    (command,) = corpus.training_commands(DATASET, Path("data"))
+    subsets = {"train": Subset([Pair("a", "b")]), "valid": Subset([Pair("a", " ".join("b" * words))])}
+    corpus = Corpus(subsets, "", "", {})
+    (command,) = corpus.training_commands(Scan(), Path("data"))
     assert f" --batch-size-valid {size} " in command
 
 
@@ -131,8 +132,8 @@ def test_batches_of_long_examples_are_evaluated_in_smaller_numbers(words: int, s
 def test_training_command_of_sequences_that_are_too_long_for_fairseq_by_itself(side: str) -> None:
     for words, expected in ((1023, False), (1024, True)):
         pair = Pair("a", "b")._replace(**{side: " ".join(["a"] * words)})
-        corpus = Corpus({"train": [Pair("a", "b")], "valid": [pair]}, {}, "", "", {}, None)
-        (command,) = corpus.training_commands(DATASET, Path("data"))
+        corpus = Corpus({"train": Subset([Pair("a", "b")]), "valid": Subset([pair])}, "", "", {})
+        (command,) = corpus.training_commands(Scan(), Path("data"))
         assert (f" --max-{side}-positions 1025 " in command) == expected
 
 

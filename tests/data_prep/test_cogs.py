@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from data_prep import cogs
 from data_prep.cogs import FILES, GEN_2021, LEXICAL, STRUCTURAL, TYPES, parse, render
-from data_prep.common import DataError, Pair
-from data_prep.official import OfficialFile
+from data_prep.dataset import DataError, Pair
+from data_prep.sources import OfficialFile
 
 FILE = Path("folder/gen.tsv")
 KNOWN = {"primitive": 1, "in_distribution": 1}
@@ -199,7 +199,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
             data = "".join(line + "\n" for line in lines).encode("utf-8")
             name = FILES[subset].name
             (folder / name).write_bytes(data)
-            file = OfficialFile(name, len(data), hashlib.sha256(data).hexdigest())
+            file = OfficialFile(name, len(data), hashlib.sha256(data).hexdigest(), group="cogs")
             monkeypatch.setitem(cogs.FILES, subset, file)
         types = {s: dict(Counter(line.split("\t")[-1] for line in lines)) for s, lines in subsets.items()}
         monkeypatch.setattr(cogs, "TYPES", types)
@@ -293,3 +293,16 @@ def test_another_file_is_refused(run, small, tmp_path: Path) -> None:
     result = run("cogs", "--raw-dir", folder, "--raw-only", "--out", tmp_path / "out")
     assert result.err.startswith(f"error: {folder}/test.tsv:1: 2 columns between tabs")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_has_both_versions(run, cogs_files: Path, old_folder: Path, server, tmp_path: Path) -> None:
+    for folder in (cogs_files, old_folder):
+        for path in folder.glob("*.tsv*"):
+            data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            server.files[f"/{path.stem if path.suffix == '.gz' else path.name}"] = data
+        options = ["--gen-2021"] if folder == old_folder else []
+        options += ["--download", "--mirror", server.url, "--cache-dir", tmp_path / "cache", "--raw-only"]
+        assert run("cogs", *options, "--out", tmp_path / folder.name).code == 0
+    assert server.requests.count("/gen.tsv") == 2
+    assert run("cogs", *options[1:], "--overwrite", "--out", tmp_path / cogs_files.name).code == 0
+    assert server.requests.count("/gen.tsv") == 2

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.__main__ import main
-from data_prep.common import Pair
 from data_prep.ctl import PUBLISHED, REFERENCE_SEED, render
-from data_prep.ctl_sample import COMPOSED, FUNCTIONS, SYMBOLS, TRAINED, Example, Sample, Sampler, distinct, sample
-from data_prep.prepare import damage, read_manifest
+from data_prep.ctl.sample import COMPOSED, FUNCTIONS, SYMBOLS, TRAINED, Example, Sample, Sampler, distinct, sample
+from data_prep.dataset import Pair
+from data_prep.folder import damage, read_manifest
 
 # sha256 of what github.com/RobertCsordas/ndr, dataset/compositional_table_lookup.py of commit da20530, draws in the
 # settings of its sweeps, one line `SOURCE<tab>TARGET` an example, forward: in its order; the pool sorted.

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.random import RandomState
 
 from data_prep.__main__ import main
-from data_prep.common import DataError, Pair
 from data_prep.ctlpp import NAMES, OVERLAPS, SHARED, Variant, draw, draw_symbols, render, staged, unstaged
-from data_prep.ctlpp_graph import START, Graph, allocate, draw_tables, make_graph, results, unique
-from data_prep.prepare import read_manifest
+from data_prep.ctlpp.graph import START, Graph, allocate, draw_tables, make_graph, results, unique
+from data_prep.dataset import DataError, Pair
+from data_prep.folder import read_manifest
 
 TABLES = draw_tables(RandomState(0))
 # Adjacent groups; the first is applied first.

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from data_prep import arithmetic, cfq, ctl, libreoffice_help, listops_functions, parallel, pcfg_functions, scan_grammar
+from data_prep import cfq, ctl, libreoffice_help, listops, parallel
 from data_prep.__main__ import DATASETS
-from data_prep.common import Pair
-from data_prep.ctl_sample import FUNCTIONS, SYMBOLS, sample
+from data_prep.ctl.sample import FUNCTIONS, SYMBOLS, sample
 from data_prep.ctlpp import DEFAULT_SEED, NAMES
-from data_prep.ctlpp_graph import RandomState, draw_tables
-from data_prep.first import DATASET as FIRST
+from data_prep.ctlpp.graph import RandomState, draw_tables
+from data_prep.dataset import Pair
 from data_prep.mathematics import detokenize, tokenize
-from data_prep.parity import DATASET as PARITY
+from data_prep.pcfg import language as pcfg_functions
+from data_prep.scan import grammar as scan_grammar
+from data_prep.strings import First, Parity
 
-DOCSTRINGS = {dataset.name: sys.modules[type(dataset).__module__].__doc__ for dataset in DATASETS}
+DOCSTRINGS = {dataset.name: dataset.about for dataset in DATASETS}
 
 
 def examples(name: str) -> list[Pair]:
@@ -57,13 +58,26 @@ def ctlpp_meaning(source: str) -> str:
     return str(symbol)
 
 
+def listops_value(source: str) -> str:
+    words = [f'["{word[1:]}",' if word in listops.OPERATORS else f"{word}," for word in source.split(" ")]
+    return str(nested_value(json.loads("".join(words).replace(",]", "]").removesuffix(","))))
+
+
+def nested_value(nested: int | list) -> int:
+    """The value of a nested list: a number, or the name of an operator and its arguments."""
+    if isinstance(nested, int):
+        return nested
+    arguments = [listops.Drawn("", nested_value(argument), 0) for argument in nested[1:]]
+    return listops.apply(f"[{nested[0]}", arguments).value
+
+
 MEANINGS = {
     "scan": scan_grammar.interpret,
     "pcfg": pcfg_functions.interpret,
-    "arithmetic": lambda source: str(arithmetic.interpret(source).value),
-    "listops": lambda source: str(listops_functions.interpret(source).value),
-    "parity": lambda source: PARITY.example(source.replace(" ", "").removesuffix("CLS")).target,
-    "first": lambda source: FIRST.example(source.replace(" ", "").removeprefix("CLS")).target,
+    "arithmetic": lambda source: str(eval(source) % 10),
+    "listops": listops_value,
+    "parity": lambda source: Parity().example(source.replace(" ", "").removesuffix("CLS")).target,
+    "first": lambda source: First().example(source.replace(" ", "").removeprefix("CLS")).target,
     "ctl": ctl_meaning,
     "ctlpp": ctlpp_meaning,
 }

@@ -9,12 +9,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.first import DATASET
+from data_prep.strings import First
 
 
 @given(st.sampled_from("01"), st.text("01", max_size=50))
 def test_example(first: str, rest: str) -> None:
-    assert DATASET.example(first + rest) == (f"CLS {first}" + "".join(f" {symbol}" for symbol in rest), first)
+    assert First().example(first + rest) == (f"CLS {first}" + "".join(f" {symbol}" for symbol in rest), first)
 
 
 def test_lengths_of_the_paper(run, read_subset, tmp_path: Path) -> None:

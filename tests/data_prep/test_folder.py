@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.common import DataError
-from data_prep.folder import lock_file, publish
-from data_prep.prepare import verify
+from data_prep.dataset import DataError
+from data_prep.folder import lock_file, publish, verify
 
 LENGTH = ("scan", "--split", "length", "--raw-only")
 
@@ -181,7 +180,7 @@ def test_verify(run, tmp_path: Path) -> None:
 PAUSING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background inherits that it is ignored
-import data_prep.corpus, data_prep.prepare
+import data_prep.corpus, data_prep.folder
 original, calls = data_prep.{where}, []
 def pause(*arguments, **options):
     calls.append(arguments)
@@ -203,7 +202,7 @@ def start_and_pause(where: str, arguments: list[str], call: int = 1) -> subproce
     return process
 
 
-@pytest.mark.parametrize("where", ["corpus.write_lines", "prepare.manifest", "prepare.publish"])
+@pytest.mark.parametrize("where", ["corpus.write_lines", "folder.manifest", "folder.publish"])
 def test_killed_run_leaves_nothing_that_counts_and_the_next_cleans_up(where: str, run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with start_and_pause(where, [*LENGTH, "--out", str(out)]) as process:
@@ -218,7 +217,7 @@ def test_killed_overwrite_keeps_what_was_there(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(*LENGTH, "--out", out).code == 0
     right = contents(out)
-    with start_and_pause("prepare.publish", [*LENGTH, "--overwrite", "--out", str(out)]) as process:
+    with start_and_pause("folder.publish", [*LENGTH, "--overwrite", "--out", str(out)]) as process:
         process.send_signal(signal.SIGKILL)
     assert contents(out) == right
     assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
@@ -239,7 +238,7 @@ def test_run_killed_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
 def test_interrupted_run_cleans_up_after_itself(sent: signal.Signals, code: int, tmp_path: Path) -> None:
-    with start_and_pause("prepare.publish", [*LENGTH, "--out", str(tmp_path / "not" / "there" / "out")]) as process:
+    with start_and_pause("folder.publish", [*LENGTH, "--out", str(tmp_path / "not" / "there" / "out")]) as process:
         process.send_signal(sent)
     assert process.returncode == code and list(tmp_path.iterdir()) == []
 
@@ -265,7 +264,7 @@ def test_output_that_is_not_utf_8() -> None:
 
 def test_a_run_beside_another_leaves_its_work_alone(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with start_and_pause("prepare.publish", [*LENGTH, "--out", str(out)]) as process:
+    with start_and_pause("folder.publish", [*LENGTH, "--out", str(out)]) as process:
         (other,) = tmp_path.iterdir()
         before = contents(other)
         assert run(*LENGTH, "--out", out).code == 0
@@ -304,18 +303,18 @@ def test_lock_of_a_file_that_is_gone_meanwhile(tmp_path: Path, monkeypatch: pyte
         (tmp_path / "lock").touch()
 
     monkeypatch.setattr("fcntl.flock", another_process)
-    assert lock_file(tmp_path / "lock", wait=True) is None
+    assert lock_file(tmp_path / "lock") is None
 
 
 def test_lock_that_another_has(tmp_path: Path) -> None:
-    with lock_file(tmp_path / "lock", wait=False):
-        assert lock_file(tmp_path / "lock", wait=False) is None
-    with lock_file(tmp_path / "lock", wait=False) as stream:
+    with lock_file(tmp_path / "lock"):
+        assert lock_file(tmp_path / "lock") is None
+    with lock_file(tmp_path / "lock") as stream:
         assert stream is not None
 
 
 def test_lock_of_no_file(tmp_path: Path) -> None:
-    assert lock_file(tmp_path / "lock", wait=False, create=False) is None
+    assert lock_file(tmp_path / "lock", create=False) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -335,7 +334,7 @@ def test_disk_error_leaves_nothing(run, tmp_path: Path, monkeypatch: pytest.Monk
     def broken(*arguments: object) -> None:
         raise OSError(5, "Input/output error", "raw/gen.src")
 
-    monkeypatch.setattr("data_prep.prepare.manifest", broken)
+    monkeypatch.setattr("data_prep.folder.manifest", broken)
     assert run(*LENGTH, "--out", tmp_path / "out") == (1, "", "error: raw/gen.src: Input/output error\n")
     assert list(tmp_path.iterdir()) == []
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import iwslt_en_vi
-from data_prep.iwslt_en_vi import BASE_URL, FILES, SIZES
+from data_prep.iwslt_en_vi import FILES, SIZES, IwsltEnVi, IwsltFiles
 from fairseq_sg.scoring.plain_bleu import to_text
 
 
@@ -148,7 +147,7 @@ def test_training_archive_is_needed(run, archives: Path, tmp_path: Path) -> None
     result = run("iwslt_en_vi", "--raw-dir", archives, "--out", tmp_path / "out")
     assert (result.code, list(tmp_path.iterdir())) == (1, [])
     assert f"{archives}: the official train-en-vi.tgz (git blob 76ce2671526e0b05a9422020820e656b6e2a1472)" in result.err
-    assert f"--download gets {BASE_URL}/train-en-vi.tgz" in result.err
+    assert f"--download gets {IwsltFiles.urls['iwslt_en_vi']}/train-en-vi.tgz" in result.err
 
 
 def test_other_archives_are_refused(run, whole: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -175,4 +174,5 @@ def test_length_unit_alone(run, tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert iwslt_en_vi.DATASET.name == "iwslt_en_vi" and "93193ddf269449c98495e3455b2bb261b4851234" in BASE_URL
+    assert IwsltEnVi.name == "iwslt_en_vi"
+    assert "93193ddf269449c98495e3455b2bb261b4851234" in IwsltFiles.urls["iwslt_en_vi"]

@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import listops, listops_sample
-from data_prep.common import DataError, Pair
-from data_prep.depths import DEV_DEPTHS, GEN_DEPTHS, TRAIN_DEPTHS
-from data_prep.listops import DEPTHS, sample_sets
-from data_prep.listops_functions import interpret
-from data_prep.listops_sample import Block, Shapes, TooLong, draw, fill, height, sample
+from data_prep import listops
+from data_prep.dataset import DataError, Pair
+from data_prep.draws import DEV_DEPTHS, GEN_DEPTHS, TRAIN_DEPTHS
+from data_prep.listops import DEPTHS, Block, Drawn, Shapes, TooLong, apply, draw, fill, height, sample, sample_sets
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 EXPRESSIONS = st.recursive(
@@ -76,9 +74,16 @@ def expected(expression: str) -> tuple[int, int]:
     return value(nested), depth(prune(nested))
 
 
+def drawn(nested: Nested) -> Drawn:
+    """The expression as it is put together when it is drawn."""
+    if isinstance(nested, int):
+        return Drawn(str(nested), nested, 0)
+    return apply(f"[{nested[0]}", list(map(drawn, nested[1:])))
+
+
 @given(EXPRESSIONS)
 def test_meaning(expression: str) -> None:
-    assert interpret(expression) == expected(expression)
+    assert drawn(read(expression)) == (expression, *expected(expression))
 
 
 @pytest.mark.parametrize(
@@ -97,50 +102,7 @@ def test_meaning(expression: str) -> None:
     ],
 )
 def test_meaning_of_examples(expression: str, meaning: tuple[int, int]) -> None:
-    assert interpret(expression) == meaning == expected(expression)
-
-
-@pytest.mark.parametrize(
-    ("expression", "message"),
-    [
-        ("", "'' cannot be word 1"),
-        ("[MIN 1 ]", "[MIN has 1 arguments, word 3"),
-        ("[SM 1 2 3 4 5 6 ]", "[SM has 6 arguments, word 8"),
-        ("[MED ]", "[MED has 0 arguments, word 2"),
-        ("[AVG 1 2 ]", "'[AVG' cannot be word 1"),
-        ("[MIN 1 2 ] ]", "']' after its end, word 5"),
-        ("1 2", "'2' after its end, word 2"),
-        ("]", "']' cannot be word 1"),
-        ("[MIN 1 10 ]", "'10' cannot be word 3"),
-        ("[MIN 1  2 ]", "'' cannot be word 3"),
-        ("[MIN 1 ٣ ]", "'٣' cannot be word 3"),
-        ("[MIN 1 2", "it ends too early"),
-        ("[MIN", "it ends too early"),
-        ("[MIN 1 2]", "'2]' cannot be word 3"),
-    ],
-)
-def test_not_an_expression(expression: str, message: str) -> None:
-    with pytest.raises(DataError) as caught:
-        interpret(expression)
-    assert caught.value.message == f"not an expression: {message}"
-
-
-WORDS = st.lists(st.sampled_from([*OPERATORS, "]", *"0123456789", "", "[", "²"]) | st.text(max_size=2), max_size=12)
-
-
-@given(WORDS.map(" ".join))
-def test_anything_has_a_meaning_or_is_an_error(text: str) -> None:
-    try:
-        meaning = interpret(text)
-    except DataError as error:
-        assert "\n" not in str(error)
-    else:
-        assert meaning == expected(text)
-
-
-def test_depth_without_end() -> None:
-    """Python's recursion limit does not apply."""
-    assert interpret("[SM 1 " * 5_000 + "1" + " ]" * 5_000) == (1, 5_000)
+    assert drawn(read(expression))[1:] == meaning == expected(expression)
 
 
 # ---- the draw
@@ -199,7 +161,7 @@ def test_shares_of_the_depths(depths: range, blocks: int, shares: dict[int, floa
     """The shares of the authors' generator, including expressions that are too long: counted from draws of its code."""
     work = [Block((2, number), depths[0], depths[-1], depths[0]) for number in range(blocks)]
     found = Counter(candidate.depth for block in work for candidate in draw(block))
-    draws = blocks * listops_sample.DRAWS
+    draws = blocks * listops.DRAWS
     assert {number: found[number] / draws for number in shares} == pytest.approx(shares, abs=tolerance)
     assert set(found) == set(depths)
 
@@ -207,7 +169,7 @@ def test_shares_of_the_depths(depths: range, blocks: int, shares: dict[int, floa
 def test_operators_digits_and_arguments_are_uniform() -> None:
     tree = [[] for _ in range(5)]
     stream = Shapes((4,), 1, 5).uniform
-    words = Counter(word for _ in range(4_000) for word in fill(tree, stream).split(" ") if word != "]")
+    words = Counter(word for _ in range(4_000) for word in fill(tree, stream).expression.split(" ") if word != "]")
     assert {word: count / 4_000 for word, count in words.items()} == pytest.approx(
         dict.fromkeys(OPERATORS, 0.25) | dict.fromkeys("0123456789", 0.5), abs=0.04
     )
@@ -241,12 +203,12 @@ def test_number_of_processes_changes_nothing() -> None:
 
 def test_a_process_that_is_ended_from_outside_is_missed() -> None:
     with pytest.raises(DataError, match="was killed"):
-        with listops_sample.processes(2) as call:
+        with listops.processes(2) as call:
             list(call(os._exit, [1, 1, 1]))
 
 
 def test_number_of_processes() -> None:
-    assert 1 <= listops_sample.number_of_processes() <= listops_sample.MOST_BLOCKS
+    assert 1 <= listops.number_of_processes() <= listops.MOST_BLOCKS
 
 
 # ---- the command
@@ -255,7 +217,7 @@ def test_number_of_processes() -> None:
 @pytest.fixture
 def prepare(run, monkeypatch: pytest.MonkeyPatch):
     """Prepares a small dataset in this process only, and returns its ``dataset.json``."""
-    monkeypatch.setattr(listops_sample, "number_of_processes", lambda: 1)
+    monkeypatch.setattr(listops, "number_of_processes", lambda: 1)
 
     def prepare(out: Path, *options: object) -> dict:
         result = run("listops", "--train", 1_000, "--test", 10, *options, "--out", out)
@@ -297,7 +259,7 @@ def test_default_sizes_and_seed(run, tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise DataError("far enough")
 
     monkeypatch.setattr(listops, "sample_sets", stop)
-    monkeypatch.setattr(listops_sample, "number_of_processes", lambda: 3)
+    monkeypatch.setattr(listops, "number_of_processes", lambda: 3)
     for options in ((), ("--train", 2_000, "--test", 20, "--seed", 7)):
         assert run("listops", *options, "--raw-only", "--out", tmp_path / "out") == (1, "", "error: far enough\n")
     assert asked == [(1_000_000, 1_000, 1, 3), (2_000, 20, 7, 3)]

@@ -18,22 +18,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import mathematics, mathematics_generator, mathematics_sample
-from data_prep.common import DataError, Pair
+from data_prep import mathematics
+from data_prep.dataset import DataError, Pair
+from data_prep.draws import PackedPairs
 from data_prep.mathematics import (
     EXTRAPOLATIONS,
     FOLDER,
     MODULES,
     SIZES,
+    MathematicsSources,
     detokenize,
     make_corpus,
     parse,
     places,
     tokenize,
 )
-from data_prep.mathematics_generator import REGIMES, chunks, work
-from data_prep.official import OfficialFile
-from data_prep.packed import PackedPairs
+from data_prep.mathematics import generator as mathematics_generator
+from data_prep.mathematics import sample as mathematics_sample
+from data_prep.mathematics.generator import REGIMES, chunks, work
+from data_prep.sources import OfficialFile
 
 FILE = Path("train-easy/arithmetic__add_or_sub.txt")
 MODULE, WITHOUT = "arithmetic__add_or_sub", "numbers__is_prime"
@@ -69,7 +72,7 @@ def test_round_trip(pairs: list[Pair], newline: bool) -> None:
 
 
 def test_spaces_at_the_ends_are_left_out() -> None:
-    assert list(parse([b" What is 1?  \n", b"1 \n"], FILE)) == [Pair("What is 1?", "1")]
+    assert list(parse(io.BytesIO(b" What is 1?  \n1 \n"), FILE)) == [Pair("What is 1?", "1")]
 
 
 @pytest.mark.parametrize(
@@ -96,14 +99,14 @@ def test_wrong_line(line: bytes, message: str, number: int) -> None:
     lines[number - 1] = line
     stream = io.BytesIO(b"".join(line + b"\n" for line in lines))
     with pytest.raises(DataError) as caught:
-        mathematics.read_examples(stream, FILE)
+        list(parse(stream, FILE))
     assert (caught.value.path, caught.value.line) == (FILE, number) and message in caught.value.message
     assert len(str(caught.value)) < 200
 
 
 def test_question_without_answer() -> None:
     with pytest.raises(DataError) as caught:
-        list(parse([b"What is 2?\n", b"2\n", b"What is 3?\n"], FILE))
+        list(parse(io.BytesIO(b"What is 2?\n2\nWhat is 3?\n"), FILE))
     assert (caught.value.path, caught.value.line) == (FILE, 3)
     assert caught.value.message == "the question 'What is 3?' has no answer: the number of lines is odd"
 
@@ -114,9 +117,8 @@ PIECES = [b"What is 1?", b"1", b"\n", b"\r\n", b" ", b"\0", "▁".encode(), b"\x
 @given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=4), max_size=20).map(b"".join))
 def test_anything_is_examples_or_an_error_with_its_line(data: bytes) -> None:
     try:
-        pairs, file = mathematics.read_examples(io.BytesIO(data), FILE)
+        pairs = list(parse(io.BytesIO(data), FILE))
         assert 2 * len(pairs) == data.removesuffix(b"\n").count(b"\n") + bool(data)
-        assert file == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         assert all(side == side.strip() != "" for pair in pairs for side in pair)
     except DataError as error:
         assert error.path == FILE and 1 <= error.line <= data.count(b"\n") + 1
@@ -152,9 +154,9 @@ def test_subsets_are_those_of_the_reference(files: list[list[Pair]], holdout: in
         valid += [pair for index, pair in enumerate(pairs) if index in drawn]
     expected = {"train": train, "valid": valid, "interpolate": kept[3], "gen": kept[4]}
     corpus = make_corpus(MODULE, contents, holdout, {}, "", {})
-    found = {name: [Pair(*map(detokenize, pair)) for pair in pairs] for name, pairs in corpus.subsets.items()}
+    found = {name: [Pair(*map(detokenize, pair)) for pair in subset.pairs] for name, subset in corpus.subsets.items()}
     assert found == expected
-    assert list(corpus.types["valid"]) == ["easy"] * holdout + ["medium"] * holdout + ["hard"] * holdout
+    assert list(corpus.subsets["valid"].types) == ["easy"] * holdout + ["medium"] * holdout + ["hard"] * holdout
     dropped = sum(map(len, files)) - sum(map(len, kept))
     assert f"repeated questions dropped ({dropped})" in corpus.rule
 
@@ -274,14 +276,13 @@ def test_archive_and_folder(run, archive, tmp_path: Path) -> None:
     assert refused.code == 1 and "source_sha256 is" in refused.err
 
 
-def test_memory_is_bounded(large_archive, little_memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(large_archive, little_memory) -> None:
     """Other modules are skipped; only the text of the wanted one is kept."""
-    monkeypatch.setattr(mathematics, "check_archive", lambda path: None)
     wanted = {f"{FOLDER}/{place}": sums(regime) * 200 for place, regime in places(MODULE).items()}
     others = {f"{FOLDER}/{regime}/algebra__linear_1d.txt": 1 << 20 for regime in places(MODULE).values()}
     path = large_archive({name: (others | wanted)[name] for name in sorted(others | wanted)})
     with little_memory(1 << 20):
-        contents, _ = mathematics.read_archive(path, MODULE)
+        contents, _ = MathematicsSources(archive=path).read(MODULE)
     assert sum(others.values()) == 5 << 20 and [len(pairs) for pairs in contents.values()] == [1_400] * 5
 
 
@@ -293,7 +294,7 @@ def test_default_number_of_processes(run, monkeypatch: pytest.MonkeyPatch, tmp_p
         asked.append(workers)
         raise DataError("enough")
 
-    monkeypatch.setattr(mathematics, "sample", refuse)
+    monkeypatch.setattr(mathematics, "generate", refuse)
     for processors, generate, options in ((1, 5_000, ()), (4, 5_000, ()), (64, 100, ()), (64, 5_000, ("--workers", 2))):
         monkeypatch.setattr(mathematics, "processors", lambda: processors)
         run("mathematics", "--module", MODULE, "--generate", generate, *options, "--out", tmp_path / "out")
@@ -394,7 +395,7 @@ def test_official_archive_as_it_is_known() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "one of the arguments --archive --raw-dir --generate is required"),
+        ((), "one of the arguments --generate --archive --raw-dir is required"),
         (("--archive", "x", "--generate", 100), "not allowed with argument"),
         (("--raw-dir", "x", "--seed", 2), "--seed belongs to --generate"),
         (("--raw-dir", "x", "--workers", 2), "--workers belongs to --generate"),
@@ -502,16 +503,16 @@ def test_generator_that_fails(fake, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     fake("print('What is 1?\\n1\\nWhat is 2?')\nraise KeyError('no such module')")
     with pytest.raises(DataError, match="the generator of mathematics_dataset failed: KeyError: 'no such module'"):
-        mathematics_sample.sample(MODULE, None, [2], 1, 2)
+        mathematics_sample.generate(MODULE, None, [2], 1, 2)
     fake("import sys\nwhile True: print('question\\nanswer')")
-    found = mathematics_sample.sample(MODULE, None, [3], 1, 2)
+    found = mathematics_sample.generate(MODULE, None, [3], 1, 2)
     assert list(found["train-easy"]) == [Pair("question", "answer")] * 3
     assert len(processes) == 4 and all(process.poll() is not None for process in processes)
 
 
 def test_warnings_of_the_generator_do_not_stop_it(fake) -> None:
     fake("import sys\nsys.stderr.write('w' * 1_000_000)\nprint('question\\nanswer')")
-    assert len(mathematics_sample.sample(MODULE, None, [1], 1, 1)["train-easy"]) == 1
+    assert len(mathematics_sample.generate(MODULE, None, [1], 1, 1)["train-easy"]) == 1
 
 
 # ---- generation: with the package

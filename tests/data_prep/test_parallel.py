@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import RandomState
 
-from data_prep.common import DataError, Pair
+from data_prep.dataset import DataError, Pair
 from data_prep.parallel import ENTITIES, clean, decode, draw, pair_up
 from data_prep.subwords import SPACE, Subwords
 from fairseq_sg.scoring.plain_bleu import to_text
@@ -295,7 +295,7 @@ def test_changed_text_is_not_prepared_already(run, files: list[object], tmp_path
         (["--vocab-size", "1"], 2, "must be a whole number from 2 to 1000000, not '1'"),
         (["--vocab-size", "9999"], 2, "--vocab-size 9999 is too large: this text has at most"),
         (["--vocab-size", "9"], 2, "--vocab-size 9 is too small: this text needs"),
-        (["--max-length", "-1"], 2, "must be a whole number, or 0 for no limit, not '-1'"),
+        (["--max-length", "-1"], 2, "must be a whole number from 0 to 999999999, not '-1'"),
         (["--length-unit", "words"], 2, "add --max-length"),
         (["--train-all"], 2, "--train-all needs --max-length"),
         (["--test-share", "0.1"], 2, "--test-share draws a test set, and --test-src gives one"),

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.binary_strings import LONGEST, distinct_strings, draws, format_lengths, lengths, strings_except
-from data_prep.common import Pair
-from data_prep.parity import DATASET
+from data_prep.dataset import Pair
+from data_prep.strings import LONGEST, Parity, distinct_strings, draws, format_lengths, lengths, strings_except
 
 SUBSETS = ("train", "valid", "gen")
 
@@ -34,11 +33,11 @@ def strings_of(length: int) -> list[str]:
 
 @given(st.text("01", min_size=1, max_size=50))
 def test_example(string: str) -> None:
-    assert DATASET.example(string) == expected(string)
+    assert Parity().example(string) == expected(string)
 
 
 def test_examples_of_one_and_two_symbols() -> None:
-    examples = [DATASET.example(string) for string in ("0", "1", "00", "01", "10", "11")]
+    examples = [Parity().example(string) for string in ("0", "1", "00", "01", "10", "11")]
     assert examples == [
         *(("0 CLS", "0"), ("1 CLS", "1")),
         *(("0 0 CLS", "0"), ("0 1 CLS", "1"), ("1 0 CLS", "1"), ("1 1 CLS", "0")),

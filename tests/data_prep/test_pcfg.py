@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import pcfg, pcfg_files
-from data_prep.common import DataError, Pair
-from data_prep.official import OfficialFile, OfficialFiles
+from data_prep import pcfg
+from data_prep.dataset import DataError, Pair
 from data_prep.pcfg import FOLDERS, HELD_OUT_PAIRS, SIZES, TESTED, VALID_SIZES, like_training
-from data_prep.pcfg_files import FILES, load, parse
-from data_prep.pcfg_functions import count_functions
-from data_prep.pcfg_sample import sample
+from data_prep.pcfg import files as pcfg_files
+from data_prep.pcfg.files import FILES, PcfgFiles, load, parse
+from data_prep.pcfg.language import count_functions
+from data_prep.pcfg.sample import sample
+from data_prep.sources import OfficialFile
 
 SRC, TGT = Path("folder/train.src"), Path("folder/train.tgt")
 PAIRS = sample(200, seed=11)
@@ -78,24 +78,23 @@ def test_anything_is_pairs_or_an_error_with_its_file(sources: str, targets: str)
 
 
 @pytest.fixture
-def official_files(shared_data: Path) -> OfficialFiles:
-    args = Namespace(raw_dir=shared_data / "pcfg_set", download=False, mirror=None, cache_dir=None)
-    return OfficialFiles(args, "pcfg", "http://unused")
+def official_files(shared_data: Path) -> PcfgFiles:
+    return PcfgFiles(raw_dir=shared_data / "pcfg_set")
 
 
-def test_official_dev_set(official_files: OfficialFiles) -> None:
+def test_official_dev_set(official_files: PcfgFiles) -> None:
     pairs = load("pcfgset/dev", official_files)
     assert {condition: len(like_training(condition, pairs)) for condition in FOLDERS} == VALID_SIZES
 
 
 @pytest.mark.parametrize("condition", TESTED)
-def test_official_test_set_obeys_its_rule(condition: str, official_files: OfficialFiles) -> None:
+def test_official_test_set_obeys_its_rule(condition: str, official_files: PcfgFiles) -> None:
     pairs = load(f"{condition}/test", official_files)
     assert len(pairs) == SIZES[condition][1]
     assert like_training(condition, pairs) == []
 
 
-def test_official_test_lines_with_a_held_out_pair_are_all_in_gen(official_files: OfficialFiles) -> None:
+def test_official_test_lines_with_a_held_out_pair_are_all_in_gen(official_files: PcfgFiles) -> None:
     simple, gen = (set(load(name, official_files)) for name in ("pcfgset/test", "systematicity/test"))
     assert {pair for pair in simple if TESTED["systematicity"](pair.source)} == simple & gen
     assert len(simple & gen) == 1_061
@@ -130,8 +129,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
                 (folder / path).parent.mkdir(exist_ok=True)
                 (folder / path).write_bytes(data)
                 blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-                known = OfficialFile(path, len(data), hashlib.sha256(data).hexdigest())
-                unknown = OfficialFile(path, None, None, git_blob=blob)
+                known = OfficialFile(path, len(data), hashlib.sha256(data).hexdigest(), group="pcfg")
+                unknown = OfficialFile(path, None, None, git_blob=blob, group="pcfg")
                 monkeypatch.setitem(pcfg_files.FILES, path, unknown if path.endswith("train.src") else known)
         return folder
 
@@ -272,7 +271,7 @@ def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_vocabulary_of_the_official_files_that_are_here(official_files: OfficialFiles) -> None:
+def test_vocabulary_of_the_official_files_that_are_here(official_files: PcfgFiles) -> None:
     pairs = [pair for name in ("pcfgset/dev", "pcfgset/test") for pair in load(name, official_files)]
     sources, targets = ({word for pair in pairs for word in pair[side].split()} for side in (0, 1))
     assert (len(sources), len(targets)) == pcfg.VOCABULARY and len(sources | targets) == pcfg.TOGETHER

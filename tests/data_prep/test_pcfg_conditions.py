@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import pcfg_exceptions, pcfg_files, pcfg_synonyms, pcfg_unrolled
-from data_prep.common import DataError, Pair
-from data_prep.official import OfficialFile, OfficialFiles
-from data_prep.pcfg_files import DEV, load
-from data_prep.pcfg_functions import (
+from data_prep.dataset import DataError, Pair
+from data_prep.pcfg import exceptions as pcfg_exceptions
+from data_prep.pcfg import files as pcfg_files
+from data_prep.pcfg import localism as pcfg_unrolled
+from data_prep.pcfg import synonyms as pcfg_synonyms
+from data_prep.pcfg.files import DEV, PcfgFiles, load
+from data_prep.pcfg.language import (
     BINARY,
     LETTERS,
     TWINS,
@@ -27,9 +28,10 @@ from data_prep.pcfg_functions import (
     with_exception,
     without_twins,
 )
-from data_prep.pcfg_sample import sample
-from data_prep.pcfg_synonyms import rename, rename_half
-from data_prep.pcfg_unrolled import parse_unrolled
+from data_prep.pcfg.localism import parse_unrolled
+from data_prep.pcfg.sample import sample
+from data_prep.pcfg.synonyms import rename, rename_half
+from data_prep.sources import OfficialFile
 from data_prep.text import shorten
 
 PAIRS = sample(200, seed=12)
@@ -438,8 +440,7 @@ def test_localism_of_other_files(run, small, tmp_path: Path) -> None:
 
 
 def test_sizes_that_follow_from_the_official_files_that_are_here(shared_data: Path) -> None:
-    args = Namespace(raw_dir=shared_data / "pcfg_set", download=False, mirror=None, cache_dir=None)
-    files = OfficialFiles(args, "pcfg", "http://unused")
+    files = PcfgFiles(raw_dir=shared_data / "pcfg_set")
     dev, test = load(DEV, files), load("pcfgset/test", files)
     assert len(dev) == pcfg_files.DEV_SIZE
     assert sum(exception_in(pair.source) is None for pair in dev) == pcfg_exceptions.VALID_SIZE

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.pcfg_functions import (
+from data_prep.pcfg.language import (
     BINARY,
     EXCEPTIONS,
     FUNCTIONS,
@@ -26,7 +26,7 @@ from data_prep.pcfg_functions import (
     with_exception,
     without_twins,
 )
-from data_prep.pcfg_sample import FUNCTION_COUNTS, LONGEST_LINE, STRING_LENGTHS, Sampler, sample
+from data_prep.pcfg.sample import FUNCTION_COUNTS, LONGEST_LINE, STRING_LENGTHS, Sampler, sample
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def old(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def old(*arguments: object, out: str = "old") -> Path:
         with monkeypatch.context() as patch:
-            patch.setattr("data_prep.prepare.FORMAT", 1)
+            patch.setattr("data_prep.folder.FORMAT", 1)
             patch.setattr("data_prep.binarize.make_dictionary", by_frequency)
             patch.setattr("data_prep.pcfg.Pcfg.words", ())
             assert run(*arguments, "--out", tmp_path / out).code == 0

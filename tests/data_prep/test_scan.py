@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.common import Pair
-from data_prep.prepare import version
-from data_prep.scan import DATASET, render
-from data_prep.scan_splits import HELD_OUT, random_split, resplit
+from data_prep.dataset import Pair
+from data_prep.folder import version
+from data_prep.scan import Scan, render
+from data_prep.scan.splits import HELD_OUT, random_split, resplit
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -105,7 +105,7 @@ def test_simple_without_them_says_so(run, read_subset, generated: list[Pair], tm
         assert read_subset(tmp_path / "out", name) == pairs
 
 
-@pytest.mark.parametrize("split", sorted({*DATASET.splits} - {"mcd1", "mcd2", "mcd3"}))
+@pytest.mark.parametrize("split", sorted({*Scan.splits} - {"mcd1", "mcd2", "mcd3"}))
 def test_every_split_with_its_holdout(split: str, run, read_subset, tmp_path: Path) -> None:
     result = run("scan", "--split", split, "--raw-only", "--out", tmp_path / "out")
     assert result.code == 0, result.err

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.common import Pair
-from data_prep.scan_grammar import ACTIONS, WORDS, interpret
+from data_prep.dataset import Pair
+from data_prep.scan.grammar import ACTIONS, WORDS, interpret
 
 # Number of actions -> number of commands, of the official file.
 LENGTHS = {

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.common import DataError, Pair
+from data_prep.dataset import DataError, Pair
 from data_prep.scan import parse, render
-from data_prep.scan_grammar import ACTIONS, WORDS
+from data_prep.scan.grammar import ACTIONS, WORDS
 
 FILE = Path("folder/tasks.txt")
 GOOD = "IN: jump twice OUT: I_JUMP I_JUMP"

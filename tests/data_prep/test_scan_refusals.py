@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from data_prep.scan import DATASET, TASKS
+from data_prep.scan import TASKS, Scan
 
 LENGTH = ("scan", "--split", "length", "--raw-only")
 
@@ -129,7 +129,7 @@ def test_other_sizes_than_the_published_ones(run, tmp_path: Path, monkeypatch: p
 def test_another_draw_than_the_reference(
     run, scan_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_prep.scan_splits.RandomState", lambda seed: numpy.random.RandomState(seed + 1))
+    monkeypatch.setattr("data_prep.scan.splits.RandomState", lambda seed: numpy.random.RandomState(seed + 1))
     result = run(*LENGTH, "--cutoff", 26, "--raw-dir", scan_files, "--out", tmp_path / "out")
     assert result.code == 1 and "the valid of cutoff 26 is not the published one" in result.err
     assert list(tmp_path.iterdir()) == []
@@ -184,7 +184,7 @@ def test_mcd_index_file_is_checked(run, raw_dir, scan_files: Path, tmp_path: Pat
 def test_list(run) -> None:
     result = run("list")
     assert result.code == 0
-    assert all(word in result.out for word in ("scan", "BSD", "github.com/brendenlake/SCAN", *DATASET.splits))
+    assert all(word in result.out for word in ("scan", "BSD", "github.com/brendenlake/SCAN", *Scan.splits))
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["scan", "--help"]], ids=" ".join)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from data_prep.common import DataError, Pair
+from data_prep.dataset import DataError, Pair
 from data_prep.scan import render
-from data_prep.scan_splits import (
+from data_prep.scan.splits import (
     CUTOFFS,
     HELD_OUT,
     LENGTH_SIZES,
@@ -160,7 +160,7 @@ def test_another_order_draws_other_examples(generated: list[Pair]) -> None:
 
 
 def test_another_numpy_stream_is_noticed(official: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_prep.scan_splits.RandomState", lambda seed: numpy.random.RandomState(seed + 1))
+    monkeypatch.setattr("data_prep.scan.splits.RandomState", lambda seed: numpy.random.RandomState(seed + 1))
     with pytest.raises(DataError, match="seems to draw other numbers"):
         check_draw(official, 26)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.common import DataError, UsageError
+from data_prep.dataset import DataError, UsageError
 from data_prep.subwords import KINDS, SPACE, Subwords, learn
 from fairseq_sg.scoring.plain_bleu import to_text
 

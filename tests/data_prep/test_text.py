@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.common import DataError
+from data_prep.dataset import DataError
 from data_prep.text import read_bytes, shorten, split_lines, write_lines
 
 # Any characters except white space and those that cannot be encoded.

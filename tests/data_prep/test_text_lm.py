@@ -17,9 +17,10 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import lm, text_lm
-from data_prep.lm import ENTRY, Span, copy
+from data_prep import text_corpus, text_lm
+from data_prep.dataset import DataError
 from data_prep.subwords import SPACE
+from data_prep.text_corpus import ENTRY, Span, copy
 from data_prep.text_lm import divide, lines_in, whole
 
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
@@ -220,7 +221,7 @@ def test_measures(tmp_path_factory, data: bytes, size: int) -> None:
     """For any block size of reading."""
     folder = tmp_path_factory.mktemp("measures")
     (folder / "text").write_bytes(data)
-    with mock.patch.object(lm, "BLOCK", size):
+    with mock.patch.object(text_corpus, "BLOCK", size):
         found = copy([Span(folder / "text", 0, len(data))], folder / "copy")
         if b"\0" not in data:
             try:
@@ -253,7 +254,7 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
     [
         (b"a\n" * 99, ["--vocab-size", "300"], 2, "--vocab-size is for subwords, and --unit bytes has none"),
         (b"a\n" * 99, ["--model", "bpe"], 2, "--model is for subwords"),
-        (b"a\n" * 99, ["--model-lines", "0"], 2, "must be a whole number, at least 1, not '0'"),
+        (b"a\n" * 99, ["--model-lines", "0"], 2, "must be a whole number from 1 to 999999999, not '0'"),
         (b"a\n" * 99, ["--valid-share", "0.5", "--test-share", "0.5"], 2, "leave nothing to train on"),
         (b"a\n" * 99, ["--valid-share", "0.5", "--valid-input", "FILE"], 2, "--valid-share and --valid-input both"),
         (b"a\n" * 99, ["--valid-input", "FILE"], 1, "--valid-input has the same text as --input"),
@@ -293,7 +294,7 @@ def test_any_file_is_lines_or_an_error_with_its_line(tmp_path_factory, data: byt
     raw_lines = data.removesuffix(b"\n").split(b"\n") if data else []
     try:
         text_lm.check_lines([path])
-    except lm.DataError as error:
+    except DataError as error:
         assert error.path == path and "\n" not in str(error)
         line = raw_lines[error.line - 1]
         assert line.startswith(b"\xef\xbb\xbf") or b"\r" in line or line.decode("utf-8", "replace").count("\ufffd")
@@ -304,11 +305,11 @@ def test_any_file_is_lines_or_an_error_with_its_line(tmp_path_factory, data: byt
 
 def test_subword_that_is_a_symbol_of_fairseq() -> None:
     unit = SimpleNamespace(symbols=["a", "<pad>"])
-    corpus = lm.TextCorpus({"train": [Span(TEXT, 0, 1)]}, unit, "", "", {})
-    with pytest.raises(lm.DataError, match="<pad> is a special symbol of fairseq"):
+    corpus = text_corpus.TextCorpus({"train": [Span(TEXT, 0, 1)]}, unit, "", "", {})
+    with pytest.raises(DataError, match="<pad> is a special symbol of fairseq"):
         corpus.check()
 
 
 def test_file_that_becomes_shorter(text, tmp_path: Path) -> None:
-    with pytest.raises(lm.DataError, match="has changed while it was read"):
+    with pytest.raises(DataError, match="has changed while it was read"):
         copy([Span(text(b"abc"), 0, 4)], tmp_path / "copy")

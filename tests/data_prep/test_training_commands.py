@@ -12,7 +12,7 @@ from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_sg.plugin  # noqa: F401
-from data_prep import listops_sample
+from data_prep import listops
 
 FORMS = {"next: ": "sg_translation", "or: ": "sg_classification"}
 SMALL = {
@@ -30,7 +30,7 @@ def commands(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
     """Prepares a small dataset; returns the printed arguments of ``fairseq-train`` by task."""
     monkeypatch.setattr("data_prep.ctlpp.PUBLISHED", {"train": 2_000, "valid": 50, "gen": 100})
     monkeypatch.setattr("data_prep.listops.DEPTHS", dict.fromkeys(("valid", "dev", "gen", "train"), range(1, 3)))
-    monkeypatch.setattr(listops_sample, "number_of_processes", lambda: 1)
+    monkeypatch.setattr(listops, "number_of_processes", lambda: 1)
 
     def commands(name: str) -> dict[str, list[str]]:
         result = run(name, *SMALL[name].split(), "--out", tmp_path / "out")

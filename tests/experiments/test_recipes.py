@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from data_prep.__main__ import DATASETS, make_parser
-from data_prep.common import DataError
+from data_prep.dataset import DataError
 from fairseq_sg.experiments import recipe, report
 from fairseq_sg.experiments.plan import make_plan
 from fairseq_sg.experiments.results import Results

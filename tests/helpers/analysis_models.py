@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main
-from data_prep.common import Pair
-from data_prep.corpus import Corpus
-from data_prep.prepare import write
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import Pair
+from data_prep.folder import write
 
 #: A small CTL++: function -> its values for 0, 1, 2, 3. The groups are not in alphabetical order.
 TABLES = {"p": "1 2 3 0", "a": "3 1 0 2", "q": "0 2 1 3", "b": "2 3 0 1"}
@@ -61,7 +61,8 @@ def pairs_folder(folder: Path) -> Path:
     short, gen = pairs(range(1, 5), 55), pairs(range(5, 7), 13)
     subsets = {"train": short[:40], "valid": short[40:], "gen": gen}
     types = {"gen": [("depth_2", "depth_10", "depth_1")[number % 3] for number in range(len(gen))]}
-    corpus = Corpus(subsets, {}, "drawn", "drawn", {"generator": "tests"}, None, types=types)
+    made = {name: Subset(found, types.get(name, ())) for name, found in subsets.items()}
+    corpus = Corpus(made, "drawn", "drawn", {"generator": "tests"})
     write(folder, corpus, {"dataset": "tests", "raw_only": False})
     return folder
 
@@ -81,7 +82,8 @@ def ctlpp_folder(folder: Path) -> Path:
                 result = TABLES[name].split()[int(result)]
             subsets[subset].append(Pair(" ".join([*names, symbol]), result))
     origin = {"generator": "tests", "tables": TABLES, "groups": GROUPS}
-    corpus = Corpus(subsets, {}, "drawn", "drawn", origin, None, labels=True)
+    made = {name: Subset(found) for name, found in subsets.items()}
+    corpus = Corpus(made, "drawn", "drawn", origin, labels=True)
     write(folder, corpus, {"dataset": "ctlpp", "raw_only": False})
     return folder
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from data_prep.common import Pair
-from data_prep.corpus import Corpus
-from data_prep.prepare import write
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import Pair
+from data_prep.folder import write
 
 WORDS = "abcd"
 #: subset -> (number of sentences, their lengths in words); no multiples of 8
@@ -34,13 +34,11 @@ def write_labelled(folder: Path, labels: bool = True) -> Path:
         if name != "train"
     }
     corpus = Corpus(
-        subsets=subsets,
-        published={},
+        subsets={name: Subset(pairs, types.get(name, ())) for name, pairs in subsets.items()},
         rule="dev and gen are longer",
         membership="drawn for the tests",
         origin={"generator": "labelled_data"},
         vocabulary=(len(WORDS), len(WORDS)),
-        types=types,
         labels=labels,
     )
     write(folder, corpus, {"dataset": "labelled", "raw_only": False})

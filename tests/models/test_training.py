@@ -17,7 +17,7 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from numpy.random import RandomState
 
-from data_prep.scan_grammar import generate
+from data_prep.scan.grammar import generate
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY

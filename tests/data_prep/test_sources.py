@@ -1,22 +1,24 @@
-"""Downloads from a local server are complete and checked, or absent."""
+"""Published files: found, downloaded complete and checked or not at all, and read out of archives."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
+import os
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from data_prep.common import DataError
-from data_prep.official import OfficialFile, OfficialFiles, default_cache, download, promised_size
+from data_prep.dataset import DataError
 from data_prep.scan import render
+from data_prep.sources import OfficialFile, OfficialFiles, default_cache, download, members
 
 DATA = bytes(range(256)) * 1024
 FILE = OfficialFile("folder/data.bin", len(DATA), hashlib.sha256(DATA).hexdigest())
@@ -36,94 +38,51 @@ def left(tmp_path: Path) -> list[str]:
 
 def test_download(get, server, tmp_path: Path) -> None:
     assert get().read_bytes() == DATA
-    assert server.ranges == [None] and left(tmp_path) == ["data.bin"]
+    assert len(server.requests) == 1 and left(tmp_path) == ["data.bin"]
 
 
 def test_kept_for_the_next_time(get, server) -> None:
     assert get() == get()
-    assert len(server.ranges) == 1
+    assert len(server.requests) == 1
 
 
 def test_damaged_cache_is_replaced(get, server) -> None:
     get().write_bytes(DATA[:-1] + b"x")
     assert get().read_bytes() == DATA
-    assert len(server.ranges) == 2
+    assert len(server.requests) == 2
 
 
-def test_broken_connection_goes_on_where_it_stopped(get, server, tmp_path: Path) -> None:
-    server.faults = ["cut", 503, "cut"]
+@pytest.mark.parametrize("faults", [["cut"], ["cut", 503, "cut"]], ids=["once", "three-times"])
+def test_broken_connection_is_tried_again(faults: list, get, server, tmp_path: Path) -> None:
+    server.faults = list(faults)
     assert get().read_bytes() == DATA
-    assert server.ranges == [None, f"bytes={HALF}-", f"bytes={HALF}-", f"bytes={HALF + HALF // 2}-"]
-    assert left(tmp_path) == ["data.bin"]
-
-
-def test_later_run_goes_on_where_an_earlier_stopped(get, server, tmp_path: Path) -> None:
-    server.faults = ["cut"] + [503] * 3
-    with pytest.raises(DataError, match="cannot be downloaded \\(HTTP status 503, Service Unavailable\\)"):
-        get()
-    assert left(tmp_path) == ["data.bin.part"]
-    assert get().read_bytes() == DATA
-    assert server.ranges[-1] == f"bytes={HALF}-" and left(tmp_path) == ["data.bin"]
+    assert len(server.requests) == len(faults) + 1 and left(tmp_path) == ["data.bin"]
 
 
 KILLED = """
 import os, signal, sys
-from data_prep import official
-append = official.append
-def append_and_die(stream, block):
-    append(stream, block)
-    os.kill(os.getpid(), signal.SIGKILL)
-official.append = append_and_die
-file = official.OfficialFile("folder/data.bin", int(sys.argv[3]), "0")
-official.download(file, sys.argv[1], official.Path(sys.argv[2]))
+from pathlib import Path
+from data_prep import sources
+os.replace = lambda part, target: os.kill(os.getpid(), signal.SIGKILL)
+file = sources.OfficialFile("folder/data.bin", int(sys.argv[3]), sys.argv[4])
+sources.download(file, sys.argv[1], Path(sys.argv[2]))
 """
 
 
-def test_killed_download_leaves_nothing_that_counts_and_the_next_goes_on(get, server, tmp_path: Path) -> None:
-    arguments = [f"{server.url}/folder/data.bin", tmp_path / "cache" / "data.bin", len(DATA)]
+def test_killed_download_leaves_nothing_that_counts(get, server, tmp_path: Path) -> None:
+    arguments = [f"{server.url}/folder/data.bin", tmp_path / "cache" / "data.bin", len(DATA), FILE.sha256]
     killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    assert left(tmp_path) == ["data.bin.part"]
-    have = (tmp_path / "cache" / "data.bin.part").stat().st_size
-    assert 0 < have < len(DATA)
+    assert not (tmp_path / "cache" / "data.bin").exists()
     assert get().read_bytes() == DATA
-    assert server.ranges == [None, f"bytes={have}-"] and left(tmp_path) == ["data.bin"]
 
 
 def test_full_disk_is_no_fault_of_the_server(get, server, largest_file, tmp_path: Path) -> None:
-    """One request; the received bytes are kept for a later run."""
-    with largest_file(HALF + 1), pytest.raises(DataError) as caught:
+    with largest_file(HALF), pytest.raises(DataError) as caught:
         get()
-    part = tmp_path / "cache" / "data.bin.part"
-    expected = "cannot be written (File too large): make room, or name a folder on another disk by --cache-dir"
-    assert str(caught.value) == f"{part}: {expected}" and part.read_bytes() == DATA[: HALF + 1]
-    assert get().read_bytes() == DATA
-    assert server.ranges == [None, f"bytes={HALF + 1}-"]
-
-
-def test_server_that_sends_no_parts(get, server) -> None:
-    server.faults = ["cut", "whole"]
-    assert get().read_bytes() == DATA
-
-
-@pytest.mark.parametrize(
-    ("beginning", "ranges"),
-    [(b"x" * 100, ["bytes=100-", None]), (DATA + b"x", [None]), (b"x" * len(DATA), [None])],
-    ids=["wrong", "too-long", "wrong-and-whole"],
-)
-def test_wrong_beginning_is_thrown_away(beginning: bytes, ranges: list, get, server, tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "data.bin.part").write_bytes(beginning)
-    assert get().read_bytes() == DATA
-    assert server.ranges == ranges and left(tmp_path) == ["data.bin"]
-
-
-def test_beginning_that_is_longer_than_what_the_server_has(get, server, tmp_path: Path) -> None:
-    server.files["/folder/data.bin"] = DATA[:10]
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "data.bin.part").write_bytes(DATA[:100])
-    with pytest.raises(DataError, match="the connection ended after 10 of 262,144 bytes"):
-        get()
+    expected = "cannot be written (File too large): make room, or name another folder by --cache-dir"
+    assert str(caught.value) == f"{tmp_path / 'cache' / 'data.bin'}: {expected}"
+    assert len(server.requests) == 1 and left(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -135,7 +94,7 @@ def test_other_file_is_refused(other: bytes, get, server, tmp_path: Path) -> Non
         DataError, match=f"not the official data.bin: .* expected 262,144 bytes with sha256 {FILE.sha256}"
     ):
         get()
-    assert len(server.ranges) == 1 and left(tmp_path) == []
+    assert len(server.requests) == 1 and not (tmp_path / "cache").exists()
 
 
 def test_endless_file_is_not_read_to_the_end(get, server) -> None:
@@ -146,7 +105,7 @@ def test_endless_file_is_not_read_to_the_end(get, server) -> None:
 
 def test_short_file_is_refused(get, server, tmp_path: Path) -> None:
     server.files["/folder/data.bin"] = DATA[:1000]
-    with pytest.raises(DataError, match="cannot be downloaded"):
+    with pytest.raises(DataError, match="the connection ended after 1,000 of 262,144 bytes"):
         get()
     assert not (tmp_path / "cache" / "data.bin").exists()
 
@@ -158,20 +117,20 @@ def test_status(status: int, requests: int, get, server, tmp_path: Path) -> None
         get()
     assert str(caught.value).startswith(f"{server.url}/folder/data.bin: cannot be downloaded (HTTP status {status}, ")
     assert "--raw-dir" in str(caught.value)
-    assert len(server.ranges) == requests and left(tmp_path) == []
+    assert len(server.requests) == requests and not (tmp_path / "cache").exists()
 
 
 def test_silent_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
-    monkeypatch.setattr("data_prep.official.TIMEOUT", 0.05)
+    monkeypatch.setattr("data_prep.sources.PAUSE", 0.0)
+    monkeypatch.setattr("data_prep.sources.TIMEOUT", 0.05)
     message = "cannot be downloaded \\(timed out\\)"
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DataError, match=message):
         download(FILE, f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_at_once(get, server) -> None:
+def test_several_at_once(get) -> None:
     paths: list[Path] = []
     threads = [threading.Thread(target=lambda: paths.append(get())) for _ in range(4)]
     for thread in threads:
@@ -179,15 +138,13 @@ def test_several_at_once(get, server) -> None:
     for thread in threads:
         thread.join()
     assert [path.read_bytes() for path in paths] == [DATA] * 4
-    assert len(server.ranges) == 1
 
 
 @pytest.mark.parametrize("name", ["folder/data.bin", "folder/data.bin.gz", "data.bin", "data.bin.gz"])
 def test_places_in_raw_dir(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / name).write_bytes(gzip.compress(DATA) if name.endswith(".gz") else DATA)
-    args = Namespace(raw_dir=tmp_path, download=False, mirror=None, cache_dir=None)
-    path, data = OfficialFiles(args, "dataset", "http://unused").read(FILE)
+    path, data = OfficialFiles(raw_dir=tmp_path).read(FILE)
     assert (path, data) == (tmp_path / name, DATA)
     FILE.check(path, data)
 
@@ -225,20 +182,13 @@ def test_download_by_git_blob(faults: list, blob: OfficialFile, get, server, tmp
     server.faults = list(faults)
     assert get().read_bytes() == DATA and get().read_bytes() == DATA
     assert left(tmp_path) == ["data.bin"]
-    assert set(server.ranges) == {None}  # without a known size, there are no range requests
-
-
-@pytest.mark.parametrize("headers", [{}, {"Content-Length": "many"}], ids=["none", "no-number"])
-def test_server_that_does_not_say_how_long_the_file_is(headers: dict[str, str]) -> None:
-    with pytest.raises(DataError, match="http://x: the server does not give the size of the file"):
-        promised_size("http://x", Namespace(headers=headers))
 
 
 def test_other_file_than_the_git_blob(blob: OfficialFile, get, server, tmp_path: Path) -> None:
     server.files["/folder/data.bin"] = DATA + b"x"
     with pytest.raises(DataError, match=f"not the official data.bin: .* expected git blob {blob.git_blob}"):
         get()
-    assert left(tmp_path) == []
+    assert not (tmp_path / "cache").exists()
 
 
 # ---- through the command line
@@ -269,12 +219,12 @@ def test_download_of_the_simple_split(run, command, server, official_splits, tmp
 
 def test_files_that_are_there_are_not_downloaded(run, command, server, scan_files: Path) -> None:
     result = run(*command, "mcd1", "--raw-dir", scan_files)
-    assert result.code == 0 and server.ranges == []
+    assert result.code == 0 and server.requests == []
 
 
 def test_offline(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr("data_prep.official.PAUSE", 0.0)
+    monkeypatch.setattr("data_prep.sources.PAUSE", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     result = run(
@@ -285,4 +235,93 @@ def test_offline(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     message = result.err.splitlines()[-1]
     assert message.startswith(f"error: {url}/tasks.txt: cannot be downloaded (") and "Connection refused" in message
     assert message.endswith("); get it another way and pass its folder with --raw-dir")
-    assert not (tmp_path / "out").exists() and list((tmp_path / "cache" / "scan").iterdir()) == []
+    assert not (tmp_path / "out").exists() and not (tmp_path / "cache").exists()
+
+
+# ---- archives
+
+TEXT = b"What is 1 + 1?\n2\n"
+
+
+def pack(path: Path, entries: dict[str, bytes | tarfile.TarInfo], format: int = tarfile.PAX_FORMAT) -> Path:
+    """Makes an archive of files with their contents, or of ready headers without one."""
+    with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w", format=format) as stream:
+        for name, content in entries.items():
+            info = tarfile.TarInfo(name) if isinstance(content, bytes) else content
+            info.name = name
+            if isinstance(content, bytes):
+                info.size = len(content)
+            stream.addfile(info, io.BytesIO(content) if isinstance(content, bytes) else None)
+    return path
+
+
+def header(kind: bytes) -> tarfile.TarInfo:
+    info = tarfile.TarInfo()
+    info.type, info.linkname = kind, "good"
+    return info
+
+
+def read(path: Path, wanted: dict[str, int]) -> dict[str, bytes]:
+    with path.open("rb") as packed:
+        return {name: stream.read() for name, stream in members(path, packed, wanted)}
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tgz"])
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_wanted_files_are_read(suffix: str, format: int, tmp_path: Path) -> None:
+    long = "a/" + "x" * 90 + "/" + "y" * 90 + ".txt"
+    entries = {"a": header(tarfile.DIRTYPE), "./a/b.txt": TEXT, "other": b"x" * 9_000, long: b"long", "empty": b""}
+    path = pack(tmp_path / f"data{suffix}", entries, format)
+    wanted = {"empty": 0, "a/b.txt": len(TEXT), long: 4}
+    assert read(path, wanted) == {"a/b.txt": TEXT, long: b"long", "empty": b""}
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_memory_is_bounded(large_archive, little_memory) -> None:
+    """For any size of wanted files, read line by line, and of skipped ones."""
+    path = large_archive({"a": 12 << 20, "b": 12 << 20, "c": b"end"})
+    with little_memory(1 << 20), path.open("rb") as packed:
+        lines = {name: sum(1 for _ in stream) for name, stream in members(path, packed, {"b": 1 << 30, "c": 1 << 30})}
+    assert lines == {"b": 12 << 10, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"good": TEXT + b"x"}, "data.tgz/good: has 18 bytes; expected at most 17"),
+        ({"good": header(tarfile.SYMTYPE)}, "data.tgz/good: is not a plain file"),
+        ({"good": header(tarfile.LNKTYPE)}, "data.tgz/good: is not a plain file"),
+        ({"good": header(tarfile.DIRTYPE)}, "data.tgz/good: is not a plain file"),
+        ({"../good": TEXT}, "data.tgz: has no good"),
+        ({"/good": TEXT}, "data.tgz: has no good"),
+        ({}, "data.tgz: has no good"),
+    ],
+    ids=["large", "symbolic-link", "hard-link", "folder", "outside", "absolute", "empty"],
+)
+def test_member_that_is_not_the_wanted_file(entries: dict, message: str, tmp_path: Path) -> None:
+    path = pack(tmp_path / "data.tgz", entries)
+    with pytest.raises(DataError) as caught:
+        read(path, {"good": len(TEXT)})
+    assert str(caught.value) == f"{tmp_path}/{message}"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-9],
+        lambda data: data[:-6] + bytes([data[-6] ^ 1]) + data[-5:],
+        lambda data: data[:60] + b"\0" * 20 + data[80:],
+        lambda data: b"",
+        lambda data: b"no archive",
+        lambda data: gzip.compress(b"no archive" * 100),
+        lambda data: gzip.compress(gzip.decompress(data)[:700]),
+    ],
+    ids=["half", "end", "checksum", "damaged", "nothing", "other", "no-tar", "cut-inside"],
+)
+def test_broken_archive(spoil, tmp_path: Path) -> None:
+    path = pack(tmp_path / "data.tgz", {"good": TEXT * 100})
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(DataError) as caught:
+        read(path, {"good": 100 * len(TEXT)})
+    assert caught.value.path == path

@@ -13,12 +13,19 @@ from __future__ import annotations
 
 from numpy.random import RandomState
 
-from data_prep.common import DataError, Pair, check_sizes
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFiles
-from data_prep.pcfg_files import DEV, DEV_SIZE, Subsets, describe, function_counts, load, pair_files
-from data_prep.pcfg_functions import TWIN, TWINS, count_functions, without_twins
-from data_prep.text import shorten
+from data_prep.dataset import DataError, Pair, Subsets, check_sizes, shorten
+from data_prep.pcfg.files import (
+    DEV,
+    DEV_SIZE,
+    PcfgFiles,
+    describe,
+    function_counts,
+    load,
+    pair_files,
+    subsets_of,
+)
+from data_prep.pcfg.language import TWIN, TWINS, count_functions, without_twins
 
 SIZES = {
     "primitive": {"train": 82_954, "test": 10_000, "gen": 10_000},
@@ -33,11 +40,11 @@ VOCABULARY, TOGETHER = (535, 520), 535
 VALID_SEED = 1
 
 
-def synonyms_corpus(variant: str, source: OfficialFiles) -> Corpus:
+def synonyms_corpus(variant: str, sources: PcfgFiles) -> Corpus:
     """The official training and test sets of a variant, and the dev set in the form of training. Raises DataError."""
     folder = f"substitutivity/{variant}"
     names = {"train": f"{folder}/train", "valid": DEV, "test": f"{folder}/test", "gen": f"{folder}/test_twin"}
-    subsets = {subset: load(name, source, without_twins) for subset, name in names.items()}
+    subsets = {subset: load(name, sources, without_twins) for subset, name in names.items()}
     check_plain(subsets, ("valid", "test"))
     renamed = renamed_functions(subsets["test"], subsets["gen"], names["gen"])
     published, membership = {**SIZES[variant], "valid": DEV_SIZE}, "the published ones"
@@ -51,7 +58,8 @@ def synonyms_corpus(variant: str, source: OfficialFiles) -> Corpus:
     origin = describe(pair_files(names.values()))
     types = {subset: function_counts(subsets[subset]) for subset in ("train", "valid")}
     types |= {"test": renamed, "gen": renamed}
-    return Corpus(subsets, published, RULES[variant], membership, origin, VOCABULARY, True, TOGETHER, types)
+    made = subsets_of(subsets, types, published)
+    return Corpus(made, RULES[variant], membership, origin, VOCABULARY, joined=True, together=TOGETHER)
 
 
 def check_plain(subsets: Subsets, names: tuple[str, ...]) -> None:

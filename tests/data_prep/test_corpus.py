@@ -1,13 +1,19 @@
-"""The checks common to all datasets."""
+"""The checks of a corpus, published sizes, and hold-outs."""
 
 from __future__ import annotations
 
 import pytest
 
-from data_prep.common import DataError, Pair, check_sizes, hold_out
-from data_prep.corpus import Corpus
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import DataError, Pair, check_sizes
+from data_prep.draws import hold_out
 
 A, B, C = Pair("a", "x"), Pair("b", "y"), Pair("c", "x")
+
+
+def corpus(subsets: dict[str, list[Pair] | Subset], **fields) -> Corpus:
+    made = {name: found if isinstance(found, Subset) else Subset(found) for name, found in subsets.items()}
+    return Corpus(made, "", "", {}, **fields)
 
 
 @pytest.mark.parametrize(
@@ -25,44 +31,43 @@ A, B, C = Pair("a", "x"), Pair("b", "y"), Pair("c", "x")
 )
 def test_corpus_checks(subsets: dict[str, list[Pair]], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Corpus(subsets, {}, "", "", {}, (2, 2)).check()
+        corpus(subsets, vocabulary=(2, 2)).check()
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("gen", "fields", "message"),
     [
-        ({"together": 5}, "the common vocabulary has 4 words instead of 5"),
-        ({"types": {"gen": ["x", "y"]}}, "subset gen has 1 examples and 2 types"),
-        ({"vocabulary": (2, 1)}, "the target vocabulary has 2 words instead of 1"),
-        ({"types": {"gen": ["x"]}, "groups": {"g": ("x", "y")}}, "group g names the type y, but no example has it"),
-        ({"plain": {"train": []}}, "subset train has 1 examples and 0 plain pairs"),
+        (Subset([B]), {"together": 5}, "the common vocabulary has 4 words instead of 5"),
+        (Subset([B], types=["x", "y"]), {}, "subset gen has 1 examples and 2 types"),
+        (Subset([B]), {"vocabulary": (2, 1)}, "the target vocabulary has 2 words instead of 1"),
+        (Subset([B], types=["x"]), {"groups": {"g": ("x", "y")}}, "group g names the type y, but no example has it"),
+        (Subset([B], plain=[B, B]), {}, "subset gen has 1 examples and 2 plain pairs"),
     ],
     ids=["common-vocabulary", "types", "vocabulary", "groups", "plain"],
 )
-def test_checks_of_what_only_some_datasets_have(fields: dict, message: str) -> None:
-    subsets = {"train": [A], "gen": [B]}
-    Corpus(subsets, {}, "", "", {}, None, joined=True, together=4, types={"gen": ["x"]}, labels=True).check()
+def test_checks_of_what_only_some_datasets_have(gen: Subset, fields: dict, message: str) -> None:
+    corpus({"train": [A], "gen": Subset([B], types=["x"])}, joined=True, together=4, labels=True).check()
     with pytest.raises(DataError, match=message):
-        Corpus(subsets, {}, "", "", {}, **{"vocabulary": None} | fields).check()
+        corpus({"train": [A], "gen": gen}, **fields).check()
 
 
 def test_subset_that_is_meant_to_repeat_training() -> None:
-    Corpus({"train": [A], "original": [A], "gen": [B]}, {}, "", "", {}, None, repeated=("original",)).check()
+    corpus({"train": [A], "original": Subset([A], may_repeat=True), "gen": [B]}).check()
     with pytest.raises(DataError, match="train and gen overlap"):
-        Corpus({"train": [A], "original": [B], "gen": [A]}, {}, "", "", {}, None, repeated=("original",)).check()
+        corpus({"train": [A], "original": Subset([B], may_repeat=True), "gen": [A]}).check()
 
 
 def test_published_files_may_repeat_training_and_say_so() -> None:
-    corpus = Corpus({"train": [B, A], "gen": [A, C, A], "test": [C]}, {}, "", "", {}, None, official=True)
-    corpus.check()
-    described = corpus.describe()
+    found = corpus({"train": [B, A], "gen": [A, C, A], "test": [C]}, official=True)
+    found.check()
+    described = found.describe()
     assert [entry.get("in_train") for entry in described["subsets"].values()] == [None, 2, None]
-    assert "2 examples of gen are also in train, in the published files" in corpus.summary(described)
+    assert "2 examples of gen are also in train, in the published files" in found.summary(described)
 
 
 def test_labels_are_one_word() -> None:
     with pytest.raises(DataError, match="gen has a target that is not one word: 'x y'"):
-        Corpus({"train": [A], "gen": [Pair("b", "x y")]}, {}, "", "", {}, None, labels=True).check()
+        corpus({"train": [A], "gen": [Pair("b", "x y")]}, labels=True).check()
 
 
 def test_published_size() -> None:

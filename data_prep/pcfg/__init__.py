@@ -4,7 +4,7 @@
     repeat append I19 V5 , S11 B10                                 ->  I19 V5 S11 B10 I19 V5 S11 B10
     remove_second K3 F20 M4 , reverse echo E19 Y4                  ->  K3 F20 M4
 
-Ten functions act on strings of 520 letters, in prefix notation, with a comma between two arguments. ``pcfg_functions``
+Ten functions act on strings of 520 letters, in prefix notation, with a comma between two arguments. ``pcfg.language``
 has their meaning; every target is checked against it. Sources and targets share one dictionary, as in the papers. In
 every condition it has 535 words: 531, and the four synonyms of substitutivity.
 
@@ -39,7 +39,7 @@ Types, for accuracy by type:
     letters_02 … letters_20         the longest string, ``gen`` of localism
     the pair of functions           exceptions
 
-``--generate N`` draws N expressions by a sampler of our own (``pcfg_sample``) and splits them by the rules of iid,
+``--generate N`` draws N expressions by a sampler of our own (``pcfg.sample``) and splits them by the rules of iid,
 systematicity and productivity. These are not the official data, so results are not comparable with the papers'.
 
 Source: github.com/i-machine-think/am-i-compositional, data/pcfgset, MIT licence. localism/unrolled_train.tsv there, and
@@ -48,31 +48,39 @@ test sets of one function each, are not made here.
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, check_sizes, seed_number
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFiles, add_source_arguments
-from data_prep.pcfg_exceptions import EXCEPTION_SIZES, exceptions_corpus
-from data_prep.pcfg_files import (
-    BASE_URL,
+from data_prep.dataset import (
+    DataError,
+    Dataset,
+    Options,
+    Pair,
+    Subsets,
+    UsageError,
+    check_sizes,
+    option,
+    seed_number,
+    shorten,
+    whole_number,
+)
+from data_prep.pcfg.exceptions import EXCEPTION_SIZES, exceptions_corpus
+from data_prep.pcfg.files import (
     DEV,
     TOGETHER,
     VOCABULARY,
-    Subsets,
+    PcfgFiles,
     describe,
     function_counts,
     load,
     pair_files,
+    subsets_of,
 )
-from data_prep.pcfg_functions import TWINS, WORDS, count_functions, mentions
-from data_prep.pcfg_sample import sample
-from data_prep.pcfg_synonyms import synonyms_corpus
-from data_prep.pcfg_unrolled import localism_corpus
-from data_prep.text import shorten
+from data_prep.pcfg.language import TWINS, WORDS, count_functions, mentions
+from data_prep.pcfg.localism import localism_corpus
+from data_prep.pcfg.sample import sample
+from data_prep.pcfg.synonyms import synonyms_corpus
 
 FOLDERS = {"iid": "pcfgset", "systematicity": "systematicity", "productivity": "productivity"}
 SUBSTITUTIVITY = "substitutivity_"
@@ -100,8 +108,39 @@ RULES = {
     "systematicity": f"gen has the expressions with {' | '.join(HELD_OUT_PAIRS)}, train and valid have others",
     "productivity": f"gen has the expressions with more than {MOST_FUNCTIONS} functions, train and valid have others",
 }
-LEAST, MOST = 1_000, 1_000_000  # expressions to generate
 DEFAULT_SEED = 1
+
+
+@dataclass(frozen=True)
+class PcfgOptions(Options):
+    """The options of PCFG SET."""
+
+    condition: str = option(choices=CONDITIONS)
+    ratio: str | None = option(
+        None,
+        "ratio of exceptions, with --condition overgeneralisation: " + ", ".join(EXCEPTION_SIZES),
+        choices=EXCEPTION_SIZES,
+        metavar="R",
+    )
+    generate: int | None = option(
+        None,
+        "draw N expressions of our own instead of the official data",
+        type=whole_number(1_000, 1_000_000),
+    )
+    seed: int | None = option(None, f"seed of --generate (default: {DEFAULT_SEED})", type=seed_number)
+
+    def complete(self, sources: PcfgFiles) -> PcfgOptions:
+        if (self.ratio is not None) != (self.condition == "overgeneralisation"):
+            raise UsageError("--condition overgeneralisation needs --ratio, and no other condition has it")
+        if self.generate is None:
+            if self.seed is not None:
+                raise UsageError("--seed belongs to --generate; the official files are not drawn")
+            return self
+        if self.condition not in FOLDERS:
+            raise UsageError(f"--generate makes {', '.join(FOLDERS)}; {self.condition} needs the official files")
+        if sources.asked_for:
+            raise UsageError("--generate needs no official files: omit --raw-dir and --download")
+        return replace(self, seed=DEFAULT_SEED if self.seed is None else self.seed)
 
 
 class Pcfg(Dataset):
@@ -115,69 +154,24 @@ class Pcfg(Dataset):
     arch = "sg_transformer_pcfg"
     splits = CONDITIONS
     words = tuple(sorted({*WORDS, *TWINS}))
+    options = PcfgOptions
+    sources = PcfgFiles
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--condition", required=True, choices=self.splits, metavar="CONDITION", help=", ".join(self.splits)
-        )
-        parser.add_argument(
-            "--ratio",
-            choices=EXCEPTION_SIZES,
-            metavar="R",
-            help="ratio of exceptions, with --condition overgeneralisation: " + ", ".join(EXCEPTION_SIZES),
-        )
-        parser.add_argument(
-            "--generate",
-            type=number_to_generate,
-            metavar="N",
-            help="draw N expressions of our own instead of the official data",
-        )
-        parser.add_argument(
-            "--seed", type=seed_number, metavar="N", help=f"seed of --generate (default: {DEFAULT_SEED})"
-        )
-        add_source_arguments(parser, BASE_URL)
-
-    def request(self, args: argparse.Namespace) -> Json:
-        files = OfficialFiles(args, self.name, BASE_URL)
-        if (args.ratio is not None) != (args.condition == "overgeneralisation"):
-            raise UsageError("--condition overgeneralisation needs --ratio, and no other condition has it")
-        if args.generate is not None and args.condition not in FOLDERS:
-            raise UsageError(f"--generate makes {', '.join(FOLDERS)}; {args.condition} needs the official files")
-        if args.generate is None and args.seed is not None:
-            raise UsageError("--seed belongs to --generate; the official files are not drawn")
-        if args.generate is not None and files.asked_for:
-            raise UsageError("--generate needs no official files: omit --raw-dir and --download")
-        seed = DEFAULT_SEED if args.seed is None else args.seed
-        return {
-            "condition": args.condition,
-            "ratio": args.ratio,
-            "generate": args.generate,
-            "seed": None if args.generate is None else seed,
-        }
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        return replace(make_corpus(args, request), words=self.words)
+    def build(self, options: PcfgOptions, sources: PcfgFiles) -> Corpus:
+        return replace(make_corpus(options, sources), words=self.words)
 
 
-def make_corpus(args: argparse.Namespace, request: Json) -> Corpus:
+def make_corpus(options: PcfgOptions, sources: PcfgFiles) -> Corpus:
     """Makes the examples of a condition."""
-    if request["generate"] is not None:
-        return generated_corpus(args.condition, args.generate, request["seed"])
-    source = OfficialFiles(args, Pcfg.name, BASE_URL)
-    if args.condition in FOLDERS:
-        return official_corpus(args.condition, source)
-    if args.condition == "localism":
-        return localism_corpus(source)
-    if args.condition == "overgeneralisation":
-        return exceptions_corpus(args.ratio, source)
-    return synonyms_corpus(args.condition.removeprefix(SUBSTITUTIVITY), source)
-
-
-def number_to_generate(text: str) -> int:
-    """The argument type of ``--generate``."""
-    if not re.fullmatch("[0-9]{1,9}", text) or not LEAST <= int(text) <= MOST:
-        raise argparse.ArgumentTypeError(f"must be a whole number from {LEAST} to {MOST}, not {shorten(text)}")
-    return int(text)
+    if options.generate is not None:
+        return generated_corpus(options.condition, options.generate, options.seed)
+    if options.condition in FOLDERS:
+        return official_corpus(options.condition, sources)
+    if options.condition == "localism":
+        return localism_corpus(sources)
+    if options.condition == "overgeneralisation":
+        return exceptions_corpus(options.ratio, sources)
+    return synonyms_corpus(options.condition.removeprefix(SUBSTITUTIVITY), sources)
 
 
 def tested_subset(condition: str) -> str:
@@ -190,13 +184,13 @@ def like_training(condition: str, pairs: list[Pair]) -> list[Pair]:
     return [pair for pair in pairs if condition not in TESTED or not TESTED[condition](pair.source)]
 
 
-def official_corpus(condition: str, source: OfficialFiles) -> Corpus:
+def official_corpus(condition: str, sources: PcfgFiles) -> Corpus:
     """The official training and test set of a condition, and the part of the dev set like
     training. Raises DataError.
     """
     names = {"train": f"{FOLDERS[condition]}/train", "valid": DEV}
     names[tested_subset(condition)] = f"{FOLDERS[condition]}/test"
-    subsets = {subset: load(name, source) for subset, name in names.items()}
+    subsets = {subset: load(name, sources) for subset, name in names.items()}
     subsets["valid"] = like_training(condition, subsets["valid"])
     check_rule(condition, subsets)
     published = dict(zip(("train", tested_subset(condition)), SIZES[condition], strict=True))
@@ -209,7 +203,14 @@ def official_corpus(condition: str, source: OfficialFiles) -> Corpus:
         membership += "; valid is the part of the official dev set that is like train"
     types = {subset: function_counts(pairs) for subset, pairs in subsets.items()}
     return Corpus(
-        *(subsets, published, RULES[condition], membership, origin, VOCABULARY, True, TOGETHER, types), official=True
+        subsets_of(subsets, types, published),
+        RULES[condition],
+        membership,
+        origin,
+        VOCABULARY,
+        joined=True,
+        together=TOGETHER,
+        official=True,
     )
 
 
@@ -226,7 +227,7 @@ def generated_corpus(condition: str, number: int, seed: int) -> Corpus:
     origin = {"generator": "data_prep.pcfg_sample", "generated": "generated, not the official data"}
     membership = "generated, not the official data"
     types = {subset: function_counts(pairs) for subset, pairs in subsets.items()}
-    return Corpus(subsets, {}, RULES[condition], membership, origin, None, joined=True, types=types)
+    return Corpus(subsets_of(subsets, types, {}), RULES[condition], membership, origin, joined=True)
 
 
 def check_rule(condition: str, subsets: Subsets) -> None:
@@ -237,6 +238,3 @@ def check_rule(condition: str, subsets: Subsets) -> None:
         for pair in pairs:
             if TESTED[condition](pair.source) != (subset == tested_subset(condition)):
                 raise DataError(f"{subset} may not have {shorten(pair.source)}: {RULES[condition]}")
-
-
-DATASET = Pcfg()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.common import Pair
-from data_prep.packed import PackedPairs
+from data_prep.dataset import Pair
+from data_prep.draws import PackedPairs
 
 TEXTS = st.text(max_size=20)
 

@@ -19,23 +19,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_prep.common import DataError, Pair, check_sizes
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFiles
-from data_prep.pcfg_files import (
+from data_prep.dataset import DataError, Pair, check_sizes, shorten
+from data_prep.pcfg.files import (
     DEV,
     DEV_SIZE,
     FILES,
     TOGETHER,
     VOCABULARY,
+    PcfgFiles,
     describe,
     difference,
     function_counts,
     load,
     pair_files,
+    subsets_of,
 )
-from data_prep.pcfg_functions import FUNCTIONS, count_functions, interpret
-from data_prep.text import shorten, split_lines
+from data_prep.pcfg.language import FUNCTIONS, count_functions, interpret
+from data_prep.text import split_lines
 
 NAMES = {
     "train": "pcfgset/train",
@@ -51,10 +52,10 @@ RULE = (
 )
 
 
-def localism_corpus(source: OfficialFiles) -> Corpus:
+def localism_corpus(sources: PcfgFiles) -> Corpus:
     """The official sets of the task, the longer strings, and the unrolled test. Raises DataError."""
-    subsets = {subset: load(name, source) for subset, name in NAMES.items()}
-    path, data = source.read(FILES[UNROLLED])
+    subsets = {subset: load(name, sources) for subset, name in NAMES.items()}
+    path, data = sources.read(FILES[UNROLLED])
     composed = parse_unrolled(path, data)
     FILES[UNROLLED].check(path, data)
     if composed != [pair for pair in subsets["test"] if count_functions(pair.source) > 1]:
@@ -63,11 +64,16 @@ def localism_corpus(source: OfficialFiles) -> Corpus:
     types = {subset: function_counts(subsets[subset]) for subset in ("train", "valid", "test")}
     types["gen"] = [f"letters_{longest_string(pair.source):02}" for pair in subsets["gen"]]
     origin = describe([*pair_files(NAMES.values()), UNROLLED])
-    files = {"raw/unrolled.tsv": data}
+    made = subsets_of(subsets, types, SIZES)
     return Corpus(
-        *(subsets, SIZES, RULE, "the published ones", origin, VOCABULARY, True, TOGETHER, types),
-        files=files,
-        repeated=("gen",),
+        made | {"gen": made["gen"]._replace(may_repeat=True)},
+        RULE,
+        "the published ones",
+        origin,
+        VOCABULARY,
+        joined=True,
+        together=TOGETHER,
+        files={"raw/unrolled.tsv": data},
     )
 
 

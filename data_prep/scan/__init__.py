@@ -4,7 +4,7 @@
     walk opposite left and run            ->  I_TURN_LEFT I_TURN_LEFT I_WALK I_RUN
     look after turn around right          ->  I_TURN_RIGHT I_TURN_RIGHT I_TURN_RIGHT I_TURN_RIGHT I_LOOK
 
-Grammar (``scan_grammar`` has it with the meaning):
+Grammar (``scan.grammar`` has it with the meaning):
 
     command  =  clause  |  clause "and" clause  |  clause "after" clause
     clause   =  phrase  |  phrase "twice"  |  phrase "thrice"
@@ -43,27 +43,29 @@ Their hashes here are those of a third party's copy, made for the same tasks.txt
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.common import (
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import (
     DataError,
     Dataset,
-    Json,
+    Options,
     Pair,
+    Subsets,
     UsageError,
     check_sizes,
-    hold_out,
+    option,
     seed_number,
     share,
+    shorten,
+    whole_number,
 )
-from data_prep.corpus import Corpus
-from data_prep.official import OfficialFile, OfficialFiles, add_source_arguments
-from data_prep.scan_grammar import ACTIONS, generate, interpret
-from data_prep.scan_splits import (
+from data_prep.draws import hold_out
+from data_prep.scan.grammar import ACTIONS, generate, interpret
+from data_prep.scan.splits import (
     CUTOFFS,
     HELD_OUT,
     LENGTH_LIMIT,
@@ -73,48 +75,97 @@ from data_prep.scan_splits import (
     REFERENCE_SEED,
     SHORTEST,
     SIMPLE_SIZES,
-    Subsets,
     check_draw,
     random_split,
     resplit,
     resplit_sizes,
     split_by_length,
 )
-from data_prep.text import shorten, split_lines
+from data_prep.sources import OfficialFile, OfficialFiles, official_files
+from data_prep.text import split_lines
 
-BASE_URL = "https://raw.githubusercontent.com/brendenlake/SCAN/c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f"
-MCD_SOURCE = "It is in https://storage.googleapis.com/cfq_dataset/scan-splits.tar.gz (--download gets its tasks.txt)"
-TASKS = OfficialFile("tasks.txt", 4_080_388, "d824c7d9e9149ba497e25f701981dac79954e04bf670d22e5c209f076ac6c89f")
-OFFICIAL = (
-    TASKS,
-    OfficialFile(
-        "simple_split/tasks_train_simple.txt",
-        3_267_938,
-        "941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd",
-    ),
-    OfficialFile(
-        "simple_split/tasks_test_simple.txt",
-        812_450,
-        "1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6",
-    ),
-    OfficialFile("mcd1.json", 67_710, "233b65dc603d4544780c48ac1bfb618336e5107897b61097acc14dbd6ca26a9c", MCD_SOURCE),
-    OfficialFile("mcd2.json", 67_703, "1ba591b2c3c1eb305584d49fde14aced3589099611a668ba28bb696f2dd34e0a", MCD_SOURCE),
-    OfficialFile("mcd3.json", 67_701, "e8310b62bdf9b35485c761fa8b5479b883a5dcbb09b11e66b350b5e46a7201a4", MCD_SOURCE),
-)
-FILES = {file.name: file for file in OFFICIAL}
-SIMPLE_FILES = {subset: f"tasks_{subset}_simple.txt" for subset in SIMPLE_SIZES}
+FILES = {file.name: file for file in official_files("scan").values()}
+TASKS = FILES["tasks.txt"]
+SIMPLE_FILES = tuple(f"tasks_{subset}_simple.txt" for subset in SIMPLE_SIZES)
 MCD_INDICES = {"train": "trainIdxs", "dev": "devIdxs", "gen": "testIdxs"}
 VOCABULARY = (13, 6)
 DEFAULT_HOLDOUT = 0.1
 
 
 class Parts(NamedTuple):
-    """A split before any hold-out; the fields are those of ``Corpus``."""
+    """A split before any hold-out."""
 
     subsets: Subsets
     published: dict[str, int]
     rule: str
     membership: str = "the published ones"
+
+
+class ScanFiles(OfficialFiles):
+    """The sources of SCAN."""
+
+    urls = {"scan": "https://raw.githubusercontent.com/brendenlake/SCAN/c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f"}
+    elsewhere = dict.fromkeys(
+        ("mcd1.json", "mcd2.json", "mcd3.json"),
+        "It is in https://storage.googleapis.com/cfq_dataset/scan-splits.tar.gz (--download gets its tasks.txt)",
+    )
+
+
+PUBLISHED_CUTOFFS = " ".join(map(str, CUTOFFS))
+SPLITS = ("length", "simple", *HELD_OUT, "mcd1", "mcd2", "mcd3")
+CUTOFF = whole_number(
+    SHORTEST,
+    LONGEST - 1,
+    f": commands have {SHORTEST} to {LONGEST} actions. Published cutoffs: {PUBLISHED_CUTOFFS}",
+)
+
+
+@dataclass(frozen=True)
+class ScanOptions(Options):
+    """The options of SCAN; ``official_files`` are those that are read."""
+
+    split: str = option(choices=SPLITS)
+    cutoff: int | None = option(
+        None,
+        f"with --split length: maximum number of actions in training (published: {PUBLISHED_CUTOFFS}; "
+        f"without --cutoff the original split, {LENGTH_LIMIT})",
+        type=CUTOFF,
+    )
+    holdout: float | None = option(
+        None,
+        f"share of the training commands to use as valid; 0 makes no valid (default: {DEFAULT_HOLDOUT}, or 0 "
+        "for mcd, which has dev). Not with --cutoff",
+        type=share,
+    )
+    seed: int | None = option(
+        None,
+        f"seed of our own draws (default: {REFERENCE_SEED}). Not with --cutoff",
+        type=seed_number,
+    )
+    official_files: tuple[str, ...] = ()
+
+    def complete(self, sources: ScanFiles) -> ScanOptions:
+        self.check_cutoff_alone()
+        names = official_names(self.split, sources)
+        holdout = self.holdout
+        if holdout is None and self.cutoff is None:
+            holdout = 0.0 if self.split.startswith("mcd") else DEFAULT_HOLDOUT
+        own_simple = self.split == "simple" and names != SIMPLE_FILES
+        draws = self.cutoff is not None or holdout or own_simple or self.split.startswith("addprim")
+        if self.seed is not None and not draws:
+            raise UsageError(f"--seed has no effect: --split {self.split} --holdout 0 draws nothing")
+        seed = REFERENCE_SEED if self.seed is None else self.seed
+        return replace(self, holdout=holdout, seed=seed if draws else None, official_files=names)
+
+    def check_cutoff_alone(self) -> None:
+        """Raises UsageError for ``--cutoff`` without effect, and for options without effect beside it."""
+        if self.cutoff is None:
+            return
+        if self.split != "length":
+            raise UsageError(f"--cutoff belongs to --split length, not to --split {self.split}")
+        for name in ("holdout", "seed"):
+            if getattr(self, name) is not None:
+                raise UsageError(f"--{name} does not go with --cutoff, whose valid is drawn as in the papers")
 
 
 class Scan(Dataset):
@@ -126,101 +177,33 @@ class Scan(Dataset):
     licence = "BSD"
     size = "4 MB, or generated"
     arch = "sg_transformer_scan"
-    splits = ("length", "simple", *HELD_OUT, "mcd1", "mcd2", "mcd3")
+    splits = SPLITS
+    options = ScanOptions
+    sources = ScanFiles
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--split", required=True, choices=self.splits, metavar="SPLIT", help=", ".join(self.splits))
-        parser.add_argument(
-            "--cutoff",
-            type=cutoff,
-            metavar="C",
-            help=f"with --split length: maximum number of actions in training (published: {published_cutoffs()}; "
-            f"without --cutoff the original split, {LENGTH_LIMIT})",
-        )
-        parser.add_argument(
-            "--holdout",
-            type=share,
-            metavar="F",
-            help=f"share of the training commands to use as valid; 0 makes no valid (default: {DEFAULT_HOLDOUT}, or 0 "
-            "for mcd, which has dev). Not with --cutoff",
-        )
-        parser.add_argument(
-            "--seed",
-            type=seed_number,
-            metavar="N",
-            help=f"seed of our own draws (default: {REFERENCE_SEED}). Not with --cutoff",
-        )
-        add_source_arguments(parser, BASE_URL)
-
-    def request(self, args: argparse.Namespace) -> Json:
-        check_cutoff_alone(args)
-        names = official_names(args.split, OfficialFiles(args, self.name, BASE_URL))
-        holdout = args.holdout
-        if holdout is None and args.cutoff is None:
-            holdout = 0.0 if args.split.startswith("mcd") else DEFAULT_HOLDOUT
-        own_simple = args.split == "simple" and names != list(SIMPLE_FILES.values())
-        draws = args.cutoff is not None or holdout or own_simple or args.split.startswith("addprim")
-        if args.seed is not None and not draws:
-            raise UsageError(f"--seed has no effect: --split {args.split} --holdout 0 draws nothing")
-        seed = REFERENCE_SEED if args.seed is None else args.seed
-        return {
-            "split": args.split,
-            "cutoff": args.cutoff,
-            "holdout": holdout,
-            "seed": seed if draws else None,
-            "official_files": names,
-        }
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        files = OfficialFiles(args, self.name, BASE_URL)
-        names = request["official_files"]
-        parts = make_parts(request, {name: load(FILES[name], files) for name in names})
+    def build(self, options: ScanOptions, sources: ScanFiles) -> Corpus:
+        names = options.official_files
+        parts = make_parts(options, {name: load(FILES[name], sources) for name in names})
         check_sizes(parts.subsets, parts.published)
         subsets, rule = parts.subsets, parts.rule
-        if request["holdout"]:
-            train, valid = hold_out(subsets["train"], request["holdout"], request["seed"])
+        if options.holdout:
+            train, valid = hold_out(subsets["train"], options.holdout, options.seed)
             subsets = {"train": train, "valid": valid, **{k: v for k, v in subsets.items() if k != "train"}}
-            rule += f"; valid is {request['holdout']:g} of the commands that occur once in train"
+            rule += f"; valid is {options.holdout:g} of the commands that occur once in train"
         origin = {"order": "official", "files": [FILES[name].describe() for name in names]}
         if not names:
             origin = {"order": "grammar", "generator": "data_prep.scan_grammar"}
-        return Corpus(subsets, parts.published, rule, parts.membership, origin, VOCABULARY)
+        made = {name: Subset(pairs, published=parts.published.get(name)) for name, pairs in subsets.items()}
+        return Corpus(made, rule, parts.membership, origin, VOCABULARY)
 
 
-def cutoff(text: str) -> int:
-    """Argument type of ``--cutoff``: there must be commands up to it and beyond it."""
-    if not re.fullmatch("[0-9]{1,9}", text) or not SHORTEST <= int(text) < LONGEST:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number from {SHORTEST} to {LONGEST - 1}, not {shorten(text)}: commands have {SHORTEST} "
-            f"to {LONGEST} actions. Published cutoffs: {published_cutoffs()}"
-        )
-    return int(text)
-
-
-def published_cutoffs() -> str:
-    """The published cutoffs, for messages."""
-    return " ".join(map(str, CUTOFFS))
-
-
-def check_cutoff_alone(args: argparse.Namespace) -> None:
-    """Raises UsageError for ``--cutoff`` without effect, and for options without effect beside it."""
-    if args.cutoff is None:
-        return
-    if args.split != "length":
-        raise UsageError(f"--cutoff belongs to --split length, not to --split {args.split}")
-    for option in ("holdout", "seed"):
-        if getattr(args, option) is not None:
-            raise UsageError(f"--{option} does not go with --cutoff, whose valid is drawn as in the papers")
-
-
-def official_names(split: str, files: OfficialFiles) -> list[str]:
+def official_names(split: str, sources: ScanFiles) -> tuple[str, ...]:
     """The official files of a split with these options; none for the grammar."""
     if split.startswith("mcd"):
-        return [f"{split}.json", TASKS.name]
-    simple = list(SIMPLE_FILES.values())
-    if split == "simple" and (files.download or any(files.find(FILES[name]) for name in simple)):
-        return simple
-    return [TASKS.name] if files.asked_for else []
+        return (f"{split}.json", TASKS.name)
+    if split == "simple" and (sources.download or any(sources.find(FILES[name]) for name in SIMPLE_FILES)):
+        return SIMPLE_FILES
+    return (TASKS.name,) if sources.asked_for else ()
 
 
 def load(file: OfficialFile, files: OfficialFiles) -> list[Pair] | dict[str, list[int]]:
@@ -277,21 +260,21 @@ def render(pair: Pair) -> str:
     return f"IN: {pair.source} OUT: {pair.target}"
 
 
-def make_parts(request: Json, contents: dict) -> Parts:
+def make_parts(options: ScanOptions, contents: dict) -> Parts:
     """Splits the commands as requested. ``contents`` maps a file name to the result of ``load``."""
-    split = request["split"]
+    split = options.split
     if split == "simple":
-        return simple_parts(request["seed"], contents)
+        return simple_parts(options.seed, contents)
     pairs = contents[TASKS.name] if contents else generate()
     if split in HELD_OUT:
         rule = HELD_OUT[split]
-        return Parts(rule.split(pairs, request["seed"]), rule.sizes, rule.rule)
+        return Parts(rule.split(pairs, options.seed), rule.sizes, rule.rule)
     if split.startswith("mcd"):
         indices = contents[f"{split}.json"]
         subsets = {subset: [pairs[i] for i in indices[key]] for subset, key in MCD_INDICES.items()}
         return Parts(subsets, MCD_SIZES, f"maximum compound divergence, split by {split}.json")
-    if request["cutoff"] is not None:
-        return cutoff_parts(request["cutoff"], pairs, official=bool(contents))
+    if options.cutoff is not None:
+        return cutoff_parts(options.cutoff, pairs, official=bool(contents))
     rule = f"train has the commands with at most {LENGTH_LIMIT} actions, gen the longer ones"
     return Parts(split_by_length(pairs, LENGTH_LIMIT), LENGTH_SIZES, rule)
 
@@ -309,11 +292,8 @@ def cutoff_parts(cutoff: int, pairs: list[Pair], official: bool) -> Parts:
 def simple_parts(seed: int | None, contents: dict) -> Parts:
     """The official split if its two files exist, or else one of our own."""
     rule = "test is a random fifth of all commands, train has the others"
-    if SIMPLE_FILES["train"] in contents:
-        return Parts({subset: contents[name] for subset, name in SIMPLE_FILES.items()}, SIMPLE_SIZES, rule)
+    if SIMPLE_FILES[0] in contents:
+        return Parts(dict(zip(SIMPLE_SIZES, map(contents.get, SIMPLE_FILES), strict=True)), SIMPLE_SIZES, rule)
     subsets = random_split(contents[TASKS.name] if contents else generate(), seed)
     membership = "our own random split of the official sizes. For the official split, give --download"
     return Parts(subsets, SIMPLE_SIZES, rule, membership)
-
-
-DATASET = Scan()

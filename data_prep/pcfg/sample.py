@@ -25,8 +25,8 @@ from itertools import accumulate
 
 from numpy.random import RandomState
 
-from data_prep.common import Pair
-from data_prep.pcfg_functions import FUNCTIONS, LETTERS, UNARY, interpret
+from data_prep.dataset import Pair
+from data_prep.pcfg.language import FUNCTIONS, LETTERS, UNARY, interpret
 
 # Number of functions -> number of official lines in training and test set. From 9 on, counts in productivity/test; up
 # to 8, shares in the official dev and test set, times the 81,010 lines.

@@ -22,7 +22,7 @@ With the default seed, 432 of the 53,136 have 2 functions, 3,749 have 3, 20,859 
 example is its number of functions, ``length_2``, for accuracy by length.
 
 With the default seed, the tables and all examples are those of the reference code (github.com/RobertCsordas/ndr). The
-reference assigns examples to valid, test and train by an unseeded generator (see ``ctl_sample``). Two departures keep
+reference assigns examples to valid, test and train by an unseeded generator (see ``ctl.sample``). Two departures keep
 tests out of training: ``test`` lacks the reference's 88 functions alone, and ``new_composition`` lacks 3 of them.
 
 ``--functions`` and ``--longest`` make a smaller task of our own, for a first look on a CPU.
@@ -32,13 +32,22 @@ Source: generated, nothing is downloaded.
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from data_prep.common import Dataset, Json, Pair, UsageError, seed_number
-from data_prep.corpus import Corpus
-from data_prep.ctl_sample import COMPOSED, FUNCTIONS, SYMBOLS, Example, Sample, Tables, sample
-from data_prep.ctl_small import HELD_OUT, sample_small
-from data_prep.depths import number_between
+from data_prep.corpus import Corpus, Subset
+from data_prep.ctl.sample import (
+    COMPOSED,
+    FUNCTIONS,
+    SMALL_HELD_OUT,
+    SYMBOLS,
+    Example,
+    Sample,
+    Tables,
+    sample,
+    sample_small,
+)
+from data_prep.dataset import Dataset, Options, Pair, Sources, UsageError, option, seed_number, whole_number
 
 REFERENCE_SEED = 0x12345678
 DEFAULT_LONGEST = 4
@@ -56,6 +65,44 @@ VOCABULARY = (len(SYMBOLS) + len(FUNCTIONS), len(SYMBOLS))
 RULE = "train, valid and test have at most 5 functions, dev has 6 to 8, gen 9 and 10"
 
 
+@dataclass(frozen=True)
+class CtlOptions(Options):
+    """The options of CTL; ``functions`` and ``longest`` make a smaller task of our own (``sample_small``)."""
+
+    order: str = option(choices=("forward", "backward"))
+    seed: int = option(
+        REFERENCE_SEED,
+        f"seed of the tables and the examples (default: {REFERENCE_SEED}, the reference's)",
+        type=seed_number,
+    )
+    functions: int | None = option(
+        None,
+        f"a smaller task, of our own: number of functions, 2 to {COMPOSED}",
+        type=whole_number(2, COMPOSED),
+        when_given=True,
+    )
+    longest: int | None = option(
+        None,
+        "of the smaller task: maximum functions of a training example, 3 to 6 "
+        f"(default: {DEFAULT_LONGEST}). dev has one more, gen has two and three more",
+        type=whole_number(3, 6),
+        when_given=True,
+    )
+
+    def complete(self, sources: Sources) -> CtlOptions:
+        if self.functions is None:
+            if self.longest is not None:
+                raise UsageError("--longest is for the smaller task: give its --functions too")
+            return self
+        longest = DEFAULT_LONGEST if self.longest is None else self.longest
+        if len(SYMBOLS) * self.functions**longest < 4 * SMALL_HELD_OUT:
+            raise UsageError(
+                f"--functions {self.functions} --longest {longest} has too few examples for a "
+                "valid set: choose a greater number"
+            )
+        return replace(self, longest=longest)
+
+
 class Ctl(Dataset):
     """``python -m data_prep ctl``."""
 
@@ -67,86 +114,51 @@ class Ctl(Dataset):
     arch = "sg_transformer_scan"
     classifier = "sg_encoder_ctl_baseline"
     splits = ("forward", "backward")
+    options = CtlOptions
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--order", required=True, choices=self.splits, metavar="ORDER", help=", ".join(self.splits))
-        parser.add_argument(
-            "--seed",
-            type=seed_number,
-            metavar="N",
-            default=REFERENCE_SEED,
-            help=f"seed of the tables and the examples (default: {REFERENCE_SEED}, the reference's)",
-        )
-        small = parser.add_argument_group("a smaller task, of our own (see data_prep/ctl_small.py)")
-        small.add_argument(
-            "--functions", type=number_between(2, COMPOSED), metavar="N", help=f"number of functions, 2 to {COMPOSED}"
-        )
-        small.add_argument(
-            "--longest",
-            type=number_between(3, 6),
-            metavar="N",
-            help=f"maximum functions of a training example, 3 to 6 (default: {DEFAULT_LONGEST}). dev has one more, gen "
-            "has two and three more",
-        )
-
-    def request(self, args: argparse.Namespace) -> Json:
-        request = {"order": args.order, "seed": args.seed}
-        if args.functions is None:
-            if args.longest is not None:
-                raise UsageError("--longest is for the smaller task: give its --functions too")
-            return request
-        longest = DEFAULT_LONGEST if args.longest is None else args.longest
-        if len(SYMBOLS) * args.functions**longest < 4 * HELD_OUT:
-            raise UsageError(
-                f"--functions {args.functions} --longest {longest} has too few examples for a "
-                "valid set: choose a greater number"
-            )
-        return request | {"functions": args.functions, "longest": longest}
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        if "functions" in request:
-            return self.build_small(request["order"], request["seed"], request["functions"], request["longest"])
-        drawn = sample(request["seed"])
+    def build(self, options: CtlOptions, sources: Sources) -> Corpus:
+        if options.functions is not None:
+            return build_small(options)
+        drawn = sample(options.seed)
         membership = "drawn like the published ones, from another seed"
-        if request["seed"] == REFERENCE_SEED:
+        if options.seed == REFERENCE_SEED:
             membership = (
                 "the published ones, except valid, test and new_primitive_two: the reference draws them without a seed"
             )
         return Corpus(
-            {
-                name: [render(example, drawn.tables, request["order"]) for example in examples]
-                for name, examples in drawn.subsets.items()
-            },
-            PUBLISHED,
-            f"{RULE}; {request['order']}",
+            subsets_of(drawn, options.order, PUBLISHED),
+            f"{RULE}; {options.order}",
             membership,
             {"generator": "data_prep.ctl_sample", "tables": dict(zip(FUNCTIONS, named(drawn.tables), strict=True))},
             VOCABULARY,
-            types=types_of(drawn),
-            labels=True,
-        )
-
-    def build_small(self, order: str, seed: int, functions: int, longest: int) -> Corpus:
-        drawn = sample_small(functions, longest, seed)
-        return Corpus(
-            {name: [render(e, drawn.tables, order) for e in examples] for name, examples in drawn.subsets.items()},
-            {},
-            f"train and valid have at most {longest} functions, dev has {longest + 1}, gen {longest + 2} and "
-            f"{longest + 3}; {order}",
-            "a smaller task of our own, not the published one",
-            {"generator": "data_prep.ctl_small", "tables": dict(zip(FUNCTIONS, named(drawn.tables), strict=False))},
-            (len(SYMBOLS) + functions, len(SYMBOLS)),
-            types=types_of(drawn),
             labels=True,
         )
 
 
-def types_of(drawn: Sample) -> dict[str, list[str]]:
-    """The numbers of functions as types, for all subsets except train."""
+def build_small(options: CtlOptions) -> Corpus:
+    """The smaller task."""
+    longest = options.longest
+    drawn = sample_small(options.functions, longest, options.seed)
+    return Corpus(
+        subsets_of(drawn, options.order, {}),
+        f"train and valid have at most {longest} functions, dev has {longest + 1}, gen {longest + 2} and "
+        f"{longest + 3}; {options.order}",
+        "a smaller task of our own, not the published one",
+        {"generator": "data_prep.ctl_small", "tables": dict(zip(FUNCTIONS, named(drawn.tables), strict=False))},
+        (len(SYMBOLS) + options.functions, len(SYMBOLS)),
+        labels=True,
+    )
+
+
+def subsets_of(drawn: Sample, order: str, published: Mapping[str, int]) -> dict[str, Subset]:
+    """The examples as words, with their numbers of functions as types, except in train."""
     return {
-        name: [f"length_{len(example.functions)}" for example in examples]
+        name: Subset(
+            [render(example, drawn.tables, order) for example in examples],
+            () if name == "train" else [f"length_{len(example.functions)}" for example in examples],
+            published=published.get(name),
+        )
         for name, examples in drawn.subsets.items()
-        if name != "train"
     }
 
 
@@ -159,6 +171,3 @@ def render(example: Example, tables: Tables, order: str) -> Pair:
 def named(tables: Tables) -> list[str]:
     """Function -> its values for 000, 001 … 111."""
     return [" ".join(SYMBOLS[result] for result in table) for table in tables]
-
-
-DATASET = Ctl()

@@ -31,25 +31,39 @@ Source: storage.googleapis.com/mathematics-dataset, Apache 2.0.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import re
+import io
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy
 from numpy.random import RandomState
 
-from data_prep.archive import members
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, check_sizes, processors, seed_number
-from data_prep.corpus import Corpus
-from data_prep.mathematics_generator import REGIMES, chunks
-from data_prep.mathematics_sample import describe, sample
-from data_prep.official import OfficialFile
-from data_prep.packed import PackedPairs
-from data_prep.text import decode_line, sha256, shorten
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import (
+    DataError,
+    Dataset,
+    Hashing,
+    Json,
+    Options,
+    Pair,
+    Sources,
+    UsageError,
+    check_sizes,
+    option,
+    seed_number,
+    shorten,
+    whole_number,
+)
+from data_prep.draws import PackedPairs, processors
+from data_prep.mathematics.generator import REGIMES, chunks
+from data_prep.mathematics.sample import describe, generate
+from data_prep.sources import OfficialFile, members
+from data_prep.text import decode_line
 
 SPACE = "\u2581"
 ARCHIVE = OfficialFile(
@@ -63,7 +77,7 @@ LONGEST_LINE = 1 << 12  # bytes; questions have at most 160 characters
 DIFFICULTIES = ("easy", "medium", "hard")
 REFERENCE_SEED, REFERENCE_HOLDOUT = 1234, 10_000  # of the draw from every difficulty, by Csordás et al. 2021
 DEFAULT_SEED = 1
-LEAST, MOST = 100, 2_000_000  # questions to generate per difficulty
+MOST = 2_000_000  # questions to generate per difficulty
 DEFAULT_WORKERS, MOST_WORKERS = 16, 256
 TESTED = 10_000  # maximum generated questions to interpolate, and to extrapolate
 # Csordás et al. 2021, table of the datasets, without duplicates and valid.
@@ -119,6 +133,107 @@ MODULES = tuple(f"{category}__{module}" for category, modules in CATEGORIES.item
 Contents = Mapping[str, PackedPairs]  # regime -> its examples, as plain text
 
 
+@dataclass(frozen=True)
+class MathematicsSources(Sources):
+    """The archive, or the folder unpacked from it; ``workers`` draw generated questions."""
+
+    archive: Path | None = option(None, f"the official {ARCHIVE.name}", one_of="source", type=Path, metavar="FILE")
+    raw_dir: Path | None = option(
+        None, f"the folder {FOLDER} unpacked from it", one_of="source", type=Path, metavar="FOLDER"
+    )
+    workers: int | None = option(
+        None,
+        "processes of --generate; the result is the same for any number (default: as many as there are "
+        f"processors, at most {DEFAULT_WORKERS})",
+        type=whole_number(1, MOST_WORKERS),
+    )
+
+    def __post_init__(self) -> None:
+        if self.archive is not None and not self.archive.is_file():
+            raise DataError("--archive is not a file", self.archive)
+
+    def files(self, module: str) -> dict[str, Path]:
+        """The files of a module in the folder, by place. Raises DataError for a missing one."""
+        inside = self.raw_dir / FOLDER
+        folder = inside if inside.is_dir() else self.raw_dir
+        for place in places(module):
+            if not (folder / place).is_file():
+                raise DataError(f"has no {place}: name the folder {FOLDER} that was unpacked from the archive", folder)
+        return {place: folder / place for place in places(module)}
+
+    def streams(self, module: str) -> Iterator[tuple[str, BinaryIO, Path]]:
+        """Yields place, content and path of every file of a module, in any order. Raises DataError."""
+        if self.archive is None:
+            for place, path in self.files(module).items():
+                with self.open(path) as stream:
+                    yield place, stream, path
+            return
+        wanted = dict.fromkeys((f"{FOLDER}/{place}" for place in places(module)), LARGEST_FILE)
+        with self.open(self.archive) as packed:
+            for name, stream in members(self.archive, packed, wanted):
+                yield name.removeprefix(f"{FOLDER}/"), stream, self.archive / name
+
+    def read(self, module: str) -> tuple[Contents, list[Json]]:
+        """Reads a module's examples; also returns descriptions of the files. Raises DataError."""
+        contents, files = {}, {}
+        for place, stream, path in self.streams(module):
+            hashing = Hashing(stream)
+            contents[places(module)[place]] = PackedPairs(parse(io.BufferedReader(hashing), path))
+            files[place] = hashing.describe(place)
+        return contents, [files[place] for place in places(module)]
+
+
+@dataclass(frozen=True)
+class MathematicsOptions(Options):
+    """The options of the Mathematics dataset.
+
+    Attributes:
+        source: generated, archive or folder.
+        source_bytes: the size of the archive, whose content is checked.
+        source_sha256: the hashes of the module's files in the folder.
+    """
+
+    module: str = option(choices=MODULES)
+    source: str = ""
+    source_bytes: int | None = field(default=None, metadata={"when_given": True})
+    source_sha256: tuple[str, ...] | None = field(default=None, metadata={"when_given": True})
+    generate: int | None = option(
+        None,
+        "draw N questions for each of the three difficulties (published: 666666), and at most "
+        f"{TESTED:,} each to interpolate and extrapolate: not the official data",
+        one_of="source",
+        type=whole_number(100, MOST),
+    )
+    seed: int | None = option(None, f"seed of --generate (default: {DEFAULT_SEED})", type=seed_number)
+    holdout: int | None = option(
+        None,
+        f"questions per difficulty that become valid (default: {REFERENCE_HOLDOUT}, but at "
+        "most a tenth of generated ones)",
+        type=whole_number(1, MOST),
+    )
+
+    def complete(self, sources: MathematicsSources) -> MathematicsOptions:
+        holdout = REFERENCE_HOLDOUT if self.holdout is None else self.holdout
+        if self.generate is None:
+            for name, value in (("seed", self.seed), ("workers", sources.workers)):
+                if value is not None:
+                    raise UsageError(f"--{name} belongs to --generate; the official files are as they are")
+            return replace(self, source="archive" if sources.archive else "folder", holdout=holdout)
+        if self.holdout is None:
+            holdout = min(holdout, self.generate // 10)
+        if holdout >= self.generate:
+            raise UsageError(f"--holdout {holdout} leaves nothing of the {self.generate} questions to train on")
+        seed = DEFAULT_SEED if self.seed is None else self.seed
+        return replace(self, source="generated", seed=seed, holdout=holdout)
+
+    def identify(self, sources: MathematicsSources) -> MathematicsOptions:
+        if self.source == "archive":
+            return replace(self, source_bytes=sources.archive.stat().st_size)
+        if self.source == "folder":
+            return replace(self, source_sha256=tuple(map(sources.sha256, sources.files(self.module).values())))
+        return self
+
+
 class Mathematics(Dataset):
     """``python -m data_prep mathematics``."""
 
@@ -129,103 +244,32 @@ class Mathematics(Dataset):
     size = "2.3 GB, or generated"
     arch = "sg_transformer_math"
     splits = ("56 modules",)
+    options = MathematicsOptions
+    sources = MathematicsSources
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--module", required=True, choices=MODULES, metavar="MODULE", help=f"one of {', '.join(MODULES)}"
-        )
-        source = parser.add_mutually_exclusive_group(required=True)
-        source.add_argument("--archive", type=Path, metavar="FILE", help=f"the official {ARCHIVE.name}")
-        source.add_argument("--raw-dir", type=Path, metavar="FOLDER", help=f"the folder {FOLDER} unpacked from it")
-        source.add_argument(
-            "--generate",
-            type=number_to_generate,
-            metavar="N",
-            help="draw N questions for each of the three difficulties (published: 666666), and at most "
-            f"{TESTED:,} each to interpolate and extrapolate: not the official data",
-        )
-        parser.add_argument(
-            "--holdout",
-            type=number_to_hold_out,
-            metavar="N",
-            help=f"questions per difficulty that become valid (default: {REFERENCE_HOLDOUT}, but at "
-            "most a tenth of generated ones)",
-        )
-        parser.add_argument(
-            "--seed", type=seed_number, metavar="N", help=f"seed of --generate (default: {DEFAULT_SEED})"
-        )
-        parser.add_argument(
-            "--workers",
-            type=number_of_workers,
-            metavar="N",
-            help="processes of --generate; the result is the same for any number (default: as many as there are "
-            f"processors, at most {DEFAULT_WORKERS})",
-        )
-
-    def request(self, args: argparse.Namespace) -> Json:
-        for option in ("seed", "workers"):
-            if args.generate is None and getattr(args, option) is not None:
-                raise UsageError(f"--{option} belongs to --generate; the official files are as they are")
-        holdout = REFERENCE_HOLDOUT
-        if args.generate is not None:
-            holdout = min(holdout, args.generate // 10)
-        if args.generate is not None and args.holdout is not None and args.holdout >= args.generate:
-            raise UsageError(f"--holdout {args.holdout} leaves nothing of the {args.generate} questions to train on")
-        seed = DEFAULT_SEED if args.seed is None else args.seed
-        return {
-            "module": args.module,
-            "source": "generated" if args.generate is not None else "archive" if args.archive else "folder",
-            **({} if args.generate is not None else identity(args)),
-            "generate": args.generate,
-            "seed": None if args.generate is None else seed,
-            "holdout": holdout if args.holdout is None else args.holdout,
-        }
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        extrapolation = EXTRAPOLATIONS.get(args.module)
-        if args.generate is not None:
-            tested = min(TESTED, args.generate)
-            sizes = [args.generate] * 3 + [tested] * len(regimes(args.module)[3:])
-            workers = args.workers or min(processors(), DEFAULT_WORKERS, number_of_chunks(sizes))
-            contents: Contents = sample(args.module, extrapolation, sizes, request["seed"], workers)
+    def build(self, options: MathematicsOptions, sources: MathematicsSources) -> Corpus:
+        module = options.module
+        if options.generate is not None:
+            tested = min(TESTED, options.generate)
+            sizes = [options.generate] * 3 + [tested] * len(regimes(module)[3:])
+            workers = sources.workers or min(processors(), DEFAULT_WORKERS, number_of_chunks(sizes))
+            contents: Contents = generate(module, EXTRAPOLATIONS.get(module), sizes, options.seed, workers)
             origin = describe()
-            return make_corpus(args.module, contents, request["holdout"], origin, origin["generated"], {})
-        if args.archive is not None:
-            contents, files = read_archive(args.archive, args.module)
+            return make_corpus(module, contents, options.holdout, origin, origin["generated"], {})
+        if options.source == "archive":
+            contents, files = read_archive(sources, module)
             membership = "the published ones"
         else:
-            contents, files = read_folder(args)
+            contents, files = sources.read(module)
             membership = "those of your files, whose hashes are in dataset.json"
         # The published sizes are those of the reference's hold-out.
-        published = SIZES.get(args.module, {}) if request["holdout"] == REFERENCE_HOLDOUT else {}
-        return make_corpus(args.module, contents, request["holdout"], {"files": files}, membership, published)
+        published = SIZES.get(module, {}) if options.holdout == REFERENCE_HOLDOUT else {}
+        return make_corpus(module, contents, options.holdout, {"files": files}, membership, published)
 
 
 def number_of_chunks(sizes: list[int]) -> int:
     """The number of processes that could be busy."""
     return sum(1 for _ in chunks(sizes))
-
-
-def whole_number(text: str, least: int, most: int) -> int:
-    """Parses a whole number in a range. Raises ArgumentTypeError."""
-    if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}, not {shorten(text)}")
-    return int(text)
-
-
-def number_to_generate(text: str) -> int:
-    """The argument type of ``--generate``."""
-    return whole_number(text, LEAST, MOST)
-
-
-def number_to_hold_out(text: str) -> int:
-    """The argument type of ``--holdout``."""
-    return whole_number(text, 1, MOST)
-
-
-def number_of_workers(text: str) -> int:
-    """The argument type of ``--workers``."""
-    return whole_number(text, 1, MOST_WORKERS)
 
 
 def regimes(module: str) -> tuple[str, ...]:
@@ -239,81 +283,22 @@ def places(module: str) -> dict[str, str]:
     return {f"{regime}/{names[regime]}.txt": regime for regime in regimes(module)}
 
 
-def identity(args: argparse.Namespace) -> Json:
-    """Identifies the input: the size of the archive, whose contents are checked on reading, or the
-    sha256 of the module's files.
-
-    Raises DataError for a missing file.
-    """
-    if args.archive is not None:
-        if not args.archive.is_file():
-            raise DataError("--archive is not a file", args.archive)
-        return {"source_bytes": args.archive.stat().st_size}
-    return {"source_sha256": [sha256(find_folder(args) / place) for place in places(args.module)]}
-
-
-def find_folder(args: argparse.Namespace) -> Path:
-    """The folder with all files of the module: ``--raw-dir``, or the unpacked one in it. Raises DataError."""
-    inside = args.raw_dir / FOLDER
-    folder = inside if inside.is_dir() else args.raw_dir
-    for place in places(args.module):
-        if not (folder / place).is_file():
-            raise DataError(f"has no {place}: name the folder {FOLDER} that was unpacked from the archive", folder)
-    return folder
-
-
-def read_folder(args: argparse.Namespace) -> tuple[Contents, list[Json]]:
-    """Reads a module's examples from an unpacked folder; also returns descriptions of the files. Raises DataError."""
-    folder = find_folder(args)
-    contents, files = {}, []
-    for place, regime in places(args.module).items():
-        with (folder / place).open("rb") as stream:
-            contents[regime], file = read_examples(stream, folder / place)
-        files.append({"name": place, **file})
-    return contents, files
-
-
-def read_archive(path: Path, module: str) -> tuple[Contents, list[Json]]:
-    """Reads a module's examples from the official archive; also returns descriptions of the files. Raises DataError."""
-    check_archive(path)
-    wanted = {f"{FOLDER}/{place}": regime for place, regime in places(module).items()}
-    contents, files = {}, {}
-    for name, stream in members(path, lambda name: LARGEST_FILE if name in wanted else None):
-        contents[wanted[name]], file = read_examples(stream, path / name)
-        files[name] = {"name": name.removeprefix(f"{FOLDER}/"), **file}
-    missing = next((name for name in wanted if name not in files), None)
-    if missing is not None:
-        raise DataError(f"has no {missing}", path)
-    return contents, [files[name] for name in wanted]
-
-
-def check_archive(path: Path) -> None:
-    """Raises DataError if ``path`` is not the official archive."""
+def read_archive(sources: MathematicsSources, module: str) -> tuple[Contents, list[Json]]:
+    """Reads a module's examples as ``read`` does. Raises DataError if the archive is not the official one."""
+    path = sources.archive
     size = path.stat().st_size
     if size != ARCHIVE.size:
         raise DataError(f"not the official {ARCHIVE.name}: {size:,} bytes, expected {ARCHIVE.size:,}", path)
-    found = sha256(path)
-    if found != ARCHIVE.sha256:
-        raise DataError(f"not the official {ARCHIVE.name}: sha256 {found}, expected {ARCHIVE.sha256}", path)
+    try:
+        return sources.read(module)
+    finally:
+        # Known without a second pass, unless reading has failed: then another archive is the better reason.
+        found = sources.sha256(path)
+        if found != ARCHIVE.sha256:
+            raise DataError(f"not the official {ARCHIVE.name}: sha256 {found}, expected {ARCHIVE.sha256}", path)
 
 
-def read_examples(stream: BinaryIO, path: Path) -> tuple[PackedPairs, Json]:
-    """Reads the examples of one file, with its size and hash; ``path`` is for messages. Raises DataError."""
-    hashed = hashlib.sha256()
-    size = 0
-
-    def lines() -> Iterator[bytes]:
-        nonlocal size
-        while line := stream.readline(LONGEST_LINE):
-            hashed.update(line)
-            size += len(line)
-            yield line
-
-    pairs = PackedPairs(parse(lines(), path))
-    return pairs, {"bytes": size, "sha256": hashed.hexdigest()}
-
-
-def parse(lines: Iterable[bytes], path: Path) -> Iterator[Pair]:
+def parse(stream: BinaryIO, path: Path) -> Iterator[Pair]:
     """Reads the examples of a file with a question and its answer on two lines, without spaces at their ends.
 
     Raises:
@@ -321,7 +306,7 @@ def parse(lines: Iterable[bytes], path: Path) -> Iterator[Pair]:
             space, or if a question has no answer; see also ``text.decode_line``.
     """
     question, number = None, 0
-    for number, raw in enumerate(lines, start=1):
+    for number, raw in enumerate(iter(partial(stream.readline, LONGEST_LINE), b""), start=1):
         if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
             raise DataError(
                 f"a line has {LONGEST_LINE:,} bytes or more, too long for a question or an answer", path, number
@@ -396,8 +381,9 @@ def make_corpus(
     rule = f"{module}; repeated questions dropped ({dropped:,}), then {holdout:,} of every difficulty drawn as valid"
     if "gen" not in subsets:
         rule += "; there is no gen, since this module has no extrapolation test"
-    types = {"valid": [difficulty for difficulty in DIFFICULTIES for _ in range(holdout)]}
-    return Corpus(subsets, published, rule, membership, origin, None, joined=True, types=types)
+    made = {name: Subset(pairs, published=published.get(name)) for name, pairs in subsets.items()}
+    types = [difficulty for difficulty in DIFFICULTIES for _ in range(holdout)]
+    return Corpus(made | {"valid": made["valid"]._replace(types=types)}, rule, membership, origin, joined=True)
 
 
 def select(contents: Contents, indices: Mapping[str, numpy.ndarray]) -> PackedPairs:
@@ -405,6 +391,3 @@ def select(contents: Contents, indices: Mapping[str, numpy.ndarray]) -> PackedPa
     return PackedPairs(
         Pair(*map(tokenize, contents[regime][index])) for regime in indices for index in indices[regime].tolist()
     )
-
-
-DATASET = Mathematics()

@@ -1,7 +1,7 @@
 """Draws questions of the Mathematics dataset with the authors' generator; these are not the official data.
 
 The generator is the package mathematics_dataset 1.0.1 of PyPI. It runs in separate processes
-(``mathematics_generator``), so the random generators of this process do not change. With the same versions of sympy and
+(``mathematics.generator``), so the random generators of this process do not change. With the same versions of sympy and
 numpy, the same seed gives the same examples for any number of processes and any Python hash seed.
 """
 
@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import BinaryIO
 
-from data_prep import mathematics_generator
-from data_prep.common import DataError, Json, Pair
-from data_prep.mathematics_generator import REGIMES, chunks
-from data_prep.packed import PackedPairs
+from data_prep.dataset import DataError, Json, Pair
+from data_prep.draws import PackedPairs
+from data_prep.mathematics import generator as mathematics_generator
+from data_prep.mathematics.generator import REGIMES, chunks
 from data_prep.progress import bar
 
 PACKAGE, VERSION = "mathematics_dataset", "1.0.1"
@@ -43,7 +43,9 @@ def describe() -> Json:
     return {"generator": PACKAGE, "versions": versions, "generated": "generated, not the official data"}
 
 
-def sample(module: str, extrapolation: str | None, sizes: list[int], seed: int, workers: int) -> dict[str, PackedPairs]:
+def generate(
+    module: str, extrapolation: str | None, sizes: list[int], seed: int, workers: int
+) -> dict[str, PackedPairs]:
     """Draws examples of a module in each of its regimes, as plain text.
 
     Args:

@@ -44,17 +44,15 @@ Source: generated, by the rules in the paper and in github.com/RobertCsordas/ctl
 
 from __future__ import annotations
 
-import argparse
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from data_prep.common import DataError, Dataset, Json, Pair, UsageError, seed_number
-from data_prep.corpus import Corpus
-from data_prep.ctlpp_graph import (
+from data_prep.corpus import Corpus, Subset
+from data_prep.ctlpp.graph import (
     FUNCTIONS,
     SYMBOLS,
     Graph,
@@ -65,6 +63,8 @@ from data_prep.ctlpp_graph import (
     make_graph,
     results,
 )
+from data_prep.dataset import DataError, Dataset, Json, Options, Pair, Sources, UsageError, option
+from data_prep.draws import seed_option
 
 NAMES = string.ascii_letters[:FUNCTIONS]
 PUBLISHED = {"train": 300_000, "valid": 1_000, "gen": 1_000}
@@ -99,6 +99,45 @@ class Variant:
     symbols: dict[str, dict[str, str]]
 
 
+@dataclass(frozen=True)
+class CtlPlusPlusOptions(Options):
+    """The options of CTL++."""
+
+    variant: str = option(choices=tuple(RULES))
+    overlap: int | None = option(
+        None,
+        f"S only: number of functions shared by both paths in training: {', '.join(map(str, OVERLAPS))}",
+        type=int,
+        choices=OVERLAPS,
+        metavar="N",
+    )
+    shared_symbols: int | None = option(
+        None,
+        f"S only: number of symbols with which both paths share them: {', '.join(map(str, SHARED))}",
+        type=int,
+        choices=SHARED,
+        metavar="K",
+    )
+    singles: bool = option(
+        True,
+        "A and R only: omit the examples of a single function from train, as the authors' code does",
+        given={"--without-singles": False},
+    )
+    seed: int = seed_option(DEFAULT_SEED, "the functions and the examples")
+
+    def complete(self, sources: Sources) -> CtlPlusPlusOptions:
+        is_staged = self.variant == "S"
+        for name in ("overlap", "shared_symbols"):
+            flag = f"--{name.replace('_', '-')}"
+            if is_staged and getattr(self, name) is None:
+                raise UsageError(f"--variant S needs {flag}")
+            if not is_staged and getattr(self, name) is not None:
+                raise UsageError(f"{flag} belongs to --variant S, not to --variant {self.variant}")
+        if is_staged and not self.singles:
+            raise UsageError("--without-singles belongs to --variant A and R: S has no examples of a single function")
+        return replace(self, singles=not is_staged and self.singles)
+
+
 class CtlPlusPlus(Dataset):
     """``python -m data_prep ctlpp``."""
 
@@ -110,79 +149,32 @@ class CtlPlusPlus(Dataset):
     arch = "sg_transformer_scan"
     classifier = "sg_encoder_ctlpp_baseline"
     splits = tuple(RULES)
+    options = CtlPlusPlusOptions
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--variant", required=True, choices=self.splits, metavar="VARIANT", help=", ".join(RULES))
-        parser.add_argument(
-            "--overlap",
-            type=int,
-            choices=OVERLAPS,
-            metavar="N",
-            help=f"S only: number of functions shared by both paths in training: {', '.join(map(str, OVERLAPS))}",
-        )
-        parser.add_argument(
-            "--shared-symbols",
-            type=int,
-            choices=SHARED,
-            metavar="K",
-            help=f"S only: number of symbols with which both paths share them: {', '.join(map(str, SHARED))}",
-        )
-        parser.add_argument(
-            "--without-singles",
-            action="store_true",
-            help="A and R only: omit the examples of a single function from train, as the authors' code does",
-        )
-        parser.add_argument(
-            "--seed",
-            type=seed_number,
-            metavar="N",
-            default=DEFAULT_SEED,
-            help=f"seed of the functions and the examples (default: {DEFAULT_SEED})",
-        )
-
-    def request(self, args: argparse.Namespace) -> Json:
-        is_staged = args.variant == "S"
-        for option in ("overlap", "shared_symbols"):
-            name = f"--{option.replace('_', '-')}"
-            if is_staged and getattr(args, option) is None:
-                raise UsageError(f"--variant S needs {name}")
-            if not is_staged and getattr(args, option) is not None:
-                raise UsageError(f"{name} belongs to --variant S, not to --variant {args.variant}")
-        if is_staged and args.without_singles:
-            raise UsageError("--without-singles belongs to --variant A and R: S has no examples of a single function")
-        return {
-            "variant": args.variant,
-            "overlap": args.overlap,
-            "shared_symbols": args.shared_symbols,
-            "singles": not is_staged and not args.without_singles,
-            "seed": args.seed,
-        }
-
-    def build(self, args: argparse.Namespace, request: Json) -> Corpus:
-        random = RandomState(request["seed"])
+    def build(self, options: CtlPlusPlusOptions, sources: Sources) -> Corpus:
+        random = RandomState(options.seed)
         tables = draw_tables(random)
-        if request["variant"] == "S":
-            variant = staged(tables, request["overlap"], request["shared_symbols"], random)
+        rule = RULES[options.variant]
+        if options.variant == "S":
+            variant = staged(tables, options.overlap, options.shared_symbols, random)
+            rule += f"; o has {options.overlap} functions, with {options.shared_symbols} shared symbols each"
         else:
-            variant = unstaged(tables, request["variant"])
-        subsets = draw_subsets(variant, request["singles"], random)
-        rule = RULES[request["variant"]]
-        if request["variant"] == "S":
-            rule += f"; o has {request['overlap']} functions, with {request['shared_symbols']} shared symbols each"
+            variant = unstaged(tables, options.variant)
+        drawn = draw_subsets(variant, options.singles, random)
         return Corpus(
-            {name: [pair for part in parts for pair in render(part, tables)] for name, parts in subsets.items()},
-            PUBLISHED,
+            {name: make_subset(name, parts, tables) for name, parts in drawn.items()},
             rule,
             "drawn by the authors' rules; their own examples cannot be reproduced",
             describe(variant, tables),
             (FUNCTIONS + SYMBOLS, SYMBOLS),
-            types={
-                name: [f"length_{part.shape[1] - 1}" for part in parts for _ in part]
-                for name, parts in subsets.items()
-                if name != "train"
-            },
             labels=True,
         )
+
+
+def make_subset(name: str, parts: list[Rows], tables: Rows) -> Subset:
+    """The examples as words, with their numbers of functions as types, except in train."""
+    types = [] if name == "train" else [f"length_{part.shape[1] - 1}" for part in parts for _ in part]
+    return Subset([pair for part in parts for pair in render(part, tables)], types, published=PUBLISHED[name])
 
 
 def unstaged(tables: Rows, name: str) -> Variant:
@@ -287,6 +279,3 @@ def describe(variant: Variant, tables: Rows) -> Json:
 def digits(allowed: NDArray[np.bool_]) -> str:
     """The allowed symbols."""
     return " ".join(map(str, np.flatnonzero(allowed)))
-
-
-DATASET = CtlPlusPlus()

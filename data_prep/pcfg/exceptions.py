@@ -1,6 +1,6 @@
 """Overgeneralisation: when does a model learn exceptions to a rule (Hupkes et al. 2020, section 7.6)?
 
-In training, four pairs of adjacent functions have an exceptional meaning (see ``pcfg_functions``). The ratio relates
+In training, four pairs of adjacent functions have an exceptional meaning (see ``pcfg.language``). The ratio relates
 the number of exceptions for a pair to the occurrences of its rarer function. About half of the exceptions have no other
 function. All other lines with such a pair are omitted. The exceptions are tested as trained:
 
@@ -10,12 +10,20 @@ function. All other lines with such a pair are omitted. The exceptions are teste
 
 from __future__ import annotations
 
-from data_prep.common import DataError, Pair, check_sizes
 from data_prep.corpus import Corpus
-from data_prep.official import OfficialFiles
-from data_prep.pcfg_files import DEV, TOGETHER, VOCABULARY, describe, function_counts, load, pair_files
-from data_prep.pcfg_functions import exception_in, with_exception
-from data_prep.text import shorten
+from data_prep.dataset import DataError, Pair, check_sizes, shorten
+from data_prep.pcfg.files import (
+    DEV,
+    TOGETHER,
+    VOCABULARY,
+    PcfgFiles,
+    describe,
+    function_counts,
+    load,
+    pair_files,
+    subsets_of,
+)
+from data_prep.pcfg.language import exception_in, with_exception
 
 # Ratio -> number of exceptions, at the end of the training set, after the lines common to all ratios.
 EXCEPTION_SIZES = {"0.0001": 9, "0.0005": 59, "0.001": 125, "0.005": 554}
@@ -24,13 +32,13 @@ VALID_SIZE = 4_333
 TESTS = ("exception", "original")
 
 
-def exceptions_corpus(ratio: str, source: OfficialFiles) -> Corpus:
+def exceptions_corpus(ratio: str, sources: PcfgFiles) -> Corpus:
     """The official training set and tests of a ratio, and the part of the dev set like training. Raises DataError."""
     folder = "overgeneralisation"
     names = {"train": f"{folder}/train_pcfg_ratio={ratio}", "valid": DEV}
     names |= {test: f"{folder}/test_pcfg_ratio={ratio}_{test}" for test in TESTS}
     rewritten = {"train": with_exception, "exception": with_exception}
-    subsets = {subset: load(name, source, rewritten.get(subset, str)) for subset, name in names.items()}
+    subsets = {subset: load(name, sources, rewritten.get(subset, str)) for subset, name in names.items()}
     subsets["valid"] = [pair for pair in subsets["valid"] if exception_in(pair.source) is None]
     check_exceptions(subsets["train"], subsets["exception"], names["train"])
     if [pair.source for pair in subsets["original"]] != [pair.source for pair in subsets["exception"]]:
@@ -46,7 +54,9 @@ def exceptions_corpus(ratio: str, source: OfficialFiles) -> Corpus:
     origin = describe(pair_files(names.values()))
     types = {subset: function_counts(subsets[subset]) for subset in ("train", "valid")}
     types |= {test: [str(exception_in(pair.source)).replace(" ", "_") for pair in subsets[test]] for test in TESTS}
-    return Corpus(subsets, published, rule, membership, origin, VOCABULARY, True, TOGETHER, types, repeated=TESTS)
+    made = subsets_of(subsets, types, published)
+    made |= {test: made[test]._replace(may_repeat=True) for test in TESTS}
+    return Corpus(made, rule, membership, origin, VOCABULARY, joined=True, together=TOGETHER)
 
 
 def check_exceptions(train: list[Pair], exceptions: list[Pair], name: str) -> None:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from numpy.random import RandomState
 
-from data_prep.common import DataError, Pair
-from data_prep.scan_grammar import interpret
-
-Subsets = dict[str, list[Pair]]
+from data_prep.dataset import DataError, Pair, Subsets
+from data_prep.scan.grammar import interpret
 
 SHORTEST, LONGEST = 1, 48  # numbers of actions
 LENGTH_LIMIT = 22

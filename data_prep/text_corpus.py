@@ -18,10 +18,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.binarize import write_indexed
-from data_prep.common import DataError, Dataset, Json, Material
+from data_prep.corpus import saving
+from data_prep.dataset import DataError, Dataset, Json, Material
 from data_prep.progress import progress
 from data_prep.subwords import Subwords
-from data_prep.training import saving
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
