@@ -31,7 +31,8 @@ from fairseq_sg.tasks.streams import Text
 class Loaded:
     """A trained model in evaluation mode with its task.
 
-    ``data`` is the folder, ``arch`` the architecture's name, ``cfg`` the training's configuration.
+    ``data`` is the folder, ``arch`` the architecture's name, ``cfg`` the training's configuration,
+    ``updates`` the number of its updates.
     """
 
     model: nn.Module
@@ -40,6 +41,7 @@ class Loaded:
     arch: str
     device: torch.device
     cfg: Any
+    updates: int
 
     @property
     def has_decoder(self) -> bool:
@@ -164,7 +166,8 @@ def load(
         )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg)
+    updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
+    return Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg, updates)
 
 
 def absent(checkpoint: str) -> str:
