@@ -178,7 +178,9 @@ def absent(checkpoint: str) -> str:
         return f"{checkpoint} is a folder: give a checkpoint in it" + f", such as {files[-1]}" * bool(files)
     name, _, path = checkpoint.partition("=")
     if os.path.isfile(path):
-        return f"there is no checkpoint {checkpoint}: only `accuracy` takes names of models, omit {name}="
+        return (
+            f"there is no checkpoint {checkpoint}: only `accuracy` and `consistency` take names of models, omit {name}="
+        )
     if not there.parent.is_dir():
         return f"there is no checkpoint {checkpoint}: there is no folder {there.parent}"
     files = sorted(path.name for path in there.parent.glob("*.pt"))

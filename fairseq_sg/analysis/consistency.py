@@ -166,7 +166,7 @@ def answers(loaded: Loaded, sources: Sequence[str], args: argparse.Namespace) ->
     Equal sources get one output, and sources of like lengths share a batch.
     """
     task, model, dictionary = loaded.task, loaded.model, loaded.task.source_dictionary
-    lines = sorted(set(sources), key=lambda line: (line.count(" "), line))
+    lines = sorted(set(sources), key=lambda line: (len(line.split()), line))
     tokens = [torch.tensor([*map(dictionary.index, line.split()), dictionary.eos()]) for line in lines]
     longest = utils.resolve_max_positions(task.max_positions(), model.max_positions())[0]
     dataset = task.build_dataset_for_inference(tokens, list(map(len, tokens)))
@@ -227,7 +227,7 @@ def table(scores: Mapping[str, Mapping[str, float]], first: str = "%") -> list[s
     widths = [max(len(column), 6) for column in columns]
     lines = [f"{first:<{width}}  " + "  ".join(f"{name:>{w}}" for name, w in zip(columns, widths, strict=True))]
     for row, cells in scores.items():
-        shown = (f"{cells[name]:>{w}{',' if name == 'pairs' else '.2f'}}" for name, w in zip(columns, widths))
+        shown = (f"{cells[name]:>{w}{',.0f' if name == 'pairs' else '.2f'}}" for name, w in zip(columns, widths))
         lines.append(f"{row:<{width}}  {'  '.join(shown)}")
     return lines
 
