@@ -227,8 +227,8 @@ def table(scores: Mapping[str, Mapping[str, float]], first: str = "%") -> list[s
     widths = [max(len(column), 6) for column in columns]
     lines = [f"{first:<{width}}  " + "  ".join(f"{name:>{w}}" for name, w in zip(columns, widths, strict=True))]
     for row, cells in scores.items():
-        shown = (f"{cells[name]:>{w}{',.0f' if name == 'pairs' else '.2f'}}" for name, w in zip(columns, widths))
-        lines.append(f"{row:<{width}}  {'  '.join(shown)}")
+        values = (f"{cells[name]:,.0f}" if name == "pairs" else f"{cells[name]:.2f}" for name in columns)
+        lines.append(f"{row:<{width}}  " + "  ".join(f"{value:>{w}}" for value, w in zip(values, widths, strict=True)))
     return lines
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -15,79 +13,24 @@ pytest.importorskip("fairseq")
 
 import numpy as np
 from analysis_models import checkpoint
+from pcfg_folders import (
+    EXCEPTIONS,
+    PLAIN,
+    RENAMED,
+    TRAIN,
+    localism_folder,
+    overgeneralisation_folder,
+    pcfg_folder,
+    substitutivity_folder,
+)
 
 import fairseq_sg
-from data_prep.corpus import Corpus, Subset
-from data_prep.dataset import Pair
-from data_prep.folder import write
-from data_prep.pcfg.language import FUNCTIONS, TWINS, interpret
-from data_prep.pcfg.synonyms import rename
+from data_prep.corpus import Subset
+from data_prep.pcfg.language import FUNCTIONS, interpret
 from fairseq_sg.analysis import consistency, load
 from fairseq_sg.analysis.__main__ import main
 
-sys.path.append(str(Path(__file__).parents[1] / "cli"))
-
-LETTERS = [f"{letter}{number}" for letter in "ABC" for number in (1, 2)]
-WORDS = sorted({*FUNCTIONS, *TWINS, *LETTERS, ","})
-TRAIN = [Pair(f"copy {letter}", letter) for letter in LETTERS]
 ARGS = Namespace(batch_size=2, limit=None, max_len=4)
-
-#: Sources of ``test``, what to rename there, and their targets.
-PLAIN = {
-    "repeat A1": ("repeat", "A1 A1"),
-    "append A1 , B2": ("append", "A1 B2"),
-    "repeat B1": ("repeat", "B1 B1"),
-    "append C1 , C2": ("append", "C1 C2"),
-    "repeat C2": ("repeat", "C2 C2"),
-}
-RENAMED = [rename(source, function) for source, (function, _) in PLAIN.items()]
-UNROLLED = """\
-unrolled\tcopy A1 B2 \t*1
-unrolled\trepeat *1\tA1 B2 A1 B2
-original\trepeat copy A1 B2\tA1 B2 A1 B2
-unrolled\tcopy C1 \t*1
-unrolled\techo C2 \t*2
-unrolled\tappend *2 , *1\tC2 C2 C1
-original\tappend echo C2 , copy C1\tC2 C2 C1
-unrolled\treverse A1 C1 \t*1
-unrolled\tcopy *1\tC1 A1
-original\tcopy reverse A1 C1\tC1 A1
-"""
-#: Exceptions, their type, the target by the rule, and the trained one.
-EXCEPTIONS = {
-    "reverse echo A1 B2": ("reverse_echo", "B2 B2 A1", "A1 B2 B2"),
-    "reverse echo C1 B1": ("reverse_echo", "B1 B1 C1", "C1 B1 B1"),
-    "reverse echo A2 B1": ("reverse_echo", "B1 B1 A2", "A2 B1 B1"),
-    "prepend reverse A1 C2 , B1": ("prepend_reverse", "B1 C2 A1", "A1 C2 C2"),
-}
-
-
-def pcfg_folder(folder: Path, condition: str, subsets: dict[str, Subset], files: dict[str, bytes] = {}) -> Path:
-    corpus = Corpus(
-        {"train": Subset(TRAIN), **{name: made._replace(may_repeat=True) for name, made in subsets.items()}},
-        "drawn", "drawn", {"generator": "tests"}, joined=True, words=WORDS, files=files,
-    )  # fmt: skip
-    write(folder, corpus, {"dataset": "pcfg", "condition": condition, "raw_only": False})
-    return folder
-
-
-def substitutivity_folder(folder: Path) -> Path:
-    test = [Pair(source, target) for source, (_, target) in PLAIN.items()]
-    gen = [Pair(source, pair.target) for source, pair in zip(RENAMED, test, strict=True)]
-    kinds = [function for function, _ in PLAIN.values()]
-    return pcfg_folder(folder, "substitutivity_primitive", {"test": Subset(test, kinds), "gen": Subset(gen, kinds)})
-
-
-def localism_folder(folder: Path, unrolled: str = UNROLLED) -> Path:
-    test = [Pair(*line.split("\t")[1:]) for line in UNROLLED.splitlines() if line.startswith("original")]
-    return pcfg_folder(folder, "localism", {"test": Subset(test)}, {"raw/unrolled.tsv": unrolled.encode()})
-
-
-def overgeneralisation_folder(folder: Path, exceptions: dict[str, tuple[str, str, str]] = EXCEPTIONS) -> Path:
-    kinds, by_rule, trained = zip(*exceptions.values())
-    pairs = {"original": map(Pair, exceptions, by_rule), "exception": map(Pair, exceptions, trained)}
-    subsets = {name: Subset(list(found), kinds) for name, found in pairs.items()}
-    return pcfg_folder(folder, "overgeneralisation", subsets)
 
 
 @pytest.fixture
@@ -298,38 +241,6 @@ def test_localism_of_a_model(saved_model, tmp_path, capsys):
     assert main(["consistency", saved, *options]) == 0, capsys.readouterr().err
     arrays = np.load(f"{out}.npz")
     assert arrays["consistent"].tolist() == consistent and arrays["steps_right"].tolist() == right
-
-
-def test_the_command_on_a_profile_of_checkpoints(saved_model, tmp_path):
-    """Targets are outputs of the model, so that every score is known."""
-    import forked_commands
-
-    saved, _ = saved_model
-    said = said_by(saved, list(EXCEPTIONS))
-    targets = [("A1", said[0]), ("A1", said[1]), (said[2], "A1"), ("A1", "A2")]
-    exceptions = {source: (EXCEPTIONS[source][0], *pair) for source, pair in zip(EXCEPTIONS, targets, strict=True)}
-    folder, out = overgeneralisation_folder(tmp_path / "data", exceptions), tmp_path / "profile.svg"
-    command = [
-        "consistency",
-        f"mixed={saved}",
-        saved,
-        "--data",
-        folder,
-        "--max-len",
-        4,
-        "--device",
-        "cpu",
-        "--out",
-        out,
-    ]
-    result = forked_commands.run("fairseq_sg.analysis", *command)
-    assert result.code == 0, result.err
-    expected = row(4, 25, 50, 25, names="overgeneralised memorised other")
-    facts = json.loads((tmp_path / "profile.json").read_text())
-    assert [scores["all"] for scores in facts["models"]["mixed"]["1"]] == [expected, expected]
-    assert facts["models"]["mixed"]["1"][0]["prepend_reverse"]["other"] == 100
-    assert "peak: 25.00 % overgeneralised at 1 updates" in result.out
-    assert out.read_text().startswith("<?xml")
 
 
 def test_bars_of_one_checkpoint(saved_model, tmp_path, capsys):
