@@ -17,15 +17,17 @@ def test_the_profile_of_a_training_agrees_with_evaluate(tmp_path):
     (first, (_, by_rule, _)), *others = EXCEPTIONS.items()
     train = [*TRAIN, Pair(first, by_rule), *(Pair(source, trained) for source, (_, _, trained) in others)]
     data, runs = overgeneralisation_folder(tmp_path / "data", train=train), tmp_path / "runs"
-    saving = "--batch-size 4 --max-update 100 --save-interval-updates 40 --save-interval 1000 --disable-validation"
-    check(forked_commands.run("fairseq-train", *training(data, runs, *saving.split(), "--valid-subset", "exception")))
-    profile = [f"tiny={runs}/checkpoint_*.pt", "--device", "cpu", "--out", tmp_path / "profile.svg"]
+    # One batch is an epoch here, and an epoch's checkpoint has its number.
+    arguments = training(data, runs, "--max-update", 80, "--save-interval", 40, "--disable-validation")
+    arguments.remove("--no-epoch-checkpoints")
+    check(forked_commands.run("fairseq-train", *arguments, "--valid-subset", "exception"))
+    profile = [f"tiny={runs}/checkpoint[0-9]*.pt", "--device", "cpu", "--out", tmp_path / "profile.svg"]
     printed = check(forked_commands.run("fairseq_sg.analysis", "consistency", *profile))
     found = json.loads((tmp_path / "profile.json").read_text())["models"]["tiny"]
-    assert list(found) == ["40", "80", "100"]
+    assert list(found) == ["40", "80"]
     for updates, (scores,) in found.items():
-        (path,) = runs.glob(f"checkpoint_*_{updates}.pt" if updates != "100" else "checkpoint_last.pt")
-        check(forked_commands.run("fairseq_sg.evaluate", path, "--cpu", "--json", tmp_path / "numbers.json"))
+        line = [runs / f"checkpoint{updates}.pt", "--cpu", "--json", tmp_path / "numbers.json"]
+        check(forked_commands.run("fairseq_sg.evaluate", *line))
         subsets = json.loads((tmp_path / "numbers.json").read_text())["subsets"]
         assert scores["all"]["overgeneralised"] == subsets["original"]["accuracy"]
         assert scores["all"]["memorised"] == subsets["exception"]["accuracy"]
