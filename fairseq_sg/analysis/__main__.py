@@ -8,6 +8,8 @@
     fairseq-sg analysis accuracy CHECKPOINT --subset valid,gen --by target_length
     fairseq-sg analysis accuracy NAME=CHECKPOINT CHECKPOINT … NAME=CHECKPOINT … --out OUT
     fairseq-sg analysis symbols  CHECKPOINT
+    fairseq-sg analysis consistency CHECKPOINT
+    fairseq-sg analysis consistency NAME=CHECKPOINT … --out OUT
 
 Each command writes the numbers to OUT.npz and OUT.json, and draws them in PNG, or in PDF or SVG with --out OUT.pdf
 or OUT.svg. COMMAND --help lists the options of a command.
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import fairseq_sg.plugin  # noqa: F401
-from fairseq_sg.analysis import accuracy, attention_maps, experts, gates, norms, plots, symbols, values
+from fairseq_sg.analysis import accuracy, attention_maps, consistency, experts, gates, norms, plots, symbols, values
 from fairseq_sg.analysis.checkpoint import load
 from fairseq_sg.analysis.options import Command, Parser, finish, overrides
 from fairseq_sg.analysis.result import Result
@@ -40,6 +42,7 @@ COMMANDS = {
     "experts": experts,
     "accuracy": accuracy,
     "symbols": symbols,
+    "consistency": consistency,
 }
 
 

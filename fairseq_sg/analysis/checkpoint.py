@@ -31,7 +31,8 @@ from fairseq_sg.tasks.streams import Text
 class Loaded:
     """A trained model in evaluation mode with its task.
 
-    ``data`` is the folder, ``arch`` the architecture's name, ``cfg`` the training's configuration.
+    ``data`` is the folder, ``arch`` the architecture's name, ``cfg`` the training's configuration,
+    ``updates`` the number of its updates.
     """
 
     model: nn.Module
@@ -40,6 +41,7 @@ class Loaded:
     arch: str
     device: torch.device
     cfg: Any
+    updates: int
 
     @property
     def has_decoder(self) -> bool:
@@ -164,7 +166,8 @@ def load(
         )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg)
+    updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
+    return Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg, updates)
 
 
 def absent(checkpoint: str) -> str:
@@ -175,7 +178,9 @@ def absent(checkpoint: str) -> str:
         return f"{checkpoint} is a folder: give a checkpoint in it" + f", such as {files[-1]}" * bool(files)
     name, _, path = checkpoint.partition("=")
     if os.path.isfile(path):
-        return f"there is no checkpoint {checkpoint}: only `accuracy` takes names of models, omit {name}="
+        return (
+            f"there is no checkpoint {checkpoint}: only `accuracy` and `consistency` take names of models, omit {name}="
+        )
     if not there.parent.is_dir():
         return f"there is no checkpoint {checkpoint}: there is no folder {there.parent}"
     files = sorted(path.name for path in there.parent.glob("*.pt"))

@@ -260,6 +260,7 @@ def accuracies(
     trained: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
     sentences: Mapping[str, Mapping[str, int]] | None = None,
+    up: str = "exact match, %",
 ) -> Figure:
     """Accuracies in percent of every seed: model -> subset -> group -> values.
 
@@ -303,7 +304,7 @@ def accuracies(
         ax.axvspan(trained[0] - 0.5, trained[1] + 0.5, color="gray", alpha=0.15, lw=0, label="lengths in training")
     if groups:
         _name(ax.xaxis, groups, 7.0, rotation=90)
-    ax.set(ylabel="exact match, %", ylim=(-2, 102))
+    ax.set(ylabel=up, ylim=(-2, 102))
     figure.axes[-1].set_xlabel(label)
     ax.grid(alpha=0.3)
     if names is None:

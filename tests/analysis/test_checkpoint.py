@@ -62,7 +62,9 @@ def test_no_file_and_a_broken_file(saved, tmp_path):
         load(f"{folder}/sofmax-pairs.pt")
     with pytest.raises(UsageError, match="^there is no checkpoint .*/nowhere/x.pt: there is no folder .*/nowhere$"):
         load(f"{folder}/nowhere/x.pt")
-    with pytest.raises(UsageError, match="^there is no checkpoint a=.*: only `accuracy` takes names .*, omit a=$"):
+    with pytest.raises(
+        UsageError, match="^there is no checkpoint a=.*: only `accuracy` and `consistency` .*, omit a=$"
+    ):
         load(f"a={saved('softmax')}")
     broken = tmp_path / "broken.pt"
     broken.write_bytes(open(saved("softmax"), "rb").read()[:1000])

@@ -26,6 +26,7 @@ NOT_RUN = {
     "scan_mcd1": "made from files of the user",
     "checkpoints/listops/": "a model of ListOps, whose data take minutes",
     "checkpoints/ctlpp/": "a model of CTL++, whose data take half a minute",
+    "checkpoints/pcfg_": "a model of PCFG SET, whose files are downloaded",
     "--generate": "takes minutes",
     "data_prep ctl --order forward --out": "the small task stands for it",
     "data_prep ctl --order backward --out": "the small task stands for it",
