@@ -12,8 +12,14 @@ import pytest
 pytest.importorskip("fairseq")
 
 import numpy as np
-from analysis_models import checkpoint
-from pcfg_folders import (
+
+import fairseq_sg
+from data_prep.corpus import Subset
+from data_prep.pcfg.language import FUNCTIONS, interpret
+from fairseq_sg.analysis import consistency, load
+from fairseq_sg.analysis.__main__ import main
+from helpers.analysis_models import checkpoint
+from helpers.pcfg_folders import (
     EXCEPTIONS,
     PLAIN,
     RENAMED,
@@ -23,12 +29,6 @@ from pcfg_folders import (
     pcfg_folder,
     substitutivity_folder,
 )
-
-import fairseq_sg
-from data_prep.corpus import Subset
-from data_prep.pcfg.language import FUNCTIONS, interpret
-from fairseq_sg.analysis import consistency, load
-from fairseq_sg.analysis.__main__ import main
 
 ARGS = Namespace(batch_size=2, limit=None, max_len=4)
 

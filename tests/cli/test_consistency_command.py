@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
-import forked_commands
 import pytest
-from cli_commands import check, training
-from pcfg_folders import EXCEPTIONS, TRAIN, overgeneralisation_folder
 
 from data_prep.dataset import Pair
+from helpers.commands import succeed, training
+from helpers.pcfg_folders import EXCEPTIONS, TRAIN, overgeneralisation_folder
 
 
 def test_the_profile_of_a_training_agrees_with_evaluate(tmp_path):
@@ -20,14 +19,14 @@ def test_the_profile_of_a_training_agrees_with_evaluate(tmp_path):
     # One batch is an epoch here, and an epoch's checkpoint has its number.
     arguments = training(data, runs, "--max-update", 80, "--save-interval", 40, "--disable-validation")
     arguments.remove("--no-epoch-checkpoints")
-    check(forked_commands.run("fairseq-train", *arguments, "--valid-subset", "exception"))
+    succeed("fairseq-train", *arguments, "--valid-subset", "exception")
     profile = [f"tiny={runs}/checkpoint[0-9]*.pt", "--device", "cpu", "--out", tmp_path / "profile.svg"]
-    printed = check(forked_commands.run("fairseq_sg.analysis", "consistency", *profile))
+    printed = succeed("fairseq_sg.analysis", "consistency", *profile)
     found = json.loads((tmp_path / "profile.json").read_text())["models"]["tiny"]
     assert list(found) == ["40", "80"]
     for updates, (scores,) in found.items():
         line = [runs / f"checkpoint{updates}.pt", "--cpu", "--json", tmp_path / "numbers.json"]
-        check(forked_commands.run("fairseq_sg.evaluate", *line))
+        succeed("fairseq_sg.evaluate", *line)
         subsets = json.loads((tmp_path / "numbers.json").read_text())["subsets"]
         assert scores["all"]["overgeneralised"] == subsets["original"]["accuracy"]
         assert scores["all"]["memorised"] == subsets["exception"]["accuracy"]
