@@ -6,7 +6,7 @@ Each dataset is one file, or one folder with its language, its draws and its spl
     dataset                 the contract of a dataset, and its options
     corpus, text_corpus     the products of a dataset: pairs of sentences, or running text
     binarize                writes fairseq's binaries
-    folder                  prepares a folder that appears whole or not at all, with its ``dataset.json``
+    folder                  prepares a folder atomically, with its ``dataset.json``
     sources, files.sha256   finds or downloads published files, and reads archives
     draws                   hold-outs and random draws
     text, subwords          reads lines strictly; SentencePiece

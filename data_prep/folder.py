@@ -1,4 +1,4 @@
-"""Prepares a dataset in a folder that appears whole or not at all, and recognizes prepared folders."""
+"""Prepares a dataset in a folder atomically, and recognizes prepared folders."""
 
 from __future__ import annotations
 

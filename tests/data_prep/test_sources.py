@@ -1,4 +1,4 @@
-"""Published files: found, downloaded complete and checked or not at all, and read out of archives."""
+"""Published files: found, downloaded and checked atomically, and read out of archives."""
 
 from __future__ import annotations
 
