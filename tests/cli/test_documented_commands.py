@@ -17,7 +17,6 @@ from helpers.documented_commands import PAGES, REPOSITORY, Command, commands, co
 #: A part of a command -> why it is parsed only, or, for a program without a parser here, why it is not looked at.
 NOT_RUN = {
     "--download": "a download",
-    "FOLDER": "files of the user",
     "--archive": "an archive of the user",
     "--raw-dir": "files of the user",
     "train.en": "files of the user",
