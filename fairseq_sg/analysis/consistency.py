@@ -240,13 +240,13 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
 
     Raises UsageError if they were tested on different data.
     """
-    first = next(iter(measured.values()))[0].facts
-    combined = Result(facts={"condition": first["condition"], "types": first["types"], "models": {}})
-    combined.summary.append(first["condition"])
+    first = next(iter(measured.values()))[0]
+    facts = {name: first.facts[name] for name in ("condition", "types")}
+    combined = Result(facts={**facts, "models": {}}, summary=[facts["condition"]])
     for model, results in measured.items():
         at: dict[str, list[Scores]] = {}
         for result in sorted(results, key=lambda result: result.facts["updates"]):
-            if tested(result) != tested(measured[next(iter(measured))][0]):
+            if tested(result) != tested(first):
                 raise UsageError(
                     f"{model} was tested on other data than the first model: compare models of the same data"
                 )
@@ -257,7 +257,7 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
         combined.facts["models"][model] = at
         means = {updates: mean([scores["all"] for scores in seeds]) for updates, seeds in at.items()}
         combined.summary += ["", *table(means, f"{model}, updates")]
-        if OVERGENERALISED in first["scores"]["all"]:
+        if OVERGENERALISED in first.facts["scores"]["all"]:
             peak = max(means, key=lambda updates: means[updates][OVERGENERALISED])
             combined.summary.append(f"peak: {means[peak][OVERGENERALISED]:.2f} % {OVERGENERALISED} at {peak} updates")
     return combined
