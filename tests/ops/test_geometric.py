@@ -366,3 +366,12 @@ def test_length_zero(implementation, causal, keys, device):
     out = geometric_attention(logits, causal=causal, implementation=implementation)
     out.sum().backward()
     assert out.shape == logits.shape == logits.grad.shape
+
+
+def test_intermediate_results_stay_in_blocks():
+    """So they stay in the cache; a map larger than a block is a part of its own."""
+    for maps, size in ((24, scan.BLOCK // 3 - 1), (5, 2 * scan.BLOCK)):
+        parts = scan._blocks(torch.empty(maps, size))
+        assert [len(part) for part in parts] == [max(1, scan.BLOCK // size)] * len(parts)
+        assert sum(map(len, parts)) == maps and len(parts) > 1
+    assert len(scan._blocks(torch.empty(2, 3))) == 1
