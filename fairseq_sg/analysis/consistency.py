@@ -285,9 +285,9 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
         }
         return {"": plots.accuracies(curves, "updates", up="% of pairs")}
     scores, names = facts["scores"], facts["types"]
-    bars = {column: {name: [scores[name][column]] for name in names} for column in columns(scores)}
-    sentences = {column: {name: scores[name]["pairs"] for name in names} for column in bars}
-    return {"": plots.accuracies({"": bars}, "type", None, names, sentences, "% of pairs")}
+    bars = {column: {"": {name: [scores[name][column]] for name in names}} for column in columns(scores)}
+    pairs = {"": {name: scores[name]["pairs"] for name in names}}
+    return {"": plots.accuracies(bars, "type", None, names, pairs, "% of pairs")}
 
 
 def columns(scores: Scores) -> list[str]:
