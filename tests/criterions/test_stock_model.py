@@ -30,7 +30,7 @@ def test_a_model_that_shows_no_values_is_refused_by_name_of_the_option():
     assert criterion(0.0)._outputs(stock, {"src_tokens": None}) == (None, {})
 
 
-def test_roles_that_the_model_does_not_have_are_refused():
-    stock.attention_roles = ("decoder",)
+def test_roles_that_the_model_does_not_have_are_refused(monkeypatch):
+    monkeypatch.setattr(stock, "attention_roles", ("decoder",), raising=False)
     with pytest.raises(UsageError, match="--orthogonality-roles has encoder: the model has decoder alone"):
         criterion(0.1)._outputs(stock, {"src_tokens": None})
