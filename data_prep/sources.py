@@ -27,7 +27,6 @@ from typing import BinaryIO, ClassVar
 
 from data_prep.dataset import DataError, Json, Sources, UsageError, option
 from data_prep.progress import bar
-from data_prep.text import read_bytes
 
 TABLE = Path(__file__).with_name("files.sha256")
 ATTEMPTS = 4
@@ -167,7 +166,7 @@ class OfficialFiles(Sources):
         calls ``OfficialFile.check``.
         """
         path = self.get(file)
-        data = read_bytes(path)
+        data = self.read_bytes(path)
         if not data.endswith(b"\n"):
             file.check(path, data)
         return path, data

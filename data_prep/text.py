@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import hashlib
 import unicodedata
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,20 +18,6 @@ def sha256(path: Path) -> str:
     """The hash of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def read_bytes(path: Path) -> bytes:
-    """Reads a file, and unpacks it if its name ends in ``.gz``.
-
-    Raises DataError for a broken gzip file, OSError for an unreadable one.
-    """
-    if path.suffix != ".gz":
-        return path.read_bytes()
-    try:
-        with gzip.open(path) as stream:
-            return stream.read()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"not a complete gzip file ({error})", path) from None
 
 
 def split_lines(path: Path, data: bytes) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dataset import DataError
-from data_prep.text import read_bytes, shorten, split_lines, write_lines
+from data_prep.dataset import DataError, Sources
+from data_prep.text import shorten, split_lines, write_lines
 
 # Any characters except white space and those that cannot be encoded.
 WORDS = st.text(st.characters(exclude_categories=["Z", "Cc", "Cs"]), min_size=1)
@@ -80,7 +80,7 @@ def test_damaged_gzip_file_is_read_or_refused(tmp_path_factory, data: bytes, pos
     for content in (packed, packed[:position], changed[: len(packed)], packed + b"\0" * 20, b"\x1f" + packed, data):
         path.write_bytes(content)
         try:
-            assert read_bytes(path) in (data, b"")
+            assert Sources().read_bytes(path) in (data, b"")
         except DataError as error:
             assert error.path == path and "not a complete gzip file" in error.message
         else:
