@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 TRANSFORMER = (
-    "--arch sg_encoder_ctl --encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention "
-    "relative "
-    "--encoder-update copy_gate --readout first"
+    "--arch sg_encoder_ctl --encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 "
+    "--encoder-attention relative --encoder-update copy_gate --readout first"
 )
 
 
