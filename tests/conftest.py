@@ -1,4 +1,4 @@
-"""What all tests share: one thread, a fixed seed, an order by chance, and where real data lies if it is there."""
+"""What all tests share: one thread, a fixed seed, a random order, and where real data lies if it is there."""
 
 from __future__ import annotations
 

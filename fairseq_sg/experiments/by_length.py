@@ -245,7 +245,7 @@ def compare(
 def united(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """``now`` with the systems that only an earlier comparison has.
 
-    Where the baseline of a seed was translated anew, p-values from before are None: they were against another one.
+    Where the baseline of a seed was translated again, p-values from before are None: they were against another one.
 
     Raises:
         UsageError: the earlier comparison is of other text, or was scored in another way.

@@ -153,7 +153,7 @@ def questions_page(folder: Path) -> str:
 
 
 def with_results(text: str, folder: Path) -> str:
-    """A README with the answers between its marks made anew: ``<!-- results: KEY, KEY -->`` and its end.
+    """A README with new answers between its marks, ``<!-- results: KEY, KEY -->`` and its end.
 
     Answers come first, then their tables. Tables with the same header become one.
 

@@ -424,7 +424,7 @@ def test_rows_of_another_time_are_united(made):
     first = compare(text, [one, two], "softmax", (2, 6), "none", 100)
     both = compare(text, [three], "softmax", (2, 6), "none", 100, json.loads(json.dumps(first)))
     assert both == at_once
-    # A baseline that was translated anew: what was tested against the old one has no p-value any more.
+    # A baseline that was translated again: what was tested against the old one has no p-value any more.
     translate(folder.parent / "softmax", references, 0.3, 7)
     again = compare(text, [one], "softmax", (2, 6), "none", 100, json.loads(json.dumps(both)))
     assert [entry["name"] for entry in again["systems"]] == ["softmax", "relative", "linear"]

@@ -61,7 +61,7 @@ def test_pages_are_made_from_the_file_alone(folder):
 
 
 def test_a_stale_picture_can_be_told(folder):
-    """The file changed since: the pages and pictures are made anew, and say so."""
+    """The file changed since: the pages and pictures are made again, and say so."""
     path = folder / f"{NAME}.json"
     render.render([path])
     old = metadata(folder / f"{NAME}.png")["Source"]

@@ -24,7 +24,7 @@ from unittest import mock
 TESTS = Path(__file__).resolve().parents[1]
 REPOSITORY = TESTS.parent
 CONTEXT = multiprocessing.get_context("forkserver")
-#: What ``python -c`` imports anew.
+#: What ``python -c`` imports again.
 FRESH = ("fairseq", "fairseq_cli", "fairseq_sg", "hydra", "omegaconf")
 CONTEXT.set_forkserver_preload(["helpers.preloaded"])
 
@@ -108,7 +108,7 @@ def _become(words: list[str], env: dict[str, str]) -> None:
 
 
 class _Popen(subprocess.Popen):
-    """``python -m MODULE …`` goes on in the forked process where Python would be started anew."""
+    """``python -m MODULE …`` continues in the forked process where Python would be started again."""
 
     def __init__(self, args, *more, env=None, pass_fds=(), **options):
         if isinstance(args, Sequence) and list(args[:2]) == [sys.executable, "-m"]:
