@@ -45,6 +45,7 @@ NEEDS = {
     "taylor": ["--feature-dim", "sqrt"],
     "rebased": ["--feature-dim", "sqrt"],
     "randomized": ["--randomized-range", "512", "--randomized-eval-length", "64"],
+    "fraction": ["--decoder-attention", "relative"],
 }
 POSITIONS = (64, 256, 1024, 4096)
 DECODED = {

@@ -19,6 +19,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "use": {
         "evaluate": "accuracy of a checkpoint by subset, type of example and length",
         "options": "the options of a model, criterion, task or mechanism, or of all",
+        "construct": "models with hand-set weights for PARITY and FIRST (Chiang & Cholak 2022)",
     },
     "look inside": {
         "analysis": "attention maps, gates, Values, norms, experts, accuracy by length",

@@ -20,6 +20,7 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_atte
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.norm import NORM_REGISTRY
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
 from fairseq_sg.modules.update import UPDATE_REGISTRY
@@ -27,7 +28,14 @@ from fairseq_sg.modules.update import UPDATE_REGISTRY
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 #: page -> the registries whose mechanisms have a row there, which ends with the paper
 PAGES = {
-    "attention": (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY, UPDATE_REGISTRY, DEPTH_REGISTRY),
+    "attention": (
+        ATTENTION_REGISTRY,
+        FEATURE_MAP_REGISTRY,
+        POSITION_REGISTRY,
+        UPDATE_REGISTRY,
+        DEPTH_REGISTRY,
+        NORM_REGISTRY,
+    ),
     "feedforward": (FEEDFORWARD_REGISTRY,),
 }
 
@@ -109,8 +117,10 @@ def test_papers_of_mechanisms_are_those_of_the_tables():
     for page, registries in PAGES.items():
         text = (DOCS / f"{page}.md").read_text()
         for name, cls in ((name, cls) for registry in registries for name, cls in registry.items()):
-            row = re.search(rf"^\| `{name}` .*$", text, re.MULTILINE)[0]
-            assert row.endswith(f"| {cls.paper} |") or not cls.paper, f"{page}.md, {name}: not {cls.paper}"
+            rows = re.findall(rf"^\| `{name}` .*$", text, re.MULTILINE)  # `none` is a norm and a position
+            assert not cls.paper or any(row.endswith(f"| {cls.paper} |") for row in rows), (
+                f"{page}.md, {name}: not {cls.paper}"
+            )
 
 
 def anchors(page: Path) -> set[str]:
@@ -228,3 +238,14 @@ def test_lines_are_short(name):
         if fenced or line.startswith(("    ", "|", "![")):
             code.add(number)
     assert not [n for n, line in enumerate(lines, start=1) if len(line) > LONGEST_LINE and n not in code]
+
+
+def test_the_weights_of_constructions_md_are_those_of_the_models():
+    pytest.importorskip("fairseq")
+    from fairseq_sg.models import constructions
+
+    text = (DOCS / "constructions.md").read_text()
+    for name in ("parity", "first"):
+        shown = re.search(rf"<!-- weights of {name} -->\n(.*?)<!-- end of weights -->", text, re.DOTALL)[1]
+        weights = getattr(constructions, name.upper()).weights
+        assert shown == constructions.markdown(weights), constructions.markdown(weights)

@@ -10,6 +10,7 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.norm import NORM_REGISTRY
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY, attention_position, gives_indices
 from fairseq_sg.modules.update import UPDATE_REGISTRY
@@ -24,6 +25,7 @@ MECHANISMS = (
     FEEDFORWARD_REGISTRY,
     UPDATE_REGISTRY,
     DEPTH_REGISTRY,
+    NORM_REGISTRY,
 )
 
 SELF_ATTENTIONS = ("encoder_attention", "decoder_attention")
@@ -75,12 +77,14 @@ def check_and_fill(config):
     ranges.check(type(config), vars(config))
     compilation.check_mode(config.compile)
     used = DEPTH_REGISTRY.find(config.depth).option_classes(config)
+    used |= NORM_REGISTRY.find(config.norm).option_classes(config)
     for option in _present_options(config, MECHANISMS_OF_LAYERS):
         for name in layer_names(config, option):
             used |= MECHANISMS_OF_LAYERS[option].find(name).option_classes(config)
     if config.position is not None:
         used |= POSITION_REGISTRY.find(config.position).option_classes(config)
     refuse_unused_options(config, MECHANISMS, used)
+    check_norm(config)
     check_position(config)
     for name in ("activation_dropout", "attention_dropout"):
         if getattr(config, name) is None:
@@ -91,6 +95,14 @@ def check_and_fill(config):
 def _present_options(config, options: Iterable[str]) -> list[str]:
     """The options that the model has: an encoder alone has none of a decoder."""
     return [option for option in options if hasattr(config, option)]
+
+
+def check_norm(config) -> None:
+    """Raises UsageError for an option that says where the norms are, in a model that has none there."""
+    if config.norm == "none" and config.pre_norm:
+        raise UsageError("--pre-norm has no effect with --norm none: leave it out")
+    if config.no_final_norm and not config.pre_norm:
+        raise UsageError("--no-final-norm is for --pre-norm: a post-norm model has no norm after the last layer")
 
 
 def check_position(config) -> None:

@@ -17,6 +17,7 @@ from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.cpu.packing import packing_for_training
 from fairseq_sg.modules.depth import build_stack
 from fairseq_sg.modules.layers import DecoderLayer
+from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.position import build_indices
 
 #: What a decoder remembers of a stream: ``hidden``, the input (M, B, C) of every step's layer at the last M positions,
@@ -49,7 +50,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         self.stack = build_stack(config, "decoder", lambda step: DecoderLayer(config, *names[step]))
         compilation.compile_in_training(self.stack, config.compile)
         self.packs = config.compile == compilation.NONE and not needs_sequences(self.stack)
-        self.final_norm = nn.LayerNorm(config.decoder_embed_dim) if config.pre_norm else nn.Identity()
+        self.final_norm = final_norm_of(config, config.decoder_embed_dim)
         self.output_weight = None
         if config.untied_output:
             self.output_weight = nn.Parameter(torch.empty(len(dictionary), config.decoder_embed_dim))

@@ -13,6 +13,7 @@ from fairseq_sg.modules.depth import build_stack
 from fairseq_sg.modules.embedding import TokenEmbedding
 from fairseq_sg.modules.feature_maps import FeatureMap
 from fairseq_sg.modules.layers import EncoderLayer
+from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.position import Position, build_embedded_position, build_indices
 
 
@@ -50,7 +51,7 @@ def max_length(*modules: nn.Module | None) -> int:
 
 
 class SGTransformerEncoder(FairseqEncoder):
-    """Embedding and a stack of encoder layers; with ``--pre-norm``, a last layer norm."""
+    """Embedding and a stack of encoder layers; with ``--pre-norm``, a last norm."""
 
     def __init__(self, config, dictionary):
         super().__init__(dictionary)
@@ -61,7 +62,7 @@ class SGTransformerEncoder(FairseqEncoder):
         self.stack = build_stack(config, "encoder", lambda step: EncoderLayer(config, *names[step]))
         compilation.compile_in_training(self.stack, config.compile)
         self.packs = config.compile == compilation.NONE and not needs_sequences(self.stack)
-        self.final_norm = nn.LayerNorm(config.encoder_embed_dim) if config.pre_norm else nn.Identity()
+        self.final_norm = final_norm_of(config, config.encoder_embed_dim)
 
     def forward(
         self,

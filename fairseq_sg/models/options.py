@@ -124,7 +124,12 @@ class ShellConfig:
             "most": 1,
         },
     )
-    pre_norm: bool = field(default=False, metadata={"help": "layer norm before each sublayer instead of after it"})
+    norm: str = field(
+        default="layer",
+        metadata={"help": "norm in residual connections, in copy gates, and after the last layer: 'layer', or 'none'"},
+    )
+    pre_norm: bool = field(default=False, metadata={"help": "norm before each sublayer instead of after it"})
+    no_final_norm: bool = field(default=False, metadata={"help": "with --pre-norm: no norm after the last layer"})
     compile: str = field(
         default="none",
         metadata={

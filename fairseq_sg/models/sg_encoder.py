@@ -64,22 +64,27 @@ def last_column(padding_mask: Tensor) -> Tensor:
 
 @register_model("sg_encoder", dataclass=configuration.dataclass)
 class SGEncoder(FairseqEncoderModel):
-    """An encoder, a readout, a linear classifier."""
+    """An encoder, a readout, a linear classifier.
+
+    Args:
+        config: a resolved configuration.
+        dictionary: of the source.
+        classes: the number of classes.
+    """
 
     #: The roles whose Values ``forward`` can return.
     attention_roles = ("encoder",)
 
-    def __init__(self, encoder: SGTransformerEncoder, classes: int, readout: str):
-        super().__init__(encoder)
-        self.column = first_column if readout == "first" else last_column
-        self.classifier = nn.Linear(encoder.embedding.dim, classes)
+    def __init__(self, config, dictionary, classes: int):
+        super().__init__(SGTransformerEncoder(config, dictionary))
+        self.config = config
+        self.column = first_column if config.readout == "first" else last_column
+        self.classifier = nn.Linear(config.encoder_embed_dim, classes)
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGEncoder":
         """A model for the task's dictionary and classes. Raises UsageError for a configuration that makes no sense."""
-        config = resolve(cfg)
-        classes = classes_of(task)
-        return cls(SGTransformerEncoder(config, task.source_dictionary), classes, config.readout)
+        return cls(resolve(cfg), task.source_dictionary, classes_of(task))
 
     def forward(
         self,

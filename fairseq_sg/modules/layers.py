@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fairseq_sg.modules.attention import Context, Values, build_attention
 from fairseq_sg.modules.compilation import Compilable
+from fairseq_sg.modules.norm import norm_of
 from fairseq_sg.modules.update import Residual, build_update
 
 
@@ -38,9 +39,9 @@ class EncoderLayer(Compilable):
 
     def __init__(self, config: Any, attention: str, ffn: str, update: str = "residual"):
         super().__init__()
-        dim, dropout, pre_norm = config.encoder_embed_dim, config.dropout, config.pre_norm
+        shell = config.encoder_embed_dim, config.dropout, config.pre_norm, norm_of(config)
         self.self_attn = build_attention(attention, config, "encoder")
-        self.self_attn_residual = Residual(dim, dropout, pre_norm)
+        self.self_attn_residual = Residual(*shell)
         self.update = build_update(update, config, ffn, "encoder")
 
     def forward(self, x: Tensor, context: Context = Context()) -> LayerOutput:
@@ -63,13 +64,13 @@ class DecoderLayer(Compilable):
 
     def __init__(self, config: Any, attention: str, cross_attention: str | None, ffn: str, update: str = "residual"):
         super().__init__()
-        dim, dropout, pre_norm = config.decoder_embed_dim, config.dropout, config.pre_norm
+        shell = config.decoder_embed_dim, config.dropout, config.pre_norm, norm_of(config)
         self.self_attn = build_attention(attention, config, "decoder")
-        self.self_attn_residual = Residual(dim, dropout, pre_norm)
+        self.self_attn_residual = Residual(*shell)
         self.cross_attn = None
         if cross_attention is not None:
             self.cross_attn = build_attention(cross_attention, config, "cross")
-            self.cross_attn_residual = Residual(dim, dropout, pre_norm)
+            self.cross_attn_residual = Residual(*shell)
         self.update = build_update(update, config, ffn, "decoder")
 
     def forward(self, x: Tensor, context: Context = Context()) -> LayerOutput:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.norm import NORM_REGISTRY
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
 from fairseq_sg.modules.update import UPDATE_REGISTRY
@@ -23,10 +24,12 @@ def config_of(dim: int, heads: int, **options) -> SimpleNamespace:
         POSITION_REGISTRY,
         FEEDFORWARD_REGISTRY,
         UPDATE_REGISTRY,
+        NORM_REGISTRY,
     ):
         for cls in registry.values():
             values.update({f.name: f.default for f in fields(cls.options)} if cls.options else {})
-    values.update(position=None, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, pre_norm=False)
+    values.update(position=None, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0)
+    values.update(norm="layer", pre_norm=False, no_final_norm=False)
     return SimpleNamespace(**(values | options))
 
 

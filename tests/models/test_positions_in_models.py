@@ -30,6 +30,9 @@ POSITIONS = {
     "rotary": {},
     "alibi": {},
     "t5": {"t5_buckets": 8, "t5_max_distance": 5},
+    "fraction": {},
+    "fraction-learned": {"fraction_scales": "learned"},
+    "indicator": {},
     **{
         f"randomized-{base}": {"randomized_base": base, "randomized_range": 50, "randomized_eval_length": 12}
         for base in ("sinusoidal", "learned", "relative")
@@ -48,12 +51,15 @@ def combination(position: str, kind: str) -> dict:
     chosen = of(position)
     other = "relative" if chosen.get("randomized_base") == "relative" else "softmax"
     roles = ATTENTION_REGISTRY[kind].roles
+    if POSITION_REGISTRY[chosen["position"]].needs_length:
+        other, roles = "relative", {"encoder"}
     return chosen | {f"{side}_attention": kind if side in roles else other for side in ("encoder", "decoder")}
 
 
 def goes_with(position: str, kind: str) -> bool:
     attention = ATTENTION_REGISTRY[kind]
-    return bool({"encoder", "decoder"} & attention.roles) and of(position)["position"] in positions_for(
+    sides = {"encoder"} if POSITION_REGISTRY[of(position)["position"]].needs_length else {"encoder", "decoder"}
+    return bool(sides & attention.roles) and of(position)["position"] in positions_for(
         attention, SimpleNamespace(**{"randomized_base": "sinusoidal"} | of(position))
     )
 
@@ -316,7 +322,8 @@ RELATIVE = "--encoder-attention relative --decoder-attention relative"
     "arguments,message",
     [
         ("--position alibi --encoder-attention linear", r"--position alibi is not defined for linear attention "
-            r"\(--encoder-attention\); with it go: learned, none, randomized, rotary, sinusoidal$"),
+            r"\(--encoder-attention\); with it go: fraction, indicator, learned, none, randomized, rotary, "
+            r"sinusoidal$"),
         ("--position t5 --decoder-attention linear", r"--position t5 is not defined for linear attention "
             r"\(--decoder-attention\)"),
         ("--position t5 --encoder-layers 2 --encoder-attention softmax,linear", r"--position t5 is not defined for "
@@ -336,8 +343,13 @@ RELATIVE = "--encoder-attention relative --decoder-attention relative"
         ("--position rotary --t5-buckets 16", r"--t5-buckets 16 has no effect .* it is an option of: t5 position$"),
         ("--position sinusoidal --randomized-range 9", r"--randomized-range 9 has no effect .* an option of: "
             r"randomized position$"),
-        ("--position rope", r"unknown position 'rope' \(--position\): choose from alibi, learned, none, randomized, "
-            r"rotary, sinusoidal, t5"),
+        ("--position fraction", r"--position fraction is not defined for softmax attention "
+            r"\(--decoder-attention\); with it go: alibi, indicator, learned, none, randomized, rotary, "
+            r"sinusoidal, t5$"),
+        ("--position indicator --fraction-scales learned", r"--fraction-scales learned has no effect .* it is an "
+            r"option of: fraction position$"),
+        ("--position rope", r"unknown position 'rope' \(--position\): choose from alibi, fraction, indicator, "
+            r"learned, none, randomized, rotary, sinusoidal, t5"),
     ],
 )  # fmt: skip
 def test_refusals(arguments, message):

@@ -23,6 +23,12 @@ from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
 from helpers.own_attentions import MODELS, build
 
+#: Positions of constructions, which no table compares.
+MORE = {
+    "fraction": ["--position", "fraction", "--fraction-scales", "learned", "--decoder-attention", "relative"],
+    "indicator": ["--position", "indicator", "--decoder-attention", "relative"],
+}
+
 SMALL = "--encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64".split()
 SMALL += "--encoder-attention-heads 4 --decoder-attention-heads 4 --encoder-layers 2 --decoder-layers 2".split()
 STEPS, BATCH = 100, 32
@@ -53,10 +59,10 @@ def scan() -> Scan:
     return Scan()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *MORE])
 def test_learns(name, scan):
     torch.manual_seed(1)
-    model, losses = build([*SMALL, *MODELS[name]], scan), []
+    model, losses = build([*SMALL, *(MODELS | MORE)[name]], scan), []
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(STEPS):
         source, target, previous = scan.batch(step)
@@ -75,7 +81,7 @@ def test_learns(name, scan):
 
 
 def test_every_attention_feature_map_and_position_is_among_them():
-    words = {word for arguments in MODELS.values() for word in arguments}
+    words = {word for arguments in (MODELS | MORE).values() for word in arguments}
     for registry in (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY):
         defaults = {"softmax", "sinusoidal"}
         assert set(registry) <= words | defaults, registry.kind

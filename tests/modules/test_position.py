@@ -19,6 +19,8 @@ from fairseq_sg.modules.embedding import TokenEmbedding
 from fairseq_sg.modules.position import (
     POSITION_REGISTRY,
     AlibiPosition,
+    FractionPosition,
+    IndicatorPosition,
     LearnedPosition,
     RandomizedPosition,
     RotaryPosition,
@@ -28,6 +30,7 @@ from fairseq_sg.modules.position import (
     gives_indices,
     positions_for,
     sinusoid,
+    token_positions,
 )
 from helpers.attention_cases import Case, by_rows, padding_of
 from helpers.attention_kinds.relative import logits
@@ -49,6 +52,8 @@ def test_every_position_says_where_it_enters():
         "alibi": "bias",
         "t5": "bias",
         "randomized": "embedding",
+        "fraction": "embedding",
+        "indicator": "embedding",
     }
     assert RandomizedPosition.gives_with(config_of(8, 2, randomized_base="relative")) == "indices"
 
@@ -546,7 +551,7 @@ def test_kinds_that_take_no_numbers_refuse_them():
 
 # Which position goes with which attention.
 
-EMBEDDED = {"none", "sinusoidal", "learned", "randomized"}
+EMBEDDED = {"none", "sinusoidal", "learned", "randomized", "fraction", "indicator"}
 
 
 @pytest.mark.parametrize(
@@ -598,3 +603,87 @@ def test_position_of_linear_attention_is_as_wide_as_its_features():
 def test_embedded_options():
     config = SimpleNamespace(learned_positions=7)
     assert build_embedded_position("learned", 4, config).weight.shape == (7, 4)
+
+
+# A share of the sentence, and a mark (Chiang & Cholak 2022).
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_fractions_are_of_each_sentence(left, mirrored):
+    module = FractionPosition(6, mirrored_positions=mirrored).double()
+    lengths = [4, 1, 7]
+    tokens = torch.full((3, 9), PAD)
+    for row, length in zip(tokens, lengths):
+        (row[9 - length :] if left else row[:length]).fill_(5)
+    got = module(token_positions(tokens, PAD), 9)
+    assert got.shape == (3, 9, 6)
+    for row, length in zip(got, lengths):
+        real = row[9 - length :] if left else row[:length]
+        want = torch.zeros(length, 6, dtype=torch.float64)
+        for i in range(length):
+            want[i, :2] = torch.tensor([i / length, math.cos(math.pi * i)], dtype=torch.float64)
+            if mirrored:
+                want[i, 3:5] = -want[i, :2]
+        torch.testing.assert_close(real, want, rtol=0, atol=1e-15)
+    assert not list(module.parameters()) and not module.state_dict()
+
+
+@pytest.mark.parametrize("dim, mirrored", [(6, False), (7, False), (2, False), (8, True)])
+def test_learned_fractions(dim, mirrored):
+    torch.manual_seed(0)
+    module = FractionPosition(dim, fraction_scales="learned", mirrored_positions=mirrored).double()
+    features = dim // 2 if mirrored else dim
+    (scales,) = module.parameters()
+    assert scales.shape == (features,)
+    positions = torch.tensor([[0, 1, 2, 3, 3], [0, 0, 0, 1, 2]])  # padded on the right, on the left
+    got = module(positions, 5)
+    for b, length in enumerate((4, 3)):
+        for n in range(5):
+            i = positions[b, n].item()
+            want = [
+                i / length * math.exp(s) if j < (features + 1) // 2 else math.cos(math.pi * i * math.exp(s))
+                for j, s in enumerate(scales.tolist())
+            ]
+            want += [-x for x in want] if mirrored else []
+            torch.testing.assert_close(got[b, n], torch.tensor(want, dtype=torch.float64))
+    assert torch.autograd.gradcheck(
+        lambda s: torch.func.functional_call(module, {"log_scales": s}, (positions, 5)), scales
+    )
+    weights = FractionPosition(2000, fraction_scales="learned").log_scales
+    assert weights.std().item() == pytest.approx(1, abs=0.1) and abs(weights.mean().item()) < 0.1
+
+
+@pytest.mark.parametrize("index", [0, 1, 4, 50])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_an_indicator_marks_one_position(index, mirrored):
+    module = IndicatorPosition(4, indicator_index=index, mirrored_positions=mirrored)
+    positions = torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 2, 3]])
+    got = module(positions, 5)
+    want = torch.zeros(2, 5, 4)
+    want[..., 0] = positions.eq(index).float()
+    want[..., 2] = -want[..., 0] if mirrored else 0
+    assert torch.equal(got, want) and not module.state_dict()
+    assert torch.equal(module(positions[:, -1:], 5), want[:, -1:])  # a step of decoding
+
+
+@HALF
+def test_constructed_positions_follow_the_dtype(dtype):
+    positions = torch.arange(3000)[None]
+    got = FractionPosition(4).to(dtype)(positions, 3000)
+    assert got.dtype == dtype
+    # The share is exact before it is rounded, also where a position has no number of the dtype.
+    torch.testing.assert_close(got[0, :, 0], (torch.arange(3000) / 3000).to(dtype), rtol=0, atol=0)
+    assert got[0, :, 1].tolist() == [1, -1] * 1500
+    assert IndicatorPosition(4).to(dtype)(positions, 3000).dtype == dtype
+
+
+def test_wrong_constructed_positions():
+    with pytest.raises(ValueError, match="--fraction-scales is 'free': choose from fixed, learned"):
+        FractionPosition(4, fraction_scales="free")
+    with pytest.raises(ValueError, match="--position has 2 features here, and there are 1: choose a larger width"):
+        FractionPosition(1)
+    with pytest.raises(ValueError, match="--mirrored-positions needs an even width, and it is 5"):
+        IndicatorPosition(5, mirrored_positions=True)
+    with pytest.raises(ValueError, match="--indicator-index is -1: choose 0 or more"):
+        IndicatorPosition(4, indicator_index=-1)

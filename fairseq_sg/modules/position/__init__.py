@@ -20,6 +20,8 @@ from fairseq_sg.modules.position.base import (
     sinusoid,
     token_positions,
 )
+from fairseq_sg.modules.position.fraction import FractionPosition
+from fairseq_sg.modules.position.indicator import IndicatorPosition
 from fairseq_sg.modules.position.learned import LearnedPosition
 from fairseq_sg.modules.position.none import NoPosition
 from fairseq_sg.modules.position.randomized import RandomizedPosition
@@ -61,14 +63,17 @@ def attention_position(attention: type, config: Any, role: str) -> MakePosition 
         return None
     cls = POSITION_REGISTRY.find(name)
     gives = cls.gives_with(config)
-    if gives not in (*INSIDE, "indices") or (gives in INSIDE and attention.brings_position):
+    if gives != "indices" and attention.brings_position:
         return None
-    if gives not in attention.takes:
+    unknown_length = role == "decoder" and cls.needs_length
+    if unknown_length or gives in (*INSIDE, "indices") and gives not in attention.takes:
         raise UsageError(
             f"--position {name} is not defined for {attention.registered_name} attention (--{role}-attention); with "
-            f"it go: {', '.join(sorted(positions_for(attention, config))) or 'none, it brings its own'}"
+            f"it go: {', '.join(sorted(positions_for(attention, config, role))) or 'none, it brings its own'}"
         )
-    return None if gives == "indices" else partial(cls, causal=role == "decoder", **cls.keyword_arguments(config))
+    if gives not in INSIDE:
+        return None
+    return partial(cls, causal=role == "decoder", **cls.keyword_arguments(config))
 
 
 def build_indices(config: Any) -> Position | None:
@@ -82,12 +87,16 @@ def gives_indices(config: Any) -> bool:
     return name is not None and POSITION_REGISTRY.find(name).gives_with(config) == "indices"
 
 
-def positions_for(attention: type, config: Any) -> set:
-    """The names of the positions that an attention is defined with, under these options."""
+def positions_for(attention: type, config: Any, role: str = "encoder") -> set:
+    """The names of the positions that an attention is defined with in a role, under these options."""
     if attention.brings_position:
         return {name for name, cls in POSITION_REGISTRY.items() if cls.gives_with(config) in attention.takes}
     usable = {"embedding", "nothing", *attention.takes} - {"indices"}
-    return {name for name, cls in POSITION_REGISTRY.items() if cls.gives_with(config) in usable}
+    return {
+        name
+        for name, cls in POSITION_REGISTRY.items()
+        if cls.gives_with(config) in usable and not (role == "decoder" and cls.needs_length)
+    }
 
 
 __all__ = [
@@ -96,6 +105,8 @@ __all__ = [
     "AlibiPosition",
     "AttentionPosition",
     "EmbeddedPosition",
+    "FractionPosition",
+    "IndicatorPosition",
     "LearnedPosition",
     "MakePosition",
     "NoPosition",

@@ -15,11 +15,13 @@ An attention lists in ``takes`` which of rotation, bias and indices it is define
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.registry import Mechanism, Registry
 
 #: Largest position for which angles of sinusoids are accurate enough in float32.
@@ -35,6 +37,8 @@ class Position(Mechanism, nn.Module):
     gives: ClassVar[str] = "nothing"
     #: Whether the positions after a prefix do not depend on how much of the prefix is present.
     continues: ClassVar[bool] = True
+    #: Whether a position depends on the length of its sentence, which a decoder does not know.
+    needs_length: ClassVar[bool] = False
 
     @classmethod
     def gives_with(cls, config: Any) -> str:
@@ -59,6 +63,34 @@ class EmbeddedPosition(Position):
     def forward(self, positions: Tensor, length: int) -> Tensor | None:
         """positions (B, N) int64, all below ``length`` -> P (B, N, dim) in the module's dtype."""
         raise NotImplementedError
+
+
+@dataclass
+class MirroredOptions:
+    """Options of positions with a number for each feature, of which the constructions use one or two."""
+
+    mirrored_positions: bool = field(
+        default=False,
+        metadata={
+            "help": "with --position fraction or indicator: the second half of the features has the negative of the "
+            "first, so that a layer norm finds a mean of 0"
+        },
+    )
+
+
+def features(p: Tensor, dim: int, mirrored: bool) -> Tensor:
+    """p (…, k) -> (…, dim): p and zeros; ``mirrored``, p and zeros in each half, the second negative.
+
+    Raises UsageError for a width that has no room for p.
+    """
+    if mirrored:
+        if dim % 2:
+            raise UsageError(f"--mirrored-positions needs an even width, and it is {dim}")
+        half = features(p, dim // 2, mirrored=False)
+        return torch.cat([half, -half], dim=-1)
+    if p.size(-1) > dim:
+        raise UsageError(f"--position has {p.size(-1)} features here, and there are {dim}: choose a larger width")
+    return nn.functional.pad(p, (0, dim - p.size(-1)))
 
 
 class AttentionPosition(Position):

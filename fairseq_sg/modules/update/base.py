@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.feedforward import FeedForward
+from fairseq_sg.modules.norm import LayerNorm, MakeNorm
 from fairseq_sg.registry import Mechanism, Registry
 
 UPDATE_REGISTRY = Registry("update", "--encoder-update, --decoder-update")
@@ -16,15 +17,15 @@ register_update = UPDATE_REGISTRY.register
 
 
 class Residual(nn.Module):
-    """The residual connection, dropout and layer norm around one sublayer (LN's ε 1e-5).
+    """The residual connection, dropout and norm around one sublayer; LN is the model's ``--norm``.
 
     post-norm (default, as the references):  x ← LN(x + Drop(Sublayer(x)))
     pre-norm (--pre-norm):                   x ← x + Drop(Sublayer(LN(x)))
     """
 
-    def __init__(self, dim: int, dropout: float, pre_norm: bool):
+    def __init__(self, dim: int, dropout: float, pre_norm: bool, norm: MakeNorm = LayerNorm):
         super().__init__()
-        self.norm = nn.LayerNorm(dim)
+        self.norm = norm(dim)
         self.dropout = Dropout(dropout)
         self.pre_norm = pre_norm
 
@@ -45,10 +46,19 @@ class Update(Mechanism, nn.Module):
         dim: C, the width of the hidden state.
         ffn: the feedforward layer of the update.
         dropout: dropout of a residual connection.
-        pre_norm: layer norm before the sublayer instead of after it.
+        pre_norm: the norm is before the sublayer instead of after it.
+        norm: makes the norm of states of a width.
     """
 
-    def __init__(self, dim: int, ffn: FeedForward, *, dropout: float = 0.0, pre_norm: bool = False):
+    def __init__(
+        self,
+        dim: int,
+        ffn: FeedForward,
+        *,
+        dropout: float = 0.0,
+        pre_norm: bool = False,
+        norm: MakeNorm = LayerNorm,
+    ):
         super().__init__()
         self.ffn = ffn
 

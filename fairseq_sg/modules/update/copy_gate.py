@@ -31,6 +31,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.cpu.dropout import Drops
 from fairseq_sg.modules.feedforward import DenseFeedForward, FeedForward
 from fairseq_sg.modules.feedforward.dense import DenseOptions
+from fairseq_sg.modules.norm import LayerNorm, MakeNorm
 from fairseq_sg.modules.update.base import Update, register_update
 
 CONTENTS = ("layer_norm", "tanh", "residual")
@@ -71,6 +72,7 @@ class CopyGateUpdate(Drops, Update):
         ffn: FFN_data; the start of its last matrix is rescaled here.
         dropout: of residual connections, which this update does not have.
         pre_norm: must be false.
+        norm: makes the LN of the new content.
         copy_gate_…: see :class:`CopyGateOptions`.
         activation_dropout, ffn_init, ffn_activation: of FFN_gate; see :class:`DenseFeedForward`.
 
@@ -88,6 +90,7 @@ class CopyGateUpdate(Drops, Update):
         *,
         dropout: float = 0.0,
         pre_norm: bool = False,
+        norm: MakeNorm = LayerNorm,
         copy_gate_content: str = "layer_norm",
         copy_gate_ffn_dim: int | None = None,
         copy_gate_dropout: float = 0.0,
@@ -108,7 +111,7 @@ class CopyGateUpdate(Drops, Update):
         elif self.content == "tanh":
             # From Glorot's bound √(6/(d_model + d_ff)) to PyTorch's default, 1/√d_ff, as in the released code.
             ffn.rescale_output(math.sqrt((dim + ffn.ffn_dim) / (6 * ffn.ffn_dim)))
-        self.norm = None if self.content == "tanh" else nn.LayerNorm(dim)
+        self.norm = None if self.content == "tanh" else norm(dim)
         self.gate = DenseFeedForward(dim, copy_gate_ffn_dim or dim, **gate_options)
         nn.init.constant_(self.gate.fc2.bias, GATE_BIAS)
 

@@ -5,6 +5,7 @@ h' = LN(a + FFN(a))
 
 from __future__ import annotations
 
+from fairseq_sg.modules.norm import LayerNorm
 from fairseq_sg.modules.update.base import Residual, Update, register_update
 
 
@@ -14,9 +15,9 @@ class ResidualUpdate(Update):
 
     paper = "Vaswani et al. 2017"
 
-    def __init__(self, dim, ffn, *, dropout=0.0, pre_norm=False):
+    def __init__(self, dim, ffn, *, dropout=0.0, pre_norm=False, norm=LayerNorm):
         super().__init__(dim, ffn)
-        self.residual = Residual(dim, dropout, pre_norm)
+        self.residual = Residual(dim, dropout, pre_norm, norm)
 
     def forward(self, a, h, padding_mask):
         update, losses = self.ffn(self.residual.before(a), padding_mask=padding_mask, return_losses=True)
