@@ -89,7 +89,8 @@ MODELS = {
 
 
 MORE = {f"feedforward {name}": options for name, options in FFN_OPTIONS.items()} | {
-    "feature map cosformer": {"cosformer_horizon": 64}
+    "feature map cosformer": {"cosformer_horizon": 64},
+    "depth looped": {"loops": 2},
 }
 
 
