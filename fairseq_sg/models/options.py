@@ -39,8 +39,8 @@ class EncoderConfig:
     encoder_update: str = field(
         default="residual",
         metadata={
-            "help": "update of the encoder's layers: 'residual', or 'copy_gate' (Neural Data Router); one name, or "
-            "one a layer"
+            "help": "update of the encoder's layers: 'residual', 'copy_gate' (Neural Data Router), or "
+            "'feedforward_only', without the attention's output; one name, or one a layer"
         },
     )
 

@@ -19,7 +19,7 @@ from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.losses import Statistic
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 from fairseq_sg.ops import orthogonality_loss
-from helpers.models import FFN_OPTIONS, PAD, attention_options, build, pair
+from helpers.models import FFN_OPTIONS, PAD, UPDATE_OPTIONS, attention_options, build, pair
 
 
 def pack_by(monkeypatch, pack) -> None:
@@ -93,7 +93,7 @@ def test_attentions(attention, depth, left_pad, monkeypatch):
 def test_feedforward_layers_and_updates(ffn, update, monkeypatch):
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
     names = {"encoder_ffn": ffn, "decoder_ffn": ffn, "encoder_update": update, "decoder_update": update}
-    compare(monkeypatch, depth="shared", **names, **FFN_OPTIONS.get(ffn, {}))
+    compare(monkeypatch, depth="shared", **names, **FFN_OPTIONS.get(ffn, {}), **UPDATE_OPTIONS.get(update, {}))
 
 
 @pytest.mark.parametrize("padding", ["exclude", "include"])

@@ -62,6 +62,7 @@ KINDS = {
         decoder_update="copy_gate",
     ),
     "pre_norm": dict(pre_norm=True, untied_output=True),
+    "feedforward_only": dict(encoder_update="feedforward_only", decoder_update="feedforward_only", pre_norm=True),
 }
 #: Depth -> its options.
 DEPTHS = {
