@@ -107,6 +107,7 @@ def test_ponder_loss(padding, monkeypatch):
     [
         {"pre_norm": True, "untied_output": True},
         {"logit_scale": "log_length"},
+        {**attention_options("linear"), "linear_attention_denominator": "none"},
         {"position": "t5"},
         {"position": "rotary"},
         {"encoder_embed_dim": 8},

@@ -35,12 +35,15 @@ class FeatureMap(Mechanism, nn.Module):
             from 0 at the first real token. Without it they are None.
         quadratic: whether F grows with D², the case for ``--feature-dim sqrt``.
         least_width: the least D that the documentation advises.
+        scales_queries: whether ``queries`` gives φ(q) up to a positive factor per Query, which cancels in a quotient or
+            in a normalization.
         longest: the length of the longest sequence that it is defined for, None for no limit.
     """
 
     needs_positions: ClassVar[bool] = False
     quadratic: ClassVar[bool] = False
     least_width: ClassVar[int] = 1
+    scales_queries: ClassVar[bool] = False
     longest: int | None = None
 
     def __init__(self, head_dim: int):
@@ -48,7 +51,7 @@ class FeatureMap(Mechanism, nn.Module):
         self.features = head_dim
 
     def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
-        """q (B, H, N, D) -> φ(q) (B, H, N, F), in the dtype of q or a wider one."""
+        """q (B, H, N, D) -> φ(q) (B, H, N, F), in the dtype of q or a wider one; see ``scales_queries``."""
         return self(q)
 
     def keys(self, k: Tensor, positions: Tensor | None = None) -> Tensor:

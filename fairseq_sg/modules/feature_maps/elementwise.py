@@ -54,6 +54,8 @@ class ExpFeatureMap(FeatureMap):
     an element of a Key exceeds 88.
     """
 
+    scales_queries = True
+
     def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
         q = accurate(q)
         return (q - q.amax(-1, keepdim=True)).exp()

@@ -31,6 +31,10 @@ OPTIONS: dict[str, dict] = {
 }
 
 
+#: O_n = Q̂_n Σ_i K̂_iᵀ V_i
+UNDIVIDED = {"linear_attention_denominator": "none"}
+
+
 def mapped(name: str, role: str, qk_norm: str = "none", feature_dim: str = "head", **options) -> Case:
     chosen = {"feature_map": name, "feature_map_options": OPTIONS[name] | options, "qk_norm": qk_norm}
     return Case("linear", role, chosen if feature_dim == "head" else chosen | {"feature_dim": feature_dim})
@@ -45,6 +49,8 @@ CASES = [
     mapped("rebased", "decoder", "l1"),
     mapped("taylor", "encoder", feature_dim="sqrt"),
     mapped("rebased", "decoder", feature_dim="3"),
+    *(Case("linear", role, {"feature_map": "elu", "qk_norm": "l2", **UNDIVIDED}) for role in ROLES),
+    Case("linear", "decoder", {"feature_map": "exp", "qk_norm": "l1", **UNDIVIDED}),
 ]
 
 
@@ -159,4 +165,4 @@ def row(row: Row) -> Tensor:
     side = "q" if as_queries else "k"
     keys = [normalized(module.k_norm, phi(module.feature_map, row.k[m], at(m), side)) for m in row.seen]
     similarity = torch.stack([query @ key for key in keys])
-    return similarity / (similarity.sum() + 1e-6)
+    return similarity / (similarity.sum() + 1e-6) if module.divides else similarity
