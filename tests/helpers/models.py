@@ -96,6 +96,8 @@ MORE = {
     **{f"feedforward {name}": options for name, options in FFN_OPTIONS.items()},
     **{f"update {name}": options for name, options in UPDATE_OPTIONS.items()},
     "feature map cosformer": {"cosformer_horizon": 64},
+    # A denominator may be near 0, where rounding decides.
+    "feature map mlp": {"linear_attention_denominator": "none"},
     "depth looped": {"loops": 2},
 }
 
