@@ -119,8 +119,6 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
                 return_values="cross" in value_roles,
                 packing=packing,
                 key_packing=source_packing,
-                # In evaluation every application projects, so that hooks on the projections fire for each.
-                projected={} if self.training and not decoding and self.stack.shares_layers else None,
             )
             source = source if source_packing is None else source_packing.pack(source)
             context = replace(context, source=source, cross=cross)
@@ -140,8 +138,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             "values": out.values,
         }
         if memory_length:
-            inputs = (x, *out.hidden_states[:-1])
-            kept = [remember(h, hidden, step, memory_length) for step, h in enumerate(inputs)]
+            kept = [remember(h, hidden, step, memory_length) for step, h in enumerate(out.inputs)]
             extra["memory"] = {"hidden": kept, "position": start + x.size(0)}
         return outputs, extra
 

@@ -26,7 +26,7 @@ class EncoderConfig:
         default="softmax",
         metadata={
             "help": "self-attention of the encoder, by name (docs/attention.md has the list); with --depth separate "
-            "also one name a layer, comma separated"
+            "or looped also one name a layer, comma separated"
         },
     )
     encoder_ffn: str = field(
@@ -39,8 +39,8 @@ class EncoderConfig:
     encoder_update: str = field(
         default="residual",
         metadata={
-            "help": "update of the encoder's layers: 'residual', or 'copy_gate' (Neural Data Router); one name, or "
-            "one a layer"
+            "help": "update of the encoder's layers: 'residual', 'copy_gate' (Neural Data Router), or "
+            "'feedforward_only', without the attention's output; one name, or one a layer"
         },
     )
 
@@ -91,7 +91,8 @@ class ShellConfig:
     depth: str = field(
         default="separate",
         metadata={
-            "help": "'separate' layers, one 'shared' layer (universal transformer), or 'shared_act', with halting"
+            "help": "'separate' layers, one 'shared' layer (universal transformer), 'shared_act', with halting, or "
+            "'looped' layers, all of them applied several times"
         },
     )
     position: str | None = field(

@@ -68,6 +68,7 @@ FEATURES: dict[str, Callable] = {
     "cosformer": lambda m, x, q, scaled: cosformer(m, x),
     "t2r": lambda m, x, q, scaled: affine(m.query_map if q else m.key_map, x).relu(),
     "hedgehog": lambda m, x, q, scaled: hedgehog(affine(m.query_map if q else m.key_map, x)),
+    "mlp": lambda m, x, q, scaled: mlp(m.query_map if q else m.key_map, x),
     "rebased": lambda m, x, q, scaled: products(layer_norm(m.query_norm if q else m.key_norm, x)) / math.sqrt(D),
     "taylor": lambda m, x, q, scaled: torch.cat(
         [torch.ones_like(x[..., :1]), x / D**0.25, products(x / D**0.25) / math.sqrt(2)], dim=-1
@@ -78,6 +79,11 @@ FEATURES: dict[str, Callable] = {
 def cosformer(m, x: Tensor) -> Tensor:
     angles = torch.arange(x.size(2))[:, None] * math.pi / (2 * m.horizon)
     return torch.cat([x.relu() * angles.sin(), x.relu() * angles.cos()], dim=-1)
+
+
+def mlp(layers, x: Tensor) -> Tensor:
+    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True).sqrt() + 1e-6)
+    return affine(layers[2], affine(layers[0], x).relu())
 
 
 def hedgehog(y: Tensor) -> Tensor:

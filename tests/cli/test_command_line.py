@@ -208,7 +208,7 @@ def test_help_shows_every_option_of_the_plugin_by_mechanism():
     assert len(expected) > 110 and not expected - set(re.findall(r"^  (--\S+)$", result.out, re.MULTILINE))
     linear = result.out.partition("\nattention linear\n")[2].partition("\n\n")[0]
     assert set(re.findall(r"^  (--\S+)", linear, re.MULTILINE)) == {
-        "--feature-map", "--feature-dim", "--qk-norm", "--linear-attention-eps",
+        "--feature-map", "--feature-dim", "--qk-norm", "--linear-attention-eps", "--linear-attention-denominator",
     }  # fmt: skip
     assert "default: 128, the one of sg_transformer_scan" in result.out
     own, _, fairseqs = result.out.partition("\nfairseq's own\n")

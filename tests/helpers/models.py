@@ -69,6 +69,10 @@ def attention_options(name: str) -> dict:
 FFN_OPTIONS = {"topk": {"topk_k": 4}, "sigma_moe": {"moe_expert_dropout": 0.0}}
 
 
+#: What an update needs.
+UPDATE_OPTIONS = {"feedforward_only": {"pre_norm": True}}
+
+
 LINEAR = attention_options("linear")
 
 
@@ -88,8 +92,13 @@ MODELS = {
 }
 
 
-MORE = {f"feedforward {name}": options for name, options in FFN_OPTIONS.items()} | {
+MORE = {
+    **{f"feedforward {name}": options for name, options in FFN_OPTIONS.items()},
+    **{f"update {name}": options for name, options in UPDATE_OPTIONS.items()},
     "feature map cosformer": {"cosformer_horizon": 64},
+    # A denominator may be near 0, where rounding decides.
+    "feature map mlp": {"linear_attention_denominator": "none"},
+    "depth looped": {"loops": 2},
     "position fraction": {"decoder_attention": "relative"},
 }
 

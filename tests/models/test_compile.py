@@ -91,6 +91,7 @@ RELATIVE = {"encoder_attention": "relative", "decoder_attention": "relative"}
         # One for the encoder's layers; of a shared decoder layer one more, where the source is projected.
         ({"depth": "shared", **RELATIVE}, 3),
         ({"depth": "separate", "encoder_layers": 4, "decoder_layers": 4}, 2),
+        ({"depth": "looped", "loops": 2, **RELATIVE}, 3),
         # Linear attention goes two ways, for short and for long sentences.
         ({"model": SGEncoder, "depth": "shared_act", "encoder_attention": "linear"}, 2),
     ],

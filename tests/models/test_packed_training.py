@@ -19,7 +19,7 @@ from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.losses import Statistic
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 from fairseq_sg.ops import orthogonality_loss
-from helpers.models import FFN_OPTIONS, PAD, attention_options, build, pair
+from helpers.models import FFN_OPTIONS, PAD, UPDATE_OPTIONS, attention_options, build, pair
 
 
 def pack_by(monkeypatch, pack) -> None:
@@ -84,7 +84,8 @@ sides = pytest.mark.parametrize("left_pad", [False, True], ids=["right", "left"]
 @pytest.mark.parametrize("depth", sorted(DEPTH_REGISTRY))
 @pytest.mark.parametrize("attention", sorted(ATTENTION_REGISTRY))
 def test_attentions(attention, depth, left_pad, monkeypatch):
-    compare(monkeypatch, left_pad, depth=depth, **attention_options(attention))
+    more = {"loops": 2} if depth == "looped" else {}
+    compare(monkeypatch, left_pad, depth=depth, **more, **attention_options(attention))
 
 
 @pytest.mark.parametrize("update", sorted(UPDATE_REGISTRY))
@@ -92,7 +93,7 @@ def test_attentions(attention, depth, left_pad, monkeypatch):
 def test_feedforward_layers_and_updates(ffn, update, monkeypatch):
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
     names = {"encoder_ffn": ffn, "decoder_ffn": ffn, "encoder_update": update, "decoder_update": update}
-    compare(monkeypatch, depth="shared", **names, **FFN_OPTIONS.get(ffn, {}))
+    compare(monkeypatch, depth="shared", **names, **FFN_OPTIONS.get(ffn, {}), **UPDATE_OPTIONS.get(update, {}))
 
 
 @pytest.mark.parametrize("padding", ["exclude", "include"])
@@ -106,6 +107,7 @@ def test_ponder_loss(padding, monkeypatch):
     [
         {"pre_norm": True, "untied_output": True},
         {"logit_scale": "log_length"},
+        {**attention_options("linear"), "linear_attention_denominator": "none"},
         {"position": "t5"},
         {"position": "rotary"},
         {"encoder_embed_dim": 8},
@@ -182,17 +184,21 @@ def test_garbage_and_a_row_of_padding_alone(monkeypatch):
     torch.testing.assert_close(logits[:, others], clean[:, others])
 
 
-@pytest.mark.parametrize("depth", ["shared", "separate"])
-def test_a_shared_layer_projects_the_source_once(depth):
-    model, (source, target) = build(depth=depth), pair()
+@pytest.mark.parametrize(
+    ("options", "training", "evaluation"),
+    [({"depth": "shared"}, 1, 2), ({"depth": "separate"}, 2, 2), ({"depth": "looped", "loops": 3}, 2, 6)],
+    ids=lambda x: x["depth"] if isinstance(x, dict) else "",
+)
+def test_a_repeated_layer_projects_the_source_once(options, training, evaluation):
+    model, (source, target) = build(**options), pair()
     calls = []
     for name, module in model.named_modules():
         if name.endswith("cross_attn.k_proj"):
             module.register_forward_hook(lambda *_: calls.append(1))
     model(source, None, target)
-    assert len(calls) == (1 if depth == "shared" else 2)
+    assert len(calls) == training
     model.eval()(source, None, target)
-    assert len(calls) == (3 if depth == "shared" else 4)
+    assert len(calls) == training + evaluation
 
 
 def test_dropout_and_a_resumed_generator_repeat_to_the_bit():

@@ -295,6 +295,7 @@ commands = pytest.mark.filterwarnings("ignore:\\s*'config' is validated against 
     "arguments,expected",
     [
         ("--position learned --learned-positions 77", {"learned_positions": 77}),
+        ("--position learned --learned-positions-std 1", {"learned_positions_std": 1.0}),
         ("--position rotary --encoder-attention linear", {"position": "rotary"}),
         ("--position t5 --t5-buckets 16 --t5-max-distance 40", {"t5_buckets": 16, "t5_max_distance": 40}),
         ("--position alibi --encoder-attention relative", {"position": "alibi"}),
@@ -339,6 +340,7 @@ RELATIVE = "--encoder-attention relative --decoder-attention relative"
             r"not defined for softmax attention \(--decoder-attention\)"),
         ("--position randomized --randomized-base alibi", r"--randomized-base is 'alibi': choose from sinusoidal, "
             r"learned, relative"),
+        ("--learned-positions-std 1", r"--learned-positions-std 1.0 has no effect .* an option of: learned position$"),
         ("--learned-positions 5", r"--learned-positions 5 has no effect .* it is an option of: learned position$"),
         ("--position rotary --t5-buckets 16", r"--t5-buckets 16 has no effect .* it is an option of: t5 position$"),
         ("--position sinusoidal --randomized-range 9", r"--randomized-range 9 has no effect .* an option of: "

@@ -62,8 +62,15 @@ KINDS = {
         decoder_update="copy_gate",
     ),
     "pre_norm": dict(pre_norm=True, untied_output=True),
+    "feedforward_only": dict(encoder_update="feedforward_only", decoder_update="feedforward_only", pre_norm=True),
 }
-DEPTHS = ("separate", "shared", "shared_act")
+#: Depth -> its options.
+DEPTHS = {
+    "separate": {},
+    "shared": {},
+    "shared_act": {},
+    "looped": {"loops": 3},
+}
 kinds = pytest.mark.parametrize("kind", KINDS)
 depths = pytest.mark.parametrize("depth", DEPTHS)
 
@@ -114,7 +121,7 @@ def batch(left_pad=False):
 @depths
 @pytest.mark.parametrize("left_pad", [False, True], ids=["right", "left"])
 def test_padding_changes_nothing(kind, depth, left_pad):
-    model = tiny(depth=depth, left_pad_target=left_pad, **KINDS[kind])
+    model = tiny(depth=depth, left_pad_target=left_pad, **DEPTHS[depth], **KINDS[kind])
     src, tgt, src_batch, tgt_batch = batch(left_pad)
     together = model(src_batch, None, tgt_batch)[0]
     for i in range(2):
@@ -129,7 +136,7 @@ def test_decoding_step_by_step_after_reordering_equals_full_passes(kind, depth):
     """As beam search does it: encoder output and decoding state reordered between the steps, sentences repeated and
     dropped.
     """
-    model = tiny(depth=depth, **KINDS[kind])
+    model = tiny(depth=depth, **DEPTHS[depth], **KINDS[kind])
     _, _, src, _ = batch()
     encoder_out = model.encoder(src, None)
     prefix, state = torch.full((2, 1), 2), {}
@@ -330,7 +337,7 @@ def test_hybrid_decodes_as_it_trains_and_learns():
         ({"cross_attention": "relative"}, r"relative attention cannot serve as 'cross' attention: its roles are "
             r"encoder, decoder"),
         ({"encoder_attention_heads": 5}, r"the width 16 is not divisible by the number of attention heads 5"),
-        ({"depth": "deep"}, r"unknown depth 'deep' \(--depth\): choose from separate, shared"),
+        ({"depth": "deep"}, r"unknown depth 'deep' \(--depth\): choose from looped, separate, shared"),
         ({"encoder_layers": 0}, r"--encoder-layers is 0: choose 1 or more"),
         ({"encoder_attention": "linear,relative", "encoder_layers": 3}, r"--encoder-attention names 2 layers, and "
             r"--encoder-layers is 3: name one"),

@@ -1,6 +1,6 @@
 """Every kind of attention, feature map and position learns SCAN: a hundred steps, and the loss has fallen.
 
-The models are those that the recipe own_attentions compares, smaller.
+The models are those that the recipe own_attentions compares, smaller, and two that it does not have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from data_prep.scan.grammar import generate
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
-from helpers.own_attentions import MODELS, build
+from helpers import own_attentions
+from helpers.own_attentions import build
 
 #: Positions of constructions, which no table compares.
 MORE = {
@@ -32,6 +33,11 @@ MORE = {
 SMALL = "--encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64".split()
 SMALL += "--encoder-attention-heads 4 --decoder-attention-heads 4 --encoder-layers 2 --decoder-layers 2".split()
 STEPS, BATCH = 100, 32
+LINEAR = "--encoder-attention linear --decoder-attention linear --cross-attention linear --feature-map".split()
+MODELS = own_attentions.MODELS | {
+    "mlp": [*LINEAR, "mlp", "--linear-attention-denominator", "none"],
+    "affine squared": [*LINEAR, "squared", "--squared-kernel", "affine"],
+}
 
 
 class Scan:

@@ -13,7 +13,7 @@ from fairseq_sg.modules.attention import Context, Values
 from fairseq_sg.modules.depth import DEPTH_REGISTRY, build_stack
 from fairseq_sg.modules.layers import LayerOutput
 
-KINDS = ("separate", "shared", "shared_act")
+KINDS = ("separate", "shared", "shared_act", "looped")
 kinds = pytest.mark.parametrize("kind", KINDS)
 #: Those whose output is the last step's.
 plain_kinds = pytest.mark.parametrize("kind", ["separate", "shared"])
@@ -64,7 +64,7 @@ def stack(kind: str, steps: int):
 def test_registry():
     assert set(DEPTH_REGISTRY) == set(KINDS)
     with pytest.raises(
-        ValueError, match=r"unknown depth 'deep' \(--depth\): choose from separate, shared, shared_act$"
+        ValueError, match=r"unknown depth 'deep' \(--depth\): choose from looped, separate, shared, shared_act$"
     ):
         stack("deep", 2)
 

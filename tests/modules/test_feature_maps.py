@@ -15,14 +15,17 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_atte
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, EluFeatureMap, FeatureMap, build_feature_map
 from fairseq_sg.modules.feature_maps.outer import OuterProduct
 from fairseq_sg.modules.feature_maps.performer import orthogonal_gaussian
-from helpers.attention_cases import KINDS
+from fairseq_sg.modules.feature_maps.standardized import standardized
+from helpers.attention_cases import HEADS, KINDS, Case, reference
 from helpers.configs import config_of
 
 FEATURES, HORIZON, OPTIONS = KINDS["linear"].FEATURES, KINDS["linear"].HORIZON, KINDS["linear"].OPTIONS
 every_map = pytest.mark.parametrize("name", sorted(FEATURE_MAP_REGISTRY))
-LEARNED = {"hedgehog", "rebased", "t2r"}
+LEARNED = {"hedgehog", "mlp", "rebased", "t2r"}
 #: φ(q)·φ(k) of these is at least 0 whatever q and k are; of those it may be exactly 0.
 MAY_VANISH = {"relu", "squared", "cosformer", "rebased", "t2r", "dpfp"}
+#: φ(q)·φ(k) of these has both signs.
+SIGNED = {"mlp"}
 
 
 def make(name: str, head_dim: int = 6, **options) -> FeatureMap:
@@ -97,12 +100,15 @@ def test_a_map_may_treat_queries_and_keys_apart():
 
 
 @every_map
-def test_no_similarity_is_negative(name):
+def test_sign_of_the_similarities(name):
     feature_map = make(name)
     for parameter in feature_map.parameters():
         nn.init.normal_(parameter)
     got = similarity(feature_map, 2 * random(HORIZON, 6), 2 * random(HORIZON, 6, seed=6))
-    assert (got >= 0 if name in MAY_VANISH else got > 0).all()
+    if name in SIGNED:
+        assert (got > 0).any() and (got < 0).any()
+    else:
+        assert (got >= 0 if name in MAY_VANISH else got > 0).all()
 
 
 @every_map
@@ -126,7 +132,7 @@ def test_autocast_changes_only_the_matrix_products_of_learned_maps(name):
     with torch.autocast("cpu", torch.bfloat16):
         got = feature_map.queries(x, at), feature_map.keys(x, at)
     for a, b in zip(got, exact, strict=True):
-        if name in ("hedgehog", "t2r"):
+        if name in ("hedgehog", "mlp", "t2r"):
             torch.testing.assert_close(a.float(), b, rtol=0.05, atol=0.05)
         else:
             assert a.dtype == torch.float32 and torch.equal(a, b)
@@ -254,6 +260,13 @@ def test_rebased_is_the_square_of_the_normalized_dot_product():
     assert (feature_map.query_norm.weight == 1).all() and (feature_map.key_norm.bias == 0).all()
 
 
+def test_rebased_starts_uniform_on_request():
+    feature_map = make("rebased", head_dim=40, rebased_start="uniform")
+    for parameter in feature_map.parameters():
+        assert 0 <= parameter.min() < 0.2 and 0.8 < parameter.max() < 1
+    assert not torch.equal(feature_map.query_norm.weight, feature_map.key_norm.weight)
+
+
 @pytest.mark.parametrize(
     "feature_dim,head,width", [("head", 64, 64), ("sqrt", 64, 8), ("sqrt", 32, 5), ("sqrt", 63, 7), ("12", 64, 12)]
 )
@@ -264,6 +277,99 @@ def test_feature_dim_keeps_a_quadratic_map_about_as_wide_as_a_head(name, feature
     assert attention.q_proj.out_features == attention.k_proj.out_features == 2 * width
     assert attention.v_proj.out_features == 2 * head
     assert attention.feature_map.features == width * (width + 1) // 2 + (1 + width if name == "taylor" else 0)
+
+
+# Maps of standardized Queries and Keys.
+
+
+def affine_squared(head_dim: int = 6) -> FeatureMap:
+    return make("squared", head_dim, squared_kernel="affine")
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_standardized_has_mean_0_and_unbiased_variance_1(scale):
+    x = 3 + scale * random(4, 6)
+    got = standardized(x)
+    torch.testing.assert_close(got.mean(-1), torch.zeros(4, dtype=x.dtype), rtol=0, atol=1e-9)
+    deviation = ((x - x.mean(-1, keepdim=True)).square().sum(-1) / 5).sqrt()
+    torch.testing.assert_close(got.square().sum(-1) / 5, (deviation / (deviation + 1e-6)).square())
+
+
+def test_equal_numbers_are_standardized_to_0_with_a_finite_gradient():
+    x = torch.full((2, 6), 3.0, dtype=torch.float64, requires_grad=True)
+    out = standardized(x)
+    (grad,) = torch.autograd.grad((out * random(2, 6)).sum(), x)
+    assert (out == 0).all() and grad.isfinite().all()
+
+
+@pytest.mark.parametrize("side", ["q", "k"])
+def test_affine_squared_equals_its_formula_vector_by_vector(side):
+    feature_map, x = affine_squared(), random(1, 1, 7, 6)
+    got = feature_map.queries(x) if side == "q" else feature_map.keys(x)
+    for n in range(7):
+        expected = FEATURES["squared"](feature_map, x[0, 0, n], n, side)
+        torch.testing.assert_close(got[0, 0, n], expected, rtol=1e-12, atol=1e-14)
+    assert (got >= 0).all() and got.size(-1) == feature_map.features == 6
+
+
+def test_affine_squared_starts_uniform_and_learns_queries_and_keys_apart():
+    feature_map = affine_squared(40)
+    names = {"query_kernel.weight", "query_kernel.bias", "key_kernel.weight", "key_kernel.bias"}
+    assert {name for name, _ in feature_map.named_parameters()} == names
+    for parameter in feature_map.parameters():
+        assert 0 <= parameter.min() < 0.2 and 0.8 < parameter.max() < 1
+    feature_map.queries(random(1, 1, 5, 40)).sum().backward()
+    assert all(feature_map.get_parameter(name).grad is None for name in names if name.startswith("key"))
+    assert all(feature_map.get_parameter(name).grad.ne(0).all() for name in names if name.startswith("query"))
+
+
+def test_gradients_of_affine_squared():
+    feature_map, x = affine_squared(), random(1, 2, 3, 6, requires_grad=True)
+    assert torch.autograd.gradcheck(feature_map.queries, (x,))
+    assert torch.autograd.gradcheck(feature_map.keys, (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_affine_squared_in_half_precision(dtype):
+    feature_map, x = affine_squared(), (300 * random(1, 1, 50, 6)).to(dtype)
+    exact = feature_map.keys(x.double())
+    got = feature_map.to(dtype).keys(x)
+    assert got.dtype == torch.float32 and (got - exact).norm() / exact.norm() < 1e-2
+
+
+def test_plain_squared_has_no_parameters():
+    assert not list(make("squared").parameters())
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
+def test_mlp_with_a_denominator_that_may_be_negative(role):
+    case = Case("linear", role, {"feature_map": "mlp"})
+    module, (query, key) = case.build(), case.inputs()
+    out, weights, _ = module(query, key, Context(return_weights=True))
+    expected, its_weights = reference(module, query, key)
+    torch.testing.assert_close(weights, its_weights)
+    torch.testing.assert_close(out, expected)
+    q, k = (x.unflatten(-1, (HEADS, -1)).permute(1, 2, 0, 3) for x in (module.q_proj(query), module.k_proj(key)))
+    similarity = module.feature_map.queries(q) @ module.feature_map.keys(k).mT
+    assert (similarity < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("squared", {"squared_kernel": "cubic"}, "--squared-kernel is 'cubic': choose from plain, affine"),
+        ("rebased", {"rebased_start": "zeros"}, "--rebased-start is 'zeros': choose from ones, uniform"),
+    ],
+)
+def test_wrong_choices(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_feature_map(name, 6, **options)
+
+
+@pytest.mark.parametrize(("name", "options"), [("squared", {"squared_kernel": "affine"}), ("mlp", {}), ("rebased", {})])
+def test_one_number_cannot_be_normalized(name, options):
+    with pytest.raises(ValueError, match="normalizes a head's Queries and Keys: choose --feature-dim 2 or more"):
+        build_feature_map(name, 1, **options)
 
 
 # cosFormer.
@@ -468,7 +574,7 @@ def test_widths_that_no_map_can_have_are_refused():
 def test_options_reach_the_map_from_a_configuration(name):
     chosen = OPTIONS[name]
     options = FEATURE_MAP_REGISTRY[name].options
-    assert (options is None) == (not chosen)
+    assert options is not None or not chosen
     config = config_of(24, 3, feature_map=name, **chosen)
     attention = build_attention("linear", config, "decoder")
     assert attention.feature_map.features == build_feature_map(name, 8, **chosen).features

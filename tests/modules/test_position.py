@@ -80,6 +80,20 @@ def test_learned_positions_start_as_fairseqs():
     assert abs(weight.mean().item()) < 1e-3 and weight.abs().max() > 4 * 400**-0.5  # normal, not uniform
 
 
+def test_learned_positions_start_with_a_standard_deviation_of_choice():
+    """The same draws, scaled; without a choice as before there was one."""
+    weights = []
+    for std in (None, 400**-0.5, 1.0):
+        torch.manual_seed(5)
+        weights.append(LearnedPosition(400, learned_positions=500, learned_positions_std=std).weight)
+    torch.manual_seed(5)
+    assert torch.equal(weights[0], torch.empty(500, 400).normal_(0.0, 400**-0.5))
+    assert torch.equal(weights[0], weights[1])
+    torch.testing.assert_close(weights[2], 20 * weights[0])
+    with pytest.raises(ValueError, match="--learned-positions-std is 0.0: choose a number above 0"):
+        LearnedPosition(4, learned_positions_std=0.0)
+
+
 def test_learned_positions_end():
     module = LearnedPosition(4, learned_positions=5)
     module(torch.arange(5)[None], 5)
@@ -601,7 +615,7 @@ def test_position_of_linear_attention_is_as_wide_as_its_features():
 
 
 def test_embedded_options():
-    config = SimpleNamespace(learned_positions=7)
+    config = SimpleNamespace(learned_positions=7, learned_positions_std=None)
     assert build_embedded_position("learned", 4, config).weight.shape == (7, 4)
 
 

@@ -10,8 +10,9 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.modules.feedforward import DenseFeedForward
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
-from fairseq_sg.modules.update import CopyGateUpdate, ResidualUpdate, build_update
+from fairseq_sg.modules.update import CopyGateUpdate, FeedForwardOnlyUpdate, ResidualUpdate, build_update
 from helpers.configs import config_of
+from helpers.models import build
 
 DIM = 8
 
@@ -175,6 +176,54 @@ def test_updates_are_built_outside_a_model_and_equal_those_of_a_configuration():
     torch.testing.assert_close(residual(a, h, None)[0], a + residual.ffn(residual.residual.norm(a)))
 
 
+# feedforward_only
+
+
+def test_feedforward_only_equation():
+    torch.manual_seed(0)
+    update = FeedForwardOnlyUpdate(DIM, DenseFeedForward(DIM, 12), pre_norm=True).double().eval()
+    for parameter in update.parameters():
+        nn.init.normal_(parameter)
+    a, h = (x.clone().requires_grad_() for x in states(3, 2))
+    got, losses = update(a, h, None)
+    assert losses == {}
+    for n in range(3):
+        for b in range(2):
+            new = dense(update.ffn, layer_norm(a[n, b], update.residual.norm), lambda x: x.clamp(min=0))
+            torch.testing.assert_close(got[n, b], h[n, b] + new, rtol=1e-10, atol=1e-12)
+    # What is not read by the feedforward layer goes on unchanged.
+    (to_h,) = torch.autograd.grad(got.sum(), h)
+    assert torch.equal(to_h, torch.ones_like(h))
+    assert torch.autograd.gradcheck(lambda a, h: update(a, h, None)[0], (a, h))
+
+
+def test_dropout_of_feedforward_only_is_on_the_new_content():
+    update = FeedForwardOnlyUpdate(DIM, DenseFeedForward(DIM, 12), dropout=1.0, pre_norm=True).double().train()
+    a, h = states()
+    assert torch.equal(update(a, h, None)[0], h)
+
+
+@pytest.mark.parametrize("attention", ["relative", "linear"])
+def test_layers_whose_attention_is_read_by_the_feedforward_layer_alone(attention):
+    torch.manual_seed(0)
+    config = config_of(DIM, 2, pre_norm=True)
+    x, source = states()
+    layer = DecoderLayer(config, attention, "softmax", "dense", "feedforward_only").double().eval()
+    a = x + layer.self_attn(layer.self_attn_residual.norm(x))[0]
+    a = a + layer.cross_attn(layer.cross_attn_residual.norm(a), source)[0]
+    got = layer(x, Context(source=source, cross=Context()))[0]
+    torch.testing.assert_close(got, x + layer.update.ffn(layer.update.residual.norm(a)))
+    nn.init.zeros_(layer.update.ffn.fc2.weight)
+    nn.init.zeros_(layer.update.ffn.fc2.bias)
+    assert torch.equal(layer(x, Context(source=source, cross=Context()))[0], x)
+
+
+def test_feedforward_only_is_for_pre_norm():
+    for update in ("encoder_update", "decoder_update"):
+        with pytest.raises(UsageError, match="feedforward_only .* is pre-norm: add --pre-norm"):
+            build(**{update: "feedforward_only"})
+
+
 def test_unknown_update():
-    with pytest.raises(ValueError, match=r"unknown update 'copy' .*choose from copy_gate, residual"):
+    with pytest.raises(ValueError, match=r"unknown update 'copy' .*choose from copy_gate, feedforward_only, residual"):
         build_update("copy", config_of(DIM, 2), "dense", "encoder")

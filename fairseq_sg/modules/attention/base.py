@@ -240,13 +240,13 @@ class Attention(Mechanism, nn.Module):
             }
 
     def _keys_and_values(self, source: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """k (B, H, M, D) and v (B, H, M, E) of the source, projected once for all steps of a shared layer."""
-        if context.projected is not None and self in context.projected:
-            return context.projected[self]
+        """k (B, H, M, D) and v (B, H, M, E) of the source, projected once for all steps of a repeated layer."""
+        if context.projected:
+            return context.projected["k"], context.projected["v"]
         k = self._split_heads(self.k_proj(source), self.num_heads, context.key_packing)
         v = self._split_heads(self.v_proj(source), self.value_heads, context.key_packing)
         if context.projected is not None:
-            context.projected[self] = k, v
+            context.projected.update(k=k, v=v)
         return k, v
 
     def _split_heads(self, x: Tensor, heads: int, packing: Packing | None = None) -> Tensor:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fairseq_sg.modules.cpu.packing import Packing
-
-if TYPE_CHECKING:
-    from fairseq_sg.modules.attention.base import Attention
 
 #: The decoding state of one attention; every tensor in it is batch first.
 State = dict[str, Any]
@@ -59,7 +56,8 @@ class Context:
         state: decoding states by attention. With it, the queries are the new positions only.
         return_weights, return_values: whether the output has weights and Values; neither in decoding.
         packing, key_packing: the packing of the hidden states of queries and keys (``modules.cpu.packing``), if any.
-        projected: keys and values per head by attention, for a layer that is applied several times to one source.
+        projected: "k" and "v" per head, (B, H, M, D) and (B, H, M, E), of an attention that is applied several times to
+            one source; the first application puts them in.
         source, cross: in a decoder, the encoder's output (M, B, C) and the context of cross-attention to it.
     """
 
@@ -73,7 +71,7 @@ class Context:
     return_values: bool = False
     packing: Packing | None = None
     key_packing: Packing | None = None
-    projected: dict[Attention, tuple[Tensor, Tensor]] | None = None
+    projected: dict[str, Tensor] | None = None
     source: Tensor | None = None
     cross: Context | None = None
 
@@ -85,13 +83,20 @@ class Context:
         return self.padding_mask.transpose(0, 1)
 
     def for_step(
-        self, *, state: dict[str, State] | None, memory: Tensor | None = None, return_weights: bool = True
+        self,
+        *,
+        state: dict[str, State] | None,
+        memory: Tensor | None = None,
+        return_weights: bool = True,
+        projected: dict[str, Tensor] | None = None,
     ) -> Context:
-        """The context of one step of a stack; without weights unless they are wanted in the pass and in this step."""
+        """The context of one step of a stack; without weights unless they are wanted in the pass and in this step.
+
+        ``projected`` is that of cross-attention.
+        """
+        cross = self.cross
+        if cross is not None:
+            cross = replace(cross.for_step(state=state, return_weights=return_weights), projected=projected)
         return replace(
-            self,
-            state=state,
-            memory=memory,
-            return_weights=self.return_weights and return_weights,
-            cross=None if self.cross is None else self.cross.for_step(state=state, return_weights=return_weights),
+            self, state=state, memory=memory, return_weights=self.return_weights and return_weights, cross=cross
         )

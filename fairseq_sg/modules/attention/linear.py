@@ -5,6 +5,10 @@
 over all i in the encoder and in cross-attention, over i ≤ n in the decoder. ``ops/linear_attention/naive.py`` is the
 quotient, in the order in which it is written here. No 1/√d scale: the maps that need one have their own. There are no
 attention probabilities, and so there is no dropout on them.
+
+``--linear-attention-denominator none`` leaves out the denominator, and ε with it (von Oswald et al. 2023):
+
+    O_n = Q̂_n Σ_i K̂_iᵀ V_i
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ from fairseq_sg.ops.precision import autocast_disabled
 
 logger = logging.getLogger(__name__)
 
+DENOMINATORS = ("sum", "none")
+
 
 @dataclass
 class LinearOptions(AttentionOptions):
@@ -54,6 +60,13 @@ class LinearOptions(AttentionOptions):
     linear_attention_eps: float = field(
         default=1e-6, metadata={"help": "ε added to linear attention's denominator", "above": 0}
     )
+    linear_attention_denominator: str = field(
+        default="sum",
+        metadata={
+            "help": "denominator of linear attention: 'sum', of the similarities of a Query and the Keys that it sees, "
+            "or 'none'"
+        },
+    )
 
 
 @register_attention("linear")
@@ -61,7 +74,8 @@ class LinearAttention(Attention):
     """Time O(N·F·E), decoding with a constant state per head: S (F, E) and z (F), both float32.
 
     A rotation by positions is applied to Q̂ and K̂ in the numerator alone, so that the denominator stays
-    positive (Su et al. 2021, eq. 19): O_n = R_n Q̂_n Σ_i (R_i K̂_i)ᵀ V_i / (Q̂_n · Σ_i K̂_i + ε).
+    positive (Su et al. 2021, eq. 19): O_n = R_n Q̂_n Σ_i (R_i K̂_i)ᵀ V_i / (Q̂_n · Σ_i K̂_i + ε). Without a denominator,
+    z is kept and not read.
 
     Args (besides those of :class:`Attention`):
         feature_map: name in ``FEATURE_MAP_REGISTRY``. feature_map_options: its keyword arguments.
@@ -69,7 +83,11 @@ class LinearAttention(Attention):
         qk_norm: name in ``QK_NORM_REGISTRY``; Queries and Keys have a module each, shared by the heads.
         qk_norm_options: its keyword arguments.
         linear_attention_eps: ε of the denominator.
+        linear_attention_denominator: ``sum`` or ``none``.
         position: makes a module with ``rotate``, for a width and a number of heads (``modules.position``).
+
+    Raises:
+        UsageError: a wrong option; without a denominator, an ε, or a map whose Queries need one.
     """
 
     paper = "Katharopoulos et al. 2020; Park & Kim 2024"
@@ -88,6 +106,7 @@ class LinearAttention(Attention):
         qk_norm: str = "none",
         qk_norm_options: dict[str, Any] | None = None,
         linear_attention_eps: float = 1e-6,
+        linear_attention_denominator: str = "sum",
         position: MakePosition | None = None,
         head_dim: int | None = None,
         **kwargs,
@@ -101,7 +120,28 @@ class LinearAttention(Attention):
         self.k_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
         self.eps = linear_attention_eps
         ranges.check(LinearOptions, {"linear_attention_eps": linear_attention_eps})
+        if linear_attention_denominator not in DENOMINATORS:
+            raise UsageError(
+                f"--linear-attention-denominator is {linear_attention_denominator!r}: choose from "
+                f"{', '.join(DENOMINATORS)}"
+            )
+        self.divides = linear_attention_denominator == "sum"
+        if not self.divides:
+            self._check_without_denominator()
         self.position = None if position is None else position(features, num_heads)
+
+    def _check_without_denominator(self) -> None:
+        if self.eps != LinearOptions.linear_attention_eps:
+            raise UsageError(
+                f"--linear-attention-eps {self.eps} has no effect with --linear-attention-denominator none: leave one "
+                "of them out"
+            )
+        if self.feature_map.scales_queries and isinstance(self.q_norm, NoNormalization):
+            raise UsageError(
+                f"--feature-map {self.feature_map.registered_name} divides a Query's features by their largest, and "
+                "--linear-attention-denominator none has nothing that cancels it: choose a --qk-norm, another map, or "
+                "the denominator sum"
+            )
 
     @classmethod
     def keyword_arguments(cls, config: Any) -> dict[str, Any]:
@@ -123,7 +163,7 @@ class LinearAttention(Attention):
         else:
             query_positions = None if key_positions is None else key_positions[..., k.size(2) - q.size(2) :]
         q, k = self._queries(q, query_positions), self._keys(k, key_positions)  # Q̂ (B, H, N, F), K̂ (B, H, M, F)
-        out = self._weighted_mean(q, k, v, padding)  # (B, H, N, E)
+        out = self._weighted_sum(q, k, v, padding)  # (B, H, N, E)
         return out, self._weights(q, k, padding).type_as(v) if context.return_weights else None
 
     def _queries(self, q: Tensor, positions: Tensor | None) -> Tensor:
@@ -136,20 +176,22 @@ class LinearAttention(Attention):
         features = self.feature_map.keys if plain else self.feature_map.keys_to_normalize
         return self.k_norm(features(k, positions))
 
-    def _weighted_mean(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    def _weighted_sum(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """O_n = Q̂_n Σ_i K̂_iᵀ V_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, E); a rotation is in the numerator alone."""
         visible = dict(causal=self.causal, key_padding_mask=key_padding_mask)
         if self.position is None:
-            return linear_attention(q, k, v, eps=self.eps, **visible)
+            return linear_attention(q, k, v, normalize=self.divides, eps=self.eps, **visible)
         rotated = self.position.rotate(q, self.offset(q, k)), self.position.rotate(k, 0)
         numerator = linear_attention(*rotated, accurate(v), normalize=False, **visible)
+        if not self.divides:
+            return numerator.type_as(v)
         denominator = linear_attention(q, k, _ones(k), normalize=False, **visible)  # (B, H, N, 1)
         return (numerator / (denominator + self.eps)).type_as(v)
 
     def _weights(self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The matrix A with O = A V: A_ni = Q̂_n·K̂_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, M)."""
         similarity = zero_hidden(_dot(q, k), key_padding_mask, self.causal)
-        denominator = similarity.sum(-1, keepdim=True) + self.eps
+        denominator = similarity.sum(-1, keepdim=True) + self.eps if self.divides else 1.0
         if self.position is not None:
             rotated = self.position.rotate(q, self.offset(q, k)), self.position.rotate(k, 0)
             similarity = zero_hidden(_dot(*rotated), key_padding_mask, self.causal)
@@ -189,10 +231,12 @@ class LinearAttention(Attention):
         visible = dict(causal=True, key_padding_mask=key_padding_mask, return_state=True)
         before = None if state is None else (state["S"], state["z"])
         if self.position is None:
-            out, (S, z) = linear_attention(q, k, v, state=before, eps=self.eps, **visible)
+            out, (S, z) = linear_attention(q, k, v, state=before, normalize=self.divides, eps=self.eps, **visible)
             return out, S, z
         rotated = self.position.rotate(q, length), self.position.rotate(k, length)
-        numerator, (S, _) = linear_attention(*rotated, accurate(v), state=before, normalize=False, **visible)
+        numerator, (S, z) = linear_attention(*rotated, accurate(v), state=before, normalize=False, **visible)
+        if not self.divides:
+            return numerator.type_as(v), S, z
         if before is not None:
             before = before[1].unsqueeze(-1), before[1]  # (B, H, F, 1), (B, H, F)
         denominator, (_, z) = linear_attention(q, k, _ones(k), state=before, normalize=False, **visible)
@@ -207,7 +251,8 @@ class LinearAttention(Attention):
         start = state["read"]
         state["read"] = start + q.size(2)
         features = self._queries(q, self._positions(q, None, start))  # (B, H, N, F)
-        return linear_attention_read(features, (state["S"], state["z"]), eps=self.eps).type_as(q)
+        sums = state["S"], state["z"]
+        return linear_attention_read(features, sums, normalize=self.divides, eps=self.eps).type_as(q)
 
 
 def _dot(q: Tensor, k: Tensor) -> Tensor:

@@ -7,7 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_sg.modules.depth.base import DEPTH_REGISTRY, IncrementalState, Stack, StackOutput, register_depth
+from fairseq_sg.modules.depth.base import (
+    DEPTH_REGISTRY,
+    IncrementalState,
+    RepeatedLayers,
+    Stack,
+    StackOutput,
+    register_depth,
+)
+from fairseq_sg.modules.depth.looped import LoopedLayers
 from fairseq_sg.modules.depth.separate import SeparateLayers
 from fairseq_sg.modules.depth.shared import SharedLayer
 from fairseq_sg.modules.depth.shared_act import SharedACT
@@ -25,6 +33,8 @@ def build_stack(config: Any, side: str, build_layer: Callable[[int], nn.Module])
 __all__ = [
     "DEPTH_REGISTRY",
     "IncrementalState",
+    "LoopedLayers",
+    "RepeatedLayers",
     "SeparateLayers",
     "SharedACT",
     "SharedLayer",

@@ -138,15 +138,11 @@ class SharedACT(SharedLayer):
         padding = context.hidden_padding  # (N, B)
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else ~padding
         halting = Halting(real, self.threshold, accumulation_dtype(x))
-        hidden_states, values, losses, output, weights = [], {}, {}, 0.0, None
+        inputs, hidden_states, values, losses, projected, output, weights = [], [], {}, {}, {}, 0.0, None
         for step in range(self.steps):
             before = x
-            x, attended, step_values, step_losses = self.layer_for_step(step)(
-                x,
-                context.for_step(
-                    state=self.state_for_step(step, context.state), memory=None if memory is None else memory[step]
-                ),
-            )
+            layer, seen = self.layer_and_context(step, context, memory, projected)
+            x, attended, step_values, step_losses = layer(x, seen)
             p = self.halting_probability(before if self.halting_state == "input" else x)  # (N, B)
             weight = halting.weigh(p, force=self.variant == "graves" and step == self.steps - 1)
             output = self._add(output, weight.unsqueeze(-1), x)
@@ -155,6 +151,7 @@ class SharedACT(SharedLayer):
             collect(values, step_values)
             collect(losses, step_losses)
             if keep_hidden:
+                inputs.append(before)
                 hidden_states.append(x)
             # Later steps change nothing that is returned. In decoding, later positions attend to their states.
             returned = context.state is not None or keep_hidden or values or losses
@@ -163,7 +160,8 @@ class SharedACT(SharedLayer):
         positions = real.numel() if context.padding_mask is None else context.padding_mask.numel()
         collect(losses, {"ponder": self._ponder(halting.remainder, real, positions)})
         weights = None if weights is None else weights.to(attended.dtype)
-        return StackOutput(output.to(x.dtype), hidden_states, weights, values, losses)
+        output = output.to(x.dtype)
+        return StackOutput(output, inputs, hidden_states, [output], weights, values, losses)
 
     def halting_probability(self, h: Tensor) -> Tensor:
         """h (N, B, C) -> p̂ (N, B), float32 or float64 also under autocast: its sum is compared with 1 − ε."""

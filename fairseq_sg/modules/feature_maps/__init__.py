@@ -11,11 +11,12 @@ from fairseq_sg.modules.feature_maps.elementwise import (
     EluFeatureMap,
     ExpFeatureMap,
     ReluFeatureMap,
-    SquaredFeatureMap,
 )
 from fairseq_sg.modules.feature_maps.hedgehog import HedgehogFeatureMap
+from fairseq_sg.modules.feature_maps.mlp import MLPFeatureMap
 from fairseq_sg.modules.feature_maps.performer import PerformerFeatureMap
 from fairseq_sg.modules.feature_maps.rebased import RebasedFeatureMap
+from fairseq_sg.modules.feature_maps.squared import SquaredFeatureMap
 from fairseq_sg.modules.feature_maps.t2r import T2RFeatureMap
 from fairseq_sg.modules.feature_maps.taylor import TaylorFeatureMap
 
@@ -33,6 +34,7 @@ __all__ = [
     "ExpFeatureMap",
     "FeatureMap",
     "HedgehogFeatureMap",
+    "MLPFeatureMap",
     "PerformerFeatureMap",
     "RebasedFeatureMap",
     "ReluFeatureMap",

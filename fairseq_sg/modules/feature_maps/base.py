@@ -4,10 +4,10 @@ A feature map turns ``(B, H, N, D)`` into ``(B, H, N, F)`` and says its F as ``f
 and a Key is φ(q)·φ(k). Queries and Keys may be mapped differently (``queries`` and ``keys``); most maps treat them
 alike. Where half precision would overflow or cancel, features are float32.
 
-The denominator of linear attention is a sum of similarities. All maps here have φ(q)·φ(k) ≥ 0; ``l1`` and ``l2`` only
-scale a φ and keep that. ``rms`` multiplies features by a learned γ, and with it similarities may be negative and a
-denominator vanish: for every map where γ_Q and γ_K have different signs, and for ``taylor`` and ``rebased``, whose
-features have both signs, wherever γ_Q γ_K is not the same for all features.
+The denominator of linear attention is a sum of similarities. All maps here but ``mlp`` have φ(q)·φ(k) ≥ 0; ``l1`` and
+``l2`` only scale a φ and keep that. ``rms`` multiplies features by a learned γ, and with it similarities may be
+negative and a denominator vanish: for every map where γ_Q and γ_K have different signs, and for ``taylor`` and
+``rebased``, whose features have both signs, wherever γ_Q γ_K is not the same for all features.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ class FeatureMap(Mechanism, nn.Module):
             from 0 at the first real token. Without it they are None.
         quadratic: whether F grows with D², the case for ``--feature-dim sqrt``.
         least_width: the least D that the documentation advises.
+        scales_queries: whether ``queries`` gives φ(q) up to a positive factor per Query, which cancels in a quotient or
+            in a normalization.
         longest: the length of the longest sequence that it is defined for, None for no limit.
     """
 
     needs_positions: ClassVar[bool] = False
     quadratic: ClassVar[bool] = False
     least_width: ClassVar[int] = 1
+    scales_queries: ClassVar[bool] = False
     longest: int | None = None
 
     def __init__(self, head_dim: int):
@@ -48,7 +51,7 @@ class FeatureMap(Mechanism, nn.Module):
         self.features = head_dim
 
     def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
-        """q (B, H, N, D) -> φ(q) (B, H, N, F), in the dtype of q or a wider one."""
+        """q (B, H, N, D) -> φ(q) (B, H, N, F), in the dtype of q or a wider one; see ``scales_queries``."""
         return self(q)
 
     def keys(self, k: Tensor, positions: Tensor | None = None) -> Tensor:

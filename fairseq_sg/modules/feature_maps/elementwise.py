@@ -33,17 +33,6 @@ class ReluFeatureMap(FeatureMap):
         return accurate(x).relu()
 
 
-@register_feature_map("squared")
-class SquaredFeatureMap(FeatureMap):
-    """φ(x)_i = x_i² ≥ 0, F = D. Features are float32: float16 would overflow above 255.
-
-    The sign of a feature is lost, so a Query is as similar to k as to −k.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return accurate(x).square()
-
-
 @register_feature_map("exp")
 class ExpFeatureMap(FeatureMap):
     """φ(x)_i = exp(x_i) > 0, F = D. Features are float32.
@@ -53,6 +42,8 @@ class ExpFeatureMap(FeatureMap):
     change the weights, and one for all would need Keys that a decoder has not seen. Their exponentials overflow where
     an element of a Key exceeds 88.
     """
+
+    scales_queries = True
 
     def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
         q = accurate(q)

@@ -54,6 +54,7 @@ class PerformerFeatureMap(FeatureMap):
 
     paper = "Choromanski et al. 2021"
     options = PerformerOptions
+    scales_queries = True
 
     def __init__(self, head_dim: int, *, performer_features: int | None = None, performer_redraw: str = "forward"):
         super().__init__(head_dim)

@@ -3,36 +3,57 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
 from fairseq_sg.modules.feature_maps.outer import OuterProduct
+from fairseq_sg.modules.feature_maps.standardized import check_width
+
+STARTS = ("ones", "uniform")
+
+
+@dataclass
+class RebasedOptions:
+    rebased_start: str = field(
+        default="ones",
+        metadata={
+            "help": "start of the rebased feature map's γ and β: 'ones' (γ 1, β 0), or 'uniform' (both from 0 to 1, as "
+            "the code of Laptev 2024)"
+        },
+    )
 
 
 @register_feature_map("rebased")
 class RebasedFeatureMap(FeatureMap):
     """φ(x) = y⊗y/√D, y = γ ⊙ LN(x) + β, F = D(D + 1)/2 (Aksenov et al. 2024).
 
-    So φ(q)·φ(k) = (y_q·y_k)²/D ≥ 0. Queries and Keys have a γ and a β each, shared by the heads, which start at 1 and
-    0; LN has ε = 1e-5. Features are float32.
+    So φ(q)·φ(k) = (y_q·y_k)²/D ≥ 0. Queries and Keys have a γ and a β each, shared by the heads; LN has ε = 1e-5.
+    Features are float32.
+
+    Args:
+        rebased_start: ``ones`` for γ = 1 and β = 0, or ``uniform`` for both in [0, 1).
 
     Raises:
-        UsageError: D < 2: a normalized number alone is always 0.
+        UsageError: another start, or D < 2: a normalized number alone is always 0.
     """
 
     paper = "Aksenov et al. 2024"
+    options = RebasedOptions
     quadratic = True
     least_width = 4  # two normalized numbers have only a sign
 
-    def __init__(self, head_dim: int):
+    def __init__(self, head_dim: int, *, rebased_start: str = "ones"):
         super().__init__(head_dim)
-        if head_dim < 2:
-            raise UsageError(
-                "--feature-map rebased normalizes a head's Queries and Keys: choose --feature-dim 2 or more"
-            )
+        check_width(head_dim, "--feature-map rebased")
+        if rebased_start not in STARTS:
+            raise UsageError(f"--rebased-start is {rebased_start!r}: choose from {', '.join(STARTS)}")
         self.query_norm, self.key_norm = nn.LayerNorm(head_dim), nn.LayerNorm(head_dim)
+        if rebased_start == "uniform":
+            for parameter in (*self.query_norm.parameters(), *self.key_norm.parameters()):
+                nn.init.uniform_(parameter)
         self.outer = OuterProduct(head_dim)
         self.features = self.outer.features
         self.scale = 1 / math.sqrt(head_dim)

@@ -17,27 +17,38 @@ class LearnedOptions:
     learned_positions: int = field(
         default=1024, metadata={"help": "number of positions that have a vector, with --position learned", "least": 1}
     )
+    learned_positions_std: float | None = field(
+        default=None,
+        metadata={
+            "help": "standard deviation of --position learned at the start, before --embedding-scaling (default: 1/√d "
+            "of the model's width d)",
+            "above": 0,
+        },
+    )
 
 
 @register_position("learned")
 class LearnedPosition(EmbeddedPosition):
-    """Starts as fairseq's, P ~ N(0, 1/d). A position that no training sentence reaches keeps its random start.
+    """Starts as fairseq's, P ~ N(0, 1/d), or N(0, σ²). A position that no training sentence reaches keeps its start.
 
     Args:
         dim: d, the model's width.
         learned_positions: the number of positions.
+        learned_positions_std: σ; d^−½ unless given.
 
     Raises:
-        UsageError: fewer than one position; on a call, a sequence longer than that.
+        UsageError: fewer than one position, or a σ that is not positive; on a call, a longer sequence.
     """
 
     paper = "Gehring et al. 2017; fairseq"
     options = LearnedOptions
 
-    def __init__(self, dim: int, *, learned_positions: int = 1024):
+    def __init__(self, dim: int, *, learned_positions: int = 1024, learned_positions_std: float | None = None):
         super().__init__(dim)
-        ranges.check(LearnedOptions, {"learned_positions": learned_positions})
-        self.weight = nn.Parameter(torch.empty(learned_positions, dim).normal_(0.0, dim**-0.5))
+        given = {"learned_positions": learned_positions, "learned_positions_std": learned_positions_std}
+        ranges.check(LearnedOptions, given)
+        std = dim**-0.5 if learned_positions_std is None else learned_positions_std
+        self.weight = nn.Parameter(torch.empty(learned_positions, dim).normal_(0.0, std))
 
     @property
     def longest(self) -> int:

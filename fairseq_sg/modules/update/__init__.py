@@ -8,6 +8,7 @@ from fairseq_sg.modules.feedforward import build_feedforward
 from fairseq_sg.modules.norm import norm_of
 from fairseq_sg.modules.update.base import UPDATE_REGISTRY, Residual, Update, register_update
 from fairseq_sg.modules.update.copy_gate import CopyGateUpdate
+from fairseq_sg.modules.update.feedforward_only import FeedForwardOnlyUpdate
 from fairseq_sg.modules.update.residual import ResidualUpdate
 
 
@@ -30,6 +31,7 @@ def build_update(name: str, config: Any, ffn: str, side: str) -> Update:
 __all__ = [
     "UPDATE_REGISTRY",
     "CopyGateUpdate",
+    "FeedForwardOnlyUpdate",
     "Residual",
     "ResidualUpdate",
     "Update",

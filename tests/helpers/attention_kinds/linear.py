@@ -28,7 +28,12 @@ OPTIONS: dict[str, dict] = {
     "hedgehog": {},
     "t2r": {"t2r_features": 11},
     "dpfp": {"dpfp_nu": 3},
+    "mlp": {},
 }
+
+
+#: O_n = Q̂_n Σ_i K̂_iᵀ V_i
+UNDIVIDED = {"linear_attention_denominator": "none"}
 
 
 def mapped(name: str, role: str, qk_norm: str = "none", feature_dim: str = "head", **options) -> Case:
@@ -38,13 +43,19 @@ def mapped(name: str, role: str, qk_norm: str = "none", feature_dim: str = "head
 
 CASES = [
     *(Case("linear", role, {"feature_map": "elu", "qk_norm": norm}) for role in ROLES for norm in NORMS),
-    *(mapped(name, role) for name in OPTIONS for role in ROLES),
+    *(mapped(name, role) for name in OPTIONS if name != "mlp" for role in ROLES),
+    # Its denominators may be near 0, where rounding decides.
+    *(Case("linear", role, {"feature_map": "mlp", **UNDIVIDED}) for role in ROLES),
     *(mapped(name, "decoder", norm) for name in ("cosformer", "performer", "taylor") for norm in ("l1", "rms")),
     *(mapped(name, "cross", "l2") for name in ("cosformer", "rebased", "dpfp")),
     mapped("hedgehog", "encoder", "rms"),
     mapped("rebased", "decoder", "l1"),
     mapped("taylor", "encoder", feature_dim="sqrt"),
     mapped("rebased", "decoder", feature_dim="3"),
+    *(Case("linear", role, {"feature_map": "elu", "qk_norm": "l2", **UNDIVIDED}) for role in ROLES),
+    Case("linear", "decoder", {"feature_map": "exp", "qk_norm": "l1", **UNDIVIDED}),
+    mapped("rebased", "cross", rebased_start="uniform"),
+    *(mapped("squared", role, squared_kernel="affine") for role in ROLES),
 ]
 
 
@@ -64,8 +75,23 @@ def relu(phi, x, position, side) -> Tensor:
     return torch.where(x > 0, x, 0.0)
 
 
+def standardized(x) -> list[Tensor]:
+    mean = sum(x) / len(x)
+    deviation = (sum((e - mean) ** 2 for e in x) / (len(x) - 1)) ** 0.5
+    return [(e - mean) / (deviation + 1e-6) for e in x]
+
+
 def squared(phi, x, position, side) -> Tensor:
+    kernel = phi.query_kernel if side == "q" else phi.key_kernel
+    if hasattr(kernel, "weight"):
+        x = [g * e + b for g, e, b in zip(kernel.weight, standardized(x), kernel.bias, strict=True)]
     return flat(e * e for e in x)
+
+
+def mlp(phi, x, position, side) -> Tensor:
+    first, _, second = phi.query_map if side == "q" else phi.key_map
+    hidden = [max(e, 0 * e) for e in linear(first, flat(standardized(x)))]
+    return flat(linear(second, flat(hidden)))
 
 
 def exp(phi, x, position, side) -> Tensor:
@@ -131,6 +157,7 @@ FEATURES: dict[str, Callable[[object, Tensor, int, str], Tensor]] = {
     "hedgehog": hedgehog,
     "t2r": t2r,
     "dpfp": dpfp,
+    "mlp": mlp,
 }
 
 
@@ -159,4 +186,4 @@ def row(row: Row) -> Tensor:
     side = "q" if as_queries else "k"
     keys = [normalized(module.k_norm, phi(module.feature_map, row.k[m], at(m), side)) for m in row.seen]
     similarity = torch.stack([query @ key for key in keys])
-    return similarity / (similarity.sum() + 1e-6)
+    return similarity / (similarity.sum() + 1e-6) if module.divides else similarity
