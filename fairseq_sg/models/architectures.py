@@ -14,6 +14,9 @@ code, which the published numbers come from. It differs from the text in four po
 
 Language models: Table F.2, pre-norm, with the initialization by depth. Feedforward layers have the widths of the dense
 models; docs/language_models.md has those of the mixtures of experts.
+
+Regressors: ``sg_regressor_garg…`` are those of Garg et al. 2022 (GPT-2's sizes, 2 positions for each of 101 points, of
+11 for ``toy``). ``sg_regressor_article…`` are those of an article on linear transformers, for prompts of 64 examples.
 """
 
 from __future__ import annotations
@@ -78,6 +81,24 @@ LM_ARCHITECTURES: dict[str, dict[str, Any]] = {
     "sg_transformer_lm_wt_s_star": _language_model(412, 16480, heads=10, head_dim=41, layers=16),
     "sg_transformer_lm_wt_b": _language_model(1024, 4110, heads=16, head_dim=64, layers=18, dropout=0.2),
     "sg_transformer_lm_e8": _language_model(512, 2053, heads=8, head_dim=64, layers=12),
+}
+
+
+def _regressor(dim: int, ffn: int, heads: int, layers: int, positions: int, **more: Any) -> dict[str, Any]:
+    learned = {"position": "learned", "learned_positions": positions}
+    start = {"attention_bias": True, "attention_init": "torch", "ffn_init": "torch", "ffn_activation": "gelu"}
+    return _side("decoder", dim, ffn, heads, layers) | learned | start | {"pre_norm": True, "dropout": 0.0} | more
+
+
+#: architecture of sg_regressor -> values of the model's configuration
+REGRESSOR_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "sg_regressor_article": _regressor(96, 256, heads=4, layers=2, positions=129),
+    "sg_regressor_article_quadratic": _regressor(
+        112, 256, heads=4, layers=2, positions=129, decoder_attention="linear", feature_map="rebased", feature_dim="5"
+    ),
+    "sg_regressor_garg": _regressor(256, 1024, heads=8, layers=12, positions=202),
+    "sg_regressor_garg_small": _regressor(128, 512, heads=4, layers=6, positions=202),
+    "sg_regressor_garg_toy": _regressor(256, 1024, heads=8, layers=12, positions=22),
 }
 
 
