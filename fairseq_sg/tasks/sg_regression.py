@@ -17,6 +17,7 @@ import torch
 from fairseq import utils
 from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
@@ -180,12 +181,10 @@ class SGRegressionTask(SGTask, FairseqTask):
     # Models.
 
     def build_model(self, cfg, from_checkpoint: bool = False):
-        from fairseq_sg.models.sg_regressor import SGRegressor
-
-        model = super().build_model(cfg, from_checkpoint)
-        if not isinstance(model, SGRegressor):
+        kind = ARCH_MODEL_REGISTRY.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None))
+        if not getattr(kind, "predicts_numbers", False):
             raise UsageError("this --arch predicts no numbers: choose one that does, such as --arch sg_regressor")
-        return model
+        return super().build_model(cfg, from_checkpoint)
 
     def build_criterion(self, cfg, from_checkpoint: bool = False):
         criterion = super().build_criterion(cfg, from_checkpoint)
