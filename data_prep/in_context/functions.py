@@ -1,4 +1,4 @@
-"""Classes of functions that prompts are drawn from (Garg et al. 2022, sections 3 and 5): x (P, n) -> y (P,), float64.
+"""Classes of functions that prompts are drawn from (Garg et al. 2022): x (P, n) -> y (P,), float64.
 
     linear          y = w·x,                          w ~ N(0, I)
     sparse_linear   y = w·x,                          all but s weights are 0, s = 3

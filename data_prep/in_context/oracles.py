@@ -1,4 +1,4 @@
-"""Predictors that prompts are compared with (Garg et al. 2022, section 3): x (S, P, n), y (S, P) -> ŷ (S, P), float64.
+"""Predictors that prompts are compared with (Garg et al. 2022): x (S, P, n), y (S, P) -> ŷ (S, P), float64.
 
 Prediction i is made from x_i and the i examples before it; without examples it is 0.
 

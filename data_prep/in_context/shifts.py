@@ -1,4 +1,4 @@
-"""Tests whose prompts are distributed otherwise than in training (Garg et al. 2022, sections 4 and B.1).
+"""Tests whose prompts are distributed otherwise than in training (Garg et al. 2022).
 
 A shift changes the inputs x (P, n) before the function is evaluated, the last of which is the query, or the values
 y (P,) after it:

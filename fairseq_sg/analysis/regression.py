@@ -1,4 +1,4 @@
-"""Error of a regressor by the number of examples, beside the errors of exact predictors (Garg et al. 2022, Figure 2).
+"""Error of a regressor by the number of examples, beside the errors of exact predictors (Garg et al. 2022).
 
 Prediction i of a prompt has seen i − 1 examples. Errors are squared and divided by the unit of the data, as in
 training. The predictors are computed on the same prompts:
