@@ -66,15 +66,15 @@ def above_0(text: str) -> float:
 above_0.metavar = "X"
 
 
-def shifts(text: str) -> list[str]:
+def shifts(text: str) -> tuple[str, ...]:
     """Argument type: ``all``, ``none``, or names of shifts, separated by commas; in the order of ``SHIFTS``."""
     if text in ("all", "none"):
-        return list(SHIFTS) if text == "all" else []
+        return tuple(SHIFTS) if text == "all" else ()
     names = [name.strip() for name in text.split(",")]
     unknown = next((name for name in names if name not in SHIFTS), None)
     if unknown is not None:
         raise argparse.ArgumentTypeError(f"has {unknown!r}: choose all, none, or from {', '.join(SHIFTS)}")
-    return [name for name in SHIFTS if name in names]
+    return tuple(name for name in SHIFTS if name in names)
 
 
 def setting(name: str, of: str, help: str, type: Callable[[str], float]) -> Any:
@@ -93,7 +93,7 @@ class InContextOptions(Options):
     hidden: int | None = setting("hidden", "relu_network", "hidden units", whole_number(1, 10_000))
     tree_depth: int | None = setting("tree_depth", "decision_tree", "decisions", whole_number(1, 12))
     size: int = option(480, "prompts in each subset (default: 480)", type=whole_number(1, 1_000_000))
-    shifts: list[str] = option(
+    shifts: tuple[str, ...] = option(
         tuple(SHIFTS),
         "shifted tests, separated by commas, or none (default: all that the dimensions allow)",
         type=shifts,
@@ -109,7 +109,7 @@ class InContextOptions(Options):
                     raise UsageError(f"--{name.replace('_', '-')} is for --function {kind.name}: leave it out")
         if self.sparsity is not None and self.sparsity > self.dims:
             raise UsageError(f"--sparsity {self.sparsity} is more than --dims {self.dims}: choose at most as many")
-        names = [name for name in self.shifts if self.dims >= SHIFTS[name].least_dims]
+        names = tuple(name for name in self.shifts if self.dims >= SHIFTS[name].least_dims)
         if self.shifts != tuple(SHIFTS) and len(names) < len(self.shifts):
             wrong = next(name for name in self.shifts if name not in names)
             raise UsageError(f"--shifts {wrong} needs --dims {SHIFTS[wrong].least_dims} or more")

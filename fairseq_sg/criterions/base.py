@@ -190,17 +190,17 @@ class LayerLosses(FairseqCriterion):
         return {name: (self._weight(name), torch.stack(values).sum()) for name, values in emitted.items()}
 
     @staticmethod
-    def log_losses(sums: dict[str, float], main: str, unit: float = 1.0) -> None:
+    def log_losses(sums: dict[str, float], name: str, own: float, unit: float = 1.0) -> None:
         """Logs the other losses and statistics, and the shares of the loss, divided by ``unit``.
 
-        ``main`` is the name of the task's own part among ``sums``, without ``_loss``.
+        ``own`` is the task's own part of the loss, whose share is ``share_NAME``.
         """
         size = sums["sample_size"]
         for prefix in ("aux_", "stat_"):
             for key in sorted(key for key in sums if key.startswith(prefix)):
                 metrics.log_scalar(key[len(prefix) :], sums[key] / size, size, round=4)
         shares = {key: value for key, value in sorted(sums.items()) if key.startswith("share_")}
-        for key, value in ({f"share_{main.removesuffix('_loss')}": sums[main]} | shares if shares else {}).items():
+        for key, value in ({f"share_{name}": own} | shares if shares else {}).items():
             metrics.log_scalar(key, value / size / unit, size, round=4)
 
     @staticmethod
@@ -280,7 +280,7 @@ class SGCriterion(LayerLosses):
         if "n_tokens_right" in sums:
             metrics.log_scalar("token_accuracy", 100.0 * sums["n_tokens_right"] / predictions, predictions, round=4)
         log_breakdown(sums)
-        cls.log_losses(sums, "nll_loss", math.log(2))
+        cls.log_losses(sums, "nll", sums["nll_loss"], math.log(2))
 
 
 def split(emitted: AuxLosses) -> tuple[AuxLosses, dict[str, Tensor]]:

@@ -89,4 +89,4 @@ class Regression(LayerLosses):
             return
         for name in ("loss", "mse", "mse_last", "mse_last_mean"):
             metrics.log_scalar(name, sums[name] / size, size, round=6)
-        cls.log_losses(sums, "mse")
+        cls.log_losses(sums, "mse", sums["mse"])

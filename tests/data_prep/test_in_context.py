@@ -281,8 +281,9 @@ def test_settings_are_in_the_request(run, tmp_path: Path):
         assert request["shifts"] == [] and not (out / "skewed.x.npy").exists()
 
 
-def test_one_dimension_has_fewer_shifts(run, tmp_path: Path):
-    run("in_context", "--dims", 1, "--examples", 2, "--size", 2, "--out", tmp_path / "out")
+@pytest.mark.parametrize("more", [[], ["--shifts", "all"]])
+def test_one_dimension_has_fewer_shifts(more, run, tmp_path: Path):
+    run("in_context", "--dims", 1, "--examples", 2, "--size", 2, *more, "--out", tmp_path / "out")
     found = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
     assert set(SHIFTS) - set(found["subsets"]) == {"half_subspace", "query_orthogonal"}
 
