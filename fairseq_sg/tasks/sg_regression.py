@@ -166,13 +166,20 @@ class SGRegressionTask(SGTask, FairseqTask):
             raise self.no_such_subset(split) from error
         self.datasets[split] = FrozenPrompts(x, y)
 
-    def get_batch_iterator(self, dataset: PromptDataset, *args, **kwargs):
+    def get_batch_iterator(self, dataset: PromptDataset, max_tokens: int | None = None, *args, **kwargs):
         """fairseq's, but evaluation never drops a last batch that is not a multiple of
         ``--required-batch-size-multiple``.
+
+        Raises UsageError where ``max_tokens`` is less than the tokens of a prompt.
         """
+        if max_tokens is not None and max_tokens < dataset.size(0):
+            raise UsageError(
+                f"--max-tokens is {max_tokens}, and a prompt has {dataset.size(0)} tokens: choose at least as many, or "
+                "give --batch-size instead"
+            )
         if not asks_for_training(kwargs):
             kwargs["required_batch_size_multiple"] = 1
-        return super().get_batch_iterator(dataset, *args, **kwargs)
+        return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
 
     def max_positions(self) -> None:
         """A prompt has as many tokens as its folder says; the model may have fewer positions."""

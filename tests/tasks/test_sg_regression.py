@@ -171,6 +171,15 @@ def test_long_prompts_are_refused(folder):
         of.get_batch_iterator(of.dataset("valid"), max_sentences=8, max_positions=model.max_positions())
 
 
+def test_batches_without_room_for_a_prompt(folder):
+    of = task(folder)
+    of.load_dataset("train")
+    with pytest.raises(UsageError, match="--max-tokens is 10, and a prompt has 11 tokens: choose at least as many"):
+        of.get_batch_iterator(of.dataset("train"), max_tokens=10, grouped_shuffling=False)
+    rows = of.get_batch_iterator(of.dataset("train"), max_tokens=25, seed=1, grouped_shuffling=False).next_epoch_itr()
+    assert sorted(batch["nsentences"] for batch in rows) == [1] + [2] * 6
+
+
 def test_other_models_and_criteria_are_refused(folder):
     of = task(folder)
     with pytest.raises(UsageError, match="this --arch predicts no numbers: choose .* --arch sg_regressor"):
