@@ -102,12 +102,27 @@ REGRESSOR_ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
+#: Options of a mechanism -> the option that chooses it, and its name there. An architecture sets them only where the
+#: user has not chosen another mechanism, for which they would be refused.
+ONLY_WITH = {
+    "learned_positions": ("position", "learned"),
+    "ffn_init": ("decoder_ffn", "dense"),
+    "ffn_activation": ("decoder_ffn", "dense"),
+    "feature_map": ("decoder_attention", "linear"),
+    "feature_dim": ("decoder_attention", "linear"),
+}
+
+
 def preset(values: dict[str, Any]):
-    """fairseq's form of an architecture: a function that sets the values that the user has not set."""
+    """fairseq's form of an architecture: a function that sets the values that the user has not set.
+
+    The option that chooses a mechanism comes before those of the mechanism (``ONLY_WITH``).
+    """
 
     def fill(cfg) -> None:
         for name, value in values.items():
-            if getattr(cfg, name, None) is None:
+            chooser, chosen = ONLY_WITH.get(name, ("", None))
+            if getattr(cfg, name, None) is None and getattr(cfg, chooser, None) in (None, chosen):
                 setattr(cfg, name, value)
 
     return fill

@@ -10,6 +10,7 @@ pytest.importorskip("fairseq")
 
 import torch
 import torch.nn.functional as F
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import nn
 
 from fairseq_sg.errors import UsageError
@@ -215,6 +216,24 @@ def test_parameters_of_gpt_2(arch, dim, layers):
     ends = 21 * dim + values["learned_positions"] * dim + 2 * dim + dim + 1
     layer = 12 * dim**2 + 13 * dim
     assert sum(p.numel() for p in model.parameters()) == ends + layers * layer
+
+
+@pytest.mark.parametrize(
+    "arch,chosen,unset",
+    [
+        ("sg_regressor_article", {"position": "rotary"}, ["learned_positions"]),
+        ("sg_regressor_article", {"decoder_ffn": "sigma_moe"}, ["ffn_init", "ffn_activation"]),
+        ("sg_regressor_article_quadratic", {"decoder_attention": "softmax"}, ["feature_map", "feature_dim"]),
+        ("sg_regressor_article", {"decoder_attention": "relative", "position": "none"}, ["learned_positions"]),
+    ],
+)
+def test_published_sizes_with_other_mechanisms(arch, chosen, unset):
+    """Options of the published mechanisms are left out with them; the others stay."""
+    cfg = SimpleNamespace(**chosen)
+    ARCH_CONFIG_REGISTRY[arch](cfg)
+    assert [name for name in REGRESSOR_ARCHITECTURES[arch] if not hasattr(cfg, name)] == unset
+    model = SGRegressor.build_model(cfg, task_of(4, examples=64)).double().eval()
+    assert model(*prompts(65, dims=4, rows=1))[0].shape == (1, 1, 65)
 
 
 def test_defaults_of_pytorch():
