@@ -51,8 +51,7 @@ MISTAKES = {
     "numbers": (["--lr", "(("], "--lr is '((': choose numbers, such as 1 or 1,2"),
     "of-another-arch": (
         ["--arch", "transformer", "--qk-norm", "l2"],
-        "--qk-norm has no effect here: it is an option of --arch sg_encoder, sg_regressor, sg_transformer, "
-        "sg_transformer_lm",
+        "--qk-norm has no effect here: it is an option of --arch sg_encoder, sg_regressor, sg_transformer",
     ),
     "of-another-task": (
         ["--memory-length", "4"],
