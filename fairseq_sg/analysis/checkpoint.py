@@ -187,7 +187,8 @@ def absent(checkpoint: str) -> str:
     name, _, path = checkpoint.partition("=")
     if os.path.isfile(path):
         return (
-            f"there is no checkpoint {checkpoint}: only `accuracy` and `consistency` take names of models, omit {name}="
+            f"there is no checkpoint {checkpoint}: only `accuracy`, `consistency` and `regression` take names of "
+            f"models, omit {name}="
         )
     if not there.parent.is_dir():
         return f"there is no checkpoint {checkpoint}: there is no folder {there.parent}"
