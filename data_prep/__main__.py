@@ -19,6 +19,7 @@ from data_prep.ctl import Ctl
 from data_prep.ctlpp import CtlPlusPlus
 from data_prep.dataset import DataError, Dataset, UsageError, add_options
 from data_prep.folder import prepare, verify
+from data_prep.in_context import InContext
 from data_prep.iwslt_en_vi import IwsltEnVi
 from data_prep.libreoffice_help import LibreOfficeHelp
 from data_prep.listops import ListOps
@@ -42,6 +43,7 @@ DATASETS: tuple[Dataset, ...] = (
     ListOps(),
     Parity(),
     First(),
+    InContext(),
     IwsltEnVi(),
     LibreOfficeHelp(),
     Parallel(),
@@ -111,8 +113,10 @@ def add_dataset(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
     add_options(parser, dataset.options, dataset.sources)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the output folder")
     parser.add_argument("--overwrite", action="store_true", help="replace the prepared dataset in FOLDER")
-    parser.add_argument("--raw-only", action="store_true", help="write only the text; needs neither torch nor fairseq")
-    parser.set_defaults(run=lambda args: prepare(dataset, args))
+    if dataset.binarizes:
+        help = "write only the text; needs neither torch nor fairseq"
+        parser.add_argument("--raw-only", action="store_true", help=help)
+    parser.set_defaults(run=lambda args: prepare(dataset, args), raw_only=False)
 
 
 def plain(docstring: str) -> str:

@@ -275,6 +275,7 @@ class Dataset(ABC):
     classifier: str = ""  # for classes: the papers' classifier, by architecture or by sizes
     splits: tuple[str, ...]
     words: tuple[str, ...] = ()  # as `Corpus.words`
+    binarizes: bool = True  # whether its text becomes fairseq's binaries; without text there is no --raw-only
     options: type[Options]
     sources: type[Sources] = Sources
 

@@ -48,7 +48,7 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         check_same(out, request())
         print(f"already prepared: {args.out}")
         return
-    if not args.raw_only:
+    if dataset.binarizes and not args.raw_only:
         require_fairseq()
     with workspace(out) as room:
         material = dataset.build(options, sources)

@@ -88,9 +88,10 @@ def plugin_sections() -> list[Section]:
 def _model_sections() -> Iterator[Section]:
     from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
-    from fairseq_sg.models import sg_encoder, sg_lstm, sg_transformer, sg_transformer_lm
+    from fairseq_sg.models import sg_encoder, sg_lstm, sg_regressor, sg_transformer, sg_transformer_lm
 
-    models = {m.__name__.rpartition(".")[2]: m for m in (sg_transformer, sg_encoder, sg_transformer_lm, sg_lstm)}
+    modules = (sg_transformer, sg_encoder, sg_transformer_lm, sg_lstm, sg_regressor)
+    models = {module.__name__.rpartition(".")[2]: module for module in modules}
     names = {model: {model, *ARCH_MODEL_INV_REGISTRY[model]} for model in models}
     owned = [(model, module.configuration.own) for model, module in models.items()]
     for declared, takers, options in _by_declaration(owned):
@@ -195,6 +196,7 @@ def architectures() -> dict[str, dict[str, dict[str, Any]]]:
         "sg_encoder": a.ENCODER_ARCHITECTURES,
         "sg_lstm": a.LSTM_ARCHITECTURES,
         "sg_transformer_lm": a.LM_ARCHITECTURES,
+        "sg_regressor": a.REGRESSOR_ARCHITECTURES,
     }
 
 

@@ -18,14 +18,17 @@ compat.repair()
 REGISTERING = (
     "criterions.classification",
     "criterions.cross_entropy_orthogonality",
+    "criterions.regression",
     "models.sg_transformer",
     "models.sg_encoder",
     "models.sg_transformer_lm",
     "models.sg_lstm",
+    "models.sg_regressor",
     "optim.torch_adam",
     "scoring.exact_match",
     "tasks.sg_classification",
     "tasks.sg_language_modeling",
+    "tasks.sg_regression",
     "tasks.sg_translation",
 )
 for _name in REGISTERING:

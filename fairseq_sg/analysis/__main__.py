@@ -10,6 +10,7 @@
     fairseq-sg analysis symbols  CHECKPOINT
     fairseq-sg analysis consistency CHECKPOINT
     fairseq-sg analysis consistency NAME=CHECKPOINT … --out OUT
+    fairseq-sg analysis regression CHECKPOINT --subset test
 
 Each command writes the numbers to OUT.npz and OUT.json, and draws them in PNG, or in PDF or SVG with --out OUT.pdf
 or OUT.svg. COMMAND --help lists the options of a command.
@@ -28,7 +29,18 @@ from pathlib import Path
 from typing import Any
 
 import fairseq_sg.plugin  # noqa: F401
-from fairseq_sg.analysis import accuracy, attention_maps, consistency, experts, gates, norms, plots, symbols, values
+from fairseq_sg.analysis import (
+    accuracy,
+    attention_maps,
+    consistency,
+    experts,
+    gates,
+    norms,
+    plots,
+    regression,
+    symbols,
+    values,
+)
 from fairseq_sg.analysis.checkpoint import load
 from fairseq_sg.analysis.options import Command, Parser, finish, overrides
 from fairseq_sg.analysis.result import Result
@@ -43,6 +55,7 @@ COMMANDS = {
     "accuracy": accuracy,
     "symbols": symbols,
     "consistency": consistency,
+    "regression": regression,
 }
 
 
@@ -62,7 +75,7 @@ def make_parser() -> Parser:
         several = hasattr(module, "combine")
         command = commands.add_parser(
             name,
-            help=about.partition(" (Csordás")[0].partition(" (Park")[0].rstrip("."),
+            help=about.partition(" (Csordás")[0].partition(" (Park")[0].partition(" (Garg")[0].rstrip("."),
             usage=f"%(prog)s {'[NAME=]CHECKPOINT …' if several else 'CHECKPOINT'} [options]",
             description=(module.__doc__ or "").replace("``", ""),
             formatter_class=form,
@@ -156,8 +169,8 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
 
 def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
     """Runs a command on one checkpoint."""
-    language_models = getattr(module, "LANGUAGE_MODELS", False)
-    loaded = load(checkpoint, args.data, args.model_overrides, args.device, args.user_dir, language_models)
+    accepted = {name: getattr(module, name.upper(), False) for name in ("language_models", "regressors")}
+    loaded = load(checkpoint, args.data, args.model_overrides, args.device, args.user_dir, **accepted)
     result = module.measure(loaded, args)
     shown = {"command": args.command, "checkpoint": checkpoint, "arch": loaded.arch, "data": loaded.data}
     result.facts = {**shown, "model_overrides": args.model_overrides, **result.facts}

@@ -107,6 +107,7 @@ def load(
     device: str = "cpu",
     user_dir: str | None = None,
     language_models: bool = False,
+    regressors: bool = False,
 ) -> Loaded:
     """Loads the model of a checkpoint as fairseq's commands do.
 
@@ -117,10 +118,11 @@ def load(
         device: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``.
         user_dir: a folder with the user's own mechanisms, as fairseq's ``--user-dir``.
         language_models: whether models without an encoder are accepted.
+        regressors: whether models of numbers are wanted, instead of those of words.
 
     Raises:
         UsageError: a missing file, folder, option or GPU; a truncated checkpoint; weights that do not fit the model; an
-            invalid option value; an unaccepted language model.
+            invalid option value; a kind of model that is not accepted.
     """
     if not os.path.isfile(checkpoint):
         raise UsageError(absent(checkpoint))
@@ -159,6 +161,12 @@ def load(
     except ValidationError as error:
         raise UsageError(f"--model-overrides has an invalid value: {error}") from error
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
+    if regressors != getattr(model, "predicts_numbers", False):
+        raise UsageError(
+            f"{arch} predicts no numbers: this analysis needs a regressor, such as sg_regressor"
+            if regressors
+            else f"{arch} predicts numbers: run `fairseq-sg analysis regression {checkpoint}`"
+        )
     if not language_models and hasattr(model, "decoder") and not hasattr(model, "encoder"):
         raise UsageError(
             f"{arch} is a language model: this analysis needs an encoder–decoder model or a classifier; "
@@ -179,7 +187,8 @@ def absent(checkpoint: str) -> str:
     name, _, path = checkpoint.partition("=")
     if os.path.isfile(path):
         return (
-            f"there is no checkpoint {checkpoint}: only `accuracy` and `consistency` take names of models, omit {name}="
+            f"there is no checkpoint {checkpoint}: only `accuracy`, `consistency` and `regression` take names of "
+            f"models, omit {name}="
         )
     if not there.parent.is_dir():
         return f"there is no checkpoint {checkpoint}: there is no folder {there.parent}"

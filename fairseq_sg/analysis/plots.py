@@ -333,3 +333,52 @@ def _numbers_of_sentences(ax: Any, sentences: Mapping[str, Mapping[str, int]], a
     ax.grid(alpha=0.3)
     if not as_lines:
         ax.legend(fontsize=SMALL, frameon=False)
+
+
+class Lines(NamedTuple):
+    """A panel of ``errors``.
+
+    Attributes:
+        models: name -> places, and the values of every seed at these places.
+        references: name -> places and values, drawn dashed.
+        across: the label of the places.
+    """
+
+    models: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]
+    references: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    across: str
+
+
+def errors(panels: Mapping[str, Lines], up: str) -> Figure:
+    """Errors on a logarithmic axis, a panel for every title: means with the range from minimum to maximum.
+
+    The axis ends somewhat below the least error of a model: those of exact predictors may be 0.
+    """
+    from matplotlib.figure import Figure
+
+    rows = in_rows(list(panels), 3)
+    size = (max(4.5, 3.6 * len(rows[0])), 0.6 + 3.2 * len(rows))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), len(rows[0]), squeeze=False)
+    for ax, title in zip(axes.flat, (title for row in rows for title in row), strict=True):
+        if title is None:
+            ax.set_axis_off()
+            continue
+        panel = panels[title]
+        for number, (name, (at, seeds)) in enumerate(panel.models.items()):
+            color = f"C{number % 10}"
+            ax.plot(at, np.mean(seeds, axis=0), ".-", color=color, label=name, zorder=3)
+            if len(seeds) > 1:
+                ax.fill_between(at, np.min(seeds, axis=0), np.max(seeds, axis=0), color=color, alpha=0.15, lw=0)
+        for number, (name, (at, values)) in enumerate(panel.references.items()):
+            style = ("--", ":", "-.")[number % 3]
+            ax.plot(at, values, style, color=str(0.2 + 0.2 * number), lw=1.2, label=name.replace("_", " "))
+        least = min(float(np.min(seeds)) for _, seeds in panel.models.values())
+        ax.set(yscale="log", xlabel=panel.across)
+        ax.set_ylim(bottom=least / 2 if least > 0 else None)
+        ax.set_title(title, fontsize=MIDDLE, parse_math=False)
+        ax.grid(alpha=0.3)
+    axes[0, 0].set_ylabel(up)
+    lines = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=4, fontsize=MIDDLE, frameon=False)
+    return figure

@@ -43,8 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class SGCriterionConfig(FairseqDataclass):
-    label_smoothing: float = field(default=0.0, metadata={"help": "epsilon of label smoothing", "least": 0, "below": 1})
+class LayerLossesConfig(FairseqDataclass):
     orthogonality_weight: float = field(
         default=0.0,
         metadata={
@@ -64,6 +63,11 @@ class SGCriterionConfig(FairseqDataclass):
             "least": 0,
         },
     )
+
+
+@dataclass
+class SGCriterionConfig(LayerLossesConfig):
+    label_smoothing: float = field(default=0.0, metadata={"help": "epsilon of label smoothing", "least": 0, "below": 1})
     sentence_avg: bool = II("optimization.sentence_avg")
 
 
@@ -84,21 +88,16 @@ class Score(NamedTuple):
     tokens_right: Tensor | None = None
 
 
-class SGCriterion(FairseqCriterion):
-    """See the module's docstring; a subclass computes the task's loss (``score``).
+class LayerLosses(FairseqCriterion):
+    """The losses that layers emit and the orthogonality loss of their Values, which a subclass adds to the task's loss.
 
     Raises UsageError for an option outside its choices.
     """
 
     paper = "orthogonality loss: Park & Kim 2024, 4.2"
-    #: The unit of a prediction, and the unit of each percentage that is logged.
-    predicted = "token"
-    percentages = "accuracy, % of sentences; token_accuracy, % of tokens"
 
-    def __init__(self, cfg: SGCriterionConfig, task):
+    def __init__(self, cfg: LayerLossesConfig, task):
         super().__init__(task)
-        self.sentence_avg = cfg.sentence_avg
-        self.label_smoothing = cfg.label_smoothing
         self.orthogonality_weight = cfg.orthogonality_weight
         roles = [role.strip() for role in cfg.orthogonality_roles.split(",")]
         for role in roles:
@@ -113,17 +112,6 @@ class SGCriterion(FairseqCriterion):
         self.knows_model = False
         if getattr(task, "emitted_losses", None) is not None:
             self._learn_losses(task.emitted_losses)
-
-    @classmethod
-    def build_criterion(cls, cfg, task) -> "SGCriterion":
-        """Tells the user once a command what is logged."""
-        averaged = "sentence" if cfg.sentence_avg else cls.predicted
-        # No "accuracy" with a space behind it: that is what lines of accuracies are searched for by.
-        logger.info(
-            "units: loss and its shares (share_*), bits per %s; nll_loss, bits per %s; %s",
-            averaged, cls.predicted, cls.percentages,
-        )  # fmt: skip
-        return cls(cfg, task)
 
     def _learn_losses(self, declared: dict[str, float] | None) -> None:
         """Checks ``--aux-loss-weights`` against the losses that a model declares, and logs the weights, once."""
@@ -147,45 +135,20 @@ class SGCriterion(FairseqCriterion):
                 f"emits ({', '.join(sorted(emitted)) or 'it emits none'}); orthogonality has --orthogonality-weight"
             )
 
-    def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
-        """The task's loss on a batch, label smoothing included."""
-        raise NotImplementedError
-
-    def forward(self, model, sample, reduce=True):
-        """Loss (summed over predictions, so that fairseq's division by the sample size gives the mean), sample size,
-        logs.
+    def add_losses(self, loss: Tensor, size: int, model, extra: dict[str, Any], logs: dict[str, Any]) -> Tensor:
+        """A loss that is summed over ``size`` predictions, with the other losses of the model's output; completes
+        ``logs``.
         """
-        if not self.knows_model:
-            self._learn_losses(emitted_losses(model))
-        logits, extra = self._outputs(model, sample["net_input"])
-        loss, nll, right, predictions, tokens_right = self.score(logits, sample)
-        sentences = right.size(0)
-        sample_size = sentences if self.sentence_avg else predictions
-        logs: dict[str, Any] = {
-            "nll_loss": nll.detach(),
-            "ntokens": predictions,
-            "nsentences": sentences,
-            "sample_size": sample_size,
-            "n_exact": right.sum(),
-        }
-        if tokens_right is not None:
-            logs["n_tokens_right"] = tokens_right
-        if self.label_smoothing > 0:
-            logs["share_label_smoothing"] = (loss - nll).detach()
-        # In training, a batch with types is one of a validation that fills a gap (see ``no_contribution``), and the
-        # other workers' batches have none.
-        if "type" in sample and not self.training:
-            logs.update(self.task.breakdown.logs(sample["type"], right))
         losses, statistics = split(extra.get("aux_losses") or {})
         parts = self._orthogonality(extra) | self._auxiliary(losses, getattr(model, "training", True))
         for name, (weight, value) in parts.items():
-            share = weight * sample_size * value
+            share = weight * size * value
             loss = loss + share
-            logs[f"aux_{name}"], logs[f"share_{name}"] = value.detach() * sample_size, share.detach()
+            logs[f"aux_{name}"], logs[f"share_{name}"] = value.detach() * size, share.detach()
         for name, value in statistics.items():
-            logs[f"stat_{name}"] = value.detach() * sample_size
+            logs[f"stat_{name}"] = value.detach() * size
         logs["loss"] = loss.detach()
-        return loss, sample_size, logs
+        return loss
 
     def _outputs(self, model, inputs):
         """The model's outputs, with Values where the orthogonality loss needs them."""
@@ -226,6 +189,83 @@ class SGCriterion(FairseqCriterion):
             self._check_names(emitted)
         return {name: (self._weight(name), torch.stack(values).sum()) for name, values in emitted.items()}
 
+    @staticmethod
+    def log_losses(sums: dict[str, float], name: str, own: float, unit: float = 1.0) -> None:
+        """Logs the other losses and statistics, and the shares of the loss, divided by ``unit``.
+
+        ``own`` is the task's own part of the loss, whose share is ``share_NAME``.
+        """
+        size = sums["sample_size"]
+        for prefix in ("aux_", "stat_"):
+            for key in sorted(key for key in sums if key.startswith(prefix)):
+                metrics.log_scalar(key[len(prefix) :], sums[key] / size, size, round=4)
+        shares = {key: value for key, value in sorted(sums.items()) if key.startswith("share_")}
+        for key, value in ({f"share_{name}": own} | shares if shares else {}).items():
+            metrics.log_scalar(key, value / size / unit, size, round=4)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """All logs are sums over sentences or predictions, so workers' logs may be added up."""
+        return True
+
+
+class SGCriterion(LayerLosses):
+    """See the module's docstring; a subclass computes the task's loss (``score``).
+
+    Raises UsageError for an option outside its choices.
+    """
+
+    #: The unit of a prediction, and the unit of each percentage that is logged.
+    predicted = "token"
+    percentages = "accuracy, % of sentences; token_accuracy, % of tokens"
+
+    def __init__(self, cfg: SGCriterionConfig, task):
+        super().__init__(cfg, task)
+        self.sentence_avg = cfg.sentence_avg
+        self.label_smoothing = cfg.label_smoothing
+
+    @classmethod
+    def build_criterion(cls, cfg, task) -> "SGCriterion":
+        """Tells the user once a command what is logged."""
+        averaged = "sentence" if cfg.sentence_avg else cls.predicted
+        # No "accuracy" with a space behind it: that is what lines of accuracies are searched for by.
+        logger.info(
+            "units: loss and its shares (share_*), bits per %s; nll_loss, bits per %s; %s",
+            averaged, cls.predicted, cls.percentages,
+        )  # fmt: skip
+        return cls(cfg, task)
+
+    def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
+        """The task's loss on a batch, label smoothing included."""
+        raise NotImplementedError
+
+    def forward(self, model, sample, reduce=True):
+        """Loss (summed over predictions, so that fairseq's division by the sample size gives the mean), sample size,
+        logs.
+        """
+        if not self.knows_model:
+            self._learn_losses(emitted_losses(model))
+        logits, extra = self._outputs(model, sample["net_input"])
+        loss, nll, right, predictions, tokens_right = self.score(logits, sample)
+        sentences = right.size(0)
+        sample_size = sentences if self.sentence_avg else predictions
+        logs: dict[str, Any] = {
+            "nll_loss": nll.detach(),
+            "ntokens": predictions,
+            "nsentences": sentences,
+            "sample_size": sample_size,
+            "n_exact": right.sum(),
+        }
+        if tokens_right is not None:
+            logs["n_tokens_right"] = tokens_right
+        if self.label_smoothing > 0:
+            logs["share_label_smoothing"] = (loss - nll).detach()
+        # In training, a batch with types is one of a validation that fills a gap (see ``no_contribution``), and the
+        # other workers' batches have none.
+        if "type" in sample and not self.training:
+            logs.update(self.task.breakdown.logs(sample["type"], right))
+        return self.add_losses(loss, sample_size, model, extra, logs), sample_size, logs
+
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         """Logs the sums over all workers and accumulated batches, each by its own count."""
@@ -240,17 +280,7 @@ class SGCriterion(FairseqCriterion):
         if "n_tokens_right" in sums:
             metrics.log_scalar("token_accuracy", 100.0 * sums["n_tokens_right"] / predictions, predictions, round=4)
         log_breakdown(sums)
-        for prefix in ("aux_", "stat_"):
-            for key in sorted(key for key in sums if key.startswith(prefix)):
-                metrics.log_scalar(key[len(prefix) :], sums[key] / sample_size, sample_size, round=4)
-        shares = {key: value for key, value in sorted(sums.items()) if key.startswith("share_")}
-        for key, value in ({"share_nll": sums["nll_loss"]} | shares if shares else {}).items():
-            metrics.log_scalar(key, value / sample_size / math.log(2), sample_size, round=4)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        """All logs are sums over sentences or predictions, so workers' logs may be added up."""
-        return True
+        cls.log_losses(sums, "nll", sums["nll_loss"], math.log(2))
 
 
 def split(emitted: AuxLosses) -> tuple[AuxLosses, dict[str, Tensor]]:

@@ -14,6 +14,9 @@ code, which the published numbers come from. It differs from the text in four po
 
 Language models: Table F.2, pre-norm, with the initialization by depth. Feedforward layers have the widths of the dense
 models; docs/language_models.md has those of the mixtures of experts.
+
+Regressors: ``sg_regressor_garg…`` are those of Garg et al. 2022 (GPT-2's sizes, 2 positions for each of 101 points, of
+11 for ``toy``). ``sg_regressor_article…`` are those of an article on linear transformers, for prompts of 64 examples.
 """
 
 from __future__ import annotations
@@ -81,12 +84,54 @@ LM_ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
+def _regressor(dim: int, ffn: int, heads: int, layers: int, positions: int, **more: Any) -> dict[str, Any]:
+    learned = {"position": "learned", "learned_positions": positions}
+    start = {"attention_bias": True, "attention_init": "torch", "ffn_init": "torch", "ffn_activation": "gelu"}
+    return _side("decoder", dim, ffn, heads, layers) | learned | start | {"pre_norm": True, "dropout": 0.0} | more
+
+
+def _article(dim: int, **more: Any) -> dict[str, Any]:
+    layers = {"depth": "looped", "decoder_update": "feedforward_only", "no_final_norm": True}
+    return _regressor(dim, 256, heads=4, layers=2, positions=129, learned_positions_std=1.0, **layers, **more)
+
+
+#: architecture of sg_regressor -> values of the model's configuration
+REGRESSOR_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "sg_regressor_article": _article(96),
+    "sg_regressor_article_quadratic": _article(
+        112, decoder_attention="linear", feature_map="rebased", rebased_start="uniform", feature_dim="5"
+    ),
+    "sg_regressor_garg": _regressor(256, 1024, heads=8, layers=12, positions=202, learned_positions_std=0.02),
+    "sg_regressor_garg_small": _regressor(128, 512, heads=4, layers=6, positions=202, learned_positions_std=0.02),
+    "sg_regressor_garg_toy": _regressor(256, 1024, heads=8, layers=12, positions=22, learned_positions_std=0.02),
+}
+
+
+#: Options of a mechanism -> the option that chooses it, and its name there. An architecture sets them only where the
+#: user has not chosen another mechanism, for which they would be refused.
+ONLY_WITH = {
+    "learned_positions": ("position", "learned"),
+    "learned_positions_std": ("position", "learned"),
+    "ffn_init": ("decoder_ffn", "dense"),
+    "ffn_activation": ("decoder_ffn", "dense"),
+    "feature_map": ("decoder_attention", "linear"),
+    "rebased_start": ("feature_map", "rebased"),
+    "feature_dim": ("decoder_attention", "linear"),
+}
+
+
 def preset(values: dict[str, Any]):
-    """fairseq's form of an architecture: a function that sets the values that the user has not set."""
+    """fairseq's form of an architecture: a function that sets the values that the user has not set.
+
+    The option that chooses a mechanism comes before those of the mechanism (``ONLY_WITH``).
+    """
 
     def fill(cfg) -> None:
         for name, value in values.items():
-            if getattr(cfg, name, None) is None:
+            chooser, chosen = ONLY_WITH.get(name, ("", None))
+            # None is the default of a chooser that the architecture leaves out.
+            fits = (chosen,) if chooser in values else (None, chosen)
+            if getattr(cfg, name, None) is None and getattr(cfg, chooser, None) in fits:
                 setattr(cfg, name, value)
 
     return fill

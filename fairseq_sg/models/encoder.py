@@ -14,23 +14,27 @@ from fairseq_sg.modules.embedding import TokenEmbedding
 from fairseq_sg.modules.feature_maps import FeatureMap
 from fairseq_sg.modules.layers import EncoderLayer
 from fairseq_sg.modules.norm import final_norm_of
-from fairseq_sg.modules.position import Position, build_embedded_position, build_indices
+from fairseq_sg.modules.position import EmbeddedPosition, Position, build_embedded_position, build_indices
 
 
-def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
-    """The embedding of the ``encoder`` or ``decoder``, without absolute positions where all its attentions bring their
+def side_positions(config, side: str) -> EmbeddedPosition:
+    """The positions to add to embeddings of the ``encoder`` or ``decoder``; none where all its attentions bring their
     own.
     """
     kinds = [ATTENTION_REGISTRY.find(name) for name in layer_names(config, f"{side}_attention")]
-    dim = getattr(config, f"{side}_embed_dim")
     name = "none" if all(kind.brings_position for kind in kinds) else (config.position or "sinusoidal")
-    positions = build_embedded_position(name, dim, config)
+    return build_embedded_position(name, getattr(config, f"{side}_embed_dim"), config)
+
+
+def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
+    """The embedding of the ``encoder`` or ``decoder``."""
+    positions = side_positions(config, side)
     dropout = config.embedding_dropout
     if dropout is None:
         dropout = 0.0 if positions.gives == "nothing" else config.dropout
     return TokenEmbedding(
         len(dictionary),
-        dim,
+        getattr(config, f"{side}_embed_dim"),
         dictionary.pad(),
         scaling=config.embedding_scaling,
         positions=positions,

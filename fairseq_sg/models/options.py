@@ -85,8 +85,8 @@ class DecoderConfig(CausalConfig):
 
 
 @dataclass
-class ShellConfig:
-    """Options that both sides share."""
+class StackConfig:
+    """Options of every stack of layers."""
 
     depth: str = field(
         default="separate",
@@ -100,13 +100,6 @@ class ShellConfig:
         metadata={
             "help": "positions, by name (docs/attention.md has the list), on each side where not every self-attention "
             "brings its own (default: sinusoidal)"
-        },
-    )
-    embedding_scaling: str = field(
-        default="auto",
-        metadata={
-            "help": "scaling of token and position embeddings: token_up (TEU), none (NoS), position_down (PED); "
-            "'auto' is position_down, and the reference's unscaled Glorot start on a side without absolute positions"
         },
     )
     dropout: float = field(
@@ -136,5 +129,18 @@ class ShellConfig:
         metadata={
             "help": "torch.compile of the layers in training, for models so small that a GPU waits for Python: none, "
             "default, reduce-overhead (CUDA graphs), max-autotune; see docs/speed.md"
+        },
+    )
+
+
+@dataclass
+class ShellConfig(StackConfig):
+    """Options that both sides share."""
+
+    embedding_scaling: str = field(
+        default="auto",
+        metadata={
+            "help": "scaling of token and position embeddings: token_up (TEU), none (NoS), position_down (PED); "
+            "'auto' is position_down, and the reference's unscaled Glorot start on a side without absolute positions"
         },
     )

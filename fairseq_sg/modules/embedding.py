@@ -92,6 +92,30 @@ class TokenEmbedding(nn.Module):
         return self.dropout(x)
 
 
+class VectorEmbedding(nn.Module):
+    """W z + b + P, then dropout, for sequences of vectors. W and b start as PyTorch's.
+
+    Args:
+        inputs: n, the width of a vector.
+        dim: d, the model's width.
+        positions: P.
+        dropout: dropout on the sum.
+    """
+
+    def __init__(self, inputs: int, dim: int, *, positions: EmbeddedPosition, dropout: float):
+        super().__init__()
+        self.projection = nn.Linear(inputs, dim)
+        self.positions = positions
+        self.dropout = Dropout(dropout)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """z (B, N, n), without padding -> (B, N, d)."""
+        x = self.projection(z)
+        numbers = torch.arange(z.size(1), device=z.device).expand(z.shape[:2])
+        p = self.positions(numbers, z.size(1))
+        return self.dropout(x if p is None else x + p.type_as(x))
+
+
 def _scaling(scaling: str, has_positions: bool):
     if scaling == "auto":
         if not has_positions:

@@ -443,7 +443,7 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "options,message",
     [
-        ([], "name a command: maps, gates, values, norms, experts, accuracy, symbols, consistency "),
+        ([], "name a command: maps, gates, values, norms, experts, accuracy, symbols, consistency, regression "),
         (["map", "x.pt"], "unknown command 'map': did you mean maps. choose from maps, gates, values, .*"),
         (["maps", "x.pt", "--inptu", "s"], "maps has no option --inptu: did you mean --input. "),
         (["maps", "x.pt", "y.pt", "--input", "s"], "y.pt is unexpected: maps takes one CHECKPOINT "),

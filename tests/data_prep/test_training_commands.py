@@ -84,3 +84,10 @@ def test_both_forms_train(name: str, commands, tmp_path: Path) -> None:
     assert sizes["sg_translation"] == sizes["sg_classification"]
     lines = {path.stem: path.read_bytes().count(b"\n") for path in (tmp_path / "out" / "raw").glob("*.src")}
     assert sizes["sg_translation"] == lines
+
+
+def test_the_command_of_prompts_trains(run, tmp_path: Path) -> None:
+    result = run("in_context", *"--dims 2 --examples 3 --size 9 --shifts none --out".split(), tmp_path / "out")
+    (line,) = [line for line in result.out.splitlines() if line.startswith("next: ")]
+    losses, sizes = train([*shlex.split(line)[2:], "--epoch-size", "20"])
+    assert min(losses[1:]) < losses[0] and sizes == {"train": 20, "valid": 9}

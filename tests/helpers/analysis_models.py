@@ -42,8 +42,10 @@ MODELS = {
     "lm": f"--arch sg_transformer_lm {SIZES['decoder']} --decoder-layers 2 --decoder-attention relative --decoder-ffn "
     f"sigma_moe "
     "--moe-experts 4 --moe-k 2 --tokens-per-sample 5 --memory-length 7",
+    "regressor": f"--arch sg_regressor {SIZES['decoder']} --decoder-layers 2 --pre-norm",
 }
 CLASSIFIERS = ("encoder", "lstm")
+KINDS = {"lm": "language_modeling", "regressor": "regression"}
 
 
 def pairs_folder(folder: Path) -> Path:
@@ -98,8 +100,8 @@ def text_folder(folder: Path) -> Path:
 
 def checkpoint(path: Path, data: Path, model: str, *more: str) -> Path:
     """A random model's checkpoint in the form of fairseq-train."""
-    kind = "classification" if model in CLASSIFIERS else "language_modeling" if model == "lm" else "translation"
-    criterion = "classification" if model in CLASSIFIERS else "cross_entropy_orthogonality"
+    kind = "classification" if model in CLASSIFIERS else KINDS.get(model, "translation")
+    criterion = kind if kind in ("classification", "regression") else "cross_entropy_orthogonality"
     fixed = f"{data} --task sg_{kind} --criterion {criterion} --optimizer torch_adam --cpu"
     arguments = [*fixed.split(), *MODELS[model].split(), *more]
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))

@@ -36,6 +36,7 @@ SMALLER = {
         "--batch-size-valid": "8",
         "--length-window": "64",
         "--limit": "8",
+        "--epoch-size": "16",
     },
     **{"--validate-interval-updates": "2", "--save-interval-updates": "2"},
     **{"--tokens-per-sample": "16", "--memory-length": "16", "--eval-memory-length": "32"},
@@ -47,7 +48,12 @@ SIZES = {
     "sg_encoder_ctl": "--encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32",
 }
 #: The prefix of a task -> the folder of tiny data that stands for its data.
-DATA = {"sg_classification": "ctl_small_forward", "sg_language_modeling": "enwik8", "language_modeling": "enwik8"}
+DATA = {
+    "sg_classification": "ctl_small_forward",
+    "sg_language_modeling": "enwik8",
+    "language_modeling": "enwik8",
+    "sg_regression": "regression",
+}
 TRANSLATION_DATA = "scan26"
 
 
@@ -184,7 +190,7 @@ def parse(command: Command) -> None:
 
     from fairseq_sg import command_line
     from fairseq_sg.errors import UsageError
-    from fairseq_sg.models import sg_encoder, sg_transformer, sg_transformer_lm
+    from fairseq_sg.models import sg_encoder, sg_regressor, sg_transformer, sg_transformer_lm
 
     words = command.arguments
     if "…" in words:
@@ -193,7 +199,12 @@ def parse(command: Command) -> None:
     parsed = options.parse_args_and_arch(options.get_training_parser(), words)
     cfg = convert_namespace_to_omegaconf(parsed)
     command_line.check(cfg, "train")
-    models = {"sg_encoder": sg_encoder, "sg_transformer_lm": sg_transformer_lm, "sg_transformer": sg_transformer}
+    models = {
+        "sg_encoder": sg_encoder,
+        "sg_regressor": sg_regressor,
+        "sg_transformer_lm": sg_transformer_lm,
+        "sg_transformer": sg_transformer,
+    }
     for prefix, module in models.items():
         if parsed.arch.startswith(prefix):
             module.resolve(parsed)

@@ -1,0 +1,92 @@
+"""``regression``: squared errors of numbers + the losses of layers (``base``), for ``--task sg_regression``.
+
+    L = Σ_{prompts} mean_{loops, points} (ŷ − y)² / unit          a mean over prompts once fairseq has divided it
+
+The unit is that of the class of functions (``dataset.json``), n for linear ones. A looped model predicts after every
+loop. ``--loop-loss all`` trains every prediction with the same weight, ``last`` that of the last loop alone.
+
+Logs, none of them in bits:
+
+- ``loss``, all of it, and ``mse``, L;
+- ``mse_last``, the error of the query's prediction after the last loop;
+- ``mse_last_mean``, that error as the mean over the loops;
+- the model's other losses and shares of the loss, as ``base`` does; ``share_mse`` is that of L.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq.criterions import register_criterion
+from fairseq.logging import metrics
+
+from fairseq_sg.criterions.base import LayerLosses, LayerLossesConfig
+from fairseq_sg.errors import UsageError
+from fairseq_sg.registry import emitted_losses
+from fairseq_sg.tasks.breakdown import sums_of_logs
+
+logger = logging.getLogger(__name__)
+LOOP_LOSSES = ("all", "last")
+
+
+@dataclass
+class RegressionConfig(LayerLossesConfig):
+    loop_loss: str = field(
+        default="all",
+        metadata={"help": "predictions of a looped model that the loss is on: those of 'all' loops, or of the 'last'"},
+    )
+
+
+@register_criterion("regression", dataclass=RegressionConfig)
+class Regression(LayerLosses):
+    """See the module's docstring. Raises UsageError for a task without numbers, and for an unknown choice."""
+
+    #: Marks a criterion that reads numbers, for ``sg_regression``.
+    of_numbers = True
+
+    def __init__(self, cfg: RegressionConfig, task):
+        super().__init__(cfg, task)
+        if not hasattr(task, "unit"):
+            raise UsageError("--criterion regression needs numbers: choose --task sg_regression")
+        if cfg.loop_loss not in LOOP_LOSSES:
+            raise UsageError(f"--loop-loss is {cfg.loop_loss!r}: choose from {', '.join(LOOP_LOSSES)}")
+        self.unit, self.loop_loss = task.unit, cfg.loop_loss
+
+    @classmethod
+    def build_criterion(cls, cfg, task) -> "Regression":
+        """Tells the user once a command what is logged."""
+        criterion = cls(cfg, task)
+        logger.info("units: loss, its shares (share_*) and mse*, squared error divided by %g", criterion.unit)
+        return criterion
+
+    def forward(self, model, sample, reduce=True):
+        """Loss (summed over prompts, so that fairseq's division by the sample size gives the mean), sample size, logs.
+
+        The model returns predictions (loops, B, P) for the ``target`` (B, P).
+        """
+        if not self.knows_model:
+            self._learn_losses(emitted_losses(model))
+        predictions, extra = self._outputs(model, sample["net_input"])
+        errors = (predictions - sample["target"]).square() / self.unit  # (loops, B, P), float64 as the target is
+        loss = (errors if self.loop_loss == "all" else errors[-1:]).mean((0, 2)).sum()
+        size = errors.size(1)
+        logs: dict[str, Any] = {
+            "mse": loss.detach(),
+            "mse_last": errors[-1, :, -1].detach().sum(),
+            "mse_last_mean": errors[:, :, -1].detach().mean(0).sum(),
+            "ntokens": sample["ntokens"],
+            "nsentences": size,
+            "sample_size": size,
+        }
+        return self.add_losses(loss, size, model, extra, logs), size, logs
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Logs the means over the prompts of all workers and accumulated batches."""
+        sums = sums_of_logs(logging_outputs)
+        size = sums["sample_size"]
+        if not size:
+            return
+        for name in ("loss", "mse", "mse_last", "mse_last_mean"):
+            metrics.log_scalar(name, sums[name] / size, size, round=6)
+        cls.log_losses(sums, "mse", sums["mse"])

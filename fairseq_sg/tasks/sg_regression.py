@@ -1,0 +1,203 @@
+"""``sg_regression``: functions learned from the examples in a prompt, on folders of ``python -m data_prep in_context``.
+
+The prompts of training are drawn: prompt i of epoch e is that of ``data_prep.in_context.prompts`` for (seed, "train",
+e, i), where the seed is ``--seed``. So they are the same for any number of workers and after a resume, and another
+``--seed`` trains on others. An epoch has ``--epoch-size`` prompts. Those of validation and tests are files.
+
+A batch has the points x (B, P, n), the values y (B, P − 1) of the examples, and the ``target`` (B, P), the values of
+all points. The target is float64, which ``--fp16`` and ``--bf16`` leave as it is.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.data import FairseqDataset
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II
+
+from data_prep.in_context.prompts import VERSION, Prompts
+from fairseq_sg import ranges
+from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.tasks.mixin import SGTask, asks_for_training
+
+COMMAND = "python -m data_prep in_context"
+GENERATOR = "data_prep.in_context"
+
+
+@dataclass
+class SGRegressionConfig(FairseqDataclass):
+    data: str = field(default="", metadata={"help": f"folder made by `{COMMAND}`"})
+    epoch_size: int = field(
+        default=64_000, metadata={"help": "prompts in an epoch of training; each epoch has others", "least": 1}
+    )
+    train_subset: str = II("dataset.train_subset")
+    seed: int = II("common.seed")
+
+
+class PromptDataset(FairseqDataset):
+    """Prompts of ``points`` points each; a subclass returns x (P, n) and y (P,), float32, of one of ``size``."""
+
+    def __init__(self, size: int, points: int):
+        self.points = points
+        #: Tokens of every prompt.
+        self.sizes = np.full(size, 2 * points - 1)
+
+    def prompt(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        x, y = self.prompt(int(index))
+        return {"id": int(index), "x": torch.tensor(x), "y": torch.tensor(y)}
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        if not samples:
+            return {}
+        x, y = (torch.stack([sample[name] for sample in samples]) for name in "xy")
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": len(samples) * int(self.sizes[0]),
+            "net_input": {"x": x, "y": y[:, :-1]},
+            "target": y.double(),
+        }
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    num_tokens = size
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
+
+
+class DrawnPrompts(PromptDataset):
+    """The prompts of training."""
+
+    #: Workers have a copy of the dataset with the epoch in which they started.
+    can_reuse_epoch_itr_across_epochs = False
+
+    def __init__(self, prompts: Prompts, size: int, seed: int, subset: str):
+        super().__init__(size, prompts.examples + 1)
+        self.prompts, self.seed, self.subset, self.epoch = prompts, seed, subset, 1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def prompt(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.prompts.draw(self.seed, self.subset, self.epoch, index)
+
+
+class FrozenPrompts(PromptDataset):
+    """The prompts of a file: x (S, P, n) and y (S, P)."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray):
+        super().__init__(*y.shape)
+        self.x, self.y = x, y
+
+    def prompt(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.x[index], self.y[index]
+
+
+@register_task("sg_regression", dataclass=SGRegressionConfig)
+class SGRegressionTask(SGTask, FairseqTask):
+    """See the module's docstring.
+
+    Attributes:
+        prompts: the distribution of the prompts.
+        unit: what squared errors are divided by.
+
+    Raises:
+        UsageError: a folder without prompts, a wrong option, another model or criterion, a command that generates.
+    """
+
+    cfg: SGRegressionConfig
+    source_dictionary = target_dictionary = None
+
+    def __init__(self, cfg: SGRegressionConfig, manifest: dict[str, Any]):
+        super().__init__(cfg)
+        self.prompts = Prompts.of_request(manifest["request"])
+        self.unit: float = manifest["unit"]
+
+    @classmethod
+    def setup_task(cls, cfg: SGRegressionConfig, **kwargs) -> "SGRegressionTask":
+        ranges.check(SGRegressionConfig, {"epoch_size": cfg.epoch_size})
+        if len(utils.split_paths(cfg.data)) != 1:
+            raise UsageError(f"--task sg_regression takes one folder, not {cfg.data!r}: make it with `{COMMAND}`")
+        manifest = read_manifest(cfg.data)
+        origin = manifest.get("origin") or {}
+        if origin.get("generator") != GENERATOR:
+            raise UsageError(f"{cfg.data} has no prompts: make a folder with `{COMMAND}`")
+        if origin.get("version") != VERSION:
+            raise UsageError(
+                f"{cfg.data} was made by version {origin.get('version')} of its generator, and training prompts would "
+                f"be drawn by version {VERSION}: make the folder again with `{COMMAND}`"
+            )
+        return cls(cfg, manifest)
+
+    @property
+    def trained_on(self) -> dict[str, Any]:
+        """The record of the data that a checkpoint keeps; prompts have no dictionaries."""
+        return {"data": self.cfg.data, "requests": [m.get("request") for m in self.manifests], "dictionaries": {}}
+
+    # Data.
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
+        if split == self.cfg.train_subset:
+            self.datasets[split] = DrawnPrompts(self.prompts, self.cfg.epoch_size, self.cfg.seed, split)
+            return
+        if split not in self.manifests[0].get("subsets", {}):
+            raise self.no_such_subset(split)
+        try:
+            x, y = (
+                np.load(os.path.join(self.cfg.data, f"{split}.{name}.npy"), mmap_mode="r", allow_pickle=False)
+                for name in "xy"
+            )
+        except (OSError, ValueError, EOFError) as error:
+            raise self.no_such_subset(split) from error
+        self.datasets[split] = FrozenPrompts(x, y)
+
+    def get_batch_iterator(self, dataset: PromptDataset, max_tokens: int | None = None, *args, **kwargs):
+        """fairseq's, but evaluation never drops a last batch that is not a multiple of
+        ``--required-batch-size-multiple``.
+
+        Raises UsageError where ``max_tokens`` is less than the tokens of a prompt.
+        """
+        if max_tokens is not None and max_tokens < dataset.size(0):
+            raise UsageError(
+                f"--max-tokens is {max_tokens}, and a prompt has {dataset.size(0)} tokens: choose at least as many, or "
+                "give --batch-size instead"
+            )
+        if not asks_for_training(kwargs):
+            kwargs["required_batch_size_multiple"] = 1
+        return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
+
+    def max_positions(self) -> None:
+        """A prompt has as many tokens as its folder says; the model may have fewer positions."""
+        return None
+
+    # Models.
+
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        kind = ARCH_MODEL_REGISTRY.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None))
+        if not getattr(kind, "predicts_numbers", False):
+            raise UsageError("this --arch predicts no numbers: choose one that does, such as --arch sg_regressor")
+        return super().build_model(cfg, from_checkpoint)
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False):
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        if not getattr(criterion, "of_numbers", False):
+            raise UsageError("--task sg_regression needs another criterion: choose --criterion regression")
+        return criterion
+
+    def build_generator(self, *args, **kwargs):
+        raise UsageError("a regressor generates no text: its error is what fairseq-validate reports")

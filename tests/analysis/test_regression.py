@@ -1,0 +1,147 @@
+"""Errors of a regressor by examples: those of the criterion, beside exact predictors; several models; wrong models."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fairseq")
+
+import torch
+from fairseq.logging import metrics
+
+import fairseq_sg
+from fairseq_sg.analysis import load, regression
+from fairseq_sg.analysis.__main__ import main
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.criterions.regression import Regression, RegressionConfig
+from fairseq_sg.errors import UsageError
+from helpers.analysis_models import checkpoint
+from helpers.prompts import write_prompts
+
+ARGS = Namespace(subset="test,query_orthogonal", batch_size=4, limit=None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_prompts(tmp_path_factory.mktemp("prompts") / "out")
+
+
+@pytest.fixture(scope="module")
+def saved(folder, tmp_path_factory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("checkpoint") / "one.pt", folder, "regressor")
+
+
+@pytest.fixture
+def loaded(saved):
+    return load(str(saved), regressors=True)
+
+
+def test_errors_are_those_of_the_criterion(loaded):
+    found = regression.measure(loaded, ARGS)
+    dataset = loaded.subset("test")
+    criterion = Regression(RegressionConfig(), loaded.task)
+    with metrics.aggregate() as logged, torch.no_grad():
+        batch = dataset.collater([dataset[i] for i in range(21)])
+        Regression.reduce_metrics([criterion(loaded.model, batch)[2]])
+    entry = found.facts["subsets"]["test"]
+    assert np.mean(entry["errors"]) == pytest.approx(logged["mse"].avg, rel=1e-5)
+    assert entry["by_loop"] == [pytest.approx(logged["mse_last"].avg, rel=1e-5)] == [entry["errors"][-1]]
+    assert found.arrays["test.errors"].shape == (1, 21, 6)
+    assert found.arrays["query_orthogonal.errors"].shape == (1, 21, 3)
+
+
+def test_exact_predictors(loaded):
+    """Least squares have no error once there are as many examples as dimensions."""
+    found = regression.measure(loaded, ARGS)
+    errors = found.facts["subsets"]["test"]["oracles"]
+    assert max(errors["least_squares"][3:]) < 1e-9 < min(errors["least_squares"][:3])
+    y = np.load(f"{loaded.data}/test.y.npy").astype(float)
+    assert errors["averaging"][0] == errors["nearest_neighbors"][0] == pytest.approx((y[:, 0] ** 2).mean() / 3)
+    near = (y[:, 1] - y[:, 0]) ** 2 / 3
+    np.testing.assert_allclose(found.arrays["test.nearest_neighbors"][:, 1], near)
+    assert found.facts["subsets"]["test"]["floor"] == pytest.approx(4 * 2 / 6)
+    assert found.facts["subsets"]["query_orthogonal"]["floor"] is None
+
+
+def test_limit(loaded):
+    found = regression.measure(loaded, Namespace(subset="test", batch_size=4, limit=6))
+    assert found.arrays["test.errors"].shape == found.arrays["test.averaging"][None].shape == (1, 6, 6)
+
+
+def test_the_table(loaded):
+    lines = regression.measure(loaded, ARGS).summary
+    assert lines[0].startswith("test: 21 prompts, mean error ") and "at least 1.3333 is expected" in lines[0]
+    assert lines[1].split() == ["examples", "model", "least_squares", "averaging", "nearest_neighbors"]
+    assert [line.split()[0] for line in lines[2:8]] == list("012345")
+    many = regression.table({"exact": np.arange(41.0)}, {"a": [np.zeros(41), np.ones(41)]})
+    assert [line.split() for line in many[-4:]] == [
+        ["8", "0.5000", "8.0000"], ["16", "0.5000", "16.0000"],
+        ["32", "0.5000", "32.0000"], ["40", "0.5000", "40.0000"],
+    ]  # fmt: skip
+
+
+def invented(errors: list[float], by_loop: list[float], oracle: float = 1.0) -> Result:
+    entry = {"prompts": 5, "unit": 2.0, "floor": None, "oracles": {"averaging": [oracle, 0.5]}}
+    return Result(facts={"subsets": {"test": entry | {"errors": errors, "by_loop": by_loop}}})
+
+
+def test_models_are_compared():
+    seeds = [invented([1.0, 2.0], [3.0, 2.0]), invented([2.0, 4.0], [5.0, 4.0])]
+    combined = regression.combine({"a": seeds, "b": [invented([8.0, 9.0], [9.0])]})
+    entry = combined.facts["subsets"]["test"]
+    assert entry["models"]["a"] == {"errors": [[1.0, 2.0], [2.0, 4.0]], "by_loop": [[3.0, 2.0], [5.0, 4.0]]}
+    assert combined.summary[1].split() == ["examples", "a", "b", "averaging"]
+    assert combined.summary[2].split() == ["0", "1.5000", "8.0000", "1.0000"]
+    with pytest.raises(UsageError, match="b was tested on other prompts than the first model"):
+        regression.combine({"a": seeds, "b": [invented([1.0, 2.0], [2.0], oracle=2.0)]})
+    with pytest.raises(UsageError, match="the checkpoints of a have other numbers of loops"):
+        regression.combine({"a": [seeds[0], invented([1.0, 2.0], [2.0])]})
+
+
+def test_pictures():
+    """A panel for the examples, one for the loops; logarithmic; exact predictors dashed; a band for several seeds."""
+    combined = regression.combine({"a": [invented([1.0, 2.0], [3.0, 2.0]), invented([2.0, 4.0], [5.0, 4.0])]})
+    (figure,) = regression.draw(combined, ARGS).values()
+    by_examples, by_loops = figure.axes
+    assert [ax.get_title() for ax in figure.axes] == ["test", "test, last point"]
+    assert [ax.get_yscale() for ax in figure.axes] == ["log", "log"]
+    model, exact = by_examples.lines
+    assert model.get_ydata().tolist() == [1.5, 3.0] and exact.get_linestyle() == "--"
+    assert by_loops.lines[0].get_xdata().tolist() == [1, 2] and len(by_loops.collections) == 1
+    assert by_examples.get_ylim()[0] == 0.5
+    (figure,) = regression.draw(invented([1.0, 2.0], [2.0]), ARGS).values()
+    assert len(figure.axes) == 1 and [text.get_text() for text in figure.legends[0].texts] == ["model", "averaging"]
+
+
+def test_the_command(saved, folder, tmp_path, capsys):
+    assert main(["regression", str(saved), "--device", "cpu", "--out", str(tmp_path / "one"), "--subset", "valid"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.json", "one.npz", "one.png"]
+    facts = json.loads((tmp_path / "one.json").read_text())
+    assert facts["command"] == "regression" and list(facts["subsets"]) == ["valid"]
+    several = [f"a={saved}", str(saved), f"b={saved}", "--device", "cpu", "--format", "none", "--out"]
+    assert main(["regression", *several, str(tmp_path / "two")]) == 0
+    assert "examples         a         b" in capsys.readouterr().out
+    assert {"a.1.test.errors", "a.2.test.errors", "b.1.test.averaging"} <= set(np.load(tmp_path / "two.npz"))
+
+
+def test_wrong_models_and_subsets(saved, folder, tmp_path, capsys):
+    with pytest.raises(UsageError, match="the data folder .* has no subset 'gen': it has valid, test"):
+        regression.measure(load(str(saved), regressors=True), Namespace(subset="gen", batch_size=4, limit=None))
+    for command in (["maps", str(saved), "--input", "a"], ["norms", str(saved)]):
+        assert main([*command, "--device", "cpu"]) == 1
+        assert f"predicts numbers: run `fairseq-sg analysis regression {saved}`" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="sg_regressor predicts numbers"):
+        fairseq_sg.load(saved)
+
+
+def test_models_of_words_are_refused(tmp_path):
+    from helpers.analysis_models import pairs_folder
+
+    path = checkpoint(tmp_path / "words.pt", pairs_folder(tmp_path / "pairs"), "softmax")
+    with pytest.raises(UsageError, match="sg_transformer predicts no numbers: this analysis needs a regressor"):
+        load(str(path), regressors=True)
