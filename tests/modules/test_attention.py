@@ -321,10 +321,12 @@ def test_initialization(name, init, bound):
 
 
 @pytest.mark.parametrize("name", ["softmax", "relative"])
-def test_fused_initialization(name):
-    """As Csordás et al. 2022 start them: keys and values are one Glorot matrix, the output is PyTorch's."""
-    module = ATTENTION_REGISTRY[name](64, 4, role="encoder", attention_init="fused")
-    squares = {"q": 3 / 64, "k": 2 / 64, "v": 2 / 64, "out": 1 / 64} | ({"pos": 3 / 64} if name == "relative" else {})
+@pytest.mark.parametrize("init, queries, keys", [("fused", 3, 2), ("joint", 1.5, 1.5)])
+def test_initialization_of_several_projections_as_one_matrix(name, init, queries, keys):
+    """The output is PyTorch's. Csordás et al. 2022 join keys and values, ``nn.MultiheadAttention`` queries too."""
+    module = ATTENTION_REGISTRY[name](64, 4, role="encoder", attention_init=init)
+    squares = {"q": queries / 64, "k": keys / 64, "v": keys / 64, "out": 1 / 64}
+    squares |= {"pos": 3 / 64} if name == "relative" and init == "fused" else {}
     for projection, square in squares.items():
         top = getattr(module, f"{projection}_proj").weight.abs().max()
         assert 0.97 * math.sqrt(square) < top <= math.sqrt(square)
@@ -338,7 +340,7 @@ def test_fused_initialization(name):
         (lambda c: ATTENTION_REGISTRY["relative"](24, 3, role="cross"), "relative attention cannot serve as 'cross' "
             "attention: its roles are encoder, decoder"),
         (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_init="x"), "--attention-init is "
-            "'x': choose from reference, glorot, fused, torch"),
+            "'x': choose from reference, glorot, fused, joint, torch"),
         (lambda c: ATTENTION_REGISTRY["softmax"](24, 3, role="encoder", attention_dropout=1.5), "--attention-dropout "
             "is 1.5: choose a number from 0 to 1"),
         (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", linear_attention_eps=0.0),

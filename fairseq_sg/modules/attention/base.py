@@ -28,7 +28,7 @@ from fairseq_sg.modules.cpu.packing import Packing
 from fairseq_sg.registry import Mechanism
 
 ROLES = ("encoder", "decoder", "cross")
-INITS = ("reference", "glorot", "fused", "torch")
+INITS = ("reference", "glorot", "fused", "joint", "torch")
 
 
 @dataclass
@@ -41,7 +41,7 @@ class AttentionOptions:
             "help": "initialization of the attention's projections: 'reference' (as the papers' released code: "
             "Glorot uniform, but PyTorch's default for relative attention; docs/attention.md has the others), "
             "'glorot', 'fused' (Glorot uniform with keys and values as one matrix, the output projection PyTorch's "
-            "default) or 'torch'"
+            "default), 'joint' (the same with queries, keys and values as one matrix) or 'torch'"
         },
     )
     attention_bias: bool = field(
@@ -143,7 +143,8 @@ class Attention(Mechanism, nn.Module):
         """Glorot uniform, U(±√(6/(fan_in + fan_out))), or PyTorch's U(±1/√fan_in); zero biases.
 
         ``fused`` is the start of the released code of Csordás et al. 2022 and Csordás 2023, chapters 5 and 6: Glorot
-        uniform for q, and for k and v with the fans of both together, as one matrix; PyTorch's for the output.
+        uniform for q, and for k and v with the fans of both together, as one matrix; PyTorch's for the output. ``joint``
+        is that of ``torch.nn.MultiheadAttention``: q, k and v as one matrix.
         """
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
             if isinstance(projection, nn.Identity):
@@ -154,12 +155,13 @@ class Attention(Mechanism, nn.Module):
                 projection.reset_parameters()
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
+        q, k, v = (projection.weight for projection in (self.q_proj, self.k_proj, self.v_proj))
         if self._init == "fused":
-            nn.init.xavier_uniform_(self.q_proj.weight)
-            k, v = self.k_proj.weight, self.v_proj.weight
-            bound = math.sqrt(6 / (k.size(1) + k.size(0) + v.size(0)))
-            nn.init.uniform_(k, -bound, bound)
-            nn.init.uniform_(v, -bound, bound)
+            nn.init.xavier_uniform_(q)
+        together = {"fused": (k, v), "joint": (q, k, v)}.get(self._init, ())
+        for weight in together:
+            bound = math.sqrt(6 / (weight.size(1) + sum(part.size(0) for part in together)))
+            nn.init.uniform_(weight, -bound, bound)
 
     # The mechanism; each kind writes it.
 
