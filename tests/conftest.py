@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -52,6 +53,12 @@ def pytest_collection_modifyitems(config, items) -> None:
     for group in groups:
         draw.shuffle(group)
     items[:] = [item for group in groups for item in group]
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: a search for garbage leaves it out."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ The models are those that the recipe own_attentions compares, smaller.
 
 from __future__ import annotations
 
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,7 @@ from fairseq_sg.modules.position import POSITION_REGISTRY
 from helpers.own_attentions import MODELS, build
 
 SMALL = "--encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64".split()
-SMALL += "--encoder-attention-heads 4 --decoder-attention-heads 4 --encoder-layers 2 --decoder-layers 2".split()
+SMALL += "--encoder-attention-heads 4 --decoder-attention-heads 4 --encoder-layers 1 --decoder-layers 1".split()
 STEPS, BATCH = 100, 32
 
 
@@ -40,6 +41,7 @@ class Scan:
             self.target_dictionary.encode_line(pair.target)
         self.cfg = SimpleNamespace(left_pad_target=False)
 
+    @cache  # all models see the same batches
     def batch(self, step: int):
         pairs = [self.pairs[(step * BATCH + i) % len(self.pairs)] for i in range(BATCH)]
         sources = [self.source_dictionary.encode_line(p.source, add_if_not_exist=False).long() for p in pairs]

@@ -106,7 +106,8 @@ def test_gradients(variant, training):
 
     mask = torch.tensor([False, True, False, False])
     inputs = [t.detach().requires_grad_() for t in (tokens(4), *module.parameters())]
-    assert torch.autograd.gradcheck(function, inputs)
+    # A random projection of the derivatives, which a wrong one changes; all of them take ten times as long.
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
 
 def test_all_experts_with_equal_scores_are_the_dense_layer():
