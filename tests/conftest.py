@@ -11,8 +11,8 @@ import pytest
 
 pytest.register_assert_rewrite("helpers")
 REPOSITORY = Path(__file__).resolve().parents[1]
-#: They take the longest, and come first, so that all processes of pytest end together.
-SLOW = ("cli", "devices", "experiments", "models", "ops")
+#: Folders with files that take long. They come first, so that all processes of pytest end together.
+SLOW = ("cli", "devices", "experiments", "models", "modules", "ops", "tests")
 
 
 def pytest_addoption(parser) -> None:

@@ -200,6 +200,14 @@ def test_no_tokens(variant):
 # Selection in training.
 
 
+def test_expert_dropout_leaves_out_draws_below_its_probability(monkeypatch):
+    """Of numbers from 0 to below 1, as in the released code: a share of exactly δ."""
+    module = layer("sigma_moe", moe_expert_dropout=0.5).train()
+    draws = torch.tensor([[0.0, 0.25, 0.5, 0.75]])
+    monkeypatch.setattr(torch, "rand_like", lambda logits: draws)
+    assert module.kept(draws).tolist() == [[False, False, True, True]]
+
+
 def test_expert_dropout_sets_scores_to_zero_and_scales_nothing():
     """(7.21): a dropped expert is not selected, the others keep their scores; the mask is drawn for every token."""
     module = layer("sigma_moe", k=1, moe_expert_dropout=0.3).train()
