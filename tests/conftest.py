@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 
 pytest.register_assert_rewrite("helpers")
 REPOSITORY = Path(__file__).resolve().parents[1]
-#: They take the longest, and come first, so that all processes of pytest end together.
-SLOW = ("cli", "devices", "experiments", "models", "ops")
+#: Folders with files that take long. They come first, so that all processes of pytest end together.
+SLOW = ("cli", "devices", "experiments", "models", "modules", "ops", "tests")
 
 
 def pytest_addoption(parser) -> None:
@@ -52,6 +53,12 @@ def pytest_collection_modifyitems(config, items) -> None:
     for group in groups:
         draw.shuffle(group)
     items[:] = [item for group in groups for item in group]
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: a search for garbage leaves it out."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

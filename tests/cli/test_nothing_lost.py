@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.commands import LINEAR, REPOSITORY, launch, run, start_training, training
+from helpers.commands import LINEAR, REPOSITORY, run, start_training, training
 from helpers.states import assert_same_state
 
 KILLS = int(os.environ.get("SG_KILLS", "3"))
@@ -98,10 +98,6 @@ def test_a_full_disk(data, whole, tmp_path):
 
 
 def test_a_full_disk_while_data_are_prepared(tmp_path):
-    command = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000,) * 2); {PREPARE}"
-    made = launch("python", "-c", command, "scan", "--split", "simple", "--out", tmp_path / "data")
+    made = run("data_prep", "scan", "--split", "simple", "--out", tmp_path / "data", largest_file=50_000)
     assert made.code == 1 and "File too large" in made.err and "Traceback" not in made.err
     assert not list(tmp_path.iterdir())
-
-
-PREPARE = "import sys; from data_prep.__main__ import main; sys.exit(main())"

@@ -38,7 +38,7 @@ def test_attention_of_a_users_own_directory(data, tmp_path):
     (mine / "__init__.py").write_text(f"import fairseq_sg.plugin\n\n{code}")
     environment = {"PYTHONPATH": str(REPOSITORY)}
     options = ["--encoder-attention", "mean", "--mean-scale", "2", "--user-dir", mine]
-    check(launch("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options), **environment))
+    check(run("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options), **environment))
     checkpoint = tmp_path / "run" / "checkpoint_last.pt"
     program = (
         "import fairseq_sg.plugin, my_attentions, sys\n"
@@ -48,7 +48,7 @@ def test_attention_of_a_users_own_directory(data, tmp_path):
         "print(type(attention).__name__, attention.mean_scale)\n"
     )
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    printed = launch("python", "-c", program, checkpoint, cwd=tmp_path, **environment)
+    printed = run("-c", program, checkpoint, cwd=tmp_path, **environment)
     assert printed.out.splitlines()[-1] == "MeanAttention 2.0", printed.err
     wrong = run("fairseq-train", *training(data, "no", *SHORT, "--mean-scale", "2", "--user-dir", mine), **environment)
     assert "--mean-scale 2.0 has no effect on the chosen mechanisms" in wrong.err.splitlines()[-1]

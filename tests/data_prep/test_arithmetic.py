@@ -108,6 +108,8 @@ def test_command(run, read_subset, tmp_path: Path) -> None:
         "dev": {"depth_6": 20},
         "gen": {"depth_7": 10, "depth_8": 10},
     }
+    published = {name: entry["published_size"] for name, entry in found["subsets"].items()}
+    assert published == {"train": 100_200, "valid": 1_200, "dev": 1_000, "gen": 1_000}
     assert found["labels"] == list("0123456789") and (tmp_path / "out" / "label" / "gen.bin").is_file()
     sources = []
     for name in types:

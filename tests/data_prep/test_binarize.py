@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +16,7 @@ from data_prep.binarize import binarize, link_labels, make_dictionary
 from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import DataError, Pair
 from data_prep.scan import Scan
+from helpers.commands import succeed
 
 SUBSETS = ("train", "valid", "gen")
 
@@ -63,11 +63,11 @@ def test_binaries_hold_the_text(subset: str, language: str, prepared: Path) -> N
 def test_equal_to_fairseq_preprocess(prepared: Path, tmp_path: Path) -> None:
     # With our dictionaries; the three subsets get names that the command knows.
     raw = prepared / "raw"
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--source-lang", "src", "--target-lang", "tgt"]
+    command = ["--source-lang", "src", "--target-lang", "tgt"]
     command += ["--srcdict", str(prepared / "dict.src.txt"), "--tgtdict", str(prepared / "dict.tgt.txt")]
     command += ["--trainpref", str(raw / "train"), "--destdir", str(tmp_path / "bin")]
     command += ["--testpref", f"{raw / 'valid'},{raw / 'gen'}"]
-    subprocess.run(command, check=True, capture_output=True)
+    succeed("fairseq-preprocess", *command)
     names = {"train": "train", "valid": "test", "gen": "test1"}
     for language in ("src", "tgt"):
         name = f"dict.{language}.txt"
@@ -165,10 +165,10 @@ def test_binaries_of_a_joined_dictionary_are_those_of_fairseq_preprocess(tmp_pat
     for language, text in texts.items():
         (tmp_path / "raw" / f"train.{language}").write_text(text, "utf-8")
     binarize(tmp_path, ["train"], joined=True)
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--source-lang", "src", "--target-lang", "tgt"]
+    command = ["--source-lang", "src", "--target-lang", "tgt"]
     command += ["--trainpref", str(tmp_path / "raw" / "train"), "--destdir", str(tmp_path / "bin")]
     command += ["--joined-dictionary", "--srcdict", str(tmp_path / "dict.src.txt")]
-    subprocess.run(command, check=True, capture_output=True)
+    succeed("fairseq-preprocess", *command)
     ours = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
     assert len(ours) == 6 and (tmp_path / "dict.src.txt").read_text("utf-8") == "a 3\nb 3\nc 1\nx 1\ny 2\n"
     for name in ours:

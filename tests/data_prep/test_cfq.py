@@ -152,6 +152,20 @@ def test_splits(split: str, run, read_subset, fixture_folder: Path, small_sizes,
     assert (tmp_path / "out" / "dict.src.txt").read_bytes() == (tmp_path / "out" / "dict.tgt.txt").read_bytes()
 
 
+def test_what_published_files_repeat_of_training_is_counted(run, fixture_folder: Path, small_sizes, tmp_path: Path):
+    """Two records may be the same pair."""
+    folder = tmp_path / "cfq"
+    (folder / "splits").mkdir(parents=True)
+    split = json.loads((fixture_folder / "splits" / "mcd1.json").read_text("utf-8"))
+    (folder / "splits" / "mcd1.json").write_text(json.dumps(split), "utf-8")
+    records = json.loads((fixture_folder / "dataset.json").read_text("utf-8"))
+    records[split["testIdxs"][0]] = records[split["trainIdxs"][0]]
+    (folder / "dataset.json").write_text(json.dumps(records), "utf-8")
+    result = run("cfq", "--split", "mcd1", "--raw-dir", folder, "--raw-only", "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert manifest(tmp_path / "out")["subsets"]["gen"]["in_train"] == 1
+
+
 def test_archive_and_folder_make_the_same(run, fixture_folder: Path, small_sizes, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "cfq1.1.tar.gz", "w:gz") as archive:
         archive.add(fixture_folder, "cfq")

@@ -67,12 +67,23 @@ def launch(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITORY
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-def run(name: str, *arguments: object, text: str = "", cwd: Path = REPOSITORY, **env: str) -> Result:
-    """Runs a command (``fairseq-train``), a module (``fairseq_sg.options``) or code (``-c``) in a forked process."""
+def run(
+    name: str,
+    *arguments: object,
+    text: str = "",
+    cwd: Path = REPOSITORY,
+    largest_file: int = RLIM_INFINITY,
+    **env: str,
+) -> Result:
+    """Runs a command (``fairseq-train``), a module (``fairseq_sg.options``) or code (``-c``) in a forked process.
+
+    No file that it writes has more than ``largest_file`` bytes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder) / stream for stream in ("in", "out", "err")]
         streams[0].write_text(text)
-        process = forked.start(name, *arguments, streams=streams, cwd=cwd, env=environment(**env))
+        options = {"streams": streams, "cwd": cwd, "env": environment(**env), "largest_file": largest_file}
+        process = forked.start(name, *arguments, **options)
         process.join(300)
         if process.is_alive():
             process.kill()

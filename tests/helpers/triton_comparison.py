@@ -1,7 +1,7 @@
 """Helpers of the tests of Triton kernels. They run on a GPU, or on the CPU under Triton's interpreter.
 
 These files are not collected by themselves, since the interpreter has to be chosen before Triton is first imported:
-``test_triton_kernels.py`` runs each in a process of its own. To debug one:
+``test_triton_kernels.py`` runs them in a process of their own. To debug one:
 
     TRITON_INTERPRET=1 python -m pytest tests/ops/triton_geometric.py
 """

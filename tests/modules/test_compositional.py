@@ -136,7 +136,10 @@ def test_attention_dropout_is_on_the_searches_in_training_only(role):
     module.train()
     torch.manual_seed(3)
     for need_weights in (False, True):
-        draws = torch.stack([module(query, key, Context(return_weights=need_weights))[0] for _ in range(1500)])
+        # Sentences of one batch have draws of their own.
+        many = (x.repeat(1, 1500, 1) for x in (query, key))
+        out = module(*many, Context(return_weights=need_weights))[0]
+        draws = out.unflatten(1, (1500, -1)).transpose(0, 1)  # (draw, N, B, E)
         assert not torch.equal(draws[0], draws[1])
         torch.testing.assert_close(draws.mean(0), expected, rtol=0, atol=0.15)
 

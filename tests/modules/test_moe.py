@@ -106,7 +106,8 @@ def test_gradients(variant, training):
 
     mask = torch.tensor([False, True, False, False])
     inputs = [t.detach().requires_grad_() for t in (tokens(4), *module.parameters())]
-    assert torch.autograd.gradcheck(function, inputs)
+    # A random projection of the derivatives, which a wrong one changes; all of them take ten times as long.
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
 
 def test_all_experts_with_equal_scores_are_the_dense_layer():
@@ -197,6 +198,14 @@ def test_no_tokens(variant):
 
 
 # Selection in training.
+
+
+def test_expert_dropout_leaves_out_draws_below_its_probability(monkeypatch):
+    """Of numbers from 0 to below 1, as in the released code: a share of exactly δ."""
+    module = layer("sigma_moe", moe_expert_dropout=0.5).train()
+    draws = torch.tensor([[0.0, 0.25, 0.5, 0.75]])
+    monkeypatch.setattr(torch, "rand_like", lambda logits: draws)
+    assert module.kept(draws).tolist() == [[False, False, True, True]]
 
 
 def test_expert_dropout_sets_scores_to_zero_and_scales_nothing():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import Parameter, signature
 from types import SimpleNamespace
 
 import pytest
@@ -130,3 +131,18 @@ def test_every_mechanism_of_a_model_has_the_common_interface():
 
     for kind in MECHANISMS:
         assert all(issubclass(cls, Mechanism) for cls in kind.values()), kind.kind
+
+
+def test_a_mechanism_built_by_hand_has_the_defaults_of_its_options():
+    from fairseq_sg.models.checks import MECHANISMS
+
+    compared = 0
+    for cls in (cls for kind in MECHANISMS for cls in kind.values() if cls.options is not None):
+        arguments = [signature(base.__init__).parameters for base in cls.__mro__]
+        for option in fields(cls.options):
+            # Of the class that names it; None is the value of another option.
+            named = [found[option.name].default for found in arguments if option.name in found]
+            if option.default is not None and named and named[0] is not Parameter.empty:
+                assert named[0] == option.default, (cls.__name__, option.name)
+                compared += 1
+    assert compared > 50

@@ -11,6 +11,7 @@ import torch
 from fairseq_sg.ops import cvmm, cvmm_sorted, sort_selection
 from helpers.comparison import Operations, assert_all_close, with_gradients
 from helpers.operators.cvmm import make, make_selection
+from helpers.pairs import pairs
 from helpers.triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 kernels = importlib.import_module("fairseq_sg.ops.cvmm.triton")
@@ -98,12 +99,14 @@ def test_every_form(from_tokens, to_tokens, relu):
     compare(run, tensors, "grouped")
 
 
-@pytest.mark.parametrize("counts", [(64, 0, 33, 32, 0, 1), (0, 31, 65, 0), (100,), (32, 32, 64)], ids=str)
-@pytest.mark.parametrize("missing", [0, 5])
-@pytest.mark.parametrize(("split", "parts"), [(32, 128), (16, 3)], ids=["short", "few"])
-def test_matrices_with_many_rows_are_split(counts, missing, split, parts, monkeypatch):
-    monkeypatch.setattr(kernels, "SPLIT", split)
-    monkeypatch.setattr(kernels, "PARTS", parts)
+@pairs(
+    counts=[(64, 0, 33, 32, 0, 1), (0, 31, 65, 0), (100,), (32, 32, 64)],
+    missing=[0, 5],
+    cut=[{"SPLIT": 32, "PARTS": 128}, {"SPLIT": 16, "PARTS": 3}],
+)
+def test_matrices_with_many_rows_are_split(counts, missing, cut, monkeypatch):
+    for name, value in cut.items():
+        monkeypatch.setattr(kernels, name, value)
     launched = count_launches(monkeypatch, kernels)
     selection = torch.tensor([e for e, count in enumerate(counts) for _ in range(count)] + [-1] * missing)
     selection = selection[torch.randperm(len(selection))].to(DEVICE)

@@ -11,6 +11,7 @@ import torch
 from fairseq_sg.ops import geometric_attention
 from helpers.comparison import assert_all_close, make_mask, with_gradients
 from helpers.operators.geometric import SHAPES, make, run, walk
+from helpers.pairs import pairs
 from helpers.triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 kernels = importlib.import_module("fairseq_sg.ops.geometric.triton")
@@ -18,12 +19,9 @@ kernels = importlib.import_module("fairseq_sg.ops.geometric.triton")
 # exp(−x) = ∞ makes P = 0, as it should.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 causality = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-shapes = pytest.mark.parametrize("shape", [*SHAPES, (1, 2, 2, 1100, 700)], ids=str)
 
 
-@shapes
-@causality
-@pytest.mark.parametrize("padding", ["none", "left", "right", "one-row-full"])
+@pairs(shape=[*SHAPES, (1, 2, 2, 1100, 700)], causal=[True, False], padding=["none", "left", "right", "one-row-full"])
 def test_values_and_gradients(shape, causal, padding):
     mask = make_mask(padding, shape[0], shape[3], DEVICE)
     options = {"causal": causal, "offset": shape[4], "key_padding_mask": mask}
@@ -79,9 +77,7 @@ def test_a_sure_match_far_away_costs_no_digits_nearby():
     torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@causality
-@pytest.mark.parametrize("length", [7, 20])
+@pairs(dtype=[torch.float16, torch.bfloat16], causal=[True, False], length=[7, 20])
 def test_half_precision(dtype, causal, length):
     inputs = make((2, 2, length, length, 0), DEVICE, dtype)
     mask = make_mask("right", 2, length, DEVICE)

@@ -13,17 +13,16 @@ from fairseq_sg.ops import relative_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 from helpers.comparison import assert_all_close, make_mask, with_gradients
 from helpers.operators.relative_attention import SHAPES, make, run
+from helpers.pairs import pairs
 from helpers.triton_comparison import DEVICE, compare, count_launches, uninitialized_memory_is_nan  # noqa: F401
 
 kernels = importlib.import_module("fairseq_sg.ops.relative.triton")
 
 causality = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+HALF = [torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@causality
-@pytest.mark.parametrize("padding", ["none", "one-row-full"])
+@pairs(shape=SHAPES, causal=[True, False], padding=["none", "one-row-full"])
 def test_values_and_gradients(shape, causal, padding):
     mask = make_mask(padding, shape[0], shape[3], DEVICE)
     inputs = make(shape, DEVICE, torch.float32)
@@ -51,22 +50,18 @@ def test_more_queries_than_keys():
     compare(run, make((1, 2, 70, 33, 8, 8, 8), DEVICE, torch.float32), "shift")
 
 
-@half
-@causality
-@pytest.mark.parametrize("shape", [(2, 1, 7, 7, 8, 8, 8), (1, 1, 70, 140, 40, 24, 16)], ids=str)
+@pairs(dtype=HALF, causal=[True, False], shape=[(2, 1, 7, 7, 8, 8, 8), (1, 1, 70, 140, 40, 24, 16)])
 def test_half_precision(dtype, causal, shape):
     mask = make_mask("left", shape[0], shape[3], DEVICE)
     compare(run, make(shape, DEVICE, dtype), "shift", causal=causal, key_padding_mask=mask)
 
 
-@half
+@pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_wide_in_half_precision(dtype):
     compare(run, make((1, 1, 20, 40, 200, 256, 8), DEVICE, dtype), "shift", causal=True)
 
 
-@causality
-@pytest.mark.parametrize("padding", ["left", "one-row-full"])
-@pytest.mark.parametrize("garbage", [1e9, math.inf, math.nan], ids=str)
+@pairs(causal=[True, False], padding=["left", "one-row-full"], garbage=[1e9, math.inf, math.nan])
 def test_what_stands_at_padding_is_not_read(causal, padding, garbage):
     inputs = make((2, 1, 6, 40, 4, 6, 4), DEVICE, torch.float32)
     mask = make_mask(padding, 2, 40, DEVICE)
