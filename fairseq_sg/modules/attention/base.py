@@ -143,8 +143,8 @@ class Attention(Mechanism, nn.Module):
         """Glorot uniform, U(±√(6/(fan_in + fan_out))), or PyTorch's U(±1/√fan_in); zero biases.
 
         ``fused`` is the start of the released code of Csordás et al. 2022 and Csordás 2023, chapters 5 and 6: Glorot
-        uniform for q, and for k and v with the fans of both together, as one matrix; PyTorch's for the output. ``joint``
-        is that of ``torch.nn.MultiheadAttention``: q, k and v as one matrix.
+        uniform for q, and for k and v with the fans of both together, as one matrix; PyTorch's for the output.
+        ``joint`` is that of ``torch.nn.MultiheadAttention``: q, k and v as one matrix.
         """
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
             if isinstance(projection, nn.Identity):
