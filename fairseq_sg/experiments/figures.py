@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_sg.experiments.recipe import METRICS, Recipe
+from fairseq_sg.experiments.quantities import QUANTITIES, source_of
+from fairseq_sg.experiments.recipe import DECODED, METRICS, Recipe
 from fairseq_sg.experiments.report import centre, lines
 from fairseq_sg.experiments.results import Results
 
-#: The curve of one training: [{step, SUBSET: percent, SUBSET_loss: bits per token}].
+#: The curve of one training, as ``runs.curve`` has it.
 Curve = list[dict[str, float]]
 #: model -> the curves of its seeds
 Curves = Mapping[str, Sequence[Curve]]
-LOSS = "_loss"
 #: The place on a logarithmic axis of a loss that the log rounds to 0.
 LEAST = 5e-5
 #: Okabe and Ito's colours, without yellow.
@@ -32,6 +32,8 @@ STYLE = {
 COLUMN, PAGE = 3.4, 7.0
 #: Up to this many curves are labelled at their ends, up to the next many by a legend; more are not drawn.
 LABELLED, CURVES = 5, 10
+#: With more panels in a row, the unit of a bar has a line of its own.
+NARROW = 4
 
 
 def pyplot() -> Any:
@@ -55,15 +57,15 @@ def save(figure: Any, path: Path, source: str = "") -> None:
 def draw_all(results: Results, prefix: Path, source: str = "") -> list[Path]:
     """Draws the figures of results, and returns their files.
 
-    PREFIX.png has our numbers beside the published ones, or rows over their x. PREFIX-curves.png has accuracy (or loss)
-    through training, and PREFIX-loss.png accuracy over loss if the recipe asks for it.
+    PREFIX.png has our numbers beside the published ones, or rows over their x. PREFIX-curves.png has accuracy (or what
+    the first column measures) through training, and PREFIX-loss.png accuracy over loss if the recipe asks for it.
     """
     recipe, found = results.recipe, lines(results)
     if not any(cell.values for line in found for cell in line.cells.values()):
         return []
     drawn = {"": sweep(results) if recipe.x_axis else bars(results)}
     accuracies = _subsets(recipe, ("accuracy",))
-    drawn["-curves"] = through_training(results, accuracies or _subsets(recipe, METRICS), "" if accuracies else LOSS)
+    drawn["-curves"] = through_training(results, accuracies or _subsets(recipe, METRICS), _drawn(recipe))
     if recipe.loss_figure:
         drawn["-loss"] = loss_and_accuracy(results, accuracies)
     written = []
@@ -76,6 +78,12 @@ def draw_all(results: Results, prefix: Path, source: str = "") -> list[Path]:
 
 def _subsets(recipe: Recipe, metrics: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(c.subset for c in recipe.columns.values() if c.metric in metrics))
+
+
+def _drawn(recipe: Recipe) -> str:
+    """The quantity that is drawn through training: accuracy if a column has it, otherwise that of the first column."""
+    found = [source_of(c.metric) for c in recipe.columns.values() if c.metric not in DECODED]
+    return "accuracy" if "accuracy" in found else found[0] if found else "loss"
 
 
 def _courses(results: Results) -> dict[str, dict[str, list[Curve]]]:
@@ -115,27 +123,33 @@ def bars(results: Results) -> Any:
                 axes.text(0, y + 0.3, " Fail (published)", va="center", fontsize=6, color=COLOURS[1])
             elif cell.published:
                 axes.errorbar(cell.published.mean, y, xerr=cell.published.std, fmt="D", ms=3.5, color=COLOURS[1], lw=1)
-        axes.set(xlabel=f"{key}, {_unit(recipe, key)}", yticks=range(len(found)))
+        # The labels of narrow panels would touch.
+        gap = " " if len(columns) <= NARROW else "\n"
+        axes.set(xlabel=f"{key},{gap}{_unit(recipe, key)}", yticks=range(len(found)))
         several = len(recipe.data) > 1
         axes.set_yticklabels([f"{line.label}, {line.data}" if several else line.label for line in found])
         axes.grid(axis="y", visible=False)
         if recipe.columns[key].metric == "accuracy":
             axes.set_xlim(0, 102 if recipe.unit == "percent" else 1.02)
+        elif recipe.columns[key].metric not in DECODED:
+            cells = [line.cells[key] for line in found if key in line.cells]
+            there = [c.published.mean for c in cells if c.published and not c.published.fail]
+            _log_if_wide(axes.set_xscale, [*there, *(v for c in cells for v in c.values)])
     panels[0].invert_yaxis()
     if recipe.has_published:
         figure.suptitle("bars: here, points: seeds, diamonds: published", fontsize=7)
     return figure
 
 
-def through_training(results: Results, subsets: Sequence[str], kind: str) -> Any:
-    """Accuracies (or losses, for ``kind`` LOSS) of subsets through training: a row per dataset, a panel per subset.
+def through_training(results: Results, subsets: Sequence[str], quantity: str) -> Any:
+    """A quantity of ``QUANTITIES`` on subsets through training: a row per dataset, a panel per subset.
 
     Means over seeds, and a band from minimum to maximum. None if nothing was measured twice, or models are too many.
     """
     courses = {
         data: models
         for data, models in _courses(results).items()
-        if len(models) <= CURVES and _measured_twice(models, subsets, kind)
+        if len(models) <= CURVES and _measured_twice(models, subsets, quantity)
     }
     if not courses or not subsets:
         return None
@@ -144,42 +158,42 @@ def through_training(results: Results, subsets: Sequence[str], kind: str) -> Any
     colours = _colours(courses)
     for axes_row, (data, models) in zip(rows, courses.items()):
         for axes, subset in zip(axes_row, subsets):
-            _through(axes, models, subset, kind, colours)
+            _through(axes, models, subset, quantity, colours)
             title = names.get(subset, subset)
             axes.set_title(f"{data}: {title}" if len(courses) > 1 else title)
-        _name_curves(axes_row[-1], models, subsets[-1], kind, colours)
+        _name_curves(axes_row[-1], models, subsets[-1], quantity, colours)
     return figure
 
 
-def _through(axes: Any, models: Curves, subset: str, kind: str, colours: Mapping[str, str]) -> None:
+def _through(axes: Any, models: Curves, subset: str, quantity: str, colours: Mapping[str, str]) -> None:
     everything = []
     for model, curves in models.items():
-        steps, values = band(curves, subset + kind)
-        if kind == LOSS:
+        steps, values = band(curves, QUANTITIES[quantity].key(subset))
+        if quantity != "accuracy":
             values = [[max(v, LEAST) for v in found] for found in values]
         axes.plot(steps, [statistics.mean(v) for v in values], color=colours[model])
         everything += [v for found in values for v in found]
         if any(len(found) > 1 for found in values):
             low, high = [min(v) for v in values], [max(v) for v in values]
             axes.fill_between(steps, low, high, color=colours[model], alpha=0.15, lw=0)
-    if kind == LOSS:
-        axes.set(ylabel="loss, bits per token")
-        _log_if_wide(axes.set_yscale, everything)
+    axes.set(ylabel=QUANTITIES[quantity].axis)
+    if quantity == "accuracy":
+        axes.set(ylim=(-2, 102))
     else:
-        axes.set(ylabel="accuracy, %", ylim=(-2, 102))
+        _log_if_wide(axes.set_yscale, everything)
     axes.set_xlabel("training step")
 
 
-def _name_curves(axes: Any, models: Curves, subset: str, kind: str, colours: Mapping[str, str]) -> None:
+def _name_curves(axes: Any, models: Curves, subset: str, quantity: str, colours: Mapping[str, str]) -> None:
     """Labels at the ends of a few curves, in an order and at distances that can be read; a legend for more."""
     from matplotlib.lines import Line2D
 
     ends = {}
     for model, curves in models.items():
-        steps, values = band(curves, subset + kind)
+        steps, values = band(curves, QUANTITIES[quantity].key(subset))
         if steps:
             ends[model] = (steps[-1], statistics.mean(values[-1]))
-    if len(ends) > LABELLED or kind == LOSS:
+    if len(ends) > LABELLED or quantity != "accuracy":
         handles = [Line2D([], [], color=colours[model], label=model) for model in models]
         axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
         return
@@ -209,26 +223,27 @@ def loss_and_accuracy(results: Results, subsets: Sequence[str]) -> Any:
     courses = {
         data: models
         for data, models in _courses(results).items()
-        if all(_measured_twice(models, subsets, kind) for kind in ("", LOSS))
+        if all(_measured_twice(models, subsets, quantity) for quantity in ("accuracy", "loss"))
     }
     if not courses:
         return None
     names, colours = _names(results.recipe), _colours(courses)
+    loss_of = QUANTITIES["loss"].key
     figure, rows = grid(len(courses), len(subsets))
     for axes_row, (data, models) in zip(rows, courses.items()):
         for axes, subset in zip(axes_row, subsets):
             points = [
-                (max(point[subset + LOSS], LEAST), point[subset], (place + 1) / len(curve), colours[model])
+                (max(point[loss_of(subset)], LEAST), point[subset], (place + 1) / len(curve), colours[model])
                 for model, curves in models.items()
                 for curve in curves
                 for place, point in enumerate(curve)
-                if subset in point and subset + LOSS in point
+                if subset in point and loss_of(subset) in point
             ]
             for loss, accuracy, share, colour in points:
                 axes.plot(loss, accuracy, ".", color=colour, alpha=0.15 + 0.85 * share)
             _log_if_wide(axes.set_xscale, [loss for loss, *_ in points])
             title = names.get(subset, subset)
-            axes.set(xlabel="loss, bits per token", ylabel="accuracy, %", ylim=(-2, 102))
+            axes.set(xlabel=QUANTITIES["loss"].axis, ylabel=QUANTITIES["accuracy"].axis, ylim=(-2, 102))
             axes.set_title(f"{data}: {title}" if len(courses) > 1 else title)
         _legend(axes_row[-1], models, colours)
     return figure
@@ -295,15 +310,15 @@ def _legend(axes: Any, models: Curves, colours: Mapping[str, str]) -> None:
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
-def _measured_twice(models: Curves, subsets: Sequence[str], kind: str) -> bool:
-    return any(len(band([curve], s + kind)[0]) > 1 for curves in models.values() for curve in curves for s in subsets)
+def _measured_twice(models: Curves, subsets: Sequence[str], quantity: str) -> bool:
+    keys = [QUANTITIES[quantity].key(subset) for subset in subsets]
+    return any(len(band([curve], key)[0]) > 1 for curves in models.values() for curve in curves for key in keys)
 
 
 def _unit(recipe: Recipe, key: str) -> str:
     metric = recipe.columns[key].metric
-    return {"accuracy": "%" if recipe.unit == "percent" else "fraction", "loss": "bits per token", "bleu": "BLEU"}.get(
-        metric, metric
-    )
+    units = {name: quantity.unit for name, quantity in QUANTITIES.items()} | {"bleu": "BLEU"}
+    return "fraction" if metric == "accuracy" and recipe.unit == "fraction" else units.get(metric, metric)
 
 
 def _log_if_wide(set_scale: Callable[[str], None], values: Sequence[float]) -> None:

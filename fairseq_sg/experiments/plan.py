@@ -117,6 +117,7 @@ class Plan:
             generation=shlex.split(recipe.generate),
             decodings=tuple(dict.fromkeys((c.subset, c.generate) for c in columns.values() if c.metric in DECODED)),
             best=recipe.checkpoint == "best",
+            checkpoint_metric=recipe.checkpoint_metric,
             model_overrides=recipe.rows[row].model_overrides,
             more_overrides=tuple(dict.fromkeys(c.model_overrides for c in columns.values() if c.model_overrides)),
         )

@@ -19,6 +19,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments.quantities import QUANTITIES
 
 FOLDER = Path(__file__).resolve().parent / "recipes"
 #: Options that ``experiments`` itself passes to fairseq-train.
@@ -29,7 +30,7 @@ RESERVED = {
     "--save-interval", "--keep-interval-updates", "--no-epoch-checkpoints", "--batch-size-valid", "--cpu",
     "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
 }  # fmt: skip
-METRICS = ("accuracy", "loss", "perplexity", "bleu", "length_ratio")
+METRICS = ("accuracy", "loss", "perplexity", "bleu", "length_ratio", "mse_last", "mse_last_mean")
 #: Those of fairseq-generate -> their name.
 DECODED = {"bleu": "BLEU", "length_ratio": "length ratio"}
 #: sacreBLEU's choices, as in fairseq_sg.scoring.plain_bleu.
@@ -179,6 +180,7 @@ class Recipe:
         statistic: of the seeds, "mean" (± sample standard deviation) or "median".
         unit: of accuracies, "fraction" or "percent".
         checkpoint: the evaluated one, "last" or "best".
+        checkpoint_metric: of the best one, among ``QUANTITIES``, on the first subset of the data.
         generate: arguments of fairseq-generate, for BLEU.
         columns, rows: of the table.
         only: the rows of the table, in their order, where there are others too.
@@ -202,6 +204,7 @@ class Recipe:
     statistic: str = "mean"
     unit: str = MISSING
     checkpoint: str = MISSING
+    checkpoint_metric: str = "accuracy"
     generate: str = ""
     columns: dict[str, Column] = MISSING
     rows: dict[str, Row] = MISSING
@@ -414,6 +417,9 @@ def check(recipe: Recipe, where: str) -> None:
     choice("statistic", recipe.statistic, ("mean", "median"))
     choice("unit", recipe.unit, ("fraction", "percent"))
     choice("checkpoint", recipe.checkpoint, ("last", "best"))
+    choice("checkpoint_metric", recipe.checkpoint_metric, QUANTITIES)
+    if recipe.checkpoint == "last" and recipe.checkpoint_metric != "accuracy":
+        raise error("checkpoint_metric", "is for 'checkpoint: best'")
     for key in ("data", "columns", "rows"):
         if not getattr(recipe, key):
             raise error(key, "is empty")
@@ -442,7 +448,7 @@ def check(recipe: Recipe, where: str) -> None:
         if decoded and column.at != "checkpoint":
             raise error(f"{key}.at", f"{DECODED[column.metric]} is measured only at the checkpoint")
         if column.model_overrides and (decoded or column.at != "checkpoint"):
-            raise error(f"{key}.model_overrides", "are for accuracy, loss or perplexity at the checkpoint")
+            raise error(f"{key}.model_overrides", "are for accuracy, loss or a squared error at the checkpoint")
         if column.generate and not decoded:
             raise error(f"{key}.generate", f"is for the metrics {' and '.join(DECODED)}")
         _check_arguments(error, f"{key}.generate", column.generate)

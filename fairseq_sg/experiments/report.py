@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fairseq_sg.experiments.quantities import QUANTITIES, source_of
 from fairseq_sg.experiments.recipe import DECODED, Column, Published, Recipe
 from fairseq_sg.experiments.results import Record, Results
 
@@ -52,11 +53,12 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
     if column.metric in DECODED:
         key = " ".join(filter(None, (column.subset, column.generate)))
         return result["generated"].get(key, {}).get(column.metric)
-    quantity = "accuracy" if column.metric == "accuracy" else "loss"
+    quantity = source_of(column.metric)
     if column.model_overrides:
         measured, key = result.get("more", {}).get(column.model_overrides, {}).get(quantity, {}), column.subset
     elif column.at == "checkpoint":
-        measured, key = result[quantity], column.subset
+        # A result has what its log has.
+        measured, key = result.get(quantity, {}), column.subset
     else:
         points = result["curve"]
         if column.at != "end":
@@ -65,7 +67,7 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
             measured = _selected(recipe, record["data"], points) if points and result["steps"] >= at else {}
         else:
             measured = points[-1]
-        key = column.subset if column.metric == "accuracy" else f"{column.subset}_loss"
+        key = QUANTITIES[quantity].key(column.subset)
     if key not in measured:
         return None
     found = measured[key]
@@ -77,8 +79,8 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
 def _selected(recipe: Recipe, data: str, points: list[dict[str, float]]) -> dict[str, float]:
     """The point of a curve whose checkpoint is evaluated, as ``runs.selected`` has it."""
     selector = recipe.data[data].subsets[0]
-    best = recipe.checkpoint == "best"
-    return max(points, key=lambda point: (point.get(selector, 0) if best else 0, point["step"]))
+    best, quantity = recipe.checkpoint == "best", QUANTITIES[recipe.checkpoint_metric]
+    return max(points, key=lambda point: (quantity.rank(point, selector) if best else 0, point["step"]))
 
 
 def lines(results: Results) -> list[Line]:
@@ -149,11 +151,20 @@ def shown(recipe: Recipe, column: Column, values: Sequence[float]) -> str:
     """Mean ± sample std, or the median; "–" without values."""
     if not values:
         return "–"
-    digits = 1 if column.metric == "accuracy" and recipe.unit == "percent" else 2
+    digits = _digits(recipe, column)
     text = f"{centre(values, recipe.statistic):.{digits}f}"
     if len(values) == 1 or recipe.statistic == "median":
         return text
     return f"{text} ± {statistics.stdev(values):.{digits}f}"
+
+
+def _digits(recipe: Recipe, column: Column) -> int:
+    """The digits after the point of a column's numbers."""
+    if column.metric in DECODED:
+        return 2
+    if column.metric == "accuracy" and recipe.unit == "percent":
+        return 1
+    return QUANTITIES[source_of(column.metric)].digits
 
 
 def cell_text(recipe: Recipe, line: Line, column: str) -> str:
@@ -210,15 +221,15 @@ def table(recipe: Recipe, found: Sequence[Line]) -> Table:
 def legend(recipe: Recipe) -> list[str]:
     """The explanation of the table's numbers, a sentence each."""
     selector = next(iter(recipe.data.values())).subsets[0]
+    metric = recipe.checkpoint_metric
     which = {
         "last": "of the last checkpoint",
-        "best": f"of the checkpoint with the best accuracy on `{selector}` (the latest of several)",
+        "best": f"of the checkpoint with the best {metric} on `{selector}` (the latest of several)",
     }[recipe.checkpoint]
     found = []
     for key, column in recipe.columns.items():
         at = {"checkpoint": which, "end": "at the end of training"}.get(column.at, f"{which} up to step {column.at}")
-        metric = {"loss": "loss in bits per token", "perplexity": "perplexity per token"}.get(column.metric)
-        metric = metric or DECODED.get(column.metric, f"{column.metric}, {_unit(recipe)}")
+        metric = _metric(recipe, column)
         overrides = f', evaluated with `--model-overrides "{column.model_overrides}"`' * bool(column.model_overrides)
         overrides += f", decoded with `{column.generate}`" * bool(column.generate)
         found.append(f"{key}: {metric}, on `{column.subset}` {at}{overrides}.")
@@ -233,8 +244,14 @@ def legend(recipe: Recipe) -> list[str]:
     return found
 
 
-def _unit(recipe: Recipe) -> str:
-    return {"fraction": "as a fraction", "percent": "in percent"}[recipe.unit]
+def _metric(recipe: Recipe, column: Column) -> str:
+    """The name of a column's metric, with its unit."""
+    if column.metric in DECODED:
+        return DECODED[column.metric]
+    if column.metric == "perplexity":
+        return "perplexity per token"
+    unit = {"fraction": ", as a fraction", "percent": ", in percent"}[recipe.unit]
+    return QUANTITIES[column.metric].name + unit * (column.metric == "accuracy")
 
 
 def about_source(recipe: Recipe) -> str:
@@ -315,7 +332,7 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
                 continue
             difference = centre(theirs, b.recipe.statistic) - centre(ours, a.recipe.statistic)
             error = _error(ours, theirs)
-            digits = 1 if column.metric == "accuracy" and a.recipe.unit == "percent" else 2
+            digits = _digits(a.recipe, column)
             spread = f" ± {error:.{digits}f}" if error is not None else ""
             clear = "–" if error is None else "yes" if abs(difference) > 2 * error else "no"
             numbers = [shown(a.recipe, column, values) for values in (ours, theirs)]

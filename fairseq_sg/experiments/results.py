@@ -163,7 +163,8 @@ def merged(before: Results, now: Results, path: Path) -> Results:
 
     def settings(recipe: Recipe, row: str, data: str) -> list[Any]:
         training = [recipe.arguments_of(row, data), recipe.steps_of(row), recipe.data[data].prepare]
-        return [*training, recipe.checkpoint, recipe.generate, recipe.rows[row].model_overrides]
+        chosen = [recipe.checkpoint, recipe.checkpoint_metric]
+        return [*training, *chosen, recipe.generate, recipe.rows[row].model_overrides]
 
     def same(record: Record) -> bool:
         row, data = record["row"], record["data"]

@@ -26,6 +26,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from fairseq_sg.experiments.quantities import QUANTITIES
+
 #: The folder that has the package: a clone, or site-packages.
 _HOME = Path(__file__).resolve().parents[2]
 _LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
@@ -53,8 +55,9 @@ class Run:
         generation: further arguments of ``fairseq-generate`` alone.
         decodings: what is decoded at the end, besides the teacher-forced pass: subsets, each with further arguments of
             ``fairseq-generate`` or "".
-        best: whether to evaluate the checkpoint with the highest accuracy on the first subset (the latest of several)
-            instead of the last one.
+        best: whether to evaluate the best checkpoint by ``checkpoint_metric`` on the first subset (the latest of
+            several) instead of the last one.
+        checkpoint_metric: one of ``QUANTITIES``.
         model_overrides: of the evaluation.
         more_overrides: of further evaluations.
     """
@@ -70,6 +73,7 @@ class Run:
     generation: list[str] = field(default_factory=list)
     decodings: tuple[tuple[str, str], ...] = ()
     best: bool = False
+    checkpoint_metric: str = "accuracy"
     model_overrides: str = ""
     more_overrides: tuple[str, ...] = ()
 
@@ -86,7 +90,9 @@ class Run:
         return self.folder / ("checkpoint_best.pt" if self.best else "checkpoint_last.pt")
 
     def train_command(self) -> list[str]:
-        best = ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"] if self.best else []
+        quantity = QUANTITIES[self.checkpoint_metric]
+        best = ["--best-checkpoint-metric", quantity.logged] if self.best else []
+        best += ["--maximize-best-checkpoint-metric"] if self.best and quantity.more_is_better else []
         return [
             "fairseq-train", str(self.data), "--user-dir", "fairseq_sg", *self.arguments, *best,
             "--seed", str(self.seed), "--max-update", str(self.steps), "--save-dir", str(self.folder),
@@ -229,22 +235,22 @@ def _number(value: Any) -> Any:
 
 
 def curve(run: Run) -> list[dict[str, float]]:
-    """Accuracy and loss of every subset at every validation: [{step, SUBSET: percent, SUBSET_loss: bits per token}]."""
+    """Every quantity of every subset at every validation: [{step, SUBSET: percent, SUBSET_loss: bits per token, …}]."""
     points: dict[int, dict[str, float]] = {}
     for event in events(run.log):
         subset = event["kind"]
         if subset in run.subsets:
             step = int(event[f"{subset}_num_updates"])
             point = points.setdefault(step, {"step": step})
-            for key, logged in (("", "accuracy"), ("_loss", "nll_loss")):
-                if f"{subset}_{logged}" in event:
-                    point[f"{subset}{key}"] = event[f"{subset}_{logged}"]
+            for quantity in QUANTITIES.values():
+                if f"{subset}_{quantity.logged}" in event:
+                    point[quantity.key(subset)] = event[f"{subset}_{quantity.logged}"]
     return [points[step] for step in sorted(points)]
 
 
 def complete(run: Run, point: dict[str, float]) -> bool:
     """Whether a point of a curve has every subset."""
-    return all(subset in point or f"{subset}_loss" in point for subset in run.subsets)
+    return all(any(q.key(subset) in point for q in QUANTITIES.values()) for subset in run.subsets)
 
 
 def divergence(run: Run, finished: bool = False) -> dict[str, Any] | None:
@@ -286,8 +292,8 @@ def selected(run: Run, points: list[dict[str, float]]) -> dict[str, float]:
     best on the first subset.
     """
     points = [point for point in points if complete(run, point)]
-    selector = next(iter(run.subsets))
-    return max(points, key=lambda point: (point[selector] if run.best else 0, point["step"]))
+    selector, quantity = next(iter(run.subsets)), QUANTITIES[run.checkpoint_metric]
+    return max(points, key=lambda point: (quantity.rank(point, selector) if run.best else 0, point["step"]))
 
 
 def partial_result(run: Run, step: int) -> dict[str, Any] | None:
@@ -303,8 +309,11 @@ def partial_result(run: Run, step: int) -> dict[str, Any] | None:
         "result": {
             "steps": step,
             "checkpoint_step": chosen["step"],
-            "accuracy": {s: chosen[s] for s in run.subsets if s in chosen},
-            "loss": {s: chosen[f"{s}_loss"] for s in run.subsets if f"{s}_loss" in chosen},
+            **{
+                name: {s: chosen[quantity.key(s)] for s in run.subsets if quantity.key(s) in chosen}
+                for name, quantity in QUANTITIES.items()
+                if any(quantity.key(s) in chosen for s in run.subsets)
+            },
             "generated": {},
             "curve": points,
         },
@@ -655,12 +664,12 @@ def _finish_evaluation(job: Job) -> None:
 
 
 def _measured(log: Path) -> dict[str, dict[str, float]]:
-    """Accuracy in percent and loss in bits per token of every subset, from the output of ``fairseq-validate``."""
-    found: dict[str, dict[str, float]] = {"accuracy": {}, "loss": {}}
+    """quantity -> subset -> value, from the output of ``fairseq-validate``."""
+    found: dict[str, dict[str, float]] = {}
     for event in events(log):
-        for key, logged in (("accuracy", "accuracy"), ("loss", "nll_loss")):
-            if f"{event['kind']}_{logged}" in event:
-                found[key][event["kind"]] = event[f"{event['kind']}_{logged}"]
+        for name, quantity in QUANTITIES.items():
+            if f"{event['kind']}_{quantity.logged}" in event:
+                found.setdefault(name, {})[event["kind"]] = event[f"{event['kind']}_{quantity.logged}"]
     return found
 
 

@@ -73,7 +73,7 @@ def lines(axes):
 
 def test_accuracy_through_training(tmp_path):
     found = results_of(tmp_path, {"scan": COURSES})
-    valid, gen = figures.through_training(found, ["valid", "gen"], "").axes
+    valid, gen = figures.through_training(found, ["valid", "gen"], "accuracy").axes
     # Means at the common steps of both seeds; only the model with two seeds has a band.
     assert lines(valid) == [[[1, 20], [2, 60]], [[1, 0], [2, 0]]] and lines(gen)[0] == [[1, 10], [2, 30]]
     (band,) = valid.collections
@@ -86,7 +86,7 @@ def test_accuracy_through_training(tmp_path):
 
 def test_loss_through_training(tmp_path):
     found = results_of(tmp_path, {"scan": COURSES})
-    (loss,) = figures.through_training(found, ["gen"], figures.LOSS).axes
+    (loss,) = figures.through_training(found, ["gen"], "loss").axes
     assert lines(loss) == [[[1, 3], [2, 1.5]], [[1, 6], [2, 6]]] and loss.get_ylabel() == "loss, bits per token"
     assert [text.get_text() for text in loss.get_legend().get_texts()] == ["a", "b"]
 
@@ -94,21 +94,21 @@ def test_loss_through_training(tmp_path):
 def test_names_at_the_ends_of_curves_keep_their_distance(tmp_path):
     """In the order of the curves, below the top; more curves have a legend; still more are not drawn."""
     ends = {name: [curve((1, 0, 1.0), (2, end, 1.0))] for name, end in zip("abcde", (100, 99, 98, 50, 99.5))}
-    axes = figures.through_training(results_of(tmp_path, {"scan": ends}), ["valid"], "").axes[0]
+    axes = figures.through_training(results_of(tmp_path, {"scan": ends}), ["valid"], "accuracy").axes[0]
     names = [(text.get_text(), text.xy[1]) for text in axes.texts]
     assert [name for name, _ in names] == ["d", "c", "b", "e", "a"]
     places = [place for _, place in names]
     assert places[-1] <= 100 and min(b - a for a, b in zip(places, places[1:])) >= 8 - 1e-9
     many = {f"m{number}": [curve((1, 0, 1.0), (2, 5, 1.0))] for number in range(figures.LABELLED + 1)}
-    axes = figures.through_training(results_of(tmp_path, {"scan": many}), ["valid"], "").axes[0]
+    axes = figures.through_training(results_of(tmp_path, {"scan": many}), ["valid"], "accuracy").axes[0]
     assert not axes.texts and len(axes.get_legend().get_texts()) == figures.LABELLED + 1
     many |= {f"m{number}": many["m0"] for number in range(figures.CURVES + 1)}
-    assert figures.through_training(results_of(tmp_path, {"scan": many}), ["valid"], "") is None
+    assert figures.through_training(results_of(tmp_path, {"scan": many}), ["valid"], "accuracy") is None
 
 
 def test_a_loss_that_was_rounded_to_nothing_has_a_place_on_its_axis(tmp_path):
     courses = {"one": {"a": [curve((1, 10, 2.0), (2, 50, 0.0))]}, "two": {"b": COURSES["b"], "a": COURSES["a"]}}
-    one, two = figures.through_training(results_of(tmp_path, courses), ["valid"], figures.LOSS).axes
+    one, two = figures.through_training(results_of(tmp_path, courses), ["valid"], "loss").axes
     assert lines(one) == [[[1, 2], [2, figures.LEAST]]]
     assert (one.get_yscale(), two.get_yscale()) == ("log", "linear")
     assert (one.get_title(), two.get_title()) == ("one: IID", "two: IID")
@@ -119,7 +119,7 @@ def test_a_loss_that_was_rounded_to_nothing_has_a_place_on_its_axis(tmp_path):
 @pytest.mark.parametrize("points", [[], [(5, 10, 1.0)]], ids=["none", "one"])
 def test_nothing_is_drawn_of_a_single_evaluation(points, tmp_path):
     found = results_of(tmp_path, {"scan": {"a": [curve(*points)] * 2}})
-    assert figures.through_training(found, ["valid"], "") is None
+    assert figures.through_training(found, ["valid"], "accuracy") is None
     assert figures.loss_and_accuracy(found, ["valid"]) is None
 
 
@@ -226,6 +226,25 @@ def test_figures_of_a_table(drawn, tmp_path):
         done["result"]["loss"] = {"gen": 1.0}
     figures.draw_all(losses, tmp_path / "y")
     assert drawn["y-curves.png"][0].get_ylabel() == "loss, bits per token"
+
+
+def test_figures_of_squared_errors(drawn, tmp_path):
+    """Errors through training, of the first column; logarithmic axes where they span a factor of ten."""
+    courses = [[{"step": s, "gen_mse_last": e, "gen_mse_last_mean": 2 * e} for s, e in ((1, 4.0), (2, 0.25))]]
+    found = results_of(tmp_path, {"scan": {"a": [*courses, *courses]}})
+    columns = {
+        "mean": replace(found.recipe.columns["OOD"], metric="mse_last_mean"),
+        "last": replace(found.recipe.columns["OOD"], metric="mse_last"),
+    }
+    found = Results(replace(found.recipe, columns=columns), 1.0, found.records)
+    for seed, done in enumerate(found.records):
+        done["result"] |= {"mse_last": {"gen": 0.25}, "mse_last_mean": {"gen": (0.5, 50.0)[seed]}}
+    figures.draw_all(found, tmp_path / "x")
+    mean, last = drawn["x.png"]
+    assert (mean.get_xscale(), last.get_xscale()) == ("log", "linear") and mean.get_xlabel() == "mean, squared error"
+    (axes,) = drawn["x-curves.png"]
+    assert lines(axes) == [[[1, 8], [2, 0.5]]] and axes.get_title() == "mean" and axes.get_yscale() == "log"
+    assert axes.get_ylabel() == "squared error, mean over loops"
 
 
 def test_no_figure_before_any_number(tmp_path, drawn):

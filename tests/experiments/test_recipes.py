@@ -241,6 +241,12 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("at: end", "at: end, metric: bleu", ["columns.IID.at: BLEU is measured only at the checkpoint"]),
         ("at: end", "at: end, generate: --beam 9", ["columns.IID.generate: is for the metrics bleu and length_ratio"]),
         ("at: end", "at: end, model_overrides: '{}'", ["columns.IID.model_overrides: are for accuracy, loss or"]),
+        (
+            "unit: percent",
+            "unit: percent\ncheckpoint_metric: bleu",
+            ["checkpoint_metric: is 'bleu': choose from accuracy"],
+        ),
+        ("unit: percent", "unit: percent\ncheckpoint_metric: loss", ["checkpoint_metric: is for 'checkpoint: best'"]),
         ("folder: short", "folder: a/b", ["data.short.folder: is 'a/b': it must be the name of one folder"]),
         ("length,", "length --out x,", ["data.short.prepare: has --out, which experiments sets itself"]),
         ("length,", "length --out=x,", ["data.short.prepare: has --out, which experiments sets"]),

@@ -130,6 +130,36 @@ def test_other_metrics(tmp_path):
     assert found == [41.5, None, 8.0]
 
 
+def test_squared_errors(tmp_path):
+    """At the trained loops and at more of them, with three digits; the best checkpoint has the least."""
+    text = TINY.replace("subset: gen, at: 20", "subset: gen, metric: mse_last, at: 20")
+    text = text.replace("  OOD: {subset: gen}\n", "  OOD: {subset: gen, metric: mse_last_mean}\n")
+    text = text.replace("columns:\n", "columns:\n  more: {subset: gen, metric: mse_last, model_overrides: '{}'}\n")
+    text = text.replace("checkpoint: best", "checkpoint: best\ncheckpoint_metric: mse_last")
+    recipe = tiny(tmp_path, text)
+    curve = [{"step": s, "dev_mse_last": dev, "gen_mse_last": gen} for s, dev, gen in ((10, 0.5, 7.0), (20, 0.75, 8.0))]
+    first = record("good", 1, gen=0.0)
+    first["result"] |= {"mse_last_mean": {"gen": 0.0625}, "more": {"{}": {"mse_last": {"gen": 20.5}}}, "curve": curve}
+    second = record("good", 2, gen=0.0)
+    second["result"] |= {"mse_last_mean": {"gen": 0.1875}, "more": {"{}": {"mse_last": {"gen": 10.5}}}, "curve": curve}
+    (good, *_) = report.lines(Results(recipe, 1.0, [first, second]))
+    assert good.cells["OOD-20"].values == [7.0, 7.0]
+    texts = [report.cell_text(recipe, good, column) for column in ("more", "OOD")]
+    assert texts == ["15.500 ± 7.071", "0.125 ± 0.088"]
+    assert good.cells["OOD"].verdict == "below"
+    legend = report.legend(recipe)
+    assert legend[2] == (
+        "OOD: squared error at the query, mean over loops, on `gen` of the checkpoint with the best mse_last on `dev` "
+        "(the latest of several)."
+    )
+    assert legend[0].startswith("more: squared error at the query, after the last loop, on `gen` of the checkpoint")
+
+
+def test_results_without_a_quantity_have_no_number(tmp_path):
+    recipe = tiny(tmp_path, TINY.replace("{subset: gen}", "{subset: gen, metric: mse_last}"))
+    assert report.value(recipe, recipe.columns["OOD"], record("good", 1, gen=1.0), 1.0) is None
+
+
 def test_a_further_decoding_has_its_column(tmp_path):
     columns = "  Beam: {subset: gen, metric: bleu, generate: --beam 9}\n  Ratio: {subset: gen, metric: length_ratio}\n"
     text = TINY.replace("rows:\n", f"{columns}rows:\n").replace("seeds: 2", "seeds: 2\ngenerate: --max-len-b 9")

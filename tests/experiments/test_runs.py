@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fcntl
+import json
 import os
 import shlex
 import subprocess
@@ -17,7 +18,7 @@ import fairseq_sg
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import memory, runs
 from fairseq_sg.experiments.runs import Run
-from helpers.experiment_files import course, evaluated, inner, make_run, of_subset
+from helpers.experiment_files import STAMP, course, evaluated, inner, make_run, of_subset
 
 PACKAGE = Path(fairseq_sg.__file__).parent
 
@@ -309,6 +310,45 @@ def test_latest_of_the_best_is_selected(tmp_path):
     assert runs.selected(run, points)["step"] == 3
     run.best = False
     assert runs.selected(run, points)["step"] == 4
+
+
+def of_errors(subset: str, step: int, last: float, mean: float) -> str:
+    """The line of an evaluation of ``--criterion regression``."""
+    values = {"loss": 9.0, "mse_last": last, "mse_last_mean": mean, "num_updates": step}
+    return f"{STAMP} | {subset} | {json.dumps({f'{subset}_{key}': str(value) for key, value in values.items()})}\n"
+
+
+def test_the_least_squared_error_is_the_best(tmp_path):
+    """The errors of the log become curve and result, and the latest of the least errors is the checkpoint."""
+    errors = ((1, 0.5, 0.6), (2, 0.25, 0.75), (3, 0.25, 0.5), (4, 0.375, 0.25))
+    log = "".join(of_errors("valid", *point) + of_errors("gen", *point) for point in errors)
+    run = make_run(tmp_path, log, best=True, checkpoint_metric="mse_last")
+    points = runs.curve(run)
+    assert points[0] == {
+        "step": 1, "valid_mse_last": 0.5, "valid_mse_last_mean": 0.6, "gen_mse_last": 0.5, "gen_mse_last_mean": 0.6,
+    }  # fmt: skip
+    assert all(runs.complete(run, point) for point in points) and not runs.complete(run, {"step": 5})
+    assert runs.selected(run, points)["step"] == 3
+    run.checkpoint_metric = "mse_last_mean"
+    assert runs.selected(run, points)["step"] == 4
+    command = run.train_command()
+    assert command[command.index("--best-checkpoint-metric") + 1] == "mse_last_mean"
+    assert "--maximize-best-checkpoint-metric" not in command and run.checkpoint.name == "checkpoint_best.pt"
+    assert runs._measured(run.log)["mse_last"] == {"valid": 0.375, "gen": 0.375}
+    assert runs.divergence(run, finished=True) is None
+    partial = runs.partial_result(run, 3)["result"]
+    assert partial["mse_last"] == {"valid": 0.25, "gen": 0.25} and "accuracy" not in partial
+
+
+def test_the_best_checkpoint_by_accuracy_or_loss(tmp_path):
+    run = Run("m", 1, tmp_path, tmp_path, 4, [], {"dev": "x"}, best=True)
+    points = [{"step": 1, "dev": 50, "dev_loss": 1.0}, {"step": 2, "dev": 70, "dev_loss": 2.0}, {"step": 3}]
+    assert "--maximize-best-checkpoint-metric" in run.train_command()
+    assert runs.selected(run, points)["step"] == 2
+    run.checkpoint_metric = "loss"
+    command = run.train_command()
+    assert command[command.index("--best-checkpoint-metric") + 1] == "nll_loss"
+    assert runs.selected(run, points)["step"] == 1
 
 
 # The ends of commands.

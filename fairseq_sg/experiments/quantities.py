@@ -1,0 +1,66 @@
+"""What an evaluation measures on a subset: its name in fairseq's log, in curves, in tables and on axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """
+    Attributes:
+        logged: its name in the log of fairseq.
+        suffix: of its key in the point of a curve, after the subset.
+        name: in the legend of a table.
+        axis: the label of its axis in curves.
+        unit: in bars. That of accuracies is the recipe's.
+        digits: in tables, after the point.
+        more_is_better: whether the best checkpoint has the most of it, not the least.
+    """
+
+    logged: str
+    suffix: str
+    name: str
+    axis: str
+    unit: str
+    digits: int = 2
+    more_is_better: bool = False
+
+    def key(self, subset: str) -> str:
+        """The key of its value on a subset, in the point of a curve."""
+        return subset + self.suffix
+
+    def rank(self, point: Mapping[str, float], subset: str) -> float:
+        """A number that is higher for better points of a curve; −∞ for a point without the quantity."""
+        value = point.get(self.key(subset))
+        return -math.inf if value is None else value if self.more_is_better else -value
+
+
+#: Accuracy is in percent, the loss in bits per token, and squared errors are divided by the unit of their data.
+QUANTITIES = {
+    "accuracy": Quantity("accuracy", "", "accuracy", "accuracy, %", "%", more_is_better=True),
+    "loss": Quantity("nll_loss", "_loss", "loss in bits per token", "loss, bits per token", "bits per token"),
+    "mse_last": Quantity(
+        "mse_last",
+        "_mse_last",
+        "squared error at the query, after the last loop",
+        "squared error, last loop",
+        "squared error",
+        digits=3,
+    ),
+    "mse_last_mean": Quantity(
+        "mse_last_mean",
+        "_mse_last_mean",
+        "squared error at the query, mean over loops",
+        "squared error, mean over loops",
+        "squared error",
+        digits=3,
+    ),
+}
+
+
+def source_of(metric: str) -> str:
+    """The quantity that a column's metric is computed from: a perplexity is 2 to the loss."""
+    return "loss" if metric == "perplexity" else metric
