@@ -31,7 +31,7 @@ MISTAKES = {
         "there is no option --encoder-atention: did you mean --encoder-attention or --decoder-attention or "
         "--encoder-attention-heads?",
     ),
-    "underscore": (["--qk_norm=l2"], "there is no option --qk_norm: did you mean --qk-norm?"),
+    "underscore": (["--qk_norm=l2"], "there is no option --qk_norm: did you mean --qk-norm or --norm?"),
     "arch": (
         ["--arch", "sg_transformer_scn"],
         "--arch is 'sg_transformer_scn': did you mean sg_transformer_scan or sg_transformer_cfq or sg_transformer?",

@@ -36,6 +36,7 @@ NOT_RUN = {
     "data_prep verify": "tests/data_prep runs it",
     "fairseq_sg.experiments": "tests of the experiments run them",
     "fairseq_sg.kernels": "its own tests run it",
+    "parity_exact.pt": "tests/cli/test_construct_command.py runs them",
     "fairseq_sg.hydra_train": "tests/cli/test_hydra.py runs it",
     "fairseq-hydra-train": "a cluster; tests/cli/test_submitit.py runs a sweep on one machine",
     "fairseq_sg.experiments.workers": "tests/cli/test_two_processes.py runs it",
@@ -117,13 +118,16 @@ def test_a_wrong_training_is_noticed(desk, tmp_path):
 @cache
 def parser_of(program: str):
     """The parser of a program of this project; None for one that is not there yet."""
-    module = program if program == "fairseq_sg.evaluate" else f"{program}.__main__"
+    module = program if program in ("fairseq_sg.evaluate", "fairseq_sg.construct") else f"{program}.__main__"
     if find_spec(program) is None:
         return None
     return importlib.import_module(module).make_parser()
 
 
-PROGRAMS = ("data_prep", "fairseq_sg.evaluate", "fairseq_sg.analysis", "fairseq_sg.experiments", "fairseq_sg.kernels")
+PROGRAMS = (
+    "data_prep",
+    *(f"fairseq_sg.{name}" for name in ("evaluate", "construct", "analysis", "experiments", "kernels")),
+)
 OURS = [command for command in commands() if command.name in PROGRAMS]
 
 

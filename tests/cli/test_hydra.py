@@ -99,7 +99,7 @@ def test_what_the_configuration_asks_for_must_be_given(command, data, tmp_path):
 
 
 PLAIN = {
-    "model.qk_norn=l2": "there is no option model.qk_norn: did you mean model.qk_norm or model.pre_norm?",
+    "model.qk_norn=l2": "there is no option model.qk_norn: did you mean model.qk_norm or model.norm or model.pre_norm?",
     "model.encoder_layers=2": "model.encoder_layers is not set in the file of the configuration: put a plus before it, "
     "+model.encoder_layers=…",
     "common.log_intervall=2": "there is no option common.log_intervall: did you mean common.log_interval or "
