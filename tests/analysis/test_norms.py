@@ -60,6 +60,7 @@ def performed(m, x: Tensor, scaled: bool) -> Tensor:
 #: before a normalization, which some maps divide by their largest feature.
 FEATURES: dict[str, Callable] = {
     "elu": lambda m, x, q, scaled: torch.where(x > 0, x + 1, x.exp()),
+    "identity": lambda m, x, q, scaled: x,
     "relu": lambda m, x, q, scaled: x.relu(),
     "squared": lambda m, x, q, scaled: x * x,
     "exp": lambda m, x, q, scaled: to_largest(x.exp()) if scaled else x.exp(),

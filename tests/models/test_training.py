@@ -37,6 +37,7 @@ STEPS, BATCH = 100, 32
 LINEAR = "--encoder-attention linear --decoder-attention linear --cross-attention linear --feature-map".split()
 MODELS = own_attentions.MODELS | {
     "mlp": [*LINEAR, "mlp", "--linear-attention-denominator", "none"],
+    "identity": [*LINEAR, "identity", "--linear-attention-denominator", "none"],
     "affine squared": [*LINEAR, "squared", "--squared-kernel", "affine"],
 }
 

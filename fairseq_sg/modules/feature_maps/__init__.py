@@ -10,6 +10,7 @@ from fairseq_sg.modules.feature_maps.dpfp import DPFPFeatureMap
 from fairseq_sg.modules.feature_maps.elementwise import (
     EluFeatureMap,
     ExpFeatureMap,
+    IdentityFeatureMap,
     ReluFeatureMap,
 )
 from fairseq_sg.modules.feature_maps.hedgehog import HedgehogFeatureMap
@@ -34,6 +35,7 @@ __all__ = [
     "ExpFeatureMap",
     "FeatureMap",
     "HedgehogFeatureMap",
+    "IdentityFeatureMap",
     "MLPFeatureMap",
     "PerformerFeatureMap",
     "RebasedFeatureMap",

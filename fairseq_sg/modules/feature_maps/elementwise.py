@@ -22,6 +22,19 @@ class EluFeatureMap(FeatureMap):
         return x.clamp(max=0).exp() + x.relu()
 
 
+@register_feature_map("identity")
+class IdentityFeatureMap(FeatureMap):
+    """φ(x) = x, F = D: the similarity q·k of either sign (von Oswald et al. 2023). Features are float32.
+
+    A denominator may vanish or change its sign, and ε does not prevent that: the paper's attention has none.
+    """
+
+    paper = "von Oswald et al. 2023"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return accurate(x)
+
+
 @register_feature_map("relu")
 class ReluFeatureMap(FeatureMap):
     """φ(x)_i = max(x_i, 0) ≥ 0, F = D. Features are float32.

@@ -29,9 +29,12 @@ OPTIONS: dict[str, dict] = {
     "t2r": {"t2r_features": 11},
     "dpfp": {"dpfp_nu": 3},
     "mlp": {},
+    "identity": {},
 }
 
 
+#: Their denominators may be near 0, where rounding decides.
+SIGNED = ("mlp", "identity")
 #: O_n = Q̂_n Σ_i K̂_iᵀ V_i
 UNDIVIDED = {"linear_attention_denominator": "none"}
 
@@ -43,9 +46,8 @@ def mapped(name: str, role: str, qk_norm: str = "none", feature_dim: str = "head
 
 CASES = [
     *(Case("linear", role, {"feature_map": "elu", "qk_norm": norm}) for role in ROLES for norm in NORMS),
-    *(mapped(name, role) for name in OPTIONS if name != "mlp" for role in ROLES),
-    # Its denominators may be near 0, where rounding decides.
-    *(Case("linear", role, {"feature_map": "mlp", **UNDIVIDED}) for role in ROLES),
+    *(mapped(name, role) for name in OPTIONS if name not in SIGNED for role in ROLES),
+    *(Case("linear", role, {"feature_map": name, **UNDIVIDED}) for name in SIGNED for role in ROLES),
     *(mapped(name, "decoder", norm) for name in ("cosformer", "performer", "taylor") for norm in ("l1", "rms")),
     *(mapped(name, "cross", "l2") for name in ("cosformer", "rebased", "dpfp")),
     mapped("hedgehog", "encoder", "rms"),
@@ -147,6 +149,7 @@ def dpfp(phi, x, position, side) -> Tensor:
 #: map -> φ(x) of one vector x (D,) at a position (counted over real tokens), for a Query or a Key ("q", "k").
 FEATURES: dict[str, Callable[[object, Tensor, int, str], Tensor]] = {
     "elu": elu,
+    "identity": lambda phi, x, position, side: x,
     "relu": relu,
     "squared": squared,
     "exp": exp,
