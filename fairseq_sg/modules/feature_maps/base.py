@@ -5,9 +5,9 @@ and a Key is φ(q)·φ(k). Queries and Keys may be mapped differently (``queries
 alike. Where half precision would overflow or cancel, features are float32.
 
 The denominator of linear attention is a sum of similarities. All maps here but ``mlp`` and ``identity`` have
-φ(q)·φ(k) ≥ 0; ``l1`` and ``l2`` only scale a φ and keep that. ``rms`` multiplies features by a learned γ, and with it similarities may be
-negative and a denominator vanish: for every map where γ_Q and γ_K have different signs, and for ``taylor`` and
-``rebased``, whose features have both signs, wherever γ_Q γ_K is not the same for all features.
+φ(q)·φ(k) ≥ 0; ``l1`` and ``l2`` only scale a φ and keep that. ``rms`` multiplies features by a learned γ, and with it
+similarities may be negative and a denominator vanish: for every map where γ_Q and γ_K have different signs, and for
+``taylor`` and ``rebased``, whose features have both signs, wherever γ_Q γ_K is not the same for all features.
 """
 
 from __future__ import annotations
