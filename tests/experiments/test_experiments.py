@@ -251,7 +251,7 @@ def test_slurm_script_for_gpus(here):
     again = command.make_parser().parse_args([w for w in words[4:] if w != "$SLURM_ARRAY_TASK_ID"] + ["3"])
     assert [t.run for t in command.plan_of(again).trials()] == [t.run for t in plan.trials()] and again.index == 3
     on_cpu = command.slurm_script(planned(here), "tiny", 2)
-    assert "gres" not in on_cpu and "#SBATCH --array=0-3%2\n" in on_cpu and " run tiny --rows " in on_cpu
+    assert "--gres" not in on_cpu and "#SBATCH --array=0-3%2\n" in on_cpu and " run tiny --rows " in on_cpu
 
 
 # compare
