@@ -97,7 +97,7 @@ MORE = {
     **{f"update {name}": options for name, options in UPDATE_OPTIONS.items()},
     "feature map cosformer": {"cosformer_horizon": 64},
     # A denominator may be near 0, where rounding decides.
-    "feature map mlp": {"linear_attention_denominator": "none"},
+    **{f"feature map {name}": {"linear_attention_denominator": "none"} for name in ("identity", "mlp")},
     "depth looped": {"loops": 2},
     "position fraction": {"decoder_attention": "relative"},
 }
