@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import options, tasks, utils
+from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -37,10 +38,10 @@ from fairseq_sg.models.sg_encoder import SGEncoder
 #: The ε of Figure 2; None is the construction without a norm.
 EPSILONS = (None, 1e-3, 1e-5, 1e-7, 1e-9, 0.0)
 LENGTHS = (1, 3, 10, 30, 100, 300, 1000)
-#: The construction, and how the released code scales its attention: c = 1, the paper's c is 1/√(width of a head).
+CONSTRUCTIONS = {"parity": constructions.PARITY, "first": constructions.FIRST}
+#: Models for an ε, with the scale of the released code's attention: c = 1, the paper's c is 1/√(width of a head).
 MODELS: dict[str, Callable[..., SGEncoder]] = {
-    "parity": constructions.parity,
-    "first": lambda eps: constructions.build(constructions.FIRST, eps),
+    name: functools.partial(constructions.build, construction) for name, construction in CONSTRUCTIONS.items()
 }
 #: Random strings of a length in a sampled mean.
 SAMPLES = 100
@@ -88,22 +89,19 @@ def number(text: str) -> float:
 
 def write_checkpoint(args: argparse.Namespace) -> None:
     """Writes the checkpoint of one construction."""
-    # Setting up a task needs a model's options; the sizes are not of the construction yet.
     task = tasks.setup_task(_configuration(args.data, {}).task)
-    subset = "valid"
-    task.load_dataset(subset)
+    task.load_dataset("valid")
     source = task.source_dictionary
-    symbols = [source[token] for token in task.dataset(subset)[0]["source"].tolist()]
-    readout = {"parity": constructions.PARITY, "first": constructions.FIRST}[args.command].readout
-    given = {"log_length": args.log_length, "sharpness": args.sharpness} if args.command == "first" else {}
+    symbols = [source[token] for token in task.dataset("valid")[0]["source"].tolist()]
     target = task.target_dictionary
-    model = {"parity": constructions.parity, "first": constructions.first}[args.command](
+    model = MODELS[args.command](
         args.layer_norm_eps,
+        log_length=getattr(args, "log_length", False),
+        sharpness=getattr(args, "sharpness", None),
         dictionary=source,
         classes=[target[index] for index in range(target.nspecial, len(target))],
-        sentences=constructions.sentences_around(symbols, readout),
+        sentences=constructions.sentences_around(symbols, CONSTRUCTIONS[args.command].readout),
         dtype=torch.float32,
-        **given,
     )
     if args.bits is not None:
         model = constructions.sharpen(model, args.bits)
@@ -131,7 +129,7 @@ def save(model: SGEncoder, data: str, path: Path) -> None:
         "task_state": task.state_dict(),
         "extra_state": {"train_iterator": {"epoch": 1}},
     }
-    torch.save(state, path)
+    checkpoint_utils.torch_persistent_save(state, str(path))
 
 
 def options_of(model: SGEncoder) -> dict[str, Any]:
@@ -145,16 +143,12 @@ def _configuration(data: str, model: dict[str, Any]) -> Any:
     """fairseq's configuration of a training of ``sg_encoder`` with these options."""
     folder = utils.split_paths(data)[0]
     line = [data, "--task", "sg_classification", "--criterion", "classification", "--arch", "sg_encoder"]
-    line += ["--optimizer", "torch_adam", "--max-source-positions", "1000000", "--user-dir", _user_dir()]
+    line += ["--optimizer", "torch_adam", "--max-source-positions", "1000000"]
     if not Path(folder).is_dir():
         raise UsageError(f"there is no folder {folder}: prepare it with `python -m data_prep parity` or `first`")
     for name, value in model.items():
         line += [ranges.flag(name)] if value is True else [ranges.flag(name), str(value)]
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), line))
-
-
-def _user_dir() -> str:
-    return str(Path(fairseq_sg.__file__).parent)
 
 
 # Figures.
@@ -273,13 +267,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
     save_figure(figure, path)
 
 
-def run(args: argparse.Namespace) -> None:
-    write_figures(args) if args.command == "figures" else write_checkpoint(args)
-
-
 def main(line: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code: 0, 1 for what the user can fix, 2 for a wrong command line."""
-    return finish(run, make_parser().parse_args(line))
+    args = make_parser().parse_args(line)
+    return finish(write_figures if args.command == "figures" else write_checkpoint, args)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ PARITY: strings of 0 and 1 with an odd number of ones. FIRST: strings that begin
 the weights.
 
     layer_norm_eps=None   no norm: the logit shrinks as 1/N² (PARITY) or 1/N (FIRST), N the number of columns
-    layer_norm_eps=0      layer norm makes the logit ±√(d/2), d the width without mirroring times 2, at every length
+    layer_norm_eps=0      layer norm makes the logit ±√(d/2), d the model's width, at every length
     log_length=True       attention logits times ln N: with a sharpness of 1 or more, FIRST's logit has a bound
 
 A layer norm subtracts the mean. The models with layer norm therefore have twice the width: the second half of every
@@ -279,10 +279,10 @@ def _entries(construction: Construction, weights: Sequence[Weight], normed: bool
     head = half * (2 if normed else 1) // construction.heads
     number = {name: index for index, name in enumerate(features)}
 
-    def index(name: object, reads_state: bool) -> object:
+    def index(name: object, of_feature: bool) -> object:
         if isinstance(name, tuple):
             return (name[0] - 1) * head + name[1] - 1
-        return name - 1 if isinstance(name, int) else number[name] if reads_state else name
+        return name - 1 if isinstance(name, int) else number[name] if of_feature else name
 
     for part, row, column, value in weights:
         kind = part.partition(" ")[2] or part
@@ -367,8 +367,8 @@ def sharpen(model: SGEncoder, bits: float) -> SGEncoder:
     config, width = model.config, model.config.encoder_embed_dim
     needed = {"depth": "separate", "pre_norm": False, "norm": "layer", "layer_norm_eps": 0, "ffn_activation": "relu"}
     wrong = [name for name, value in needed.items() if getattr(config, name) != value]
-    wrong += [name for name, kind in (("encoder_ffn", "dense"), ("encoder_update", "residual"))
-              if set(layer_names(config, name)) != {kind}]  # fmt: skip
+    of_layers = {"encoder_ffn": "dense", "encoder_update": "residual"}
+    wrong += [name for name, kind in of_layers.items() if set(layer_names(config, name)) != {kind}]
     if wrong or model.classifier.out_features != 2:
         raise UsageError(
             "only classifiers of two classes with separate post-norm layers, dense ReLU feedforward layers and "
