@@ -32,6 +32,8 @@ import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import ranges
 from fairseq_sg.analysis.options import Parser, finish
 from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments.figures import COLOURS, PAGE, pyplot
+from fairseq_sg.experiments.figures import save as save_figure
 from fairseq_sg.models import constructions
 from fairseq_sg.models.sg_encoder import SGEncoder
 
@@ -227,6 +229,7 @@ def write_figures(args: argparse.Namespace) -> None:
     lengths = [length for length in LENGTHS if length <= args.longest]
     if not lengths:
         raise UsageError(f"--longest is {args.longest}: choose 1 or more")
+    pyplot()  # before minutes of computing, not after them
     found = {
         "by_length": by_length(lengths),
         "around_one_weight": {n: around_one_weight(n) for n in (10, 30, 100) if n <= args.longest},
@@ -239,9 +242,6 @@ def write_figures(args: argparse.Namespace) -> None:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Draws both figures into one file."""
-    from fairseq_sg.experiments.figures import COLOURS, PAGE, pyplot
-    from fairseq_sg.experiments.figures import save as save_figure
-
     plt = pyplot()
     figure, panels = plt.subplots(2, 2, figsize=(PAGE, 5.2), layout="constrained")
     for axes, (name, curves) in zip(panels[0], found["by_length"].items(), strict=True):

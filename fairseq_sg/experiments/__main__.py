@@ -150,8 +150,11 @@ def run(args: argparse.Namespace) -> int:
 
     Returns the exit status: a training that diverged is a result, one that failed is an error.
     """
+    from fairseq_sg.experiments import figures
     from fairseq_sg.experiments.progress import Progress
 
+    if args.index is None:
+        figures.pyplot()  # before hours of training, not after them
     plan = plan_of(args)
     trials = plan.trials()
     if not args.memory_guard >= 0:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.quantities import QUANTITIES, source_of
 from fairseq_sg.experiments.recipe import DECODED, METRICS, Recipe
 from fairseq_sg.experiments.report import centre, lines
@@ -37,11 +38,14 @@ NARROW = 4
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot with a backend for files and this module's style."""
-    import matplotlib
+    """matplotlib's pyplot with a backend for files and this module's style. Raises UsageError if it is missing."""
+    try:
+        import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise UsageError(f"figures need matplotlib ({error}): pip install 'fairseq_sg[experiments]'") from error
 
     plt.rcParams.update(plt.rcParamsDefault | STYLE)
     matplotlib.use("Agg")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -121,6 +122,15 @@ def test_figures(tmp_path, monkeypatch):
     assert best["weight"] == pytest.approx(1, abs=0.03) and best["accuracy"] == pytest.approx(100)
     assert around[0]["accuracy"] < 70 and around[-1]["accuracy"] < 70
     assert (tmp_path / "f" / "exact.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_without_matplotlib_are_refused_before_anything_is_computed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(construct, "by_length", lambda lengths: pytest.fail("computed"))
+    assert main(["figures", str(tmp_path / "f" / "exact")]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: figures need matplotlib") and "pip install 'fairseq_sg[experiments]'" in printed
+    assert not list(tmp_path.iterdir())
 
 
 def test_options_of_a_model_are_what_was_set():

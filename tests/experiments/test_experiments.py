@@ -126,6 +126,12 @@ def test_wrong_options_of_run_are_refused(options, message, here, capsys):
     assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
 
 
+def test_without_matplotlib_nothing_is_trained(here, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = refused(capsys, "run", "tiny.yaml", "--device", "cpu")
+    assert message.startswith("figures need matplotlib") and not (here / "runs").exists()
+
+
 @pytest.mark.parametrize(
     "line", [[], ["--version"], ["tun"], ["run"], ["show", "x", "y"], ["run", "x", "--device", "tpu"], ["compare", "a"]]
 )
