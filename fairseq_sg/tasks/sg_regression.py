@@ -83,18 +83,17 @@ class PromptDataset(FairseqDataset):
 class DrawnPrompts(PromptDataset):
     """The prompts of training."""
 
-    #: Workers have a copy of the dataset with the epoch in which they started.
-    can_reuse_epoch_itr_across_epochs = False
-
     def __init__(self, prompts: Prompts, size: int, seed: int, subset: str):
         super().__init__(size, prompts.examples + 1)
-        self.prompts, self.seed, self.subset, self.epoch = prompts, seed, subset, 1
+        self.prompts, self.seed, self.subset = prompts, seed, subset
+        #: Workers have a copy of the dataset, and live for many epochs: the epoch is in memory that they share.
+        self.epoch = torch.ones((), dtype=torch.long).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+        self.epoch.fill_(epoch)
 
     def prompt(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.prompts.draw(self.seed, self.subset, self.epoch, index)
+        return self.prompts.draw(self.seed, self.subset, self.epoch.item(), index)
 
 
 class FrozenPrompts(PromptDataset):
