@@ -81,6 +81,9 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         self.memory_length = cfg.memory_length
         self.eval_memory_length = cfg.memory_length if cfg.eval_memory_length is None else cfg.eval_memory_length
         self.trained, self.evaluated = SegmentMemories(), SegmentMemories()
+        #: For what the iterator over a dataset was made, and the iterator. One made for every epoch would leave
+        #: worker processes to the garbage collector, where each costs a timeout of 5 seconds.
+        self._batches: dict[Text, tuple[tuple, iterators.EpochBatchIterator]] = {}
         #: Which of how many workers trains on the batches of the last training iterator.
         self._shard = 0, 1
         #: The memories of all workers, for the one that saves them.
@@ -156,20 +159,25 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
                 f"{dataset.name} has {len(dataset)} tokens, fewer than the {count} streams of --batch-size "
                 f"{max_sentences}, --update-freq {updates} and {num_shards} workers: choose smaller ones"
             )
-        streams = dataset.streams(count, max_sentences, self.cfg.tokens_per_sample, all_tokens=not training)
-        return iterators.EpochBatchIterator(
-            dataset=streams,
-            collate_fn=streams.collater,
-            batch_sampler=streams.batches(),
-            seed=seed,
-            num_shards=num_shards,
-            shard_id=shard_id,
-            num_workers=num_workers,
-            epoch=epoch,
-            disable_shuffling=True,
-            skip_remainder_batch=skip_remainder_batch,
-            persistent_workers=False,
-        )
+        made_for = count, max_sentences, training, seed, num_shards, shard_id, num_workers, skip_remainder_batch
+        before, batches = self._batches.get(dataset, (None, None))
+        if before != made_for:
+            streams = dataset.streams(count, max_sentences, self.cfg.tokens_per_sample, all_tokens=not training)
+            batches = iterators.EpochBatchIterator(
+                dataset=streams,
+                collate_fn=streams.collater,
+                batch_sampler=streams.batches(),
+                seed=seed,
+                num_shards=num_shards,
+                shard_id=shard_id,
+                num_workers=num_workers,
+                epoch=epoch,
+                disable_shuffling=True,
+                skip_remainder_batch=skip_remainder_batch,
+                reuse_dataloader=True,
+            )
+            self._batches[dataset] = made_for, batches
+        return batches
 
     def _update_freq(self, epoch: int) -> int:
         return self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
