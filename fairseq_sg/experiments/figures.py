@@ -6,14 +6,14 @@ A figure is at most two panels wide. matplotlib is imported only to draw.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.quantities import QUANTITIES, source_of
 from fairseq_sg.experiments.recipe import DECODED, METRICS, Recipe
-from fairseq_sg.experiments.report import centre, lines
+from fairseq_sg.experiments.report import Line, centre, lines
 from fairseq_sg.experiments.results import Results
 
 #: The curve of one training, as ``runs.curve`` has it.
@@ -61,13 +61,15 @@ def save(figure: Any, path: Path, source: str = "") -> None:
 def draw_all(results: Results, prefix: Path, source: str = "") -> list[Path]:
     """Draws the figures of results, and returns their files.
 
-    PREFIX.png has our numbers beside the published ones, or rows over their x. PREFIX-curves.png has accuracy (or what
-    the first column measures) through training, and PREFIX-loss.png accuracy over loss if the recipe asks for it.
+    PREFIX.png has our numbers beside the published ones, or columns over the x of rows, or rows over that of columns.
+    PREFIX-curves.png has accuracy (or what the first column measures) through training, and PREFIX-loss.png accuracy
+    over loss if the recipe asks for it.
     """
     recipe, found = results.recipe, lines(results)
     if not any(cell.values for line in found for cell in line.cells.values()):
         return []
-    drawn = {"": sweep(results) if recipe.x_axis else bars(results)}
+    draw = sweep if recipe.x_axis else over_columns if recipe.column_axis else bars
+    drawn = {"": draw(results)}
     accuracies = _subsets(recipe, ("accuracy",))
     drawn["-curves"] = through_training(results, accuracies or _subsets(recipe, METRICS), _drawn(recipe))
     if recipe.loss_figure:
@@ -102,7 +104,8 @@ def _courses(results: Results) -> dict[str, dict[str, list[Curve]]]:
 
 def _names(recipe: Recipe) -> dict[str, str]:
     """subset -> the column of its accuracy."""
-    return {c.subset: name for name, c in reversed(recipe.columns.items()) if not c.model_overrides}
+    whole = {name: c for name, c in recipe.columns.items() if not c.model_overrides and not c.type}
+    return {c.subset: name for name, c in reversed(whole.items())}
 
 
 def bars(results: Results) -> Any:
@@ -283,6 +286,53 @@ def sweep(results: Results) -> Any:
     if len(panels[-1].get_legend_handles_labels()[1]) > 1:
         panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     return figure
+
+
+def over_columns(results: Results) -> Any:
+    """Rows over the x of columns, a panel per dataset: means over seeds, and a band from minimum to maximum."""
+    recipe = results.recipe
+    of_data: dict[str, list[Line]] = {}
+    for line in lines(results):
+        of_data.setdefault(line.data, []).append(line)
+    columns = {key: column.x for key, column in recipe.columns.items() if column.x is not None}
+    axis, unit = recipe.column_axis, _unit(recipe, next(iter(columns)))
+    found: dict[str, dict[str, dict[float, list[float]]]] = {}
+    for data, there in of_data.items():
+        values = {
+            line.label: {x: line.cells[key].values for key, x in columns.items() if line.cells[key].values}
+            for line in there
+        }
+        found[data] = {model: at for model, at in values.items() if at}
+    found = {data: models for data, models in found.items() if models}
+    styles = _styles(dict.fromkeys(model for models in found.values() for model in models))
+    figure, panels = _panels(len(found), 2.6, sharey=True)
+    for axes, (data, models) in zip(panels, found.items()):
+        for model, at in models.items():
+            xs = sorted(at)
+            axes.plot(xs, [statistics.mean(at[x]) for x in xs], ms=3, label=model, **styles[model])
+            if any(len(at[x]) > 1 for x in xs):
+                low, high = [min(at[x]) for x in xs], [max(at[x]) for x in xs]
+                axes.fill_between(xs, low, high, color=styles[model]["color"], alpha=0.12, lw=0)
+        axes.set(xlabel=axis.label, xscale=axis.scale, title=data if len(recipe.data) > 1 else "")
+        places = sorted(columns.values())
+        axes.set_xticks(places, [f"{x:g}" for x in places])
+        axes.minorticks_off()
+    panels[0].set_ylabel(f"{recipe.columns[next(iter(columns))].metric}, {unit}")
+    panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    return figure
+
+
+def _styles(models: Iterable[str]) -> dict[str, dict[str, str]]:
+    """model -> a colour; beyond the number of colours, also another line and marker."""
+    looks = (("-", "o"), ("--", "s"), (":", "^"))
+    return {
+        model: {
+            "color": COLOURS[number % len(COLOURS)],
+            "ls": looks[number // len(COLOURS) % len(looks)][0],
+            "marker": looks[number // len(COLOURS) % len(looks)][1],
+        }
+        for number, model in enumerate(models)
+    }
 
 
 def band(curves: Sequence[Curve], key: str) -> tuple[list[float], list[list[float]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -73,6 +74,7 @@ class Plan:
             folder, command = self.data / source.folder, self.prepare_command(name)
             if (folder / "dataset.json").exists():
                 check_data(folder, shlex.split(source.prepare))
+                self._check_types(name, folder)
                 continue
             if source.needs_file:
                 raise UsageError(
@@ -82,6 +84,24 @@ class Plan:
             print(shlex.join(command), flush=True)
             if subprocess.run([sys.executable, *command[1:]], env=environment()).returncode:
                 raise UsageError(f"the data {name!r} were not made: {shlex.join(command)}")
+            self._check_types(name, folder)
+
+    def _check_types(self, data: str, folder: Path) -> None:
+        """Raises UsageError for a column whose type the data do not have, or the trainings do not log."""
+        made = json.loads((folder / "dataset.json").read_text("utf-8"))
+        for name, column in self.recipe.columns_of(data).items():
+            if not column.type or column.type in made.get("groups", {}):
+                continue
+            there = made["subsets"].get(column.subset, {}).get("types", {})
+            if column.type not in there:
+                choices = ", ".join([*made.get("groups", {}), *there]) or "it has none"
+                raise UsageError(f"columns.{name}.type: {column.subset} of {folder} has no {column.type!r}: {choices}")
+            for row in self.rows:
+                if data in self.recipe.data_of(row) and not _logs_types(self.recipe.arguments_of(row, data)):
+                    raise UsageError(
+                        f"columns.{name}.type: the training of the row {row!r} does not log {column.type!r}: add "
+                        "--accuracy-by types to its arguments"
+                    )
 
     def options(self) -> list[str]:
         """The options that select the same runs again."""
@@ -98,7 +118,7 @@ class Plan:
         every = max(1, min(steps, round(recipe.validate_every * min(1.0, self.steps_scale))))
         columns = recipe.columns_of(data)
         # Training shows accuracy only, by the first column of a subset.
-        shown = {c.subset: key for key, c in reversed(columns.items()) if c.metric == "accuracy"}
+        shown = {c.subset: key for key, c in reversed(columns.items()) if c.metric == "accuracy" and not c.type}
         label = recipe.rows[row].label
         return Run(
             name=f"{label}, {data}" if len(recipe.data) > 1 else label,
@@ -113,6 +133,7 @@ class Plan:
                 *schedule(every, self.device),
             ],
             subsets={subset: shown.get(subset, subset) for subset in source.subsets},
+            types=tuple(dict.fromkeys(c.type for c in columns.values() if c.type)),
             evaluation=["--batch-size", str(recipe.batch_size_valid), *on(self.device)],
             generation=shlex.split(recipe.generate),
             decodings=tuple(dict.fromkeys((c.subset, c.generate) for c in columns.values() if c.metric in DECODED)),
@@ -121,6 +142,10 @@ class Plan:
             model_overrides=recipe.rows[row].model_overrides,
             more_overrides=tuple(dict.fromkeys(c.model_overrides for c in columns.values() if c.model_overrides)),
         )
+
+
+def _logs_types(arguments: list[str]) -> bool:
+    return "--accuracy-by types" in " ".join(arguments) or "--accuracy-by=types" in arguments
 
 
 def make_plan(

@@ -61,6 +61,11 @@ QUANTITIES = {
 }
 
 
+def part(subset: str, kind: str) -> str:
+    """The name of a subset in curves and results, or of its examples of one type or group of types."""
+    return f"{subset}/{kind}" if kind else subset
+
+
 def source_of(metric: str) -> str:
     """The quantity that a column's metric is computed from: a perplexity is 2 to the loss."""
     return "loss" if metric == "perplexity" else metric

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,9 @@ METRICS = ("accuracy", "loss", "perplexity", "bleu", "length_ratio", "mse_last",
 DECODED = {"bleu": "BLEU", "length_ratio": "length ratio"}
 #: sacreBLEU's choices, as in fairseq_sg.scoring.plain_bleu.
 TOKENIZERS = ("13a", "none", "char", "intl", "zh")
-#: The source of a column's number: the evaluation of the chosen checkpoint, or the end of training.
-PLACES = ("checkpoint", "end")
+#: The source of a column's number: the evaluation of the chosen checkpoint, the end of training, or the evaluation in
+#: training with the best of this very number on the first subset.
+PLACES = ("checkpoint", "end", "best")
 _NUMBER = re.compile(r"(\d*\.?\d+)(?: ± (\d*\.?\d+))?")
 _NAME = re.compile(r"[\w.+-]+")
 
@@ -103,19 +104,24 @@ class Column:
     Attributes:
         subset: where it is measured.
         metric: one of ``METRICS``.
-        at: ``checkpoint`` (the evaluated one), ``end`` (of training), or a number of steps: then it is that of the
+        type: of the examples that count: a type or a group of types of ``--accuracy-by``; by default all count.
+        at: ``checkpoint`` (the evaluated one), ``end`` (of training), ``best`` (the first evaluation in training with
+            the best value of this metric and type on the first subset), or a number of steps: then it is that of the
             checkpoint that would have been chosen up to there.
         data: the datasets that have it; by default all with the subset.
         model_overrides: ``--model-overrides`` of an evaluation for this column, such as more steps of a shared layer.
         generate: further arguments of fairseq-generate for this column, such as another beam.
+        x: its place on the recipe's ``column_axis``.
     """
 
     subset: str = MISSING
     metric: str = "accuracy"
     at: int | str = "checkpoint"
+    type: str = ""
     data: list[str] | None = None
     model_overrides: str = ""
     generate: str = ""
+    x: float | None = None
 
 
 @dataclass
@@ -145,7 +151,7 @@ class Row:
 
 @dataclass
 class XAxis:
-    """The name of the rows' ``x``, and the scale of its axis: "linear" or "log"."""
+    """The name of the ``x`` of rows or columns, and the scale of its axis: "linear" or "log"."""
 
     label: str = MISSING
     scale: str = "linear"
@@ -187,6 +193,7 @@ class Recipe:
         chosen: what was chosen where the paper is silent; what a file adds to those of the one it extends.
         by_length: see ByLength.
         x_axis: for rows with an x.
+        column_axis: for columns with an x, such as the length of their strings.
         loss_figure: whether accuracy is also drawn over loss.
         define: texts for ``${define.NAME}`` elsewhere in the file, or in the one it extends.
         name, variant: of the file; they are no keys of it.
@@ -212,6 +219,7 @@ class Recipe:
     chosen: list[str] = field(default_factory=list)
     by_length: ByLength | None = None
     x_axis: XAxis | None = None
+    column_axis: XAxis | None = None
     loss_figure: bool = False
     define: dict[str, str] = field(default_factory=dict)
     name: str = ""
@@ -440,7 +448,9 @@ def check(recipe: Recipe, where: str) -> None:
         key = f"columns.{name}"
         choice(f"{key}.metric", column.metric, METRICS)
         if column.at not in PLACES and not (isinstance(column.at, int) and column.at > 0):
-            raise error(f"{key}.at", f"is {column.at!r}: it must be a number of steps, 'checkpoint' or 'end'")
+            raise error(f"{key}.at", f"is {column.at!r}: it must be a number of steps, 'checkpoint', 'end' or 'best'")
+        if column.type and column.metric != "accuracy":
+            raise error(f"{key}.type", "is for accuracy: no other metric is measured by type")
         known(f"{key}.data", column.data or (), recipe.data, "data")
         if not any(name in recipe.columns_of(data) for data in recipe.data):
             raise error(f"{key}.subset", f"is {column.subset!r}, which no data has as a subset")
@@ -458,7 +468,13 @@ def check(recipe: Recipe, where: str) -> None:
         raise error("generate", "is for a column with the metric 'bleu', which needs it (such as --max-len-b 200)")
     if recipe.by_length:
         _check_by_length(recipe, error, choice)
-    _check_x_axis(recipe, error, choice)
+    _check_axis("x_axis", recipe.x_axis, "row", recipe.rows, error, choice)
+    _check_axis("column_axis", recipe.column_axis, "column", recipe.columns, error, choice)
+    drawn = {column.metric for column in recipe.columns.values() if column.x is not None}
+    if len(drawn) > 1:
+        raise error("column_axis", f"has columns of different metrics: {', '.join(sorted(drawn))}")
+    if recipe.x_axis and recipe.column_axis:
+        raise error("column_axis", "cannot be drawn beside an x_axis: remove one")
 
 
 def _check_row(recipe: Recipe, key: str, name: str, row: Row, error: Any, known: Any) -> None:
@@ -510,21 +526,23 @@ def _check_by_length(recipe: Recipe, error: Any, choice: Any) -> None:
         raise error("by_length.bounds", f"must be whole numbers above 0, ascending, not {how.bounds}")
 
 
-def _check_x_axis(recipe: Recipe, error: Any, choice: Any) -> None:
-    placed = {name: row.x for name, row in recipe.rows.items() if row.x is not None}
-    if recipe.x_axis is None:
+def _check_axis(
+    key: str, axis: XAxis | None, what: str, there: Mapping[str, Row | Column], error: Any, choice: Any
+) -> None:
+    placed = {name: item.x for name, item in there.items() if item.x is not None}
+    if axis is None:
         for name in placed:
-            raise error("x_axis", f"is missing: the row {name!r} has an x, which needs a description")
+            raise error(key, f"is missing: the {what} {name!r} has an x, which needs a description")
         return
-    choice("x_axis.scale", recipe.x_axis.scale, ("linear", "log"))
+    choice(f"{key}.scale", axis.scale, ("linear", "log"))
     at: dict[float, str] = {}
     for name, x in placed.items():
         if abs(x) == float("inf") or x != x:
-            raise error(f"rows.{name}.x", f"is {x}: it must be finite")
-        if recipe.x_axis.scale == "log" and x <= 0:
-            raise error("x_axis.scale", f"is log, but the x of the row {name!r} is {x:g}: it must be above 0")
+            raise error(f"{what}s.{name}.x", f"is {x}: it must be finite")
+        if axis.scale == "log" and x <= 0:
+            raise error(f"{key}.scale", f"is log, but the x of the {what} {name!r} is {x:g}: it must be above 0")
         if x in at:
-            raise error("x_axis", f"has two rows with the same x, {x:g}: {at[x]!r} and {name!r}")
+            raise error(key, f"has two {what}s with the same x, {x:g}: {at[x]!r} and {name!r}")
         at[x] = name
     if len(at) < 2:
-        raise error("x_axis", "needs at least two rows with an x")
+        raise error(key, f"needs at least two {what}s with an x")

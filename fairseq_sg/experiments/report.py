@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fairseq_sg.experiments.quantities import QUANTITIES, source_of
+from fairseq_sg.experiments.quantities import QUANTITIES, part, source_of
 from fairseq_sg.experiments.recipe import DECODED, Column, Published, Recipe
 from fairseq_sg.experiments.results import Record, Results
 
@@ -53,21 +53,24 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
     if column.metric in DECODED:
         key = " ".join(filter(None, (column.subset, column.generate)))
         return result["generated"].get(key, {}).get(column.metric)
-    quantity = source_of(column.metric)
+    quantity, place = source_of(column.metric), part(column.subset, column.type)
     if column.model_overrides:
-        measured, key = result.get("more", {}).get(column.model_overrides, {}).get(quantity, {}), column.subset
+        measured, key = result.get("more", {}).get(column.model_overrides, {}).get(quantity, {}), place
     elif column.at == "checkpoint":
         # A result has what its log has.
-        measured, key = result.get(quantity, {}), column.subset
+        measured, key = result.get(quantity, {}), place
     else:
-        points = result["curve"]
-        if column.at != "end":
+        points, key = result["curve"], QUANTITIES[quantity].key(place)
+        if column.at == "end":
+            measured = points[-1]
+        elif column.at == "best":
+            selector = part(recipe.data[record["data"]].subsets[0], column.type)
+            # The first of several.
+            measured = max(points, key=lambda point: QUANTITIES[quantity].rank(point, selector))
+        else:
             at = round(column.at * scale)
             points = [p for p in points if p["step"] <= at]
             measured = _selected(recipe, record["data"], points) if points and result["steps"] >= at else {}
-        else:
-            measured = points[-1]
-        key = QUANTITIES[quantity].key(column.subset)
     if key not in measured:
         return None
     found = measured[key]
@@ -221,18 +224,22 @@ def table(recipe: Recipe, found: Sequence[Line]) -> Table:
 def legend(recipe: Recipe) -> list[str]:
     """The explanation of the table's numbers, a sentence each."""
     selector = next(iter(recipe.data.values())).subsets[0]
-    metric = recipe.checkpoint_metric
     which = {
         "last": "of the last checkpoint",
-        "best": f"of the checkpoint with the best {metric} on `{selector}` (the latest of several)",
+        "best": f"of the checkpoint with the best {recipe.checkpoint_metric} on `{selector}` (the latest of several)",
     }[recipe.checkpoint]
     found = []
     for key, column in recipe.columns.items():
-        at = {"checkpoint": which, "end": "at the end of training"}.get(column.at, f"{which} up to step {column.at}")
         metric = _metric(recipe, column)
+        where = f"`{column.subset}`" + f", examples of `{column.type}`" * bool(column.type)
+        at = {
+            "checkpoint": which,
+            "end": "at the end of training",
+            "best": f"at the evaluation with the best value of its own on `{selector}` (the first of several)",
+        }.get(column.at, f"{which} up to step {column.at}")
         overrides = f', evaluated with `--model-overrides "{column.model_overrides}"`' * bool(column.model_overrides)
         overrides += f", decoded with `{column.generate}`" * bool(column.generate)
-        found.append(f"{key}: {metric}, on `{column.subset}` {at}{overrides}.")
+        found.append(f"{key}: {metric}, on {where} {at}{overrides}.")
     spread = "the median" if recipe.statistic == "median" else "mean ± sample standard deviation"
     found.append(f"Numbers are {spread} over the seeds that did not diverge.")
     if recipe.has_published:

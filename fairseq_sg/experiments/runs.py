@@ -19,14 +19,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-from fairseq_sg.experiments.quantities import QUANTITIES
+from fairseq_sg.experiments.quantities import QUANTITIES, part
 
 #: The folder that has the package: a clone, or site-packages.
 _HOME = Path(__file__).resolve().parents[2]
@@ -51,6 +51,7 @@ class Run:
         steps: ``--max-update``.
         arguments: all other arguments of ``fairseq-train``.
         subsets: evaluated during training and at the end; the values are their names in tables.
+        types: types and groups of examples whose accuracies are kept too.
         evaluation: further arguments of ``fairseq-validate`` and ``fairseq-generate`` (besides device and batch size).
         generation: further arguments of ``fairseq-generate`` alone.
         decodings: what is decoded at the end, besides the teacher-forced pass: subsets, each with further arguments of
@@ -69,6 +70,7 @@ class Run:
     steps: int
     arguments: list[str]
     subsets: dict[str, str]
+    types: tuple[str, ...] = ()
     evaluation: list[str] = field(default_factory=list)
     generation: list[str] = field(default_factory=list)
     decodings: tuple[tuple[str, str], ...] = ()
@@ -235,17 +237,27 @@ def _number(value: Any) -> Any:
 
 
 def curve(run: Run) -> list[dict[str, float]]:
-    """Every quantity of every subset at every validation: [{step, SUBSET: percent, SUBSET_loss: bits per token, …}]."""
+    """Every quantity of every subset at every validation:
+    [{step, SUBSET: percent, SUBSET/TYPE: percent, SUBSET_loss: bits per token, …}].
+    """
     points: dict[int, dict[str, float]] = {}
     for event in events(run.log):
         subset = event["kind"]
         if subset in run.subsets:
             step = int(event[f"{subset}_num_updates"])
             point = points.setdefault(step, {"step": step})
-            for quantity in QUANTITIES.values():
-                if f"{subset}_{quantity.logged}" in event:
-                    point[quantity.key(subset)] = event[f"{subset}_{quantity.logged}"]
+            point |= {QUANTITIES[name].key(place): value for name, place, value in _values(run, event)}
     return [points[step] for step in sorted(points)]
+
+
+def _values(run: Run, event: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """The quantity, ``part`` and value of each number in a log line of a subset."""
+    subset = event["kind"]
+    for name, quantity in QUANTITIES.items():
+        for kind in ("", *run.types):
+            logged = f"{subset}_{quantity.logged}_{kind}" if kind else f"{subset}_{quantity.logged}"
+            if logged in event:
+                yield name, part(subset, kind), event[logged]
 
 
 def complete(run: Run, point: dict[str, float]) -> bool:
@@ -302,6 +314,7 @@ def partial_result(run: Run, step: int) -> dict[str, Any] | None:
     if not points or points[-1]["step"] != step or not complete(run, points[-1]):
         return None
     chosen = selected(run, points)
+    places = [part(subset, kind) for subset in run.subsets for kind in ("", *run.types)]
     stamps = re.findall(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ", _log_until(run, step), re.MULTILINE)
     first, last = (datetime.fromisoformat(stamp) for stamp in (stamps[0], stamps[-1]))
     return {
@@ -310,9 +323,9 @@ def partial_result(run: Run, step: int) -> dict[str, Any] | None:
             "steps": step,
             "checkpoint_step": chosen["step"],
             **{
-                name: {s: chosen[quantity.key(s)] for s in run.subsets if quantity.key(s) in chosen}
+                name: {p: chosen[quantity.key(p)] for p in places if quantity.key(p) in chosen}
                 for name, quantity in QUANTITIES.items()
-                if any(quantity.key(s) in chosen for s in run.subsets)
+                if any(quantity.key(p) in chosen for p in places)
             },
             "generated": {},
             "curve": points,
@@ -654,22 +667,21 @@ def _finish_evaluation(job: Job) -> None:
     result = {
         "steps": run.steps,
         "checkpoint_step": selected(run, curve(run))["step"],
-        **_measured(run.folder / "validate.log"),
+        **_measured(run, run.folder / "validate.log"),
         "generated": generated,
         "curve": curve(run),
     }
     if run.more_overrides:
-        result["more"] = {more: _measured(run.more_log(n)) for n, more in enumerate(run.more_overrides)}
+        result["more"] = {more: _measured(run, run.more_log(n)) for n, more in enumerate(run.more_overrides)}
     _record(run, result=result)
 
 
-def _measured(log: Path) -> dict[str, dict[str, float]]:
-    """quantity -> subset -> value, from the output of ``fairseq-validate``."""
+def _measured(run: Run, log: Path) -> dict[str, dict[str, float]]:
+    """quantity -> ``part`` -> value, from the output of ``fairseq-validate``."""
     found: dict[str, dict[str, float]] = {}
     for event in events(log):
-        for name, quantity in QUANTITIES.items():
-            if f"{event['kind']}_{quantity.logged}" in event:
-                found.setdefault(name, {})[event["kind"]] = event[f"{event['kind']}_{quantity.logged}"]
+        for name, place, value in _values(run, event):
+            found.setdefault(name, {})[place] = value
     return found
 
 

@@ -195,6 +195,54 @@ def test_the_sweep_of_a_recipe(swept):
     assert level.get_ydata()[0] == 70 and level.get_label() == "without"
 
 
+BY_LENGTH = """\
+title: By length
+source: nobody
+data:
+  short: {folder: short, prepare: scan, subsets: [valid, gen]}
+  long: {folder: long, prepare: scan, subsets: [valid, gen]}
+steps: 3
+validate_every: 1
+batch_size_valid: 4
+seeds: 2
+unit: percent
+checkpoint: last
+train: --task sg_translation
+column_axis: {label: length, scale: log}
+columns:
+  all: {subset: gen}
+  L10: {subset: gen, type: length_10, x: 10}
+  L100: {subset: gen, type: length_100, x: 100}
+rows:
+  a: {label: model a, arguments: ""}
+  b: {arguments: ""}
+"""
+
+
+def test_rows_over_the_lengths_of_columns(tmp_path, drawn):
+    path = tmp_path / "lengths.yaml"
+    path.write_text(BY_LENGTH)
+    found = Results(read(path), 1.0, [record("b", 2, "short")])
+    numbers = {("a", 1): (90.0, 50.0), ("a", 2): (70.0, 40.0), ("b", 1): (60.0, 20.0)}
+    for (row, seed), (short, long) in numbers.items():
+        made = result(3, gen=1.0)
+        made["accuracy"] |= {"gen/length_10": short, "gen/length_100": long}
+        found.records.append({"row": row, "data": "long", "seed": seed, "result": made})
+    figures.draw_all(found, tmp_path / "lengths")
+    (axes,) = drawn["lengths.png"]
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[10, 80], [100, 45]], [[10, 60], [100, 20]]]
+    assert (axes.get_xlabel(), axes.get_xscale(), axes.get_title()) == ("length", "log", "long")
+    assert axes.get_ylabel() == "accuracy, %" and len(axes.collections) == 1
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["model a", "b"]
+    (band,) = axes.collections
+    assert {tuple(v) for v in band.get_paths()[0].vertices.tolist()} == {(10, 70), (10, 90), (100, 40), (100, 50)}
+
+
+def test_many_rows_have_looks_of_their_own():
+    looks = figures._styles([f"model {n}" for n in range(24)]).values()
+    assert len({tuple(look.values()) for look in looks}) == 24
+
+
 # Which figures there are.
 
 

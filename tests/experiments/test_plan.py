@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,26 @@ def test_options_select_the_same_runs(tmp_path):
 
 
 # Data folders.
+
+
+@pytest.mark.parametrize(
+    "column,arguments,message",
+    [
+        ("type: long", "", None),
+        ("type: many", "--accuracy-by types", None),
+        ("type: many", "--accuracy-by=types", None),
+        ("type: mayn", "--accuracy-by types", "columns.OOD.type: gen of .*tiny has no 'mayn': long, few, many"),
+        ("type: many", "", "the training of the row 'good' does not log 'many': add --accuracy-by types"),
+    ],
+)
+def test_types_of_columns_are_there(column, arguments, message, tmp_path):
+    text = TINY.replace("OOD: {subset: gen}", f"OOD: {{subset: gen, {column}}}")
+    plan = planned(tmp_path, text.replace("--lr 3e-3", f"--lr 3e-3 {arguments}"), rows="good", data=tmp_path)
+    made = {"groups": {"long": ["many"]}, "subsets": {"gen": {"types": {"few": 3, "many": 5}}}, "request": {}}
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "dataset.json").write_text(json.dumps(made))
+    with pytest.raises(UsageError, match=message) if message else nullcontext():
+        plan.prepare()
 
 
 def test_a_missing_folder_is_made_as_the_recipe_says(tmp_path, monkeypatch, capfd):

@@ -234,7 +234,7 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ('"46.9"', "46.9", ["rows.other.published.long: Value 46.9 (float)", "'str'"]),
         ('"46.9"', '"46,9"', ["rows.other.published.long.all: is '46,9': it must be like '.21 ± .01'"]),
         ("subset: test}", "subset: tset}", ["columns.all.subset: is 'tset', which no data has"]),
-        ("at: end", "at: 0", ["columns.IID.at: is 0: it must be a number of steps, 'checkpoint' or 'end'"]),
+        ("at: end", "at: 0", ["columns.IID.at: is 0: it must be a number of steps, 'checkpoint', 'end' or 'best'"]),
         ("at: end", "at: 2.5", ["columns.IID.at: Value '2.5'", "int, str"]),
         ("at: end", "metric: bits", ["columns.IID.metric: is 'bits': choose from accuracy, loss, perplexity, bleu"]),
         ("subset: gen}", "subset: gen, metric: bleu}", ["generate: is for a column with the metric 'bleu'"]),
@@ -457,6 +457,44 @@ def test_an_x_is_read(tmp_path):
 def test_what_is_wrong_with_an_x_is_named(old, new, parts, tmp_path):
     assert SWEEP.count(old) == 1
     refused(tmp_path, SWEEP.replace(old, new), *parts)
+
+
+BY_LENGTH = SWEEP.replace("x_axis:", "column_axis:").replace("    x: 1e-1\n", "").replace("    x: 1\n", "")
+BY_LENGTH = BY_LENGTH.replace("IID: {subset: valid}", "L10: {subset: gen, type: length_10, x: 10}")
+BY_LENGTH = BY_LENGTH.replace("OOD: {subset: gen, metric: loss}", "L20: {subset: gen, type: length_20, x: 20}")
+
+
+def test_columns_of_types_are_read(tmp_path):
+    found = read(tmp_path, BY_LENGTH)
+    assert found.column_axis == recipe.XAxis("weight λ", "log")
+    assert found.columns["L20"] == recipe.Column("gen", type="length_20", x=20.0)
+
+
+@pytest.mark.parametrize(
+    "old,new,parts",
+    [
+        ("x: 10}", "x: 20}", ["column_axis: has two columns with the same x, 20: 'L10' and 'L20'"]),
+        ("x: 10}", "x: -1}", ["column_axis.scale: is log, but the x of the column 'L10' is -1"]),
+        ("column_axis: {label: weight λ, scale: log}\n", "", ["column_axis: is missing: the column 'L10' has an x"]),
+        (", x: 10}", "}", ["column_axis: needs at least two columns with an x"]),
+        (" type: length_10,", " metric: loss,", ["column_axis: has columns of different metrics: accuracy, loss"]),
+        ("type: length_10,", "type: length_10, metric: loss,", ["columns.L10.type: is for accuracy"]),
+        ("x: 10}", "x: 10, at: beginning}", ["columns.L10.at: is 'beginning'"]),
+    ],
+)
+def test_what_is_wrong_with_columns_of_types_is_named(old, new, parts, tmp_path):
+    assert BY_LENGTH.count(old) == 1
+    refused(tmp_path, BY_LENGTH.replace(old, new), *parts)
+
+
+def test_one_axis_is_enough(tmp_path):
+    refused(
+        tmp_path,
+        SWEEP.replace("x_axis:", "column_axis: {label: length}\nx_axis:")
+        .replace("{subset: valid}", "{subset: valid, x: 1}")
+        .replace("metric: loss}", "x: 2}"),
+        "column_axis: cannot be drawn beside an x_axis",
+    )
 
 
 # Translations by length.

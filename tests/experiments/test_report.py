@@ -155,6 +155,30 @@ def test_squared_errors(tmp_path):
     assert legend[0].startswith("more: squared error at the query, after the last loop, on `gen` of the checkpoint")
 
 
+TYPES = TINY.replace(
+    "columns:\n", "columns:\n  LONG: {subset: gen, type: long}\n  LONG-best: {subset: gen, type: long, at: best}\n"
+)
+
+
+def test_a_type_has_its_column(tmp_path):
+    """At the checkpoint, and at the first evaluation that is the best for this type on the first subset."""
+    recipe = tiny(tmp_path, TYPES)
+    done = record("good", 1, gen=40.0)
+    done["result"]["accuracy"]["gen/long"] = 10.0
+    course = ((1, 50, 90, 1), (2, 70, 60, 2), (3, 70, 50, 3), (4, 60, 95, 4))
+    done["result"]["curve"] = [
+        {"step": step, "dev": other, "dev/long": dev, "gen/long": gen} for step, dev, other, gen in course
+    ]
+    good = report.lines(Results(recipe, 1.0, [done, record("good", 2, gen=8.0)]))[0]
+    assert (good.cells["LONG"].values, good.cells["LONG-best"].values) == ([0.1], [0.02])
+    assert report.legend(recipe)[:2] == [
+        "LONG: accuracy, as a fraction, on `gen`, examples of `long` of the checkpoint with the best accuracy on `dev` "
+        "(the latest of several).",
+        "LONG-best: accuracy, as a fraction, on `gen`, examples of `long` at the evaluation with the best value of its "
+        "own on `dev` (the first of several).",
+    ]
+
+
 def test_results_without_a_quantity_have_no_number(tmp_path):
     recipe = tiny(tmp_path, TINY.replace("{subset: gen}", "{subset: gen, metric: mse_last}"))
     assert report.value(recipe, recipe.columns["OOD"], record("good", 1, gen=1.0), 1.0) is None

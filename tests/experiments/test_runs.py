@@ -334,10 +334,23 @@ def test_the_least_squared_error_is_the_best(tmp_path):
     command = run.train_command()
     assert command[command.index("--best-checkpoint-metric") + 1] == "mse_last_mean"
     assert "--maximize-best-checkpoint-metric" not in command and run.checkpoint.name == "checkpoint_best.pt"
-    assert runs._measured(run.log)["mse_last"] == {"valid": 0.375, "gen": 0.375}
+    assert runs._measured(run, run.log)["mse_last"] == {"valid": 0.375, "gen": 0.375}
     assert runs.divergence(run, finished=True) is None
     partial = runs.partial_result(run, 3)["result"]
     assert partial["mse_last"] == {"valid": 0.25, "gen": 0.25} and "accuracy" not in partial
+
+
+def test_accuracies_of_types_are_kept_where_a_column_has_them(tmp_path):
+    lines = [
+        {"valid_accuracy": "90", "valid_num_updates": "4"},
+        {"gen_accuracy": "40", "gen_accuracy_long": "10", "gen_accuracy_short": "70", "gen_num_updates": "4"},
+    ]
+    log = "".join(f"{STAMP} | {kind} | {json.dumps(line)}\n" for kind, line in zip(("valid", "gen"), lines))
+    run = make_run(tmp_path, f"{STAMP} | INFO | start\n{log}", types=("long", "other"))
+    assert runs.curve(run) == [{"step": 4, "valid": 90.0, "gen": 40.0, "gen/long": 10.0}]
+    of_parts = {"valid": 90.0, "gen": 40.0, "gen/long": 10.0}
+    assert runs._measured(run, run.log) == {"accuracy": of_parts}
+    assert runs.partial_result(run, 4)["result"]["accuracy"] == of_parts
 
 
 def test_the_best_checkpoint_by_accuracy_or_loss(tmp_path):
