@@ -28,6 +28,7 @@ from data_prep.parallel import Parallel
 from data_prep.pcfg import Pcfg
 from data_prep.reorder import Reorder
 from data_prep.scan import Scan
+from data_prep.sort_of_clevr import SortOfClevr
 from data_prep.strings import First, Parity
 from data_prep.text_lm import Text
 
@@ -44,6 +45,7 @@ DATASETS: tuple[Dataset, ...] = (
     Parity(),
     First(),
     InContext(),
+    SortOfClevr(),
     IwsltEnVi(),
     LibreOfficeHelp(),
     Parallel(),

@@ -40,8 +40,9 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.arrays import ArrayMaterial
 from data_prep.corpus import saving
-from data_prep.dataset import DataError, Dataset, Json, Material, Options, Sources, UsageError, option, whole_number
+from data_prep.dataset import DataError, Dataset, Json, Options, Sources, UsageError, option, whole_number
 from data_prep.draws import seed_option
 from data_prep.in_context.functions import FUNCTIONS
 from data_prep.in_context.prompts import VERSION, Prompts
@@ -137,7 +138,7 @@ class InContext(Dataset):
         )
 
 
-class FrozenPrompts(Material):
+class FrozenPrompts(ArrayMaterial):
     """The prompts of validation and of tests.
 
     Args:
@@ -149,7 +150,8 @@ class FrozenPrompts(Material):
     origin = {"generator": "data_prep.in_context", "version": VERSION}
 
     def __init__(self, prompts: Prompts, arrays: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        self.prompts, self.arrays = prompts, arrays
+        super().__init__({name: {"x": x, "y": y} for name, (x, y) in arrays.items()})
+        self.prompts = prompts
         function, settings = prompts.function, prompts.function.settings
         chosen = "".join(f", {name} {value:g}" for name, value in settings.items())
         self.rule = (
@@ -158,25 +160,22 @@ class FrozenPrompts(Material):
         )
 
     def check(self) -> None:
-        """Raises DataError for values that float32 cannot hold."""
-        for name, arrays in self.arrays.items():
-            if not all(np.isfinite(array).all() for array in arrays):
-                raise DataError(f"subset {name} has values beyond float32: choose a smaller --x-std")
-
-    def write(self, folder: Path, raw_only: bool) -> None:
-        """Writes ``SUBSET.x.npy`` and ``SUBSET.y.npy``."""
-        for name, (x, y) in self.arrays.items():
-            np.save(folder / f"{name}.x.npy", x)
-            np.save(folder / f"{name}.y.npy", y)
+        """Also raises DataError for values that float32 cannot hold."""
+        super().check()
+        for subset, arrays in self.arrays.items():
+            if not all(np.isfinite(array).all() for array in arrays.values()):
+                raise DataError(f"subset {subset} has values beyond float32: choose a smaller --x-std")
 
     def describe(self) -> Json:
         """The sizes of the subsets; what squared errors are divided by; the errors of 0 and of the best predictor."""
-        return {
-            "subsets": {name: {"size": len(y), "points": y.shape[1]} for name, (_, y) in self.arrays.items()},
+        return super().describe() | {
             "unit": self.prompts.function.unit,
             "zero_error": self.prompts.zero_error,
             "floor": self.prompts.floor,
         }
+
+    def describe_subset(self, subset: str) -> Json:
+        return super().describe_subset(subset) | {"points": self.arrays[subset]["y"].shape[1]}
 
     def summary(self, description: Json) -> list[str]:
         subsets = description["subsets"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import cfq, ctl, libreoffice_help, listops, parallel
+from data_prep import cfq, ctl, libreoffice_help, listops, parallel, sort_of_clevr
 from data_prep.__main__ import DATASETS
 from data_prep.ctl.sample import FUNCTIONS, SYMBOLS, sample
 from data_prep.ctlpp import DEFAULT_SEED, NAMES
@@ -19,6 +19,8 @@ from data_prep.dataset import Pair
 from data_prep.mathematics import detokenize, tokenize
 from data_prep.pcfg import language as pcfg_functions
 from data_prep.scan import grammar as scan_grammar
+from data_prep.sort_of_clevr.questions import words_of
+from data_prep.sort_of_clevr.scenes import Stream
 from data_prep.strings import First, Parity
 
 DOCSTRINGS = {dataset.name: dataset.about for dataset in DATASETS}
@@ -105,6 +107,14 @@ def test_examples_of_cogs(shared_data: Path) -> None:
     rows = gzip.decompress((shared_data / "cogs" / "train.tsv.gz").read_bytes()).decode("utf-8").splitlines()
     known = {Pair(*row.split("\t")[:2]) for row in rows}
     assert set(examples("cogs")) <= known
+
+
+def test_examples_of_sort_of_clevr() -> None:
+    """On the first image of the published test set."""
+    arrays = sort_of_clevr.make(Stream(sort_of_clevr.PUBLISHED_SEED), 1, sort_of_clevr.SortOfClevrOptions())
+    answers = [sort_of_clevr.ANSWERS[number] for number in arrays["answers"][0]]
+    known = set(map(Pair, map(words_of, arrays["questions"][0]), answers))
+    assert set(examples("sort_of_clevr")) <= known
 
 
 def test_examples_of_iwslt(shared_data: Path) -> None:

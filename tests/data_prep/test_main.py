@@ -13,7 +13,7 @@ NAMES = [dataset.name for dataset in DATASETS]
 
 def test_names() -> None:
     assert NAMES == "scan cogs pcfg cfq mathematics ctl ctlpp arithmetic listops parity first in_context".split() + [
-        *("iwslt_en_vi", "libreoffice_help", "parallel", "text"),
+        *("sort_of_clevr", "iwslt_en_vi", "libreoffice_help", "parallel", "text"),
     ]
 
 
