@@ -18,6 +18,7 @@ No training file is written: --task sg_regression draws the training prompts, th
 fairseq-train, with any number of workers and after a resume. Written are frozen prompts:
 
     valid, test      --size prompts each, drawn as in training
+    long             the same with --long examples a prompt in place of --examples, if it is given
     --shifts         tests with another distribution: inputs or values multiplied (x_double, y_third …), inputs of
                      another covariance (skewed, half_subspace) or in one orthant (random_orthant, opposite_orthant), a
                      query that is orthogonal to all examples (query_orthogonal) or one of them (query_seen), and noise
@@ -100,6 +101,12 @@ class InContextOptions(Options):
         type=shifts,
         metavar="NAMES",
     )
+    long: int | None = option(
+        None,
+        "examples before the query in a further test, `long`; more than --examples (default: no such test)",
+        type=whole_number(2, 10_000),
+        when_given=True,
+    )
     seed: int = seed_option(what="the frozen prompts")
 
     def complete(self, sources: Sources) -> InContextOptions:
@@ -114,7 +121,11 @@ class InContextOptions(Options):
         if self.shifts != tuple(SHIFTS) and len(names) < len(self.shifts):
             wrong = next(name for name in self.shifts if name not in names)
             raise UsageError(f"--shifts {wrong} needs --dims {SHIFTS[wrong].least_dims} or more")
-        numbers = self.size * (self.examples + 1) * self.dims
+        if self.long is not None and self.long <= self.examples:
+            raise UsageError(
+                f"--long {self.long} is not more than --examples {self.examples}: choose more, or leave it out"
+            )
+        numbers = self.size * ((self.long or self.examples) + 1) * self.dims
         if numbers > LARGEST:
             raise UsageError(f"a subset would have {numbers:,} numbers, {LARGEST:,} is the limit: choose a less --size")
         given = {name: value if getattr(self, name) is None else getattr(self, name) for name, value in own.items()}
@@ -133,8 +144,11 @@ class InContext(Dataset):
 
     def build(self, options: InContextOptions, sources: Sources) -> FrozenPrompts:
         prompts = Prompts.of_request(options.request(sources))
+        of_subset = dict.fromkeys((*FROZEN, *options.shifts), prompts)
+        if options.long is not None:
+            of_subset["long"] = replace(prompts, examples=options.long)
         return FrozenPrompts(
-            prompts, {name: prompts.draw_many(options.seed, name, options.size) for name in (*FROZEN, *options.shifts)}
+            prompts, {name: drawn.draw_many(options.seed, name, options.size) for name, drawn in of_subset.items()}
         )
 
 

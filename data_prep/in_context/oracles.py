@@ -5,9 +5,13 @@ Prediction i is made from x_i and the i examples before it; without examples it 
     least_squares       ŵ of minimum norm among those with the least Σ (ŵ·x_j − y_j)². For linear functions without
                         noise, no predictor has a lower expected error
     averaging           ŵ = Σ_j x_j y_j / (k σ_x²)
+    gradient_step       ŵ = Σ_j x_j y_j / ((k + n + 1) σ_x²): the step of gradient descent from 0 on Σ (w·x_j − y_j)²
+                        whose rate is best for linear functions
     nearest_neighbors   the mean y of the 3 nearest examples, or of all if there are fewer
 
-The expected error of averaging for linear functions is (n + 1)/k · n σ_x².
+Expected errors for linear functions: with S = Σ_j x_j x_jᵀ, ŵ = c S w has the error E‖w − c S w‖² σ_x² =
+n σ_x² (1 − 2 c k σ_x² + c² k (k + n + 1) σ_x⁴). So averaging has (n + 1)/k · n σ_x², and the best c leaves
+(n + 1)/(k + n + 1) · n σ_x².
 """
 
 from __future__ import annotations
@@ -33,10 +37,18 @@ def least_squares(x: np.ndarray, y: np.ndarray, x_std: float) -> np.ndarray:
 
 
 def averaging(x: np.ndarray, y: np.ndarray, x_std: float) -> np.ndarray:
+    return of_products(x, y, np.arange(1, y.shape[1]) * x_std**2)
+
+
+def gradient_step(x: np.ndarray, y: np.ndarray, x_std: float) -> np.ndarray:
+    return of_products(x, y, (np.arange(1, y.shape[1]) + x.shape[2] + 1) * x_std**2)
+
+
+def of_products(x: np.ndarray, y: np.ndarray, divisors: np.ndarray) -> np.ndarray:
+    """Predictions of ŵ = Σ_j x_j y_j / divisor of k examples; ``divisors`` (P − 1,) are those of k = 1, 2, …"""
     products = np.cumsum(x.astype(float) * y[..., None], axis=1)[:, :-1]  # (S, P − 1, n), of the first k points
-    seen = np.arange(1, y.shape[1])[:, None]
     predictions = np.zeros(y.shape)
-    predictions[:, 1:] = (products / seen * x[:, 1:]).sum(-1) / x_std**2
+    predictions[:, 1:] = (products / divisors[:, None] * x[:, 1:]).sum(-1)
     return predictions
 
 
@@ -52,5 +64,6 @@ def nearest_neighbors(x: np.ndarray, y: np.ndarray, x_std: float) -> np.ndarray:
 ORACLES: Mapping[str, Oracle] = {
     "least_squares": least_squares,
     "averaging": averaging,
+    "gradient_step": gradient_step,
     "nearest_neighbors": nearest_neighbors,
 }

@@ -5,6 +5,7 @@ training. The predictors are computed on the same prompts:
 
     least_squares       linear weights of minimum norm; for linear functions without noise nothing is better
     averaging           weights Σ x y / (k σ²)
+    gradient_step       weights Σ x y / ((k + n + 1) σ²): the best step of gradient descent for linear functions
     nearest_neighbors   the mean of the 3 nearest examples
 
 A looped model predicts after every loop. The table by examples has the last one; a second table has the query's error
@@ -21,12 +22,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from data_prep.in_context.oracles import ORACLES
+from data_prep.in_context.shifts import SHIFTS
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_batches
@@ -52,7 +55,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     result = Result(facts={"subsets": {}})
     for name in (name.strip() for name in args.subset.split(",")):
         dataset = loaded.subset(name)
-        unit, x_std = loaded.task.unit, loaded.task.prompts.x_std
+        prompts, unit = loaded.task.prompts, loaded.task.unit
         x, y, errors = [], [], []
         for batch in loaded.batches(dataset, args.batch_size, args.limit):
             predictions = loaded.model(**batch["net_input"])[0]  # (loops, B, P)
@@ -60,13 +63,13 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
             x.append(batch["net_input"]["x"].cpu().numpy())
             y.append(batch["target"].cpu().numpy())
         all_x, all_y = np.concatenate(x), np.concatenate(y)
-        exact = {known: (oracle(all_x, all_y, x_std) - all_y) ** 2 / unit for known, oracle in ORACLES.items()}
+        exact = {known: (oracle(all_x, all_y, prompts.x_std) - all_y) ** 2 / unit for known, oracle in ORACLES.items()}
         found = np.concatenate(errors, axis=1)
         result.arrays |= {f"{name}.errors": found, **{f"{name}.{known}": value for known, value in exact.items()}}
         entry = {
             "prompts": len(all_y),
             "unit": unit,
-            "floor": loaded.task.prompts.floor if name in ("valid", "test") else None,
+            "floor": None if name in SHIFTS else replace(prompts, examples=all_y.shape[1] - 1).floor,
             "oracles": {known: value.mean(0).tolist() for known, value in exact.items()},
             "errors": found[-1].mean(0).tolist(),
             "by_loop": found[:, :, -1].mean(1).tolist(),

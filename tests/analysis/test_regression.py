@@ -15,6 +15,7 @@ import torch
 from fairseq.logging import metrics
 
 import fairseq_sg
+from data_prep.in_context.oracles import ORACLES
 from fairseq_sg.analysis import load, regression
 from fairseq_sg.analysis.__main__ import main
 from fairseq_sg.analysis.result import Result
@@ -68,6 +69,15 @@ def test_exact_predictors(loaded):
     assert found.facts["subsets"]["query_orthogonal"]["floor"] is None
 
 
+def test_the_floor_of_more_examples(saved, tmp_path):
+    """σ² (1 + ⅔ + ⅓) over the points of the prompts, whose number is not that of training."""
+    longer = write_prompts(tmp_path / "longer", "--long", 9)
+    model = load(str(saved), data=str(longer), regressors=True)
+    found = regression.measure(model, Namespace(subset="test,long", batch_size=4, limit=None)).facts["subsets"]
+    assert [found[name]["floor"] for name in ("test", "long")] == [pytest.approx(4 * 2 / p) for p in (6, 10)]
+    assert len(found["long"]["errors"]) == 10
+
+
 def test_limit(loaded):
     found = regression.measure(loaded, Namespace(subset="test", batch_size=4, limit=6))
     assert found.arrays["test.errors"].shape == found.arrays["test.averaging"][None].shape == (1, 6, 6)
@@ -76,7 +86,7 @@ def test_limit(loaded):
 def test_the_table(loaded):
     lines = regression.measure(loaded, ARGS).summary
     assert lines[0].startswith("test: 21 prompts, mean error ") and "at least 1.3333 is expected" in lines[0]
-    assert lines[1].split() == ["examples", "model", "least_squares", "averaging", "nearest_neighbors"]
+    assert lines[1].split() == ["examples", "model", *ORACLES]
     assert [line.split()[0] for line in lines[2:8]] == list("012345")
     many = regression.table({"exact": np.arange(41.0)}, {"a": [np.zeros(41), np.ones(41)]})
     assert [line.split() for line in many[-4:]] == [

@@ -86,6 +86,9 @@ def naive(name: str, x: np.ndarray, y: np.ndarray, x_std: float) -> float:
         return np.linalg.lstsq(x[:-1], y[:-1], rcond=None)[0] @ x[-1]
     if name == "averaging":
         return np.mean([y[j] * x[j] for j in range(len(y) - 1)], axis=0) @ x[-1] / x_std**2
+    if name == "gradient_step":
+        rate = 1 / ((len(y) - 1 + x.shape[1] + 1) * x_std**2)
+        return rate * sum(y[j] * (x[j] @ x[-1]) for j in range(len(y) - 1))
     distances = [float(((point - x[-1]) ** 2).sum()) for point in x[:-1]]
     return float(np.mean([y[j] for j in sorted(range(len(distances)), key=distances.__getitem__)[:3]]))
 
@@ -104,12 +107,16 @@ def test_oracles_are_those_of_one_prefix(name, dims, points, seed):
 
 
 def test_errors_of_the_oracles_are_the_expected_ones():
-    """n = 4, in units of the error of 0: max(0, 1 − k/n) and (n + 1)/k, within four standard errors."""
+    """n = 4, in units of the error of 0; within four standard errors."""
     drawn = prompts(examples=8)
     x, y = drawn.draw_many(1, "test", SIZE)
     errors = {name: (oracle(x, y, 2.0) - y) ** 2 / (4 * 4.0) for name, oracle in ORACLES.items()}
     seen = np.arange(9)
-    expected = {"least_squares": np.maximum(0, 1 - seen / 4), "averaging": 5 / np.maximum(seen, 1)}
+    expected = {
+        "least_squares": np.maximum(0, 1 - seen / 4),
+        "averaging": 5 / np.maximum(seen, 1),
+        "gradient_step": 5 / (seen + 5),
+    }
     for name, values in expected.items():
         standard = errors[name].std(0) / math.sqrt(SIZE)
         assert (abs(errors[name].mean(0) - values) < 4 * standard + 1e-6)[1:].all(), name
@@ -264,6 +271,18 @@ def test_the_folder(run, tmp_path: Path):
     assert "next: fairseq-train" in result.out and "--learned-positions 11 " in result.out
 
 
+def test_more_examples_than_in_training(run, tmp_path: Path):
+    """The other subsets and the rest of the request are those without it."""
+    run("in_context", *SMALL, "--shifts", "none", "--out", tmp_path / "without")
+    result = run("in_context", *SMALL, "--shifts", "none", "--long", 9, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    one, two = (json.loads((tmp_path / name / "dataset.json").read_text("utf-8")) for name in ("without", "out"))
+    assert two["request"] == one["request"] | {"long": 9} and "long" not in one["request"]
+    assert two["subsets"] == one["subsets"] | {"long": {"size": 7, "points": 10}} and two["floor"] == one["floor"]
+    assert (tmp_path / "out" / "test.x.npy").read_bytes() == (tmp_path / "without" / "test.x.npy").read_bytes()
+    assert np.load(tmp_path / "out" / "long.x.npy").shape == (7, 10, 3)
+
+
 def test_settings_are_in_the_request(run, tmp_path: Path):
     for function, arguments, wanted in (
         ("linear", [], {}),
@@ -299,6 +318,8 @@ def test_one_dimension_has_fewer_shifts(more, run, tmp_path: Path):
         ("--x-std nan", 2, "argument --x-std: must be a number above 0, not 'nan'"),
         ("--dims 1000 --examples 10000", 2, "a subset would have 4,800,480,000 numbers"),
         ("--x-std 1e38 --dims 4", 1, "subset valid has values beyond float32: choose a smaller --x-std"),
+        ("--examples 5 --long 5", 2, "--long 5 is not more than --examples 5: choose more, or leave it out"),
+        ("--dims 1000 --long 10000", 2, "a subset would have 4,800,480,000 numbers"),
         ("--raw-only", 2, "unknown option --raw-only"),
     ],
 )
