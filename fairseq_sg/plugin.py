@@ -30,6 +30,7 @@ REGISTERING = (
     "tasks.sg_language_modeling",
     "tasks.sg_regression",
     "tasks.sg_translation",
+    "tasks.sg_visual_qa",
 )
 for _name in REGISTERING:
     importlib.import_module(f"fairseq_sg.{_name}")

@@ -1,4 +1,6 @@
-"""``classification``: cross entropy of one class a sentence + the losses of ``base``, for ``--task sg_classification``.
+"""``classification``: cross entropy of one class a sentence, or a question, + the losses of ``base``.
+
+For ``--task sg_classification`` and ``sg_visual_qa``.
 
 ``loss`` and ``nll_loss`` are in bits per sentence, ``accuracy`` is the percentage of sentences whose class has the
 largest logit. Label smoothing is that of torch and of Szegedy et al. 2016: (1 − ε) on the class and ε/K on each of the
@@ -27,13 +29,15 @@ class Classification(SGCriterion):
 
     predicted = "sentence"
     percentages = "accuracy, % of sentences"
-    #: Marks a criterion that reads classes, for ``sg_classification``.
+    #: Marks a criterion that reads classes, for ``sg_classification`` and ``sg_visual_qa``.
     of_classes = True
 
     def __init__(self, cfg: ClassificationConfig, task):
         super().__init__(cfg, task)
         if not hasattr(task, "classes"):
-            raise UsageError("--criterion classification needs classes: choose --task sg_classification")
+            raise UsageError(
+                "--criterion classification needs classes: choose --task sg_classification or sg_visual_qa"
+            )
 
     def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
         """logits (B, K)."""

@@ -12,6 +12,9 @@ code, which the published numbers come from. It differs from the text in four po
 - one LSTM layer for CTL;
 - bidirectional LSTMs of the same width as the others, half of it for each direction (text: 400 and 1024).
 
+``sg_encoder_sort_of_clevr`` has the sizes and starts of Mittal et al. 2022 (released code) and Park & Kim 2024: one
+pre-norm layer four times, without a last norm, and dropout in the feedforward layer alone.
+
 Language models: Table F.2, pre-norm, with the initialization by depth. Feedforward layers have the widths of the dense
 models; docs/language_models.md has those of the mixtures of experts.
 
@@ -60,6 +63,14 @@ ENCODER_ARCHITECTURES: dict[str, dict[str, Any]] = {
     "sg_encoder_listops_baseline": _classifier(256, 1024, heads=16, layers=6, readout="first"),
     "sg_encoder_ctlpp": _classifier(256, 512, heads=4, layers=8, readout="first"),
     "sg_encoder_ctlpp_baseline": _classifier(128, 256, heads=4, layers=8, readout="first"),
+    "sg_encoder_sort_of_clevr": _classifier(256, 512, heads=4, layers=4, readout="first")
+    | {"pre_norm": True, "no_final_norm": True, "dropout": 0.1, "attention_dropout": 0.0}
+    | {
+        "attention_residual_dropout": 0.0,
+        "attention_bias": True,
+        "attention_init": "torch_biases",
+        "ffn_init": "torch",
+    },
 }
 #: architecture of sg_lstm -> values of the model's configuration
 LSTM_ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -107,16 +118,17 @@ REGRESSOR_ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-#: Options of a mechanism -> the option that chooses it, and its name there. An architecture sets them only where the
-#: user has not chosen another mechanism, for which they would be refused.
+#: Options of a mechanism -> the option that chooses it on the architecture's side, and its names there. An architecture
+#: sets them only where the user has not chosen another mechanism, for which they would be refused.
 ONLY_WITH = {
-    "learned_positions": ("position", "learned"),
-    "learned_positions_std": ("position", "learned"),
-    "ffn_init": ("decoder_ffn", "dense"),
-    "ffn_activation": ("decoder_ffn", "dense"),
-    "feature_map": ("decoder_attention", "linear"),
-    "rebased_start": ("feature_map", "rebased"),
-    "feature_dim": ("decoder_attention", "linear"),
+    "learned_positions": ("position", ("learned",)),
+    "learned_positions_std": ("position", ("learned",)),
+    "attention_dropout": ("{side}_attention", ("softmax", "relative", "abs_rel", "compositional")),
+    "ffn_init": ("{side}_ffn", ("dense",)),
+    "ffn_activation": ("{side}_ffn", ("dense",)),
+    "feature_map": ("{side}_attention", ("linear",)),
+    "rebased_start": ("feature_map", ("rebased",)),
+    "feature_dim": ("{side}_attention", ("linear",)),
 }
 
 
@@ -125,13 +137,21 @@ def preset(values: dict[str, Any]):
 
     The option that chooses a mechanism comes before those of the mechanism (``ONLY_WITH``).
     """
+    side = "encoder" if "encoder_layers" in values else "decoder"
+
+    def fits(cfg, name: str) -> bool:
+        if name not in ONLY_WITH:
+            return True
+        chooser, names = ONLY_WITH[name]
+        chooser = chooser.format(side=side)
+        choice = getattr(cfg, chooser, None)
+        if choice is None:  # the default of a chooser that the architecture leaves out
+            return chooser not in values
+        return any(part.strip() in names for part in choice.split(","))
 
     def fill(cfg) -> None:
         for name, value in values.items():
-            chooser, chosen = ONLY_WITH.get(name, ("", None))
-            # None is the default of a chooser that the architecture leaves out.
-            fits = (chosen,) if chooser in values else (None, chosen)
-            if getattr(cfg, name, None) is None and getattr(cfg, chooser, None) in fits:
+            if getattr(cfg, name, None) is None and fits(cfg, name):
                 setattr(cfg, name, value)
 
     return fill

@@ -86,7 +86,7 @@ def check_and_fill(config):
     refuse_unused_options(config, MECHANISMS, used)
     check_norm(config)
     check_position(config)
-    for name in ("activation_dropout", "attention_dropout"):
+    for name in ("activation_dropout", "attention_dropout", "attention_residual_dropout"):
         if getattr(config, name) is None:
             setattr(config, name, config.dropout)
     return config

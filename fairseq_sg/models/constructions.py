@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.checks import layer_names
+from fairseq_sg.models.encoder import SGTransformerEncoder
 from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.modules.norm import LayerNorm
 
@@ -381,7 +382,7 @@ def sharpen(model: SGEncoder, bits: float) -> SGEncoder:
     if len(set(attention)) > 1:
         deeper.encoder_attention = ",".join([*attention, attention[-1]])
     weight = model.classifier.weight
-    sharp = SGEncoder(deeper, model.encoder.dictionary, 2).to(weight)
+    sharp = SGEncoder(deeper, SGTransformerEncoder(deeper, model.encoder.dictionary), 2).to(weight)
     sharp.sentences = getattr(model, "sentences", None)
     with torch.no_grad():
         for parameter in sharp.parameters():

@@ -1,4 +1,4 @@
-"""The encoder of ``sg_transformer``: embedding and a stack of layers."""
+"""Encoders: an embedding, of tokens or of an image and a question, and a stack of layers."""
 
 from typing import Any
 
@@ -14,6 +14,7 @@ from fairseq_sg.modules.embedding import TokenEmbedding
 from fairseq_sg.modules.feature_maps import FeatureMap
 from fairseq_sg.modules.layers import EncoderLayer
 from fairseq_sg.modules.norm import final_norm_of
+from fairseq_sg.modules.patches import PatchEmbedding
 from fairseq_sg.modules.position import EmbeddedPosition, Position, build_embedded_position, build_indices
 
 
@@ -54,12 +55,18 @@ def max_length(*modules: nn.Module | None) -> int:
     return min((limit for limit in limits if limit is not None), default=int(1e9))
 
 
-class SGTransformerEncoder(FairseqEncoder):
-    """Embedding and a stack of encoder layers; with ``--pre-norm``, a last norm."""
+class StackedEncoder(FairseqEncoder):
+    """An embedding and a stack of encoder layers; with ``--pre-norm``, a last norm. A subclass has ``forward``.
 
-    def __init__(self, config, dictionary):
+    Args:
+        config: a resolved configuration.
+        embedding: whatever makes (B, N, C) of the encoder's inputs.
+        dictionary: of tokens; None without tokens.
+    """
+
+    def __init__(self, config, embedding: nn.Module, dictionary=None):
         super().__init__(dictionary)
-        self.embedding = side_embedding(config, "encoder", dictionary)
+        self.embedding = embedding
         self.indices = build_indices(config)
         options = ("encoder_attention", "encoder_ffn", "encoder_update")
         names = list(zip(*(layer_names(config, option) for option in options), strict=True))
@@ -68,41 +75,32 @@ class SGTransformerEncoder(FairseqEncoder):
         self.packs = config.compile == compilation.NONE and not needs_sequences(self.stack)
         self.final_norm = final_norm_of(config, config.encoder_embed_dim)
 
-    def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
-        return_all_hiddens: bool = False,
-        token_embeddings: Tensor | None = None,
-        return_values: bool = False,
+    def encode(
+        self, embedded: Tensor, padding_mask: Tensor | None, *, return_all_hiddens: bool, return_values: bool
     ) -> dict[str, Any]:
-        """src_tokens (B, M), padded on either side -> fairseq's dict of the encoder's output.
+        """embedded (B, N, C), padding_mask (B, N) or None without padding -> fairseq's dict of the encoder's output.
 
         The dict also has ``aux_losses`` and, with ``return_values``, the Values of every application of
         self-attention under ``values``. In training, the output at padding may be zeros.
         """
-        padding_mask = src_tokens.eq(self.dictionary.pad())  # (B, M)
-        embedded = self.embedding(src_tokens, token_embeddings)  # (B, M, C)
-        packs = self.packs and self.training and not return_all_hiddens
+        packs = padding_mask is not None and self.packs and self.training and not return_all_hiddens
         packing = packing_for_training(padding_mask) if packs else None
         context = Context(
             padding_mask=padding_mask,
             key_padding_mask=padding_mask,
-            positions=None if self.indices is None else self.indices(src_tokens.size(1), src_tokens.device),
+            positions=None if self.indices is None else self.indices(embedded.size(1), embedded.device),
             return_values=return_values,
             packing=packing,
             key_packing=packing,
         )
-        x = embedded.transpose(0, 1)  # (M, B, C)
+        x = embedded.transpose(0, 1)  # (N, B, C)
         out = self.stack(x if packing is None else packing.pack(x), context, keep_hidden=return_all_hiddens)
         x = self.final_norm(out.x)
         return {
-            "encoder_out": [x if packing is None else packing.unpack(x)],  # (M, B, C)
-            "encoder_padding_mask": [padding_mask],
+            "encoder_out": [x if packing is None else packing.unpack(x)],  # (N, B, C)
+            "encoder_padding_mask": [] if padding_mask is None else [padding_mask],
             "encoder_embedding": [embedded],
             "encoder_states": out.hidden_states,
-            "src_tokens": [src_tokens],
-            "src_lengths": [] if src_lengths is None else [src_lengths],
             "aux_losses": out.losses,
             "values": out.values,
         }
@@ -121,4 +119,49 @@ class SGTransformerEncoder(FairseqEncoder):
 
     def max_positions(self) -> int:
         """The longest sequence that has positions; most kinds of them have no end, only ``--max-source-positions``."""
-        return max_length(self.embedding.positions, self.indices, self.stack)
+        return max_length(self.embedding, self.indices, self.stack)
+
+
+class SGTransformerEncoder(StackedEncoder):
+    """The encoder of ``sg_transformer``, for sequences of tokens."""
+
+    def __init__(self, config, dictionary):
+        super().__init__(config, side_embedding(config, "encoder", dictionary), dictionary)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+        return_values: bool = False,
+    ) -> dict[str, Any]:
+        """src_tokens (B, M), padded on either side -> see ``encode``."""
+        padding_mask = src_tokens.eq(self.dictionary.pad())  # (B, M)
+        embedded = self.embedding(src_tokens, token_embeddings)  # (B, M, C)
+        wanted = {"return_all_hiddens": return_all_hiddens, "return_values": return_values}
+        return self.encode(embedded, padding_mask, **wanted) | {
+            "src_tokens": [src_tokens],
+            "src_lengths": [] if src_lengths is None else [src_lengths],
+        }
+
+
+class ImageQuestionEncoder(StackedEncoder):
+    """The same layers over the patches of an image, each with the question, and a first column CLS."""
+
+    def __init__(self, config, image_shape: tuple[int, int, int], question_bits: int):
+        embedding = PatchEmbedding(
+            config.encoder_embed_dim,
+            image_shape=image_shape,
+            question_bits=question_bits,
+            pixels=config.pixels or "white",
+            dropout=config.embedding_dropout or 0.0,
+        )
+        super().__init__(config, embedding)
+
+    def forward(
+        self, images: Tensor, questions: Tensor, return_all_hiddens: bool = False, return_values: bool = False
+    ) -> dict[str, Any]:
+        """images uint8 (B, H, W, C), questions (B, Q) -> see ``encode``; N = 1 + patches, without padding."""
+        embedded = self.embedding(images, questions)
+        return self.encode(embedded, None, return_all_hiddens=return_all_hiddens, return_values=return_values)

@@ -110,6 +110,14 @@ class StackConfig:
             "most": 1,
         },
     )
+    attention_residual_dropout: float | None = field(
+        default=None,
+        metadata={
+            "help": "dropout after each self- and cross-attention, before its residual connection (default: --dropout)",
+            "least": 0,
+            "most": 1,
+        },
+    )
     embedding_dropout: float | None = field(
         default=None,
         metadata={

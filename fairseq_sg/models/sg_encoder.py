@@ -5,10 +5,15 @@ chapters 5 and 6).
 
 The encoder is that of ``sg_transformer``, with the same mechanisms as options. ``--readout`` chooses the column h: that
 of the begin symbol (``first``) or of the end symbol (``last``), wherever padding puts them.
+
+The task chooses the input. That of ``sg_visual_qa`` is an image and a question (``modules.patches``):
+
+    CLS, patches of the image, each with the question  ->  encoder  ->  column h of CLS (``first``)  ->  W h + b
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from fairseq.models import FairseqEncoderModel, register_model, register_model_architecture
@@ -18,8 +23,9 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, preset
 from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
-from fairseq_sg.models.encoder import SGTransformerEncoder
+from fairseq_sg.models.encoder import ImageQuestionEncoder, SGTransformerEncoder, StackedEncoder
 from fairseq_sg.models.options import EncoderConfig, ShellConfig
+from fairseq_sg.modules.position import POSITION_REGISTRY
 
 READOUTS = ("first", "last")
 
@@ -31,6 +37,13 @@ class SGEncoderConfig(ShellConfig, EncoderConfig):
     readout: str = field(
         default="last",
         metadata={"help": "column that the class is read from: 'first' (the begin symbol) or 'last' (the end symbol)"},
+    )
+    pixels: str | None = field(
+        default=None,
+        metadata={
+            "help": "with --task sg_visual_qa: 'white', images as they are, from 0 to 1, or 'black', 1 - image, so "
+            "that the background is 0 (default: white)"
+        },
     )
 
 
@@ -48,8 +61,31 @@ def resolve(cfg):
 def classes_of(task) -> int:
     """The number of a task's classes. Raises UsageError for a task that does not classify."""
     if not hasattr(task, "num_classes"):
-        raise UsageError("this --arch is a classifier: choose --task sg_classification")
+        raise UsageError("this --arch is a classifier: choose --task sg_classification or sg_visual_qa")
     return task.num_classes
+
+
+def token_encoder(config, task) -> SGTransformerEncoder:
+    """The encoder for the task's dictionary. Raises UsageError for an option of images."""
+    if config.pixels is not None:
+        raise UsageError("--pixels is for images: leave it out, or choose --task sg_visual_qa")
+    return SGTransformerEncoder(config, task.source_dictionary)
+
+
+def image_encoder(config, task) -> ImageQuestionEncoder:
+    """The encoder for the task's images and questions. Raises UsageError for an option of token embeddings."""
+    if config.embedding_scaling != "auto":
+        raise UsageError("--embedding-scaling is for tokens: leave it out with --task sg_visual_qa")
+    if config.position is not None and POSITION_REGISTRY.find(config.position).gives_with(config) == "embedding":
+        raise UsageError(
+            f"--position {config.position} is for tokens, and patches have positions of their own: leave it out, or "
+            "choose one inside the attention, such as rotary"
+        )
+    return ImageQuestionEncoder(config, task.image_shape, task.question_bits)
+
+
+#: ``inputs`` of a task -> makes the encoder for them.
+ENCODERS: Mapping[str, Callable[..., StackedEncoder]] = {"tokens": token_encoder, "image_question": image_encoder}
 
 
 def first_column(padding_mask: Tensor) -> Tensor:
@@ -68,46 +104,48 @@ class SGEncoder(FairseqEncoderModel):
 
     Args:
         config: a resolved configuration.
-        dictionary: of the source.
+        encoder: for the task's inputs.
         classes: the number of classes.
     """
 
     #: The roles whose Values ``forward`` can return.
     attention_roles = ("encoder",)
+    #: The ``inputs`` of tasks that it reads.
+    reads = tuple(ENCODERS)
 
-    def __init__(self, config, dictionary, classes: int):
-        super().__init__(SGTransformerEncoder(config, dictionary))
+    def __init__(self, config, encoder: StackedEncoder, classes: int):
+        super().__init__(encoder)
         self.config = config
         self.column = first_column if config.readout == "first" else last_column
         self.classifier = nn.Linear(config.encoder_embed_dim, classes)
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGEncoder":
-        """A model for the task's dictionary and classes. Raises UsageError for a configuration that makes no sense."""
-        return cls(resolve(cfg), task.source_dictionary, classes_of(task))
+        """A model for the task's inputs and classes. Raises UsageError for a configuration that makes no sense."""
+        config, classes = resolve(cfg), classes_of(task)
+        return cls(config, ENCODERS[getattr(task, "inputs", "tokens")](config, task), classes)
 
     def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
-        return_all_hiddens: bool = False,
-        value_roles: Collection[str] = (),
+        self, *inputs: Tensor, return_all_hiddens: bool = False, value_roles: Collection[str] = (), **named: Tensor
     ):
-        """src_tokens (B, M), padded on either side -> logits (B, classes), and a dict.
+        """The encoder's inputs, such as src_tokens (B, M) -> logits (B, classes), and a dict.
 
         The dict has ``aux_losses``, ``values`` (with ``value_roles`` ``("encoder",)``) and, with
-        ``return_all_hiddens``, the state after every step under ``inner_states``, each (M, B, C).
+        ``return_all_hiddens``, the state after every step under ``inner_states``, each (N, B, C).
         """
         out = self.encoder(
-            src_tokens,
-            src_lengths,
-            return_all_hiddens=return_all_hiddens,
-            return_values="encoder" in value_roles,
+            *inputs, **named, return_all_hiddens=return_all_hiddens, return_values="encoder" in value_roles
         )
-        columns = self.column(out["encoder_padding_mask"][0])
-        state = out["encoder_out"][0][columns, torch.arange(len(columns), device=columns.device)]
         extra = {"inner_states": out["encoder_states"], "aux_losses": out["aux_losses"], "values": out["values"]}
-        return self.classifier(state), extra
+        return self.classifier(self.read(out)), extra
+
+    def read(self, out: dict[str, Any]) -> Tensor:
+        """The column h (B, C) of the encoder's output."""
+        x = out["encoder_out"][0]  # (N, B, C)
+        if not out["encoder_padding_mask"]:
+            return x[0 if self.column is first_column else -1]
+        columns = self.column(out["encoder_padding_mask"][0])
+        return x[columns, torch.arange(len(columns), device=columns.device)]
 
 
 configuration.follow(SGEncoder, "sg_encoder")

@@ -39,7 +39,7 @@ class EncoderLayer(Compilable):
 
     def __init__(self, config: Any, attention: str, ffn: str, update: str = "residual"):
         super().__init__()
-        shell = config.encoder_embed_dim, config.dropout, config.pre_norm, norm_of(config)
+        shell = config.encoder_embed_dim, config.attention_residual_dropout, config.pre_norm, norm_of(config)
         self.self_attn = build_attention(attention, config, "encoder")
         self.self_attn_residual = Residual(*shell)
         self.update = build_update(update, config, ffn, "encoder")
@@ -64,7 +64,7 @@ class DecoderLayer(Compilable):
 
     def __init__(self, config: Any, attention: str, cross_attention: str | None, ffn: str, update: str = "residual"):
         super().__init__()
-        shell = config.decoder_embed_dim, config.dropout, config.pre_norm, norm_of(config)
+        shell = config.decoder_embed_dim, config.attention_residual_dropout, config.pre_norm, norm_of(config)
         self.self_attn = build_attention(attention, config, "decoder")
         self.self_attn_residual = Residual(*shell)
         self.cross_attn = None

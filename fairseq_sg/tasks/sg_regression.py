@@ -8,27 +8,23 @@ A batch has the points x (B, P, n), the values y (B, P − 1) of the examples, a
 all points. The target is float64, which ``--fp16`` and ``--bf16`` leave as it is.
 """
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq import utils
 from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II
 
 from data_prep.in_context.prompts import VERSION, Prompts
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.tasks.breakdown import read_manifest
-from fairseq_sg.tasks.mixin import SGTask, asks_for_training
+from fairseq_sg.tasks.arrays import ArrayTask
 
 COMMAND = "python -m data_prep in_context"
-GENERATOR = "data_prep.in_context"
 
 
 @dataclass
@@ -108,7 +104,7 @@ class FrozenPrompts(PromptDataset):
 
 
 @register_task("sg_regression", dataclass=SGRegressionConfig)
-class SGRegressionTask(SGTask, FairseqTask):
+class SGRegressionTask(ArrayTask):
     """See the module's docstring.
 
     Attributes:
@@ -120,7 +116,8 @@ class SGRegressionTask(SGTask, FairseqTask):
     """
 
     cfg: SGRegressionConfig
-    source_dictionary = target_dictionary = None
+    name, command, contents, sample = "sg_regression", COMMAND, "prompts", "prompt"
+    generator, version = "data_prep.in_context", VERSION
 
     def __init__(self, cfg: SGRegressionConfig, manifest: dict[str, Any]):
         super().__init__(cfg)
@@ -130,23 +127,7 @@ class SGRegressionTask(SGTask, FairseqTask):
     @classmethod
     def setup_task(cls, cfg: SGRegressionConfig, **kwargs) -> "SGRegressionTask":
         ranges.check(SGRegressionConfig, {"epoch_size": cfg.epoch_size})
-        if len(utils.split_paths(cfg.data)) != 1:
-            raise UsageError(f"--task sg_regression takes one folder, not {cfg.data!r}: make it with `{COMMAND}`")
-        manifest = read_manifest(cfg.data)
-        origin = manifest.get("origin") or {}
-        if origin.get("generator") != GENERATOR:
-            raise UsageError(f"{cfg.data} has no prompts: make a folder with `{COMMAND}`")
-        if origin.get("version") != VERSION:
-            raise UsageError(
-                f"{cfg.data} was made by version {origin.get('version')} of its generator, and training prompts would "
-                f"be drawn by version {VERSION}: make the folder again with `{COMMAND}`"
-            )
-        return cls(cfg, manifest)
-
-    @property
-    def trained_on(self) -> dict[str, Any]:
-        """The record of the data that a checkpoint keeps; prompts have no dictionaries."""
-        return {"data": self.cfg.data, "requests": [m.get("request") for m in self.manifests], "dictionaries": {}}
+        return cls(cfg, cls.manifest_of(cfg.data))
 
     # Data.
 
@@ -154,35 +135,7 @@ class SGRegressionTask(SGTask, FairseqTask):
         if split == self.cfg.train_subset:
             self.datasets[split] = DrawnPrompts(self.prompts, self.cfg.epoch_size, self.cfg.seed, split)
             return
-        if split not in self.manifests[0].get("subsets", {}):
-            raise self.no_such_subset(split)
-        try:
-            x, y = (
-                np.load(os.path.join(self.cfg.data, f"{split}.{name}.npy"), mmap_mode="r", allow_pickle=False)
-                for name in "xy"
-            )
-        except (OSError, ValueError, EOFError) as error:
-            raise self.no_such_subset(split) from error
-        self.datasets[split] = FrozenPrompts(x, y)
-
-    def get_batch_iterator(self, dataset: PromptDataset, max_tokens: int | None = None, *args, **kwargs):
-        """fairseq's, but evaluation never drops a last batch that is not a multiple of
-        ``--required-batch-size-multiple``.
-
-        Raises UsageError where ``max_tokens`` is less than the tokens of a prompt.
-        """
-        if max_tokens is not None and max_tokens < dataset.size(0):
-            raise UsageError(
-                f"--max-tokens is {max_tokens}, and a prompt has {dataset.size(0)} tokens: choose at least as many, or "
-                "give --batch-size instead"
-            )
-        if not asks_for_training(kwargs):
-            kwargs["required_batch_size_multiple"] = 1
-        return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
-
-    def max_positions(self) -> None:
-        """A prompt has as many tokens as its folder says; the model may have fewer positions."""
-        return None
+        self.datasets[split] = FrozenPrompts(*(self.mapped(split, name) for name in "xy"))
 
     # Models.
 

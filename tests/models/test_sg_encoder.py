@@ -193,7 +193,9 @@ def test_wrong_options_of_the_lstm(options, message):
 
 @pytest.mark.parametrize("model", [SGEncoder, SGLSTM])
 def test_task_without_classes(model):
-    with pytest.raises(UsageError, match="this --arch is a classifier: choose --task sg_classification"):
+    with pytest.raises(
+        UsageError, match="this --arch is a classifier: choose --task sg_classification or sg_visual_qa"
+    ):
         model.build_model(SimpleNamespace(), SimpleNamespace(source_dictionary=dictionary(3)))
 
 
@@ -201,7 +203,7 @@ def test_task_without_classes(model):
 
 
 #: Width, feedforward, heads, steps of Csordás 2023, Tables D.3 to D.5 and E.1.2 (of CTL++ the released code's
-#: feedforward, where the text has 1024 and 512), and the released code's column.
+#: feedforward, where the text has 1024 and 512), and the released code's column; the last of Park & Kim 2024, 5.1.
 SIZES = {
     "sg_encoder_ctl": (256, 512, 1, 14, "last"),
     "sg_encoder_ctl_baseline": (128, 256, 4, 11, "last"),
@@ -211,6 +213,7 @@ SIZES = {
     "sg_encoder_listops_baseline": (256, 1024, 16, 6, "first"),
     "sg_encoder_ctlpp": (256, 512, 4, 8, "first"),
     "sg_encoder_ctlpp_baseline": (128, 256, 4, 8, "first"),
+    "sg_encoder_sort_of_clevr": (256, 512, 4, 4, "first"),
 }
 #: Embeddings, width, layers: the tables' for LSTMs of one direction, the released code's for bidirectional ones too.
 LSTM_SIZES = {

@@ -28,7 +28,7 @@ from fairseq_sg.modules.cpu.packing import Packing
 from fairseq_sg.registry import Mechanism
 
 ROLES = ("encoder", "decoder", "cross")
-INITS = ("reference", "glorot", "fused", "joint", "torch")
+INITS = ("reference", "glorot", "fused", "joint", "torch", "torch_biases")
 
 
 @dataclass
@@ -41,7 +41,8 @@ class AttentionOptions:
             "help": "initialization of the attention's projections: 'reference' (as the papers' released code: "
             "Glorot uniform, but PyTorch's default for relative attention; docs/attention.md has the others), "
             "'glorot', 'fused' (Glorot uniform with keys and values as one matrix, the output projection PyTorch's "
-            "default), 'joint' (the same with queries, keys and values as one matrix) or 'torch'"
+            "default), 'joint' (the same with queries, keys and values as one matrix), 'torch' (PyTorch's default, and "
+            "biases of 0, as everywhere else) or 'torch_biases' (PyTorch's biases too)"
         },
     )
     attention_bias: bool = field(
@@ -131,6 +132,8 @@ class Attention(Mechanism, nn.Module):
             self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=attention_bias)
         if attention_init not in INITS:
             raise UsageError(f"--attention-init is {attention_init!r}: choose from {', '.join(INITS)}")
+        if attention_init == "torch_biases" and not attention_bias:
+            raise UsageError("--attention-init torch_biases needs --attention-bias: add it, or choose torch")
         self._init = self.reference_init if attention_init == "reference" else attention_init
         self.reset_parameters()
 
@@ -140,7 +143,8 @@ class Attention(Mechanism, nn.Module):
         return f"attention_state.{id(self)}"
 
     def reset_parameters(self) -> None:
-        """Glorot uniform, U(±√(6/(fan_in + fan_out))), or PyTorch's U(±1/√fan_in); zero biases.
+        """Glorot uniform, U(±√(6/(fan_in + fan_out))), or PyTorch's U(±1/√fan_in); biases are 0, or with
+        ``torch_biases`` PyTorch's.
 
         ``fused`` is the start of the released code of Csordás et al. 2022 and Csordás 2023, chapters 5 and 6: Glorot
         uniform for q, and for k and v with the fans of both together, as one matrix; PyTorch's for the output.
@@ -153,7 +157,7 @@ class Attention(Mechanism, nn.Module):
                 nn.init.xavier_uniform_(projection.weight)
             else:
                 projection.reset_parameters()
-            if projection.bias is not None:
+            if projection.bias is not None and self._init != "torch_biases":
                 nn.init.zeros_(projection.bias)
         q, k, v = (projection.weight for projection in (self.q_proj, self.k_proj, self.v_proj))
         if self._init == "fused":

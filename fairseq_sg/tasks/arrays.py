@@ -1,0 +1,84 @@
+"""What tasks on folders of arrays share (``data_prep.arrays``): one folder, no dictionaries, mapped arrays."""
+
+import os
+from typing import Any, ClassVar
+
+import numpy as np
+from fairseq import utils
+from fairseq.data import FairseqDataset
+from fairseq.tasks import FairseqTask
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.tasks.mixin import SGTask, asks_for_training
+
+
+class ArrayTask(SGTask, FairseqTask):
+    """The base of these tasks. A subclass loads its datasets, whose samples all have the same number of tokens.
+
+    Raises UsageError for a folder of other data, or of another version of its generator.
+    """
+
+    #: The name of the task, what makes its folders, and what a folder and a sample have.
+    name: ClassVar[str]
+    command: ClassVar[str]
+    generator: ClassVar[str]
+    version: ClassVar[int]
+    contents: ClassVar[str]
+    sample: ClassVar[str]
+    source_dictionary = target_dictionary = None
+
+    @classmethod
+    def manifest_of(cls, data: str) -> dict[str, Any]:
+        """``dataset.json`` of the folder ``data``."""
+        if len(utils.split_paths(data)) != 1:
+            raise UsageError(f"--task {cls.name} takes one folder, not {data!r}: make it with `{cls.command}`")
+        manifest = read_manifest(data)
+        origin = manifest.get("origin") or {}
+        if origin.get("generator") != cls.generator:
+            raise UsageError(f"{data} has no {cls.contents}: make a folder with `{cls.command}`")
+        if origin.get("version") != cls.version:
+            raise UsageError(
+                f"{data} was made by version {origin.get('version')} of its generator, and the task needs "
+                f"version {cls.version}: make the folder again with `{cls.command}`"
+            )
+        return manifest
+
+    @property
+    def trained_on(self) -> dict[str, Any]:
+        """The record of the data that a checkpoint keeps; arrays have no dictionaries."""
+        return {"data": self.cfg.data, "requests": [m.get("request") for m in self.manifests], "dictionaries": {}}
+
+    def mapped(self, split: str, name: str) -> np.ndarray:
+        """The array ``name`` of a subset, mapped into memory, so that only what is read is loaded.
+
+        Raises UsageError where it is missing or broken.
+        """
+        if split not in self.manifests[0].get("subsets", {}):
+            raise self.no_such_subset(split)
+        try:
+            return np.load(os.path.join(self.cfg.data, f"{split}.{name}.npy"), mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise self.no_such_subset(split) from error
+
+    def get_batch_iterator(self, dataset: FairseqDataset, max_tokens: int | None = None, *args, **kwargs):
+        """fairseq's, but evaluation never drops a last batch that is not a multiple of
+        ``--required-batch-size-multiple``.
+
+        Raises UsageError where ``max_tokens`` is less than the tokens of a sample.
+        """
+        if max_tokens is not None and max_tokens < dataset.size(0):
+            raise UsageError(
+                f"--max-tokens is {max_tokens}, and a {self.sample} has {dataset.size(0)} tokens: choose at least as "
+                "many, or give --batch-size instead"
+            )
+        if not asks_for_training(kwargs):
+            kwargs["required_batch_size_multiple"] = 1
+            # The iterator in the cache is the one of the training in progress.
+            if dataset is self.datasets.get(self.cfg.train_subset):
+                kwargs["disable_iterator_cache"] = True
+        return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
+
+    def max_positions(self) -> None:
+        """A sample has as many tokens as its folder says; the model may have fewer positions."""
+        return None

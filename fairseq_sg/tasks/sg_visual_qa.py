@@ -1,0 +1,210 @@
+"""``sg_visual_qa``: questions on images with one class as answer, on folders of ``python -m data_prep sort_of_clevr``.
+
+Sample 30 s + q is question q on scene s. A batch has the images, uint8 (B, 75, 75, 3), the questions, uint8 (B, 18),
+and the ``target`` (B,), a class of ``num_classes``. Models make numbers from 0 to 1 of the images on their device:
+bytes are a quarter of the traffic.
+
+In training, a batch has questions of one group (unary, binary or ternary), as in the released code of Mittal et al.
+2022; ``--question-batches mixed`` cuts batches from all questions. Every epoch has other batches, drawn from the seed
+and the epoch, so that a resumed run is bit-equal to an uninterrupted one. Two points differ from the released code: its
+groups take turns, where here the order of all batches is random; it leaves out the rest of a group that does not fill
+a batch, and in evaluation too, where here every question counts.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import register_task
+from omegaconf import II
+from torch import Tensor
+
+from data_prep.sort_of_clevr import VERSION
+from data_prep.sort_of_clevr.questions import ANSWERS, BITS, QUESTIONS, SUBTYPES, types_of
+from data_prep.sort_of_clevr.scenes import PATCH, PIXELS
+from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.arrays import ArrayTask
+from fairseq_sg.tasks.breakdown import Breakdown
+
+COMMAND = "python -m data_prep sort_of_clevr"
+QUESTION_BATCHES = ("separate", "mixed")
+IMAGE_SHAPE = (PIXELS, PIXELS, 3)
+TOKENS = 1 + (PIXELS // PATCH) ** 2  # of a sample: CLS and patches
+#: Array -> its type and its shape without the number of scenes.
+ARRAYS = {
+    "images": ("uint8", IMAGE_SHAPE),
+    "questions": ("uint8", (QUESTIONS, BITS)),
+    "answers": ("uint8", (QUESTIONS,)),
+}
+
+
+@dataclass
+class SGVisualQAConfig(FairseqDataclass):
+    data: str = field(default="", metadata={"help": f"folder made by `{COMMAND}`"})
+    question_batches: str = field(
+        default="separate",
+        metadata={
+            "help": "batches of training: 'separate', each of unary, binary or ternary questions alone, as the "
+            "released code; or 'mixed'"
+        },
+    )
+    rebuild_batches: bool = field(
+        default=True,
+        metadata={"help": "new batches each epoch; what makes a resumed run equal to an uninterrupted one"},
+    )
+    accuracy_by: str = field(
+        default="groups",
+        metadata={
+            "help": "also log the accuracy of unary, binary and ternary questions ('groups'), of these and of the nine "
+            "types ('types'), or 'none'"
+        },
+    )
+    train_subset: str = II("dataset.train_subset")
+
+
+class Questions(FairseqDataset):
+    """Samples over arrays that are mapped into memory; a batch copies its own images alone.
+
+    Args:
+        images: uint8 (S, H, W, C).
+        questions: uint8 (S, Q, bits).
+        answers: uint8 (S, Q).
+        types: int64 (S · Q,), the number of each sample's type, for the batches of evaluation; or None.
+        groups: int64 (S · Q,), of training: a batch has samples of one group; or None.
+        shuffles: whether batches are cut from a random order, drawn from numpy's generator, which fairseq seeds with
+            seed + epoch.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        questions: np.ndarray,
+        answers: np.ndarray,
+        *,
+        types: Tensor | None = None,
+        groups: np.ndarray | None = None,
+        shuffles: bool = False,
+    ):
+        self.images, self.questions, self.answers = images, questions, answers
+        self.types, self.groups, self.shuffles = types, groups, shuffles
+        self.sizes = np.full(answers.size, TOKENS)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> int:
+        """The number of a sample; ``collater`` reads the arrays once a batch."""
+        return int(index)
+
+    def collater(self, samples: list[int]) -> dict[str, Any]:
+        if not samples:
+            return {}
+        ids = np.array(samples)
+        scenes, numbers = np.divmod(ids, self.answers.shape[1])
+        batch = {
+            "id": torch.from_numpy(ids),
+            "nsentences": len(ids),
+            "ntokens": TOKENS * len(ids),
+            "net_input": {
+                "images": torch.from_numpy(self.images[scenes]),
+                "questions": torch.from_numpy(self.questions[scenes, numbers]),
+            },
+            "target": torch.from_numpy(self.answers[scenes, numbers].astype(np.int64)),
+        }
+        if self.types is not None:
+            batch["type"] = self.types[batch["id"]]
+        return batch
+
+    def ordered_indices(self) -> np.ndarray:
+        return np.random.permutation(len(self)) if self.shuffles else np.arange(len(self))
+
+    def batch_by_size(self, indices: np.ndarray, *args, **kwargs) -> list[np.ndarray]:
+        """fairseq's, from each group by itself."""
+        if self.groups is None:
+            return super().batch_by_size(indices, *args, **kwargs)
+        of_each = [indices[self.groups[indices] == group] for group in np.unique(self.groups)]
+        return [batch for group in of_each for batch in super(Questions, self).batch_by_size(group, *args, **kwargs)]
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    num_tokens = size
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
+
+
+@register_task("sg_visual_qa", dataclass=SGVisualQAConfig)
+class SGVisualQATask(ArrayTask):
+    """See the module's docstring.
+
+    Raises:
+        UsageError: a folder without images and questions, a wrong option, another model or criterion, a command that
+            generates.
+    """
+
+    cfg: SGVisualQAConfig
+    name, command, contents, sample = "sg_visual_qa", COMMAND, "images with questions", "question"
+    generator, version = "data_prep.sort_of_clevr", VERSION
+    #: What models read (``sg_encoder``), and its sizes.
+    inputs = "image_question"
+    image_shape, question_bits, num_classes = IMAGE_SHAPE, BITS, len(ANSWERS)
+
+    def __init__(self, cfg: SGVisualQAConfig, breakdown: Breakdown):
+        super().__init__(cfg)
+        self.breakdown = breakdown
+
+    @classmethod
+    def setup_task(cls, cfg: SGVisualQAConfig, **kwargs) -> "SGVisualQATask":
+        if cfg.question_batches not in QUESTION_BATCHES:
+            raise UsageError(
+                f"--question-batches is {cfg.question_batches!r}: choose from {', '.join(QUESTION_BATCHES)}"
+            )
+        cls.manifest_of(cfg.data)
+        return cls(cfg, Breakdown(cfg.data, cfg.accuracy_by))
+
+    def classes(self, target: Tensor) -> Tensor:
+        """target (B,) -> itself."""
+        return target
+
+    # Data.
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
+        arrays = {name: self.mapped(split, name) for name in ARRAYS}
+        for name, (dtype, shape) in ARRAYS.items():
+            array = arrays[name]
+            if array.dtype != dtype or array.shape[1:] != shape or len(array) != len(arrays["images"]):
+                raise UsageError(
+                    f"{self.cfg.data}/{split}.{name}.npy has {array.dtype} {array.shape}, and {dtype} "
+                    f"{(len(arrays['images']), *shape)} is needed: prepare the folder again with `{COMMAND}`"
+                )
+        if split == self.cfg.train_subset:
+            separate = self.cfg.question_batches == "separate"
+            groups = types_of(arrays["questions"]).ravel() // SUBTYPES if separate else None
+            self.datasets[split] = Questions(**arrays, groups=groups, shuffles=True)
+        else:
+            types = self.breakdown.types_of(split, arrays["answers"].size)
+            self.datasets[split] = Questions(**arrays, types=types)
+
+    # Models.
+
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        kind = ARCH_MODEL_REGISTRY.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None))
+        if self.inputs not in getattr(kind, "reads", ()):
+            raise UsageError(
+                "this --arch reads no images: choose one that does, such as --arch sg_encoder_sort_of_clevr"
+            )
+        return super().build_model(cfg, from_checkpoint)
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False):
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        if not getattr(criterion, "of_classes", False):
+            raise UsageError("--task sg_visual_qa needs another criterion: choose --criterion classification")
+        return criterion
+
+    def build_generator(self, *args, **kwargs):
+        raise UsageError("a classifier generates nothing: its accuracy is what fairseq-validate reports")
