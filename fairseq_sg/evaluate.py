@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> None:
     if args.json and os.path.isdir(args.json):
         raise UsageError(f"--json is {args.json}, which is a folder: name a file")
     device = "cpu" if args.cpu else "auto"
-    loaded = load(args.checkpoint, args.data, args.model_overrides, device, args.user_dir, language_models=True)
+    loaded = load(
+        args.checkpoint, args.data, args.model_overrides, device, args.user_dir, language_models=True, images=True
+    )
     names = choose_subsets(loaded, args.subset)
     if args.json:
         folder = Path(args.json).absolute().parent
@@ -139,7 +141,7 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
     told = SENTENCE_COLUMNS if loaded.has_decoder else CLASS_COLUMNS
     of_each = scores(loaded, dataset, batch_size)
     found = summary(of_each, told)
-    parts = {"types": by_type(loaded, name), "lengths": by_length(loaded, dataset)}
+    parts = {"types": by_type(loaded, name), "lengths": {} if loaded.reads_images else by_length(loaded, dataset)}
     for kind, members in parts.items():
         if members:
             found[kind] = {part: summary(of_each[:, chosen], told) for part, chosen in members.items()}

@@ -52,11 +52,13 @@ ARGUMENTS = {"--model-overrides": "overrides", "--input": "source", "--max-len":
 }
 
 TRANSLATES, CLASSIFIES, SCORES = "an encoder–decoder model", "a classifier", "a language model"
+ANSWERS = "a classifier of images"
 #: kind of model -> its methods
 METHODS = {
     TRANSLATES: (".translate", ".accuracy", ".evaluate", ".attention"),
     CLASSIFIES: (".classify", ".accuracy", ".evaluate", ".attention"),
     SCORES: (".score", ".evaluate"),
+    ANSWERS: (".accuracy", ".evaluate"),
 }
 
 
@@ -85,7 +87,8 @@ def load(
         raise UsageError(f"`device` is {device!r}: choose cpu, cuda, cuda:1 (and so on) or auto")
     with arguments():
         return TrainedModel(
-            checkpoints.load(checkpoint, data, overrides, device, user_dir, language_models=True), checkpoint
+            checkpoints.load(checkpoint, data, overrides, device, user_dir, language_models=True, images=True),
+            checkpoint,
         )
 
 
@@ -139,7 +142,7 @@ class TrainedModel:
     @property
     def kind(self) -> str:
         if not self.loaded.has_decoder:
-            return CLASSIFIES
+            return ANSWERS if self.loaded.reads_images else CLASSIFIES
         return TRANSLATES if hasattr(self.loaded.model, "encoder") else SCORES
 
     # Answers.

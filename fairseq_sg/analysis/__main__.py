@@ -11,6 +11,7 @@
     fairseq-sg analysis consistency CHECKPOINT
     fairseq-sg analysis consistency NAME=CHECKPOINT … --out OUT
     fairseq-sg analysis regression CHECKPOINT --subset test
+    fairseq-sg analysis answers  CHECKPOINT --scene 0
 
 Each command writes the numbers to OUT.npz and OUT.json, and draws them in PNG, or in PDF or SVG with --out OUT.pdf
 or OUT.svg. COMMAND --help lists the options of a command.
@@ -31,6 +32,7 @@ from typing import Any
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis import (
     accuracy,
+    answers,
     attention_maps,
     consistency,
     experts,
@@ -56,6 +58,7 @@ COMMANDS = {
     "symbols": symbols,
     "consistency": consistency,
     "regression": regression,
+    "answers": answers,
 }
 
 
@@ -169,7 +172,7 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
 
 def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
     """Runs a command on one checkpoint."""
-    accepted = {name: getattr(module, name.upper(), False) for name in ("language_models", "regressors")}
+    accepted = {name: getattr(module, name.upper(), False) for name in ("language_models", "regressors", "images")}
     loaded = load(checkpoint, args.data, args.model_overrides, args.device, args.user_dir, **accepted)
     result = module.measure(loaded, args)
     shown = {"command": args.command, "checkpoint": checkpoint, "arch": loaded.arch, "data": loaded.data}

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 BY = {"source_length": "words in the source", "target_length": "words in the target", "type": "type of example"}
 
 
+#: Models of images and questions are accepted.
+IMAGES = True
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--subset", default="valid,gen", metavar="NAMES", help="subsets, comma separated (default: valid,gen)"
@@ -47,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
+    if loaded.reads_images and args.by != "type":
+        raise UsageError("images and questions have no lengths: choose --by type")
     result = Result(facts={"by": args.by, "subsets": {}})
     if args.by == "type":
         result.facts["types"] = sorted(_breakdown(loaded).types, key=natural)

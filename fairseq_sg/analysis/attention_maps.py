@@ -7,6 +7,10 @@ For linear attention A is implied, and its rows need not be probabilities; for g
 In the pictures, OUT.ROLE.png, each row is a head and each column a step; rows of a map are queries, columns are keys.
 The colour scale ends at the largest weight of the picture, or at --vmax. --heads max draws the maximum over the
 heads, as Figure D.8 does.
+
+For a model of images and questions, --index chooses the question. OUT.scene.png has the image for every head and step:
+the brighter a patch, the more weight CLS has on it. The arrays name their rows and columns CLS and row,column of the
+patches.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.checkpoint import Loaded, record_sentence
+from fairseq_sg.analysis.checkpoint import Loaded, Question, record_sentence
 from fairseq_sg.analysis.options import add_scale, add_selection, add_sentence, choose_numbers, choose_roles
 from fairseq_sg.analysis.record import Recording
 from fairseq_sg.analysis.result import Result
@@ -26,6 +30,10 @@ from fairseq_sg.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+#: Models of images and questions are accepted.
+IMAGES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +46,9 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     sentence, recording = record_sentence(loaded, args)
     roles = roles_of(recording, loaded.arch)
     result = Result(facts={**sentence.facts(), "roles": {}}, summary=sentence.summary())
+    if isinstance(sentence, Question):
+        result.arrays["image"] = sentence.image
+        result.facts["grid"] = loaded.model.encoder.embedding.grid
     for role in roles:
         calls = recording.steps(role)
         for step, call in enumerate(calls, start=1):
@@ -58,7 +69,31 @@ LABELS = {
 
 
 def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
-    return draw_heads(result, args, None, LABELS)
+    figures = draw_heads(result, args, None, LABELS)
+    if "image" in result.arrays:
+        figures["scene"] = draw_scene(result, args)
+    return figures
+
+
+def draw_scene(result: Result, args: argparse.Namespace) -> Figure:
+    """The weights of CLS on the patches of the image: heads from top to bottom, steps side by side."""
+    rows, columns = result.facts["grid"]
+    steps = choose_numbers("--steps", args.steps, len(result.facts["roles"]["encoder"]["attention"]))
+    panels, titles = [], []
+    for step in steps:
+        heads = pick_heads(result.arrays[f"encoder.step{step + 1}"], args.heads)
+        panels.append([weights[0, 1:].reshape(columns, rows).T for weights in heads.values()])
+        of_cls = [float(weights[0, 0]) for weights in heads.values()]
+        titles.append([f"step {step + 1}, {n}: CLS {w:.2f}" for n, w in zip(heads, of_cls, strict=True)])
+    heading = f"weights of CLS: {question_of(result)}"
+    by_heads = [list(map(list, zip(*of_steps, strict=True))) for of_steps in (panels, titles)]
+    return plots.scenes(result.arrays["image"], *by_heads, heading, args.vmax)
+
+
+def question_of(result: Result) -> str:
+    """The question of a result, with the model's answer and the right one."""
+    facts = result.facts
+    return f"{facts['question']}? {facts['output']}" + f" ({facts['answer']})" * (facts["output"] != facts["answer"])
 
 
 def roles_of(recording: Recording, arch: str) -> list[str]:

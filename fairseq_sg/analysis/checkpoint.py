@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
@@ -18,6 +19,7 @@ from omegaconf.errors import ValidationError
 from torch import Tensor, nn
 
 import fairseq_sg.plugin  # noqa: F401
+from data_prep.sort_of_clevr.questions import words_of
 from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.checkpoints import option_names, read
@@ -48,8 +50,15 @@ class Loaded:
         return hasattr(self.model, "decoder")
 
     @property
+    def reads_images(self) -> bool:
+        """Whether inputs are images and questions (``sg_visual_qa``) in place of words."""
+        return getattr(self.task, "inputs", "tokens") == "image_question"
+
+    @property
     def subsets(self) -> list[str]:
-        """The binarized subsets of the data folder."""
+        """The subsets of the data folder: those that are binarized, or arrays that the task reads."""
+        if hasattr(self.task, "subset_names"):
+            return self.task.subset_names
         return sorted({path.name.partition(".")[0] for path in Path(utils.split_paths(self.data)[0]).glob("*.idx")})
 
     @property
@@ -108,6 +117,7 @@ def load(
     user_dir: str | None = None,
     language_models: bool = False,
     regressors: bool = False,
+    images: bool = False,
 ) -> Loaded:
     """Loads the model of a checkpoint as fairseq's commands do.
 
@@ -119,6 +129,7 @@ def load(
         user_dir: a folder with the user's own mechanisms, as fairseq's ``--user-dir``.
         language_models: whether models without an encoder are accepted.
         regressors: whether models of numbers are wanted, instead of those of words.
+        images: whether models of images and questions are accepted.
 
     Raises:
         UsageError: a missing file, folder, option or GPU; a truncated checkpoint; weights that do not fit the model; an
@@ -175,7 +186,10 @@ def load(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
-    return Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg, updates)
+    loaded = Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg, updates)
+    if loaded.reads_images and not images:
+        raise UsageError(f"{arch} was trained on images: this analysis needs a model of words")
+    return loaded
 
 
 def absent(checkpoint: str) -> str:
@@ -271,10 +285,73 @@ def read_sentence(loaded: Loaded, source: str, target: str | None = None, longes
     return Sentence(inputs, words, *named, complete=complete)
 
 
+@dataclass
+class Question(Sentence):
+    """One question on an image; ``source`` names CLS and the patches, ``predicted`` has the model's answer.
+
+    Attributes:
+        image: uint8 (H, W, 3).
+        subset, index: where the question is.
+        words_asked: the question in words; answer: the right answer.
+    """
+
+    image: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 3), np.uint8))
+    subset: str = ""
+    index: int = 0
+    words_asked: str = ""
+    answer: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        asked = {"subset": self.subset, "index": self.index, "question": self.words_asked, "answer": self.answer}
+        return {**asked, "output": self.predicted[0], "source": self.source}
+
+    def summary(self) -> list[str]:
+        return [f"question {self.index} of {self.subset}: {self.words_asked}", f"answer  {self.told}"]
+
+    @property
+    def told(self) -> str:
+        """The model's answer, and the right one where that is another."""
+        right = self.predicted == [self.answer]
+        return self.predicted[0] + ("" if right else f", and {self.answer} is right")
+
+
+@torch.no_grad()
+def read_questions(loaded: Loaded, subset: str, indices: Sequence[int]) -> list[Question]:
+    """Questions of a subset by their numbers from 0 on, with the model's answers. Raises UsageError for others."""
+    dataset, task = loaded.subset(subset), loaded.task
+    for index in indices:
+        if not 0 <= index < len(dataset):
+            raise UsageError(f"--index is {index}: {subset} has the questions 0 to {len(dataset) - 1:,}")
+    found = []
+    for index in indices:
+        batch = dataset.collater([dataset[index]])
+        inputs = {name: x.to(loaded.device) for name, x in batch["net_input"].items()}
+        image, bits = (batch["net_input"][name][0].numpy() for name in ("images", "questions"))
+        answer = task.answers[loaded.model(**inputs)[0].argmax(-1).item()]
+        right = task.answers[batch["target"].item()]
+        names = loaded.model.encoder.embedding.names
+        place = {"subset": subset, "index": index, "words_asked": words_of(bits), "answer": right}
+        found.append(Question(inputs, names, [], [], [answer], image=image, **place))
+    return found
+
+
 @torch.no_grad()
 def record_sentence(loaded: Loaded, args: Namespace) -> tuple[Sentence, Recording]:
-    """The sentence that the options of ``add_sentence`` define, and the recording of its pass."""
-    sentence = read_sentence(loaded, args.input, args.target, args.max_len)
+    """The sentence or question that the options of ``add_sentence`` define, and the recording of its pass.
+
+    Raises UsageError for an option of the other kind of model.
+    """
+    if loaded.reads_images:
+        if args.index is None or args.target is not None:
+            raise UsageError(
+                f"{loaded.arch} was trained on images: give --index, the number of a question in --subset, in place of "
+                "--input and --target"
+            )
+        sentence: Sentence = read_questions(loaded, args.subset, [args.index])[0]
+    elif args.input is None:
+        raise UsageError(f"{loaded.arch} reads words: give --input in place of --index")
+    else:
+        sentence = read_sentence(loaded, args.input, args.target, args.max_len)
     with record(loaded.model) as recording:
         loaded.model(**sentence.inputs)
     return sentence, recording

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Language models are accepted.
 LANGUAGE_MODELS = True
+#: So are models of images and questions.
+IMAGES = True
 #: side -> the arrays of OUT.npz for one batch, per application in turn.
 Calls = dict[str, list[dict[str, Tensor]]]
 

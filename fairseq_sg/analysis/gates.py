@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 ACROSS = 6
 
 
+#: Models of images and questions are accepted.
+IMAGES = True
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sentence(parser)
     add_scale(parser, "1")

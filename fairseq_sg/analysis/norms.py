@@ -45,6 +45,10 @@ PLAIN = {
 }
 
 
+#: Models of images and questions are accepted.
+IMAGES = True
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_subset(parser, "valid")
     add_batches(parser, "default: 1000")
@@ -84,6 +88,9 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
 
 def real_positions(inputs: dict[str, Tensor], loaded: Loaded) -> dict[str, Tensor]:
     """The positions of source and target that are not padding, (B, N) bool."""
+    if loaded.reads_images:
+        positions = len(loaded.model.encoder.embedding.names)
+        return {"source": torch.ones(len(inputs["images"]), positions, dtype=torch.bool, device=loaded.device)}
     real = {"source": inputs["src_tokens"].ne(loaded.task.source_dictionary.pad())}
     if loaded.has_decoder:
         real["target"] = inputs["prev_output_tokens"].ne(loaded.task.target_dictionary.pad())

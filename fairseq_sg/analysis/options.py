@@ -86,6 +86,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def index(text: str) -> int:
+    """Argument type: a whole number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
 def above_0(text: str) -> float:
     """Argument type: a number above 0."""
     try:
@@ -98,7 +105,13 @@ def above_0(text: str) -> float:
 
 
 def add_sentence(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", required=True, metavar="WORDS", help="the source, in words of the data")
+    """Adds the options that choose a sentence or, for models of images, a question (``record_sentence``)."""
+    read = parser.add_mutually_exclusive_group(required=True)
+    read.add_argument("--input", metavar="WORDS", help="the source, in words of the data")
+    read.add_argument(
+        "--index", type=index, metavar="I", help="for models of images: the number of a question in --subset, from 0 on"
+    )
+    add_subset(parser, "test")
     parser.add_argument("--target", metavar="WORDS", help="the target (default: the model's own greedy output)")
     parser.add_argument(
         "--max-len",

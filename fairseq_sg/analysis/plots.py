@@ -176,6 +176,59 @@ def heatmaps(
     return figure
 
 
+def scenes(
+    image: np.ndarray,
+    panels: Panels,
+    titles: Sequence[Sequence[str]],
+    heading: str = "",
+    vmax: float | None = None,
+) -> Figure:
+    """A grid of an image, uint8 (H, W, 3), cut into the patches of weights (rows, columns) or, for None, whole.
+
+    The weight ``vmax``, by default the largest of the grid, shows a patch as it is, 0 shows it dark, and so does a
+    negative weight.
+    """
+    largest = max((float(panel.max()) for row in panels for panel in row if panel is not None), default=1.0)
+    top = (largest if vmax is None else vmax) or 1.0
+    size = max(LEAST, min(2.0, WIDEST / len(panels[0]), TALLEST / len(panels)))
+    if count(panels) == 0:
+        size = 3.0
+    figure, axes = _grid(len(panels), len(panels[0]), size, size, (0.15, 0.35), heading, subplot_kw=_NO_TICKS)
+    for across, row, names in zip(axes, panels, titles, strict=True):
+        for ax, panel, title in zip(across, row, names, strict=True):
+            ax.set_title(title, fontsize=MIDDLE, parse_math=False)
+            ax.imshow(image, interpolation="nearest")
+            if panel is not None:
+                height, width = image.shape[:2]
+                dark = 0.85 * (1 - np.clip(panel / top, 0, 1))
+                shade = np.dstack([*[np.zeros_like(dark)] * 3, dark])  # (rows, columns, RGBA)
+                ax.imshow(shade, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="nearest")
+    return figure
+
+
+def questions(image: np.ndarray, lines: Mapping[str, Sequence[tuple[str, str, str]]]) -> Figure:
+    """An image, uint8 (H, W, 3), and beside it group -> (question, answer, right answer); wrong ones are coloured."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[3, 4])
+    left.imshow(image, interpolation="nearest")
+    left.set(**_NO_TICKS)
+    right.set_axis_off()
+    step = 1 / (sum(map(len, lines.values())) + len(lines))
+    height = 1 - step / 2
+    for group, asked in lines.items():
+        right.text(0, height, group, fontsize=MIDDLE, weight="bold", va="center")
+        height -= step
+        for question, answer, correct in asked:
+            wrong = answer != correct
+            right.text(0.04, height, question, fontsize=MIDDLE, va="center", parse_math=False)
+            told = f"{answer}, not {correct}" if wrong else answer
+            right.text(0.66, height, told, fontsize=MIDDLE, va="center", color="C1" if wrong else "black")
+            height -= step
+    return figure
+
+
 _NO_TICKS = {"xticks": [], "yticks": []}
 
 

@@ -6,6 +6,8 @@ off the diagonal: 0 for orthogonal Values, 1 for parallel Values.
 
 The Values are those after the projection, as in the loss; the papers' figures show an encoder. For compositional
 attention, heads are its retrievals. In the pictures, OUT.ROLE.png, each row is a head and each column a step.
+
+For a model of images and questions, --index chooses the question, and OUT.scene.png has the image.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.attention_maps import draw_heads, roles_of
-from fairseq_sg.analysis.checkpoint import Loaded, record_sentence
+from fairseq_sg.analysis.attention_maps import draw_heads, question_of, roles_of
+from fairseq_sg.analysis.checkpoint import Loaded, Question, record_sentence
 from fairseq_sg.analysis.options import add_scale, add_selection, add_sentence
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.ops.precision import accumulation_dtype
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+#: Models of images and questions are accepted.
+IMAGES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     sentence, recording = record_sentence(loaded, args)
     result = Result(facts={**sentence.facts(), "roles": {}}, summary=sentence.summary())
+    if isinstance(sentence, Question):
+        result.arrays["image"] = sentence.image
     for role in roles_of(recording, loaded.arch):
         keys = sentence.words(role)["keys"]
         means = []
@@ -75,4 +83,7 @@ LABELS = {
 
 
 def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
-    return draw_heads(result, args, (-1.0, 1.0), LABELS)
+    figures = draw_heads(result, args, (-1.0, 1.0), LABELS)
+    if "image" in result.arrays:
+        figures["scene"] = plots.scenes(result.arrays["image"], [[None]], [[question_of(result)]])
+    return figures

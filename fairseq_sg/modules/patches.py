@@ -79,6 +79,12 @@ class PatchEmbedding(nn.Module):
         self.register_buffer("positions", patch_positions(patches, half), persistent=False)
         self.dropout = Dropout(dropout)
 
+    @property
+    def names(self) -> list[str]:
+        """Of the positions of h⁰: CLS, then row and column of each patch, from 1 on."""
+        rows, columns = self.grid
+        return ["CLS", *(f"{row},{column}" for column in range(1, columns + 1) for row in range(1, rows + 1))]
+
     def forward(self, images: Tensor, questions: Tensor) -> Tensor:
         """images uint8 (B, H, W, C), questions (B, Q) -> h⁰ (B, 1 + patches, d), CLS first."""
         x = self.patches(self.cut(images)) + self.positions.type_as(self.cls)  # (B, P, d/2)

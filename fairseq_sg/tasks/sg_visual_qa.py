@@ -153,6 +153,8 @@ class SGVisualQATask(ArrayTask):
     #: What models read (``sg_encoder``), and its sizes.
     inputs = "image_question"
     image_shape, question_bits, num_classes = IMAGE_SHAPE, BITS, len(ANSWERS)
+    #: The words of classes.
+    answers = ANSWERS
 
     def __init__(self, cfg: SGVisualQAConfig, breakdown: Breakdown):
         super().__init__(cfg)
@@ -172,6 +174,10 @@ class SGVisualQATask(ArrayTask):
         return target
 
     # Data.
+
+    @property
+    def subset_names(self) -> list[str]:
+        return list(self.manifests[0].get("subsets", {}))
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
         arrays = {name: self.mapped(split, name) for name in ARRAYS}

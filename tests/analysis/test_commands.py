@@ -443,7 +443,10 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "options,message",
     [
-        ([], "name a command: maps, gates, values, norms, experts, accuracy, symbols, consistency, regression "),
+        (
+            [],
+            "name a command: maps, gates, values, norms, experts, accuracy, symbols, consistency, regression, answers ",
+        ),
         (["map", "x.pt"], "unknown command 'map': did you mean maps. choose from maps, gates, values, .*"),
         (["maps", "x.pt", "--inptu", "s"], "maps has no option --inptu: did you mean --input. "),
         (["maps", "x.pt", "y.pt", "--input", "s"], "y.pt is unexpected: maps takes one CHECKPOINT "),
@@ -455,7 +458,7 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
         (["accuracy", "x.pt", "--by", "lenght"], "--by is 'lenght': choose from source_length, target_length, type "),
         (["norms", "x.pt", "--limit", "0"], "argument --limit: '0' is not a number from 1 on"),
         (["norms", "x.pt", "--model-overrides", "3"], "argument --model-overrides: '3' is not a dict like .*"),
-        (["maps", "x.pt"], "the following arguments are required: --input"),
+        (["maps", "x.pt"], "one of the arguments --input --index is required"),
     ],
 )
 def test_wrong_command_lines(options, message, capsys):

@@ -42,10 +42,12 @@ MODELS = {
     "lm": f"--arch sg_transformer_lm {SIZES['decoder']} --decoder-layers 2 --decoder-attention relative --decoder-ffn "
     f"sigma_moe "
     "--moe-experts 4 --moe-k 2 --tokens-per-sample 5 --memory-length 7",
+    "visual": "--arch sg_encoder_sort_of_clevr --encoder-embed-dim 16 --encoder-ffn-embed-dim 24 "
+    "--encoder-attention-heads 2 --encoder-layers 3 --encoder-attention linear --qk-norm l2",
     "regressor": f"--arch sg_regressor {SIZES['decoder']} --decoder-layers 2 --pre-norm",
 }
 CLASSIFIERS = ("encoder", "lstm")
-KINDS = {"lm": "language_modeling", "regressor": "regression"}
+KINDS = {"lm": "language_modeling", "regressor": "regression", "visual": "visual_qa"}
 
 
 def pairs_folder(folder: Path) -> Path:
@@ -101,7 +103,8 @@ def text_folder(folder: Path) -> Path:
 def checkpoint(path: Path, data: Path, model: str, *more: str) -> Path:
     """A random model's checkpoint in the form of fairseq-train."""
     kind = "classification" if model in CLASSIFIERS else KINDS.get(model, "translation")
-    criterion = kind if kind in ("classification", "regression") else "cross_entropy_orthogonality"
+    criteria = {"classification": "classification", "visual_qa": "classification", "regression": "regression"}
+    criterion = criteria.get(kind, "cross_entropy_orthogonality")
     fixed = f"{data} --task sg_{kind} --criterion {criterion} --optimizer torch_adam --cpu"
     arguments = [*fixed.split(), *MODELS[model].split(), *more]
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
