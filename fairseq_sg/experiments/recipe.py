@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Published:
 
     Attributes:
         text: as printed.
-        mean, std: its parts, None if missing.
+        mean, std: its parts, None if missing; ``std`` is a sample standard deviation (``Recipe.published_std``).
         half: half a unit of its last digit.
         fail: whether it is "Fail", a training that diverged.
     """
@@ -184,6 +184,8 @@ class Recipe:
         batch_size_valid: sentences of a batch in evaluation.
         seeds: how many the paper has.
         statistic: of the seeds, "mean" (± sample standard deviation) or "median".
+        published_std: what follows ± in published numbers, a standard deviation of the "sample" or of the "population"
+            of the paper's seeds.
         unit: of accuracies, "fraction" or "percent".
         checkpoint: the evaluated one, "last" or "best".
         checkpoint_metric: of the best one, among ``QUANTITIES``, on the first subset of the data.
@@ -209,6 +211,7 @@ class Recipe:
     batch_size_valid: int = MISSING
     seeds: int = MISSING
     statistic: str = "mean"
+    published_std: str = "sample"
     unit: str = MISSING
     checkpoint: str = MISSING
     checkpoint_metric: str = "accuracy"
@@ -255,8 +258,14 @@ class Recipe:
         return {name: c for name, c in self.columns.items() if data in (c.data or self._with_subset(c.subset))}
 
     def published(self, row: str, data: str, column: str) -> Published | None:
+        """As printed, with its sample standard deviation: √(n / (n − 1)) times that of the population of n seeds."""
         text = self.rows[row].published.get(data, {}).get(column)
-        return Published.parse(text) if text is not None else None
+        if text is None:
+            return None
+        found = Published.parse(text)
+        if found.std is None or self.published_std == "sample":
+            return found
+        return replace(found, std=found.std * (self.seeds / (self.seeds - 1)) ** 0.5)
 
     def _with_subset(self, subset: str) -> list[str]:
         return [name for name, data in self.data.items() if subset in data.subsets]
@@ -423,6 +432,9 @@ def check(recipe: Recipe, where: str) -> None:
         if getattr(recipe, key) < 1:
             raise error(key, f"is {getattr(recipe, key)}: it must be above 0")
     choice("statistic", recipe.statistic, ("mean", "median"))
+    choice("published_std", recipe.published_std, ("sample", "population"))
+    if recipe.published_std == "population" and recipe.seeds < 2:
+        raise error("published_std", "is that of a population, which needs the number of the paper's seeds, 2 or more")
     choice("unit", recipe.unit, ("fraction", "percent"))
     choice("checkpoint", recipe.checkpoint, ("last", "best"))
     choice("checkpoint_metric", recipe.checkpoint_metric, QUANTITIES)

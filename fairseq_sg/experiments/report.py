@@ -242,6 +242,11 @@ def legend(recipe: Recipe) -> list[str]:
         found.append(f"{key}: {metric}, on {where} {at}{overrides}.")
     spread = "the median" if recipe.statistic == "median" else "mean ± sample standard deviation"
     found.append(f"Numbers are {spread} over the seeds that did not diverge.")
+    if recipe.has_published and recipe.published_std == "population":
+        found.append(
+            f"Published ± is the population's standard deviation of {recipe.seeds} seeds; verdicts take the sample's, "
+            f"{(recipe.seeds / (recipe.seeds - 1)) ** 0.5:.3f} times as much."
+        )
     if recipe.has_published:
         found += [
             f"The paper has {recipe.seeds} seed{'s' * (recipe.seeds > 1)}.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import statistics
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,6 +197,8 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("seeds: 5", "seeds: 5\nsteep: 1", ["steep: is unknown: choose from title", "extends, variants"]),
         ("seeds: 5", "seeds: 5\nname: x", ["the keys 'name' and 'variant' are unknown"]),
         ("seeds: 5", "seeds: 5\nstatistic: mode", ["statistic: is 'mode': choose from mean, median"]),
+        ("seeds: 5", "seeds: 5\npublished_std: se", ["published_std: is 'se': choose from sample, population"]),
+        ("seeds: 5", "seeds: 1\npublished_std: population", ["published_std: is that of a population, which needs"]),
         ("seeds: 5", "seeds: 5\nseeds: 6", ["duplicate key seeds", "line 10"]),
         ("  other:\n", "  plain:\n", ["duplicate key plain", "line 22"]),
         ("  plain:\n", "  22:\n", ["rows.22: Key 22 (int)", "str"]),
@@ -813,6 +816,36 @@ def test_sizes_and_optimization_of_the_papers(parsed):
             name = f"park_kim_table_{table}"
             assert settings(name, row, "qk_norm", "orthogonality_weight", "depth") == (norm, weight, "shared")
             assert settings(name, row, "encoder_attention", "cross_attention") == ("linear", "linear")
+
+
+def test_published_deviations_of_a_population():
+    """The five trials of Table 1 have the population's deviations that Table 2 prints."""
+    table, trials = shipped("park_kim_table_2"), shipped("park_kim_table_1")
+    for column in ("unary", "binary", "ternary"):
+        values = [trials.published(f"trial-{n}", "sort_of_clevr", column).mean for n in range(1, 6)]
+        printed = table.published("linear", "sort_of_clevr", column)
+        assert f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}" == printed.text
+        assert printed.std == pytest.approx(statistics.stdev(values), abs=0.06)
+    assert shipped("park_kim_table_4").published("linear", "scan26", "OOD").std == 8.9
+
+
+def test_models_and_columns_of_sort_of_clevr(parsed):
+    """Mittal et al.'s training; each group by its own best epoch; Table 3 has other sizes on the same folder."""
+    for name in ("park_kim_table_1", "park_kim_table_2", "park_kim_table_3", "own_visual_lambda"):
+        found = shipped(name)
+        assert (found.steps, found.validate_every, found.seeds) == (100 * 4_593, 4_593, 5)
+        for group in ("unary", "binary", "ternary"):
+            column = found.columns[group]
+            assert (column.subset, column.type, column.at) == ("test", group, "best")
+        for args in parsed[name, ""].values():
+            assert (args.lr, args.batch_size, args.clip_norm, args.dropout) == ([1e-4], 64, 0.0, 0.1)
+            assert (args.attention_residual_dropout, args.question_batches) == (0.0, "separate")
+    weights = {row: args.orthogonality_weight for row, args in parsed["own_visual_lambda", ""].items()}
+    assert weights == {"none": 0, "weight-1e-4": 1e-4, "weight-1e-3": 1e-3, "weight-1e-2": 1e-2}
+    table = shipped("park_kim_table_3")
+    assert len({data.folder for data in table.data.values()}) == 1
+    sizes = [data.arguments.split()[1::2] for data in table.data.values()]
+    assert sizes == [["4"], ["8"], ["512", "1024", "4"], ["512", "1024", "8"]]
 
 
 def test_the_weights_of_the_orthogonality_sweep_are_what_is_trained():
