@@ -13,6 +13,7 @@ import pytest
 
 from helpers.commands import run
 from helpers.documented_commands import PAGES, REPOSITORY, Command, commands, commands_in, smaller
+from helpers.scenes import write_scenes
 
 #: A part of a command -> why it is parsed only, or, for a program without a parser here, why it is not looked at.
 NOT_RUN = {
@@ -33,6 +34,7 @@ NOT_RUN = {
     "data_prep arithmetic": "takes half a minute",
     "data_prep listops": "takes minutes",
     "data_prep parity": "takes half a minute",
+    "data_prep sort_of_clevr": "takes ten seconds; two scenes stand for it",
     "data_prep verify": "tests/data_prep runs it",
     "fairseq_sg.experiments": "tests of the experiments run them",
     "fairseq_sg.kernels": "its own tests run it",
@@ -81,6 +83,7 @@ def desk(tmp_path_factory, data) -> Path:
     folder = tmp_path_factory.mktemp("desk")
     (folder / "data-bin").mkdir()
     os.symlink(data, folder / "data-bin" / "scan26")
+    write_scenes(folder / "data-bin" / "scenes", scenes=2, test_scenes=2)
     (folder / "enwik8").write_bytes(b"the quick brown fox jumps over the lazy dog\n" * 400)
     (folder / "my_attentions").mkdir()
     example = re.search(r"```python\n(.*?)```", (REPOSITORY / "docs" / "extending.md").read_text(), re.DOTALL)[1]

@@ -45,6 +45,7 @@ LEFT_OUT = ("--amp",)
 LM_SIZES = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 2"
 SIZES = {
     "sg_transformer_lm_e8": f"{LM_SIZES} --decoder-head-dim 8",
+    "sg_encoder_sort_of_clevr": "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32",
     "sg_encoder_ctl": "--encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32",
 }
 #: The prefix of a task -> the folder of tiny data that stands for its data.
@@ -53,6 +54,7 @@ DATA = {
     "sg_language_modeling": "enwik8",
     "language_modeling": "enwik8",
     "sg_regression": "regression",
+    "sg_visual_qa": "scenes",
 }
 TRANSLATION_DATA = "scan26"
 
