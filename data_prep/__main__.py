@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import data_prep
 from data_prep.arithmetic import Arithmetic
+from data_prep.burgers import Burgers
 from data_prep.cfq import Cfq
 from data_prep.cogs import Cogs
 from data_prep.ctl import Ctl
@@ -46,6 +47,7 @@ DATASETS: tuple[Dataset, ...] = (
     First(),
     InContext(),
     SortOfClevr(),
+    Burgers(),
     IwsltEnVi(),
     LibreOfficeHelp(),
     Parallel(),

@@ -324,6 +324,20 @@ def share(text: str) -> float:
 share.metavar = "F"
 
 
+def above_0(text: str) -> float:
+    """Argument type: a finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return value
+
+
+above_0.metavar = "X"
+
+
 def whole_number(least: int, most: int = 10**9 - 1, hint: str = "") -> Callable[[str], int]:
     """Argument type: a whole number from ``least`` to ``most``; ``hint`` ends the message about others."""
 

@@ -32,7 +32,6 @@ Source: generated; Garg et al. 2022 and github.com/dtsip/in-context-learning.
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,7 +42,7 @@ import numpy as np
 
 from data_prep.arrays import ArrayMaterial
 from data_prep.corpus import saving
-from data_prep.dataset import DataError, Dataset, Json, Options, Sources, UsageError, option, whole_number
+from data_prep.dataset import DataError, Dataset, Json, Options, Sources, UsageError, above_0, option, whole_number
 from data_prep.draws import seed_option
 from data_prep.in_context.functions import FUNCTIONS
 from data_prep.in_context.prompts import VERSION, Prompts
@@ -52,20 +51,6 @@ from data_prep.in_context.shifts import SHIFTS
 FROZEN = ("valid", "test")
 UPDATES = 5_000  # of the recommended training
 LARGEST = 1 << 28  # numbers in one subset
-
-
-def above_0(text: str) -> float:
-    """Argument type: a finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return value
-
-
-above_0.metavar = "X"
 
 
 def shifts(text: str) -> tuple[str, ...]:

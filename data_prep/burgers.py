@@ -1,0 +1,124 @@
+"""Burgers' equation (Li et al. 2021; Cao 2021): the wave at time 1 is to be found from the wave at time 0.
+
+    u_t + u u_x = ν u_xx,   periodic              a = u(·, 0)  ->  u(·, 1)
+
+The first wave is a Gaussian random field N(0, 625 (−Δ + 25)^−2) on the unit interval. The equation is solved exactly,
+by Cole and Hopf's substitution in Fourier space. Nothing is stepped in time:
+
+    u = −2ν φ_x/φ,   φ_t = ν φ_xx,   φ(·, 0) = exp(−ψ/2ν),   ψ_x = u(·, 0)
+
+The published text has the period 1. The published file, burgers_data_R10, has the period 2π on a grid that is labelled
+0 … 1: with --period 1 the wave has all but vanished at time 1. The default is the file's period.
+
+The equation is solved on --points, and kept on --grid. --test-grids adds the functions of test on other grids:
+
+    train, valid, test      on --grid
+    test_512, test_8192     the functions of test with 512 and 8192 points
+
+SUBSET.input.npy, SUBSET.target.npy and SUBSET.gradient.npy have a, u and u_x, (functions, points), float32, at
+x = 0, 1/n, …, (n − 1)/n. The derivative is that with respect to this x.
+
+Source: generated; Li et al. 2021 ("Fourier Neural Operator"), Cao 2021 ("Choose a Transformer").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_prep.dataset import DataError, Dataset, Sources, UsageError, above_0, option, whole_number
+from data_prep.fields import FieldOptions, Fields, Solution, collect, draws, grids, periodic_field, spectral_derivative
+
+PERIODS = {"2pi": 2 * math.pi, "1": 1.0}
+#: σ, τ and γ of the first wave.
+SCALE, TAU, GAMMA = 25.0, 5.0, 2.0
+#: The largest (max ψ − min ψ)/2ν: exp(−30) is 1e-13.
+WIDEST = 30.0
+EPOCHS, BATCH = 100, 8  # of the published training
+
+
+@dataclass(frozen=True)
+class BurgersOptions(FieldOptions):
+    period: str = option("2pi", "period of the waves: 2pi, the published file's, or 1", choices=tuple(PERIODS))
+    viscosity: float = option(0.1, "ν (default: 0.1)", type=above_0)
+    time: float = option(1.0, "time of the target (default: 1)", type=above_0)
+    points: int = option(8192, "points of the grid that is solved (default: 8192)", type=whole_number(16, 1 << 16))
+    grid: int = option(2048, "points of the grid of training (default: 2048)", type=whole_number(4, 1 << 16))
+    test_grids: tuple[int, ...] = option(
+        (512, 8192), "further grids of test, separated by commas, or none (default: 512,8192)", type=grids
+    )
+    dims = 1
+
+    def complete(self, sources: Sources) -> BurgersOptions:
+        if self.points % 2:
+            raise UsageError(f"--points {self.points} is odd: choose an even number")
+        self.check_grids(1, cells, "the points")
+        return self
+
+
+def cells(points: int) -> int:
+    """The steps of a periodic grid."""
+    return points
+
+
+def solve(u: np.ndarray, time: float, viscosity: float, period: float) -> np.ndarray:
+    """u(·, T) of Burgers' equation from u(·, 0), by Cole and Hopf.
+
+    A wave of mean m is one of mean 0 that travels with speed m.
+
+    Args:
+        u: (n,), float64, at the points 0, L/n, …; n is even. time: T. viscosity: ν. period: L.
+
+    Raises:
+        DataError: ν is so small that exp(−ψ/2ν) has no digits left.
+    """
+    n, mean = len(u), u.mean()
+    k = 2 * np.pi / period * np.arange(n // 2 + 1)
+    derivative = 1j * k
+    derivative[-1] = 0  # the highest frequency is a cosine, whose derivative vanishes at all points
+    modes = np.fft.rfft(u - mean)
+    psi = np.fft.irfft(np.divide(modes, derivative, out=np.zeros_like(modes), where=derivative != 0), n)
+    span = (psi.max() - psi.min()) / (2 * viscosity)
+    if span > WIDEST:
+        raise DataError(
+            f"--viscosity {viscosity:g} is too small for Cole and Hopf's substitution: exp(−{span:.0f}) loses all digits. "
+            "Choose a larger --viscosity"
+        )
+    phi = np.fft.rfft(np.exp(-(psi - psi.min()) / (2 * viscosity))) * np.exp(-viscosity * k**2 * time)
+    v = -2 * viscosity * np.fft.irfft(derivative * phi, n) / np.fft.irfft(phi, n)
+    return mean + np.fft.irfft(np.fft.rfft(v) * np.exp(-1j * k * mean * time), n)
+
+
+class Burgers(Dataset):
+    """``python -m data_prep burgers``."""
+
+    name, title, source = "burgers", "Burgers' equation", "its rule (Li et al. 2021)"
+    licence, size = "none (generated)", "generated"
+    arch = "sg_operator_burgers"
+    splits = ("grids",)
+    options = BurgersOptions
+    binarizes = False
+
+    def build(self, options: BurgersOptions, sources: Sources) -> Fields:
+        period = PERIODS[options.period]
+
+        def pair(subset: str, number: int) -> Solution:
+            a = periodic_field(draws(options.seed, subset, number), options.points, SCALE, TAU, GAMMA)
+            u = solve(a, options.time, options.viscosity, period)
+            return a, u, spectral_derivative(u)
+
+        return Fields(
+            collect(options, pair, cells, "solving Burgers' equation"),
+            dims=1,
+            periodic=True,
+            rule=(
+                f"u_t + u u_x = {options.viscosity:g} u_xx of period {options.period}, from time 0 to {options.time:g}, "
+                f"solved on {options.points} points"
+            ),
+            membership="drawn here, in the distribution of the published file",
+            origin={"generator": "data_prep.burgers", "version": 1},
+            recommended=f"--h1-weight 0.1 --batch-size {BATCH} --clip-norm 0.999 --adam-betas '(0.9, 0.999)'",
+            updates=EPOCHS * max(1, options.train // BATCH),
+        )

@@ -1,0 +1,267 @@
+"""Functions on grids, for operator learning: Gaussian random fields, nested grids, and the folder of a dataset.
+
+A dataset has pairs of functions, an input and a target, in one or two dimensions. A subset has one grid. Coarser grids
+are strides of the grid that an equation was solved on, so the functions of ``test`` and ``test_512`` are the same.
+
+Function i of a subset is drawn from numpy's frozen legacy generator, seeded by (seed, subset, i). Everything is
+computed in float64 and rounded to float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.random import RandomState
+
+from data_prep.corpus import saving
+from data_prep.dataset import DataError, Dataset, Json, Material, Options, UsageError, option, shorten, whole_number
+from data_prep.draws import seed_option
+from data_prep.progress import progress
+
+LARGEST = 1 << 28  # numbers in the inputs of one subset
+#: What a subset has: the files SUBSET.NAME.npy; ``gradient`` is that of the target, and some datasets have none.
+ARRAYS = ("input", "target", "gradient")
+TEST = "test"
+
+#: The values of one pair on the fine grid: input (…), target (…), gradient of the target (…) or (…, dims), or None.
+Solution = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+
+
+def draws(seed: int, subset: str, number: int) -> RandomState:
+    """The generator of function ``number`` of a subset."""
+    return RandomState([seed, zlib.crc32(subset.encode()), number])
+
+
+def periodic_field(random: RandomState, points: int, scale: float, tau: float, gamma: float) -> np.ndarray:
+    """A Gaussian random field of mean 0 and period 1 at x = 0, 1/n, …, (n − 1)/n: N(0, σ² (−Δ + τ²)^−γ).
+
+        f(x) = Σ_{k=1}^{n/2−1} s_k (ξ_k cos 2πkx + η_k sin 2πkx),   s_k = √2 σ ((2πk)² + τ²)^{−γ/2}
+
+    with ξ, η ~ N(0, 1), drawn in the order of k: a finer grid adds frequencies and keeps the others.
+
+    Args:
+        random: gives the numbers. points: n, even. scale: σ. tau: τ. gamma: γ.
+
+    Returns:
+        (n,), float64.
+    """
+    k = np.arange(1, points // 2)
+    std = np.sqrt(2) * scale * ((2 * np.pi * k) ** 2 + tau**2) ** (-gamma / 2)
+    xi, eta = random.standard_normal((len(k), 2)).T * std
+    modes = np.zeros(points // 2 + 1, dtype=complex)
+    modes[1:-1] = (xi - 1j * eta) * (points / 2)
+    return np.fft.irfft(modes, points)
+
+
+def cosine_field(random: RandomState, points: int, tau: float, alpha: float) -> np.ndarray:
+    """A Gaussian random field on [0, 1]² whose derivative across the edge is 0: N(0, τ^{2α−2} (−Δ + τ²)^−α).
+
+    Its cosine coefficients are τ^{α−1} (π²(i² + j²) + τ²)^{−α/2} ξ_ij, that of the constant is 0.
+
+    Args:
+        random: gives the numbers. points: K; the grid has K × K nodes, the first and last of them on the edge.
+        tau: τ. alpha: α.
+
+    Returns:
+        (K, K), float64.
+    """
+    i = np.arange(points)
+    std = tau ** (alpha - 1) * (np.pi**2 * (i[:, None] ** 2 + i**2) + tau**2) ** (-alpha / 2)
+    std[0, 0] = 0.0
+    # φ_0 = 1, φ_i = √2 cos(πi x): orthonormal in L²(0, 1).
+    waves = np.cos(np.pi * i[:, None] * np.linspace(0, 1, points)) * np.where(i == 0, 1.0, np.sqrt(2))[:, None]
+    return waves.T @ (std * random.standard_normal((points, points))) @ waves
+
+
+def spectral_derivative(f: np.ndarray) -> np.ndarray:
+    """f′ of functions of period 1 on an even grid, (…, n) -> (…, n). The highest frequency has no derivative there."""
+    points = f.shape[-1]
+    modes = 2j * np.pi * np.arange(points // 2 + 1) * np.fft.rfft(f)
+    modes[..., -1] = 0
+    return np.fft.irfft(modes, points)
+
+
+def grids(text: str) -> tuple[int, ...]:
+    """Argument type: numbers of points, separated by commas, in order and once each; ``none`` for none."""
+    words = [] if text == "none" else text.split(",")
+    if not all(word.strip().isdecimal() and 2 <= int(word) <= 1 << 20 for word in words):
+        raise argparse.ArgumentTypeError(f"must be numbers of points such as 512,1024, or none, not {shorten(text)}")
+    return tuple(sorted({int(word) for word in words}))
+
+
+grids.metavar = "N,N"
+
+
+@dataclass(frozen=True)
+class FieldOptions(Options):
+    """The options of all datasets of functions; those of the grids have other defaults in each."""
+
+    train: int = option(1024, "functions in train (default: 1024)", type=whole_number(1, 1_000_000))
+    valid: int = option(100, "functions in valid (default: 100)", type=whole_number(1, 100_000))
+    test: int = option(100, "functions in test (default: 100)", type=whole_number(1, 100_000))
+    seed: int = seed_option()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"train": self.train, "valid": self.valid, TEST: self.test}
+
+    def check_grids(self, dims: int, cells: Callable[[int], int], counted: str) -> None:
+        """Raises UsageError for a grid that is no stride of the fine one, or too large.
+
+        Args:
+            dims: 1 or 2. cells: a number of points -> the steps that a stride must divide. counted: what those are.
+        """
+        for flag, numbers in (("--grid", (self.grid,)), ("--test-grids", self.test_grids)):
+            for points in numbers:
+                if points > self.points or cells(self.points) % cells(points):
+                    raise UsageError(
+                        f"{flag} {points} is no stride of --points {self.points}: {counted} of the grid must divide "
+                        f"{cells(self.points)}"
+                    )
+        if self.grid in self.test_grids:
+            raise UsageError(f"--test-grids has {self.grid}, the --grid of test itself: leave it out")
+        for name, size in self.sizes.items():
+            points = max(self.grid, *self.test_grids) if name == TEST and self.test_grids else self.grid
+            if size * points**dims > LARGEST:
+                raise UsageError(
+                    f"the subset {name} would have {size * points**dims:,} numbers, {LARGEST:,} is the limit: choose a "
+                    f"smaller --{name} or grid"
+                )
+
+    def grids_of(self, subset: str) -> dict[str, int]:
+        """The subsets with the functions of ``subset``: name -> points of its grid."""
+        finer = {f"{TEST}_{points}": points for points in self.test_grids} if subset == TEST else {}
+        return {subset: self.grid, **finer}
+
+
+def collect(
+    options: FieldOptions, solve: Callable[[str, int], Solution], cells: Callable[[int], int], what: str
+) -> dict[str, dict[str, np.ndarray]]:
+    """subset -> name of an array -> its values (S, …), float32, of the functions that ``solve`` gives.
+
+    Args:
+        options: sizes and grids. solve: (subset, number) -> the pair on the fine grid. cells: as in ``check_grids``.
+        what: the work in words, for a bar of progress.
+    """
+    arrays: dict[str, dict[str, np.ndarray]] = {}
+    numbered = [(subset, number) for subset, size in options.sizes.items() for number in range(size)]
+    for subset, number in progress(numbered, what):
+        for name, function in zip(ARRAYS, solve(subset, number), strict=True):
+            if function is None:
+                continue
+            dims = 1 if options.dims == 1 else 2
+            for place, points in options.grids_of(subset).items():
+                step = cells(options.points) // cells(points)
+                coarse = function[(slice(None, None, step),) * dims]
+                kept = arrays.setdefault(place, {})
+                if name not in kept:
+                    kept[name] = np.empty((options.sizes[subset], *coarse.shape), dtype=np.float32)
+                kept[name][number] = coarse
+    return arrays
+
+
+class Fields(Material):
+    """Pairs of functions, ready to be written.
+
+    Args:
+        arrays: as ``collect`` returns them.
+        dims: 1 or 2. periodic: whether x_i = i/n, without the end point 1; otherwise x_i = i/(n − 1).
+        rule, membership, origin: as in ``Material``.
+        batch, updates: of the recommended training.
+    """
+
+    def __init__(
+        self,
+        arrays: dict[str, dict[str, np.ndarray]],
+        *,
+        dims: int,
+        periodic: bool,
+        rule: str,
+        membership: str,
+        origin: Json,
+        recommended: str,
+        updates: int,
+    ) -> None:
+        self.arrays, self.dims, self.periodic = arrays, dims, periodic
+        self.rule, self.membership, self.origin = rule, membership, origin
+        self.recommended, self.updates = recommended, updates
+
+    def check(self) -> None:
+        """Raises DataError for values that float32 cannot hold, and for a target that is 0, which has no relative
+        error.
+        """
+        for subset, named in self.arrays.items():
+            for name, values in named.items():
+                if not np.isfinite(values).all():
+                    raise DataError(f"{name} of the subset {subset} has values beyond float32: choose other options")
+            if not np.abs(named["target"]).reshape(len(named["target"]), -1).max(1).all():
+                raise DataError(f"the subset {subset} has a target that is 0 everywhere: choose other options")
+
+    def write(self, folder: Path, raw_only: bool) -> None:
+        """Writes ``SUBSET.input.npy``, ``SUBSET.target.npy`` and, where there is one, ``SUBSET.gradient.npy``."""
+        for subset, named in self.arrays.items():
+            for name, values in named.items():
+                np.save(folder / f"{subset}.{name}.npy", values)
+
+    def describe(self) -> Json:
+        """Sizes, grids, scalar means and standard deviations of training, and errors of trivial predictions."""
+        train = self.arrays["train"]
+        statistics = {
+            name: {"mean": float(train[name].mean(dtype=float)), "std": float(train[name].std(dtype=float))}
+            for name in ("input", "target")
+        }
+        subsets = {
+            subset: {
+                "size": len(named["input"]),
+                "points": named["input"].shape[1],
+                "target_points": named["target"].shape[1],
+            }
+            for subset, named in self.arrays.items()
+        }
+        return {
+            "subsets": subsets,
+            "dims": self.dims,
+            "periodic": self.periodic,
+            "gradient": "gradient" in train,
+            "statistics": statistics,
+            "trivial_errors": dict(self._trivial_errors()),
+        }
+
+    def _trivial_errors(self) -> Iterator[tuple[str, float]]:
+        """The mean relative error on test of the mean target of training and, where the grids agree, of the input."""
+        test, mean = self.arrays[TEST], self.arrays["train"]["target"].mean(0, dtype=float)
+        yield "mean", relative_error(np.broadcast_to(mean, test["target"].shape), test["target"])
+        if test["input"].shape == test["target"].shape:
+            yield "input", relative_error(test["input"], test["target"])
+
+    def summary(self, description: Json) -> list[str]:
+        subsets = description["subsets"]
+        width = max(map(len, subsets)) + 2
+        power = "" if self.dims == 1 else f"^{self.dims}"
+        lines = [f"{'subset':{width}}{'functions':>10}{'points':>9}"]
+        lines += [
+            f"{name:{width}}{entry['size']:>10,}{str(entry['points']) + power:>9}" for name, entry in subsets.items()
+        ]
+        errors = [f"{value:.3f} for the {name}" for name, value in description["trivial_errors"].items()]
+        return [*lines, f"relative error on test: {', '.join(errors)}"]
+
+    def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
+        """With the published sizes and schedule."""
+        return [
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_operator --arch {dataset.arch} "
+            f"--criterion relative_l2 {self.recommended} --valid-subset valid --best-checkpoint-metric relative_l2 "
+            f"--optimizer torch_adam --lr 1e-3 --lr-scheduler one_cycle --max-update {self.updates} "
+            f"{saving(out, self.updates, validates=True)}"
+        ]
+
+
+def relative_error(prediction: np.ndarray, target: np.ndarray) -> float:
+    """The mean over samples of ‖û − u‖₂ / ‖u‖₂, both (S, …)."""
+    prediction, target = (x.reshape(len(x), -1).astype(float) for x in (prediction, target))
+    return float((np.linalg.norm(prediction - target, axis=1) / np.linalg.norm(target, axis=1)).mean())
