@@ -1,7 +1,7 @@
 """The options of fairseq_sg, by the mechanism that they belong to.
 
 fairseq-sg options              all options, then fairseq's own
-fairseq-sg options linear       those of a mechanism, architecture, criterion, task or optimizer
+fairseq-sg options linear       those of a mechanism, architecture, criterion, task, optimizer or schedule
 fairseq-sg options --qk-norm    one option
 fairseq-sg options --markdown   the page docs/options.md
 """
@@ -29,6 +29,7 @@ CHAPTERS = {
     "feedforward layer": ("Feedforward layers", "feedforward.md"),
     "criterion": ("Criteria", "attention.md#the-orthogonality-loss"),
     "optimizer": ("Optimizers", ""),
+    "lr_scheduler": ("Learning rate schedules", "operators.md#the-schedule"),
     "scoring": ("Scoring", ""),
     "task": ("Tasks", ""),
 }
@@ -76,7 +77,7 @@ def owners() -> list[Owner]:
         flags = tuple(registry.option.split(", "))
         found += [Owner(registry.kind, name, flags, cls.paper) for name, cls in registry.items()]
     for kind, (classes, _) in _registered().items():
-        found += [Owner(kind, name, (f"--{kind}",), getattr(cls, "paper", "")) for name, cls in classes.items()]
+        found += [Owner(kind, name, (ranges.flag(kind),), getattr(cls, "paper", "")) for name, cls in classes.items()]
     return found
 
 
@@ -88,9 +89,9 @@ def plugin_sections() -> list[Section]:
 def _model_sections() -> Iterator[Section]:
     from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
-    from fairseq_sg.models import sg_encoder, sg_lstm, sg_regressor, sg_transformer, sg_transformer_lm
+    from fairseq_sg.models import sg_encoder, sg_lstm, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
 
-    modules = (sg_transformer, sg_encoder, sg_transformer_lm, sg_lstm, sg_regressor)
+    modules = (sg_transformer, sg_encoder, sg_transformer_lm, sg_lstm, sg_regressor, sg_operator)
     models = {module.__name__.rpartition(".")[2]: module for module in modules}
     names = {model: {model, *ARCH_MODEL_INV_REGISTRY[model]} for model in models}
     owned = [(model, module.configuration.own) for model, module in models.items()]
@@ -131,7 +132,7 @@ def _registered() -> dict[str, tuple[dict[str, type], Mapping[str, type]]]:
     from fairseq.registry import REGISTRIES
     from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
-    chosen = {kind: REGISTRIES[kind] for kind in ("criterion", "optimizer", "scoring")}
+    chosen = {kind: REGISTRIES[kind] for kind in ("criterion", "optimizer", "lr_scheduler", "scoring")}
     kinds = {kind: (registry["registry"], registry["dataclass_registry"]) for kind, registry in chosen.items()}
     kinds["task"] = TASK_REGISTRY, TASK_DATACLASS_REGISTRY
     return {
@@ -197,6 +198,7 @@ def architectures() -> dict[str, dict[str, dict[str, Any]]]:
         "sg_lstm": a.LSTM_ARCHITECTURES,
         "sg_transformer_lm": a.LM_ARCHITECTURES,
         "sg_regressor": a.REGRESSOR_ARCHITECTURES,
+        "sg_operator": a.OPERATOR_ARCHITECTURES,
     }
 
 

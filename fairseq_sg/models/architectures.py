@@ -20,6 +20,10 @@ models; docs/language_models.md has those of the mixtures of experts.
 
 Regressors: ``sg_regressor_garg…`` are those of Garg et al. 2022 (GPT-2's sizes, 2 positions for each of 101 points, of
 11 for ``toy``). ``sg_regressor_article…`` are those of an article on linear transformers, for prompts of 64 examples.
+
+Operators: ``sg_operator_burgers``, ``…_darcy`` and ``…_inverse`` are those of the code released with Cao 2021,
+``sg_operator_fno`` that of Li et al. 2021 in one dimension. ``…_small`` are ours, for two CPU cores;
+``sg_operator_fno_small`` has about as many parameters as ``sg_operator_burgers_small``.
 """
 
 from __future__ import annotations
@@ -118,12 +122,48 @@ REGRESSOR_ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
+def _operator(
+    dim: int, ffn: int, heads: int, layers: int, spectral: tuple[int, int, int, int], **more: Any
+) -> dict[str, Any]:
+    """``spectral``: layers, width and modes of the decoder, and the width of its readout."""
+    decoder = zip(("spectral_layers", "spectral_dim", "modes", "readout_dim"), spectral, strict=True)
+    start = {"attention_bias": True, "ffn_init": "torch", "norm": "none"}
+    return _side("encoder", dim, ffn, heads, layers) | dict(decoder) | start | more
+
+
+def _fno(dim: int, modes: int, readout: int, **more: Any) -> dict[str, Any]:
+    sizes = {"encoder_embed_dim": dim, "encoder_layers": 0, "spectral_dim": dim, "spectral_layers": 4}
+    return sizes | {"modes": modes, "readout_dim": readout} | more
+
+
+_DARCY = {"field_scaling": "scalar", "decoder_coordinates": True, "coordinates": "heads"}
+#: architecture of sg_operator -> values of the model's configuration
+OPERATOR_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "sg_operator_burgers": _operator(96, 192, heads=1, layers=4, spectral=(2, 48, 16, 48), coordinates="heads"),
+    "sg_operator_burgers_small": _operator(64, 128, heads=1, layers=4, spectral=(2, 32, 16, 32)),
+    "sg_operator_fno": _fno(64, modes=16, readout=128),
+    "sg_operator_fno_small": _fno(40, modes=16, readout=64),
+    "sg_operator_darcy": _operator(
+        128, 256, heads=4, layers=6, spectral=(2, 32, 12, 128), coarse_points=43, zero_boundary=True, dropout=0.05,
+        activation_dropout=0.1, **_DARCY,
+    ),
+    "sg_operator_darcy_small": _operator(
+        64, 128, heads=4, layers=4, spectral=(2, 24, 10, 64), coarse_points=15, zero_boundary=True, **_DARCY
+    ),
+    "sg_operator_inverse": _operator(
+        192, 384, heads=4, layers=6, spectral=(0, 192, 12, 192), coarse_points=36, coarse_output=True, dropout=0.05,
+        **_DARCY,
+    ),
+}  # fmt: skip
+
+
 #: Options of a mechanism -> the option that chooses it on the architecture's side, and its names there. An architecture
 #: sets them only where the user has not chosen another mechanism, for which they would be refused.
 ONLY_WITH = {
     "learned_positions": ("position", ("learned",)),
     "learned_positions_std": ("position", ("learned",)),
     "attention_dropout": ("{side}_attention", ("softmax", "relative", "abs_rel", "compositional")),
+    "activation_dropout": ("{side}_ffn", ("dense",)),
     "ffn_init": ("{side}_ffn", ("dense",)),
     "ffn_activation": ("{side}_ffn", ("dense",)),
     "feature_map": ("{side}_attention", ("linear",)),

@@ -14,6 +14,7 @@ from fairseq_sg.ops.geometric import geometric_attention
 from fairseq_sg.ops.linear_attention import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.orthogonality import orthogonality_loss
 from fairseq_sg.ops.relative import relative_attention, relative_logits
+from fairseq_sg.ops.spectral import spectral_multiply
 
 __all__ = [
     "cvmm",
@@ -26,4 +27,5 @@ __all__ = [
     "relative_attention",
     "relative_logits",
     "sort_selection",
+    "spectral_multiply",
 ]

@@ -27,7 +27,10 @@ from fairseq_sg.tasks.breakdown import read_manifest
 
 logger = logging.getLogger(__name__)
 #: Metrics whose largest, and whose smallest, value is the best, by how their names begin.
-LARGEST, SMALLEST = ("accuracy", "token_accuracy", "bleu"), ("loss", "nll_loss", "ppl", "word_ppl", "bpc", "bpb", "mse")
+LARGEST, SMALLEST = (
+    ("accuracy", "token_accuracy", "bleu"),
+    ("loss", "nll_loss", "ppl", "word_ppl", "bpc", "bpb", "mse", "relative_l2", "h1"),
+)
 #: The metrics of every validation.
 MEASURED = ("loss", "nll_loss", "accuracy")
 #: The first ``format`` of ``dataset.json`` whose dictionaries have the canonical order of their family of data.

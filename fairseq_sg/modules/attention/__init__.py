@@ -24,7 +24,8 @@ def build_attention(name: str, config: Any, role: str) -> Attention:
         name: a name in ``ATTENTION_REGISTRY``.
         config: has ``encoder_embed_dim`` and ``encoder_attention_heads`` (role ``encoder``), ``decoder_embed_dim`` and
             ``decoder_attention_heads`` (role ``decoder``), all but the encoder's heads for ``cross``, perhaps
-            ``decoder_head_dim`` (role ``decoder``), and one attribute for each option of the kind.
+            ``decoder_head_dim`` (role ``decoder``) and ``head_columns`` (role ``encoder``), and one attribute for each
+            option of the kind.
         role: ``encoder``, ``decoder`` or ``cross``.
 
     Raises:
@@ -43,6 +44,9 @@ def build_attention(name: str, config: Any, role: str) -> Attention:
     head_dim = getattr(config, "decoder_head_dim", None)
     if role == "decoder" and head_dim is not None:
         arguments["head_dim"] = head_dim
+    columns = getattr(config, "head_columns", 0)
+    if role == "encoder" and columns:
+        arguments["columns"] = columns
     if role == "cross":
         arguments["kv_dim"] = config.encoder_embed_dim
     return cls(width, heads, role=role, **arguments)

@@ -63,6 +63,8 @@ class Attention(Mechanism, nn.Module):
         qk_head_dim: D, the width of a head's queries and keys; that of its values unless given.
         value_heads: how many heads of width E the Values have; H unless given.
         output_projection: whether the heads' outputs go through a last projection.
+        columns: p, the number of ``context.coordinates`` that are joined to every head's q, k and v; only for kinds
+            that ``join_coordinates``.
         attention_init, attention_bias: see :class:`AttentionOptions`.
 
     Raises:
@@ -80,6 +82,8 @@ class Attention(Mechanism, nn.Module):
     sees_input: ClassVar[bool] = False
     #: Whether the causal ``attend`` may have more keys than queries: a memory, before the positions of the queries.
     remembers: ClassVar[bool] = False
+    #: Whether the kind joins the coordinates of points to q, k and v: then ``attend`` returns E + p columns a head.
+    joins_coordinates: ClassVar[bool] = False
     options: ClassVar[type] = AttentionOptions
     #: The meaning of ``--attention-init reference``: another choice, or a name that ``reset_parameters`` knows.
     reference_init: ClassVar[str] = "glorot"
@@ -95,6 +99,7 @@ class Attention(Mechanism, nn.Module):
         qk_head_dim: int | None = None,
         value_heads: int | None = None,
         output_projection: bool = True,
+        columns: int = 0,
         attention_init: str = "reference",
         attention_bias: bool = False,
     ):
@@ -119,6 +124,12 @@ class Attention(Mechanism, nn.Module):
                 f"{self.registered_name} attention has no output projection, and its {num_heads} heads of "
                 f"--decoder-head-dim {head_dim} do not add up to the width {embed_dim}: leave the option out"
             )
+        if columns and not self.joins_coordinates:
+            raise UsageError(
+                f"--coordinates heads is not defined for {self.registered_name} attention: choose --coordinates input, "
+                "or galerkin or fourier attention"
+            )
+        self.columns = columns
         self.role = role
         self.causal = role == "decoder"
         self.qk_head_dim = self.head_dim if qk_head_dim is None else qk_head_dim
@@ -129,7 +140,7 @@ class Attention(Mechanism, nn.Module):
         self.v_proj = nn.Linear(kv_dim, self.value_heads * self.head_dim, bias=attention_bias)
         self.out_proj = nn.Identity()
         if output_projection:
-            self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=attention_bias)
+            self.out_proj = nn.Linear(num_heads * (self.head_dim + columns), embed_dim, bias=attention_bias)
         if attention_init not in INITS:
             raise UsageError(f"--attention-init is {attention_init!r}: choose from {', '.join(INITS)}")
         if attention_init == "torch_biases" and not attention_bias:

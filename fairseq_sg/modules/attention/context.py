@@ -50,6 +50,7 @@ class Context:
         key_padding_mask: (B, M) bool, True at keys that queries must not see. None where causality hides all padding.
         positions: (M,) int64, positions of the keys where they are not 0, 1, 2, …; only for kinds that take
             ``indices``. In decoding, of the whole prefix.
+        coordinates: (M, p), of the points of a grid; only for kinds that were built with as many ``columns``.
         memory: (M', B, C), the layer's input at the positions before the queries; keys and values come from both.
             Only for causal kinds that ``remember``, without ``key_padding_mask``, ``positions`` and ``state``.
         first: position of the first key (of ``memory``, if there is one) in its stream.
@@ -64,6 +65,7 @@ class Context:
     padding_mask: Tensor | None = None
     key_padding_mask: Tensor | None = None
     positions: Tensor | None = None
+    coordinates: Tensor | None = None
     memory: Tensor | None = None
     first: int = 0
     state: dict[str, State] | None = None

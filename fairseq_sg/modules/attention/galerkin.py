@@ -7,6 +7,10 @@ LN is a layer norm over a head's features with a gain and a bias for each head; 
 and padding has LN(K) = 0. Both are linear attention without a denominator, and the order of the products is free:
 neither forms an N×M matrix, although the released code of Fourier attention does.
 
+On a grid, the coordinates of its points can be columns of every head, joined to q, k and v after the norms, as in the
+released code. Then d_head is the widened width, and an output projection follows. ``--galerkin-average sum`` leaves out
+the division by n: a control, since the sum grows with the number of points.
+
 The paper has neither padding nor a causal form. In the decoder role this code sums over the prefix alone and divides
 by the number of keys in it.
 """
@@ -32,6 +36,13 @@ from fairseq_sg.ops.precision import to_accumulation_dtype
 class GalerkinOptions(AttentionOptions):
     galerkin_norm_eps: float = field(
         default=1e-5, metadata={"help": "ε of the layer norms inside Galerkin and Fourier attention", "above": 0}
+    )
+    galerkin_average: str = field(
+        default="mean",
+        metadata={
+            "help": "Galerkin and Fourier attention take the 'mean' over the keys, as published, or the 'sum', which "
+            "grows with the number of keys"
+        },
     )
 
 
@@ -67,11 +78,16 @@ class GalerkinAttention(Attention):
 
     Args (besides those of :class:`Attention`):
         galerkin_norm_eps: ε of the layer norms.
+        galerkin_average: ``mean`` or ``sum``.
+
+    Raises:
+        UsageError: for another ``galerkin_average``, or heads of one number.
     """
 
     paper = "Cao 2021"
     options = GalerkinOptions
     remembers = True
+    joins_coordinates = True
     reference_init = "small_identity"
     #: Which of q, k, v go through a layer norm.
     normed: tuple[str, ...] = ("k", "v")
@@ -83,9 +99,14 @@ class GalerkinAttention(Attention):
         num_heads: int,
         *,
         galerkin_norm_eps: float = 1e-5,
+        galerkin_average: str = "mean",
+        columns: int = 0,
         **kwargs,
     ):
-        super().__init__(embed_dim, num_heads, output_projection=False, **kwargs)
+        super().__init__(embed_dim, num_heads, output_projection=columns > 0, columns=columns, **kwargs)
+        if galerkin_average not in ("mean", "sum"):
+            raise UsageError(f"--galerkin-average is {galerkin_average!r}: choose from mean, sum")
+        self.averages = galerkin_average == "mean"
         ranges.check(GalerkinOptions, {"galerkin_norm_eps": galerkin_norm_eps})
         if self.head_dim < 2:
             raise UsageError(
@@ -109,7 +130,11 @@ class GalerkinAttention(Attention):
     def attend(self, q, k, v, context):
         padding, offset, dtype = context.key_padding_mask, self.offset(q, k), v.dtype
         n = count_visible(q.size(2), k.size(2), padding, self.causal, offset, q.device)  # (B or 1, 1, N or 1, 1)
+        if not self.averages:
+            n = torch.ones_like(n)
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
+        if self.columns:
+            q, k, v = (torch.cat([x, _columns_like(x, context.coordinates)], dim=-1) for x in (q, k, v))
         # Sums in float32: over many keys they exceed float16, their mean does not.
         (v,) = to_accumulation_dtype(v)
         total = linear_attention(q, k, v, causal=self.causal, key_padding_mask=padding, normalize=False)
@@ -128,13 +153,16 @@ class GalerkinAttention(Attention):
         total, (S, z) = linear_attention(
             q, k, v, causal=True, key_padding_mask=padding, state=before, return_state=True, normalize=False
         )
-        out = (total * self.scale / seen.clamp(min=1)[:, None, :, None]).to(dtype)
+        n = seen.clamp(min=1)[:, None, :, None] if self.averages else 1
+        out = (total * self.scale / n).to(dtype)
         # A copy: a view would keep the counts of the whole prefix.
         return out, {"S": S, "z": z, "seen": seen[:, -1:].clone()}
 
     def fold(self, k, v, key_padding_mask):
         S, z = linear_attention_state(self.k_norm(k), self.v_norm(v), key_padding_mask=key_padding_mask)
-        n = count_visible(1, k.size(2), key_padding_mask, False, 0, k.device)  # (B or 1, 1, 1, 1)
+        n = (
+            count_visible(1, k.size(2), key_padding_mask, False, 0, k.device) if self.averages else 1
+        )  # (B or 1, 1, 1, 1)
         return {"S": S * self.scale / n, "z": z}
 
     def read(self, q, state):
@@ -159,7 +187,12 @@ class FourierAttention(GalerkinAttention):
         super().__init__(embed_dim, num_heads, **kwargs)
         if fourier_scale not in ("head_dim", "none"):
             raise UsageError(f"--fourier-scale is {fourier_scale!r}: choose from head_dim, none")
-        self.scale = self.head_dim**-0.5 if fourier_scale == "head_dim" else 1.0
+        self.scale = (self.head_dim + self.columns) ** -0.5 if fourier_scale == "head_dim" else 1.0
+
+
+def _columns_like(x: Tensor, coordinates: Tensor) -> Tensor:
+    """Coordinates (N, p) for every sequence and head of x (B, H, N, D): (B, H, N, p)."""
+    return coordinates.to(x).expand(*x.shape[:2], -1, -1)
 
 
 def _real(k: Tensor, key_padding_mask: Tensor | None) -> Tensor:

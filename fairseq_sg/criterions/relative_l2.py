@@ -1,0 +1,133 @@
+"""``relative_l2``: relative errors of functions + the losses of layers (``base``), for ``--task sg_operator``.
+
+    L = Σ_{functions} ‖û − u‖/‖u‖ + √(γ h) · e_1          a mean over functions once fairseq has divided it
+
+    e_1 = ‖D û − u′‖ / ‖u′‖                               of functions with period 1, one dimension
+    e_1 = ( mean a² |∇u − D û|² / (2 mean a |∇u|²) )^½    for −∇·(a ∇u) = f, two dimensions, over inner points
+
+D are central differences, h is the distance of two points of the batch's own grid, γ is ``--h1-weight``. Both are the
+losses of the code released with Cao 2021, where the first leaves out two points at the ends. γ is multiplied by h
+before the root is taken: the same γ is another loss on another grid.
+
+Logs, none of them in bits:
+
+- ``loss``, all of it, and ``relative_l2``, the mean of ‖û − u‖/‖u‖;
+- ``h1``, the mean of e_1, where γ is not 0 and the data have gradients;
+- the model's other losses and shares of the loss, as ``base`` does.
+"""
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq.criterions import register_criterion
+from fairseq.logging import metrics
+from torch import Tensor
+
+from fairseq_sg.criterions.base import LayerLosses, LayerLossesConfig
+from fairseq_sg.errors import UsageError
+from fairseq_sg.registry import emitted_losses
+from fairseq_sg.tasks.breakdown import sums_of_logs
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class RelativeL2Config(LayerLossesConfig):
+    h1_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "γ of the error of derivatives, whose weight is √(γ h); 0 neither computes nor logs it",
+            "least": 0,
+        },
+    )
+
+
+def norms(f: Tensor) -> Tensor:
+    """The Euclidean norm of every function, (B, …) -> (B,)."""
+    return f.flatten(1).norm(dim=1)
+
+
+def periodic_difference(u: Tensor, spacing: float) -> Tensor:
+    """Central differences of functions with a period, (B, n) -> (B, n)."""
+    return (u.roll(-1, 1) - u.roll(1, 1)) / (2 * spacing)
+
+
+def inner_differences(u: Tensor, spacing: float) -> Tensor:
+    """Central differences at inner points, (B, n, n) -> (B, n − 2, n − 2, 2): along rows, then along columns."""
+    rows, columns = u[:, 2:, 1:-1] - u[:, :-2, 1:-1], u[:, 1:-1, 2:] - u[:, 1:-1, :-2]
+    return (rows.unsqueeze(-1) * rows.new_tensor([1.0, 0.0]) + columns.unsqueeze(-1) * rows.new_tensor([0.0, 1.0])) / (
+        2 * spacing
+    )
+
+
+def derivative_error(prediction: Tensor, gradient: Tensor, a: Tensor, spacing: float) -> Tensor:
+    """e_1 of every function, (B,).
+
+    Args:
+        prediction: û (B, n) or (B, n, n). gradient: u′ (B, n) or ∇u (B, n, n, 2).
+        a: the input, (B, n, n) where it is a coefficient. spacing: h.
+    """
+    if prediction.dim() == 2:
+        return norms(periodic_difference(prediction, spacing) - gradient) / norms(gradient)
+    gradient, a = gradient[:, 1:-1, 1:-1], a[:, 1:-1, 1:-1].to(gradient).unsqueeze(-1)
+    error = (a * (gradient - inner_differences(prediction, spacing))).square().mean((1, 2, 3))
+    return (error / (2 * (a * gradient.square()).mean((1, 2, 3)))).sqrt()
+
+
+@register_criterion("relative_l2", dataclass=RelativeL2Config)
+class RelativeL2(LayerLosses):
+    """See the module's docstring. Raises UsageError for a task without functions, and for data without gradients."""
+
+    paper = "Cao 2021"
+    #: Marks a criterion that reads functions, for ``sg_operator``.
+    of_functions = True
+
+    def __init__(self, cfg: RelativeL2Config, task):
+        super().__init__(cfg, task)
+        if not hasattr(task, "fields"):
+            raise UsageError("--criterion relative_l2 needs functions: choose --task sg_operator")
+        self.h1_weight = cfg.h1_weight
+        if cfg.h1_weight and not task.fields.gradient:
+            raise UsageError("--h1-weight needs gradients of the targets, and the data folder has none: leave it out")
+
+    @classmethod
+    def build_criterion(cls, cfg, task) -> "RelativeL2":
+        """Tells the user once a command what is logged."""
+        criterion = cls(cfg, task)
+        logger.info("units: loss and its shares (share_*), relative_l2 and h1, errors relative to the target's norm")
+        return criterion
+
+    def forward(self, model, sample, reduce=True):
+        """Loss (summed over functions: fairseq's division by the sample size gives the mean), sample size, logs.
+
+        The model returns predictions of the shape of ``target``, (B, m) or (B, m, m), float64.
+        """
+        if not self.knows_model:
+            self._learn_losses(emitted_losses(model))
+        prediction, extra = self._outputs(model, sample["net_input"])
+        target, size = sample["target"], len(sample["target"])
+        prediction = prediction.to(target)
+        loss = error = (norms(prediction - target) / norms(target)).sum()
+        logs: dict[str, Any] = {
+            "relative_l2": error.detach(), "ntokens": sample["ntokens"], "nsentences": size, "sample_size": size,
+        }  # fmt: skip
+        if self.h1_weight:
+            h = sample["spacing"]
+            derivative = derivative_error(prediction, sample["gradient"], sample["net_input"]["a"], h).sum()
+            loss = error + math.sqrt(self.h1_weight * h) * derivative
+            logs["h1"], logs["share_h1"] = derivative.detach(), (loss - error).detach()
+        return self.add_losses(loss, size, model, extra, logs), size, logs
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Logs the means over the functions of all workers and accumulated batches."""
+        sums = sums_of_logs(logging_outputs)
+        size = sums["sample_size"]
+        if not size:
+            return
+        for name in ("loss", "relative_l2", "h1"):
+            if name in sums:
+                metrics.log_scalar(name, sums[name] / size, size, round=6)
+        cls.log_losses(sums, "relative_l2", sums["relative_l2"])

@@ -1,0 +1,32 @@
+"""The product of low frequencies by fast Fourier transforms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def multiply_fft(x: Tensor, weight: Tensor) -> Tensor:
+    """See `fairseq_sg.ops.spectral_multiply`; the weight is complex, (I, O, K) or (2, I, O, K, K)."""
+    return _one_dimension(x, weight) if x.dim() == 3 else _two_dimensions(x, weight)
+
+
+def _one_dimension(x: Tensor, weight: Tensor) -> Tensor:
+    """x (B, I, n), weight (I, O, K) complex -> (B, O, n)."""
+    points, modes = x.size(-1), weight.size(-1)
+    spectrum = torch.fft.rfft(x, norm="ortho")[..., :modes]  # (B, I, K)
+    # One product of matrices a frequency.
+    product = (spectrum.permute(2, 0, 1) @ weight.permute(2, 0, 1)).permute(1, 2, 0)  # (B, O, K)
+    return torch.fft.irfft(product, points, norm="ortho")  # frequencies that are not given are 0
+
+
+def _two_dimensions(x: Tensor, weight: Tensor) -> Tensor:
+    """x (B, I, n, m), weight (2, I, O, K, K) complex -> (B, O, n, m)."""
+    (n, m), modes = x.shape[-2:], weight.size(-1)
+    spectrum = torch.fft.rfft2(x, norm="ortho")[..., :modes]  # (B, I, n, K)
+    low, high = spectrum[..., :modes, :], spectrum[..., -modes:, :]  # (B, I, K, K)
+    blocks = torch.stack([low, high]).permute(0, 3, 4, 1, 2) @ weight.permute(0, 3, 4, 1, 2)  # (2, K, K, B, O)
+    low, high = blocks.permute(0, 3, 4, 1, 2)  # (B, O, K, K)
+    between = low.new_zeros(*low.shape[:2], n - 2 * modes, modes)
+    product = torch.cat([low, between, high], dim=-2)  # (B, O, n, K)
+    return torch.fft.irfft2(product, (n, m), norm="ortho")

@@ -1,0 +1,182 @@
+"""``sg_operator``: functions from functions on grids, on folders of ``python -m data_prep burgers`` and ``darcy``.
+
+Every subset has a grid of its own, so one run validates several resolutions: ``--valid-subset valid,test_512``. A batch
+has
+
+    a            (B, n) or (B, n, n), the inputs
+    axis         (n,), the coordinates along a side;  target_axis (m,), those of the targets
+    target       (B, m) or (B, m, m);  gradient (B, m) or (B, m, m, 2), where the data have gradients
+    spacing      h, the distance of two points of the target's grid
+
+Targets, gradients and coordinates are float64, which ``--fp16`` and ``--bf16`` leave as they are.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.data import FairseqDataset
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import FairseqTask, register_task
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.tasks.mixin import SGTask, asks_for_training
+
+COMMANDS = "`python -m data_prep burgers` or `darcy`"
+
+
+@dataclass
+class SGOperatorTaskConfig(FairseqDataclass):
+    data: str = field(default="", metadata={"help": f"folder made by {COMMANDS}"})
+
+
+class FieldFacts(NamedTuple):
+    """What a folder says of its functions.
+
+    Attributes:
+        dims: 1 or 2.
+        periodic: whether x_i = i/n; otherwise x_i = i/(n − 1).
+        gradient: whether the subsets have gradients of the targets.
+        statistics: "input" and "target" -> their "mean" and "std" in train.
+    """
+
+    dims: int
+    periodic: bool
+    gradient: bool
+    statistics: dict[str, dict[str, float]]
+
+    def axis(self, points: int) -> torch.Tensor:
+        """The coordinates along a side, (n,), float64."""
+        return torch.arange(points, dtype=torch.float64) / (points if self.periodic else points - 1)
+
+
+class FieldDataset(FairseqDataset):
+    """The functions of one subset.
+
+    Args:
+        facts: of the folder.
+        arrays: "input", "target" and perhaps "gradient" -> (S, …).
+    """
+
+    def __init__(self, facts: FieldFacts, arrays: dict[str, np.ndarray]):
+        self.arrays = arrays
+        self.axis, self.target_axis = (facts.axis(arrays[name].shape[1]) for name in ("input", "target"))
+        #: Points of every input.
+        self.sizes = np.full(len(arrays["input"]), len(self.axis) ** facts.dims)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"id": int(index)} | {name: torch.tensor(values[index]) for name, values in self.arrays.items()}
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        if not samples:
+            return {}
+        batch = {name: torch.stack([sample[name] for sample in samples]) for name in self.arrays}
+        a = batch.pop("input")
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": len(samples) * int(self.sizes[0]),
+            "net_input": {"a": a, "axis": self.axis, "target_axis": self.target_axis},
+            "spacing": (self.target_axis[1] - self.target_axis[0]).item(),
+            **{name: values.double() for name, values in batch.items()},
+        }
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    num_tokens = size
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
+
+
+@register_task("sg_operator", dataclass=SGOperatorTaskConfig)
+class SGOperatorTask(SGTask, FairseqTask):
+    """See the module's docstring.
+
+    Attributes:
+        fields: what the folder says of its functions.
+
+    Raises:
+        UsageError: a folder without functions, another model or criterion, a command that generates.
+    """
+
+    cfg: SGOperatorTaskConfig
+    source_dictionary = target_dictionary = None
+
+    def __init__(self, cfg: SGOperatorTaskConfig, fields: FieldFacts):
+        super().__init__(cfg)
+        self.fields = fields
+
+    @classmethod
+    def setup_task(cls, cfg: SGOperatorTaskConfig, **kwargs) -> "SGOperatorTask":
+        if len(utils.split_paths(cfg.data)) != 1:
+            raise UsageError(f"--task sg_operator takes one folder, not {cfg.data!r}: make it with {COMMANDS}")
+        manifest = read_manifest(cfg.data)
+        if any(name not in manifest for name in FieldFacts._fields):
+            raise UsageError(f"{cfg.data} has no functions on grids: make a folder with {COMMANDS}")
+        return cls(cfg, FieldFacts(*(manifest[name] for name in FieldFacts._fields)))
+
+    @property
+    def trained_on(self) -> dict[str, Any]:
+        """The record of the data that a checkpoint keeps; functions have no dictionaries."""
+        return {"data": self.cfg.data, "requests": [m.get("request") for m in self.manifests], "dictionaries": {}}
+
+    # Data.
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
+        if split not in self.manifests[0].get("subsets", {}):
+            raise self.no_such_subset(split)
+        names = ("input", "target", "gradient") if self.fields.gradient else ("input", "target")
+        try:
+            arrays = {
+                name: np.load(os.path.join(self.cfg.data, f"{split}.{name}.npy"), mmap_mode="r", allow_pickle=False)
+                for name in names
+            }
+        except (OSError, ValueError, EOFError) as error:
+            raise self.no_such_subset(split) from error
+        self.datasets[split] = FieldDataset(self.fields, arrays)
+
+    def get_batch_iterator(self, dataset: FieldDataset, max_tokens: int | None = None, *args, **kwargs):
+        """fairseq's, but evaluation never drops a last batch that is not a multiple of
+        ``--required-batch-size-multiple``.
+
+        Raises UsageError where ``max_tokens`` is less than the points of a function.
+        """
+        if max_tokens is not None and max_tokens < dataset.size(0):
+            raise UsageError(
+                f"--max-tokens is {max_tokens}, and a function has {dataset.size(0)} points: choose at least as many, "
+                "or give --batch-size instead"
+            )
+        if not asks_for_training(kwargs):
+            kwargs["required_batch_size_multiple"] = 1
+        return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
+
+    def max_positions(self) -> None:
+        """Any number of points."""
+        return None
+
+    # Models.
+
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        kind = ARCH_MODEL_REGISTRY.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None))
+        if not getattr(kind, "predicts_functions", False):
+            raise UsageError("this --arch predicts no functions: choose one that does, such as --arch sg_operator")
+        return super().build_model(cfg, from_checkpoint)
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False):
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        if not getattr(criterion, "of_functions", False):
+            raise UsageError("--task sg_operator needs another criterion: choose --criterion relative_l2")
+        return criterion
+
+    def build_generator(self, *args, **kwargs):
+        raise UsageError("an operator model generates no text: its error is what fairseq-validate reports")
