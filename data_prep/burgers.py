@@ -83,8 +83,8 @@ def solve(u: np.ndarray, time: float, viscosity: float, period: float) -> np.nda
     span = (psi.max() - psi.min()) / (2 * viscosity)
     if span > WIDEST:
         raise DataError(
-            f"--viscosity {viscosity:g} is too small for Cole and Hopf's substitution: exp(−{span:.0f}) loses all digits. "
-            "Choose a larger --viscosity"
+            f"--viscosity {viscosity:g} is too small for Cole and Hopf's substitution: exp(−{span:.0f}) loses all "
+            "digits. Choose a larger --viscosity"
         )
     phi = np.fft.rfft(np.exp(-(psi - psi.min()) / (2 * viscosity))) * np.exp(-viscosity * k**2 * time)
     v = -2 * viscosity * np.fft.irfft(derivative * phi, n) / np.fft.irfft(phi, n)
@@ -114,8 +114,8 @@ class Burgers(Dataset):
             dims=1,
             periodic=True,
             rule=(
-                f"u_t + u u_x = {options.viscosity:g} u_xx of period {options.period}, from time 0 to {options.time:g}, "
-                f"solved on {options.points} points"
+                f"u_t + u u_x = {options.viscosity:g} u_xx of period {options.period}, from time 0 to "
+                f"{options.time:g}, solved on {options.points} points"
             ),
             membership="drawn here, in the distribution of the published file",
             origin={"generator": "data_prep.burgers", "version": 1},

@@ -51,7 +51,7 @@ MISTAKES = {
     "numbers": (["--lr", "(("], "--lr is '((': choose numbers, such as 1 or 1,2"),
     "of-another-arch": (
         ["--arch", "transformer", "--qk-norm", "l2"],
-        "--qk-norm has no effect here: it is an option of --arch sg_encoder, sg_regressor, sg_transformer",
+        "--qk-norm has no effect here: it is an option of --arch sg_encoder, sg_operator, sg_regressor, sg_transformer",
     ),
     "of-another-task": (
         ["--memory-length", "4"],
@@ -174,7 +174,7 @@ def test_every_default_is_inside_its_range(tmp_path):
 
     from fairseq_sg import command_line, ranges
 
-    for arch in ("sg_transformer", "sg_encoder", "sg_transformer_lm", "sg_lstm", "sg_regressor"):
+    for arch in ("sg_transformer", "sg_encoder", "sg_transformer_lm", "sg_lstm", "sg_regressor", "sg_operator"):
         config = MODEL_DATACLASS_REGISTRY[arch]
         ranges.check(config, config.declared)
     for scheduler in ("fixed", "inverse_sqrt", "cosine", "reduce_lr_on_plateau"):

@@ -1,0 +1,237 @@
+"""The operator model: published sizes, against plain modules, independent of grid and batch, options and errors."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+import torch
+import torch.nn.functional as F
+from fairseq.models import ARCH_CONFIG_REGISTRY
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.models.architectures import OPERATOR_ARCHITECTURES
+from fairseq_sg.models.sg_operator import SGOperator, without_edge
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.depth import DEPTH_REGISTRY
+from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.operator import coordinates
+from helpers.fields import STATISTICS, build, node_axis, periodic_axis, task_of
+from helpers.models import FFN_OPTIONS
+
+ENCODERS = sorted(name for name, kind in ATTENTION_REGISTRY.items() if "encoder" in kind.roles)
+MODELS = {
+    **{f"attention {name}": {"encoder_attention": name} for name in ENCODERS},
+    **{f"depth {name}": {"depth": name} for name in sorted(DEPTH_REGISTRY)},
+    **{
+        f"feedforward {name}": {"encoder_ffn": name} | FFN_OPTIONS.get(name, {})
+        for name in sorted(FEEDFORWARD_REGISTRY)
+    },
+    "fourier, heads": {"encoder_attention": "fourier", "coordinates": "heads"},
+    "no coordinates": {"coordinates": "none"},
+    "no attention": {"encoder_layers": 0},
+    "no spectral layers": {"spectral_layers": 0, "decoder_coordinates": True},
+    "names of layers": {"encoder_attention": "linear,softmax"},
+    "pre-norm": {"norm": "layer", "pre_norm": True},
+}
+#: Kinds whose outputs depend on the order of the points, or on choices that a permutation may change.
+ORDERED = ("relative", "abs_rel", "geometric")
+
+
+def waves(points: int, rows: int = 3) -> torch.Tensor:
+    """Functions of period 1, (B, n); the same ones on every grid."""
+    x = periodic_axis(points)
+    return torch.stack(
+        [torch.sin(2 * math.pi * (x + 0.1 * row)) + 0.3 * torch.cos(4 * math.pi * x) for row in range(rows)]
+    )
+
+
+def run(model: SGOperator, a: torch.Tensor, axis=periodic_axis, m: int | None = None, **options):
+    return model(a, axis(a.size(1)), axis(m or a.size(1)), **options)
+
+
+@pytest.mark.parametrize(
+    ("arch", "dims", "parameters"),
+    [
+        ("burgers", 1, 530_305),
+        ("darcy", 2, 2_220_829),
+        # Ours, with about as many parameters as each other.
+        ("burgers_small", 1, 219_969),
+        ("fno_small", 1, 214_169),
+    ],
+)
+def test_parameters_of_published_and_of_small_models(arch, dims, parameters):
+    sizes = SimpleNamespace(**OPERATOR_ARCHITECTURES[f"sg_operator_{arch}"])
+    model = SGOperator.build_model(sizes, task_of(dims))
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_mechanism_of_an_encoder_serves(name):
+    model = build(**MODELS[name])
+    u, extra = run(model, waves(16))
+    assert u.shape == (3, 16) and u.dtype == torch.float64
+    u.square().sum().backward()
+    assert all(p.grad is not None for part in (model.lift, model.decoder) for p in part.parameters())
+    assert set(extra) == {"inner_states", "aux_losses", "values"}
+
+
+def test_a_fourier_neural_operator_by_hand():
+    """Without attention, the model is its equations (Li et al. 2021)."""
+    model, a = build(encoder_layers=0, field_scaling="scalar"), waves(10)
+    x = periodic_axis(10)
+    y = model.lift(torch.stack([(a - 1.0) / 2.0, x.expand_as(a)], dim=-1)).mT  # (B, C, n)
+    for layer in model.decoder.layers:
+        modes = torch.fft.rfft(y)[..., :4]
+        product = torch.einsum("bik,iok->bok", modes, torch.view_as_complex(layer.weight))
+        y = F.silu(torch.fft.irfft(product, 10) + F.conv1d(y, layer.local.weight, layer.local.bias))
+    u = model.decoder.output(F.silu(model.decoder.hidden(y.mT))).squeeze(-1)
+    torch.testing.assert_close(run(model, a)[0], u * 0.5 - 1.0)
+
+
+def test_galerkin_attention_with_coordinates_in_every_head_by_hand():
+    """The first layer as an explicit sum over pairs of points: LN(k), LN(v) with x in front of nothing but k, v, q."""
+    model = build(coordinates="heads", attention_bias=True, encoder_layers=1)
+    layer, a = model.stack.layers[0], waves(7, 2)
+    for norm in (layer.self_attn.k_norm, layer.self_attn.v_norm):
+        torch.nn.init.normal_(norm.weight), torch.nn.init.normal_(norm.bias)
+    h = model.lift(a.unsqueeze(-1))  # (B, n, C)
+    x = periodic_axis(7).unsqueeze(-1)
+    heads = []
+    for head in range(2):
+        part = slice(6 * head, 6 * head + 6)
+        q, k, v = (p(h)[..., part] for p in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj))
+        k, v = (
+            F.layer_norm(y, (6,), norm.weight[head, 0], norm.bias[head, 0])
+            for y, norm in ((k, layer.self_attn.k_norm), (v, layer.self_attn.v_norm))
+        )
+        q, k, v = (torch.cat([y, x.expand(2, 7, 1)], dim=-1) for y in (q, k, v))
+        heads.append((q @ k.mT) @ v / 7)
+    a1 = h + layer.self_attn.out_proj(torch.cat(heads, dim=-1))
+    expected = a1 + layer.update.ffn(a1)
+    states = run(model, a, return_all_hiddens=True)[1]["inner_states"]
+    torch.testing.assert_close(states[-1].transpose(0, 1), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name not in ORDERED])
+def test_points_are_a_set(name):
+    """With coordinates among the features, permuted points give permuted states."""
+    model = build(encoder_attention=name).eval()
+    a, axis, order = waves(9), periodic_axis(9), torch.randperm(9)
+    plain = model(a, axis, axis, return_all_hiddens=True)[1]["inner_states"][-1]
+    permuted = model(a[:, order], axis[order], axis, return_all_hiddens=True)[1]["inner_states"][-1]
+    torch.testing.assert_close(permuted, plain[order])
+
+
+def test_a_function_does_not_depend_on_its_batch():
+    for dims, options in ((1, {}), (2, {"coarse_points": 5, "coordinates": "heads"})):
+        model = build(dims, **options).eval()
+        a, axis = (waves(12), periodic_axis) if dims == 1 else (torch.randn(3, 12, 12).double(), node_axis)
+        torch.testing.assert_close(run(model, a[1:2], axis)[0], run(model, a, axis)[0][1:2])
+
+
+@pytest.mark.parametrize("name", ["galerkin", "fourier", "softmax", "linear"])
+def test_finer_grids_converge(name):
+    """At shared points, outputs for n and 2n points differ less as n grows."""
+    model = build(encoder_attention=name).eval()
+    outputs = {n: run(model, waves(n))[0] for n in (16, 32, 64, 128)}
+    differences = [(outputs[2 * n][:, ::2] - outputs[n]).abs().max().item() for n in (16, 32, 64)]
+    assert differences[0] > 1.5 * differences[1] > 1.5**2 * differences[2] > 0
+
+
+def test_the_sum_of_galerkin_attention_grows_with_the_grid():
+    """--galerkin-average sum: attention of twice as many points is twice as large; the mean's is not."""
+    for average, ratio in (("sum", 2.0), ("mean", 1.0)):
+        model = build(coordinates="none", galerkin_average=average, encoder_layers=1).eval()
+        attention = model.stack.layers[0].self_attn
+        h = model.lift(waves(64).unsqueeze(-1)).transpose(0, 1)  # (N, B, C)
+        coarse, fine = attention(h[::2]).output, attention(h).output[::2]
+        # Of these waves, means over both grids are nearly the same.
+        torch.testing.assert_close(fine, ratio * coarse, rtol=1e-3, atol=1e-6)
+
+
+def test_two_dimensions():
+    model = build(2, coarse_points=5, coordinates="heads", decoder_coordinates=True, zero_boundary=True)
+    a = torch.randn(2, 12, 12).double()
+    u = run(model, a, node_axis)[0]
+    assert u.shape == (2, 12, 12)
+    inner = u[:, 1:-1, 1:-1]
+    assert (inner != 0).all() and u.abs().sum() == inner.abs().sum()
+    assert build(2)(a, node_axis(12), node_axis(12))[0].shape == (2, 12, 12)  # attention on all 144 points
+
+
+def test_an_inverse_model_predicts_on_the_coarse_grid():
+    model = build(
+        2, coarse_points=5, coordinates="heads", coarse_output=True, spectral_layers=0, decoder_coordinates=True
+    )
+    assert model.up is None and run(model, torch.randn(2, 12, 12).double(), node_axis, m=5)[0].shape == (2, 5, 5)
+    with pytest.raises(UsageError, match="predicts on 5 points a side, and the data have targets on 6"):
+        run(model, torch.randn(2, 12, 12).double(), node_axis, m=6)
+
+
+def test_scaling_is_kept_in_the_checkpoint():
+    model, other = build(field_scaling="scalar"), build()
+    assert {"input_scaling.mean", "target_scaling.std"} <= set(model.state_dict())
+    assert model.target_scaling.std == STATISTICS["target"]["std"] and other.target_scaling.std == 1
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(run(other, waves(8))[0], run(model, waves(8))[0])
+
+
+def test_values_and_states():
+    _, extra = run(build(), waves(8), value_roles=("encoder",), return_all_hiddens=True)
+    assert [v.values.shape for v in extra["values"]["encoder"]] == [(3, 2, 8, 6)] * 2
+    assert [state.shape for state in extra["inner_states"]] == [(8, 3, 12)] * 2
+
+
+def test_edges_and_coordinates():
+    assert without_edge(torch.ones(2, 4)).tolist() == [[0, 1, 1, 0]] * 2
+    points = coordinates(torch.tensor([0.0, 0.5]), 2)
+    assert points.tolist() == [[[0, 0], [0, 0.5]], [[0.5, 0], [0.5, 0.5]]]
+    assert coordinates(torch.tensor([0.0, 0.5]), 1).tolist() == [[0], [0.5]]
+
+
+@pytest.mark.parametrize("arch", OPERATOR_ARCHITECTURES)
+def test_architectures_leave_what_the_user_chose(arch):
+    cfg = SimpleNamespace(encoder_ffn="sigma_moe", spectral_dim=10)
+    ARCH_CONFIG_REGISTRY[arch](cfg)
+    assert cfg.spectral_dim == 10 and not hasattr(cfg, "ffn_init")
+    plain = SimpleNamespace()
+    ARCH_CONFIG_REGISTRY[arch](plain)
+    assert {k: v for k, v in vars(plain).items()} == OPERATOR_ARCHITECTURES[arch]
+
+
+@pytest.mark.parametrize(
+    ("options", "dims", "message"),
+    [
+        ({"position": "rotary"}, 1, "--position rotary is not for a grid"),
+        ({"coordinates": "all"}, 1, "--coordinates is 'all': choose from input, heads, none"),
+        ({"coordinates": "heads", "encoder_attention": "softmax"}, 1, "--coordinates heads is not defined for softmax"),
+        ({"field_scaling": "pointwise"}, 1, "--field-scaling is 'pointwise': choose from none, scalar"),
+        ({"galerkin_average": "max"}, 1, "--galerkin-average is 'max': choose from mean, sum"),
+        ({"encoder_attention": "softmax", "galerkin_average": "sum"}, 1, "--galerkin-average sum has no effect"),
+        ({"encoder_layers": 0, "encoder_attention": "softmax"}, 1, "has no effect with --encoder-layers 0"),
+        ({"encoder_layers": 0, "coordinates": "heads"}, 1, "--coordinates heads needs attention"),
+        ({"coarse_points": 5, "coordinates": "none"}, 1, "--coarse-points is for fields of two dimensions"),
+        ({"coarse_points": 5}, 2, "choose --coordinates heads, or none"),
+        ({"coarse_output": True}, 2, "--coarse-output needs the grid of --coarse-points"),
+        ({"modes": 0}, 1, "--modes is 0: choose 1 or more"),
+        ({"encoder_attention": "galerkn"}, 1, "unknown attention 'galerkn'"),
+    ],
+)  # fmt: skip
+def test_wrong_options(options, dims, message):
+    with pytest.raises(UsageError, match=message):
+        build(dims, **options)
+
+
+def test_a_grid_with_too_few_frequencies():
+    with pytest.raises(UsageError, match="--modes 4 is more than a grid of 5 points has: choose 3 or fewer"):
+        run(build(), waves(5))
+
+
+def test_another_task_is_refused():
+    with pytest.raises(UsageError, match="choose --task sg_operator"):
+        SGOperator.build_model(SimpleNamespace(), SimpleNamespace())
