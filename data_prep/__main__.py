@@ -18,6 +18,7 @@ from data_prep.cfq import Cfq
 from data_prep.cogs import Cogs
 from data_prep.ctl import Ctl
 from data_prep.ctlpp import CtlPlusPlus
+from data_prep.darcy import Darcy
 from data_prep.dataset import DataError, Dataset, UsageError, add_options
 from data_prep.folder import prepare, verify
 from data_prep.in_context import InContext
@@ -48,12 +49,13 @@ DATASETS: tuple[Dataset, ...] = (
     InContext(),
     SortOfClevr(),
     Burgers(),
+    Darcy(),
     IwsltEnVi(),
     LibreOfficeHelp(),
     Parallel(),
     Text(),
 )
-MOST_NAMES = 20  # listed in a message
+MOST_NAMES = 30  # listed in a message
 
 
 class Parser(argparse.ArgumentParser):

@@ -119,6 +119,8 @@ class Burgers(Dataset):
             ),
             membership="drawn here, in the distribution of the published file",
             origin={"generator": "data_prep.burgers", "version": 1},
-            recommended=f"--h1-weight 0.1 --batch-size {BATCH} --clip-norm 0.999 --adam-betas '(0.9, 0.999)'",
+            recommended=(
+                f"--arch {self.arch} --h1-weight 0.1 --batch-size {BATCH} --clip-norm 0.999 --one-cycle-rise 0.2"
+            ),
             updates=EPOCHS * max(1, options.train // BATCH),
         )

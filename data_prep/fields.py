@@ -155,10 +155,9 @@ def collect(
         for name, function in zip(ARRAYS, solve(subset, number), strict=True):
             if function is None:
                 continue
-            dims = 1 if options.dims == 1 else 2
             for place, points in options.grids_of(subset).items():
                 step = cells(options.points) // cells(points)
-                coarse = function[(slice(None, None, step),) * dims]
+                coarse = function[(slice(None, None, step),) * options.dims]
                 kept = arrays.setdefault(place, {})
                 if name not in kept:
                     kept[name] = np.empty((options.sizes[subset], *coarse.shape), dtype=np.float32)
@@ -173,7 +172,7 @@ class Fields(Material):
         arrays: as ``collect`` returns them.
         dims: 1 or 2. periodic: whether x_i = i/n, without the end point 1; otherwise x_i = i/(n − 1).
         rule, membership, origin: as in ``Material``.
-        batch, updates: of the recommended training.
+        recommended: sizes, weight of derivatives, batches and the like of the published training; updates: of it.
     """
 
     def __init__(
@@ -234,28 +233,28 @@ class Fields(Material):
         }
 
     def _trivial_errors(self) -> Iterator[tuple[str, float]]:
-        """The mean relative error on test of the mean target of training and, where the grids agree, of the input."""
+        """The mean relative error on test of the mean target of training and, in one dimension, of the input itself."""
         test, mean = self.arrays[TEST], self.arrays["train"]["target"].mean(0, dtype=float)
         yield "mean", relative_error(np.broadcast_to(mean, test["target"].shape), test["target"])
-        if test["input"].shape == test["target"].shape:
+        if self.dims == 1:
             yield "input", relative_error(test["input"], test["target"])
 
     def summary(self, description: Json) -> list[str]:
         subsets = description["subsets"]
         width = max(map(len, subsets)) + 2
-        power = "" if self.dims == 1 else f"^{self.dims}"
-        lines = [f"{'subset':{width}}{'functions':>10}{'points':>9}"]
-        lines += [
-            f"{name:{width}}{entry['size']:>10,}{str(entry['points']) + power:>9}" for name, entry in subsets.items()
-        ]
+        lines = [f"{'subset':{width}}{'functions':>10}   points"]
+        for name, entry in subsets.items():
+            sides = dict.fromkeys((entry["points"], entry["target_points"]))  # of the input, and of another target
+            grid = " -> ".join(f"{n} × {n}" if self.dims == 2 else f"{n}" for n in sides)
+            lines.append(f"{name:{width}}{entry['size']:>10,}   {grid}")
         errors = [f"{value:.3f} for the {name}" for name, value in description["trivial_errors"].items()]
         return [*lines, f"relative error on test: {', '.join(errors)}"]
 
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
         """With the published sizes and schedule."""
         return [
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_operator --arch {dataset.arch} "
-            f"--criterion relative_l2 {self.recommended} --valid-subset valid --best-checkpoint-metric relative_l2 "
+            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_operator {self.recommended} "
+            f"--criterion relative_l2 --valid-subset valid --best-checkpoint-metric relative_l2 "
             f"--optimizer torch_adam --lr 1e-3 --lr-scheduler one_cycle --max-update {self.updates} "
             f"{saving(out, self.updates, validates=True)}"
         ]

@@ -51,7 +51,7 @@ MISTAKES = {
     "numbers": (["--lr", "(("], "--lr is '((': choose numbers, such as 1 or 1,2"),
     "of-another-arch": (
         ["--arch", "transformer", "--qk-norm", "l2"],
-        "--qk-norm has no effect here: it is an option of --arch sg_encoder, sg_operator, sg_regressor, sg_transformer",
+        "--qk-norm has no effect here: it is an option of --arch sg_encoder, sg_operator, sg_regressor",
     ),
     "of-another-task": (
         ["--memory-length", "4"],

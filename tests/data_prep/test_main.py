@@ -14,7 +14,7 @@ NAMES = [dataset.name for dataset in DATASETS]
 def test_names() -> None:
     first = "scan cogs pcfg cfq mathematics ctl ctlpp arithmetic listops parity first in_context".split()
     assert NAMES == first + [
-        *("sort_of_clevr", "burgers", "iwslt_en_vi", "libreoffice_help", "parallel", "text"),
+        *("sort_of_clevr", "burgers", "darcy", "iwslt_en_vi", "libreoffice_help", "parallel", "text"),
     ]
 
 

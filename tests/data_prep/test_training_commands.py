@@ -42,7 +42,7 @@ def commands(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
     return commands
 
 
-def train(arguments: list[str]) -> tuple[list[float], dict[str, int]]:
+def train(arguments: list[str], lr: float = 1e-3) -> tuple[list[float], dict[str, int]]:
     """The losses of some steps on the same few examples, and the sizes of the validation subsets."""
     config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
     torch.manual_seed(1)
@@ -53,7 +53,7 @@ def train(arguments: list[str]) -> tuple[list[float], dict[str, int]]:
         task.load_dataset(subset)
     examples = task.dataset("train")
     batch = examples.collater([examples[index] for index in range(8)])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     losses = []
     for update in range(4):
         loss, _, _ = task.train_step(batch, model, criterion, StepOptimizer(optimizer), update)
@@ -91,3 +91,22 @@ def test_the_command_of_prompts_trains(run, tmp_path: Path) -> None:
     (line,) = [line for line in result.out.splitlines() if line.startswith("next: ")]
     losses, sizes = train([*shlex.split(line)[2:], "--epoch-size", "20"])
     assert min(losses[1:]) < losses[0] and sizes == {"train": 20, "valid": 9}
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        "burgers --points 64 --grid 32",
+        "darcy --points 25 --grid 25",
+        "darcy --points 25 --grid 25 --inverse --coarse 5",
+    ],
+    ids=["burgers", "darcy", "inverse"],
+)
+def test_the_commands_of_functions_train(dataset: str, run, tmp_path: Path) -> None:
+    """With smaller attention in two dimensions: the published grid of 43 × 43 points takes seconds a step."""
+    sizes = "--test-grids none --train 8 --valid 3 --test 1 --out"
+    result = run(*dataset.split(), *sizes.split(), tmp_path / "out")
+    (line,) = [line for line in result.out.splitlines() if line.startswith("next: ")]
+    small = [] if "burgers" in dataset else ["--coarse-points", "5", "--encoder-layers", "2", "--dropout", "0"]
+    losses, sizes = train([*shlex.split(line)[2:], *small], lr=1e-5)
+    assert min(losses[1:]) < losses[0] and sizes == {"train": 8, "valid": 3}
