@@ -46,9 +46,12 @@ class ArrayMaterial(Material):
         """
         for subset, arrays in self.arrays.items():
             for name in (subset, *arrays):
-                # fairseq joins valid, valid1, valid2, ... into one validation set.
-                if not re.fullmatch(r"[a-z][a-z_]*", name):
-                    raise DataError(f"neither a subset nor an array may be named {name!r}: small letters and _ only")
+                # fairseq joins valid, valid1, valid2, ... into one validation set. test_512 is a name of its own.
+                if not re.fullmatch(r"[a-z][a-z_]*(_[0-9]+)?", name):
+                    raise DataError(
+                        f"neither a subset nor an array may be named {name!r}: small letters and _ only, perhaps with "
+                        "a number after the last _"
+                    )
             lengths = {name: len(array) for name, array in arrays.items()}
             if len(set(lengths.values())) != 1 or 0 in lengths.values():
                 raise DataError(f"subset {subset} needs arrays of one length above 0, not {lengths}")

@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.random import RandomState
 
+from data_prep.arrays import ArrayMaterial, Arrays
 from data_prep.corpus import saving
-from data_prep.dataset import DataError, Dataset, Json, Material, Options, UsageError, option, shorten, whole_number
+from data_prep.dataset import DataError, Dataset, Json, Options, UsageError, option, shorten, whole_number
 from data_prep.draws import seed_option
 from data_prep.progress import progress
 
@@ -165,7 +166,7 @@ def collect(
     return arrays
 
 
-class Fields(Material):
+class Fields(ArrayMaterial):
     """Pairs of functions, ready to be written.
 
     Args:
@@ -177,7 +178,7 @@ class Fields(Material):
 
     def __init__(
         self,
-        arrays: dict[str, dict[str, np.ndarray]],
+        arrays: Arrays,
         *,
         dims: int,
         periodic: bool,
@@ -187,7 +188,8 @@ class Fields(Material):
         recommended: str,
         updates: int,
     ) -> None:
-        self.arrays, self.dims, self.periodic = arrays, dims, periodic
+        super().__init__(arrays)
+        self.dims, self.periodic = dims, periodic
         self.rule, self.membership, self.origin = rule, membership, origin
         self.recommended, self.updates = recommended, updates
 
@@ -195,18 +197,13 @@ class Fields(Material):
         """Raises DataError for values that float32 cannot hold, and for a target that is 0, which has no relative
         error.
         """
+        super().check()
         for subset, named in self.arrays.items():
             for name, values in named.items():
                 if not np.isfinite(values).all():
                     raise DataError(f"{name} of the subset {subset} has values beyond float32: choose other options")
             if not np.abs(named["target"]).reshape(len(named["target"]), -1).max(1).all():
                 raise DataError(f"the subset {subset} has a target that is 0 everywhere: choose other options")
-
-    def write(self, folder: Path, raw_only: bool) -> None:
-        """Writes ``SUBSET.input.npy``, ``SUBSET.target.npy`` and, where there is one, ``SUBSET.gradient.npy``."""
-        for subset, named in self.arrays.items():
-            for name, values in named.items():
-                np.save(folder / f"{subset}.{name}.npy", values)
 
     def describe(self) -> Json:
         """Sizes, grids, scalar means and standard deviations of training, and errors of trivial predictions."""
@@ -215,22 +212,18 @@ class Fields(Material):
             name: {"mean": float(train[name].mean(dtype=float)), "std": float(train[name].std(dtype=float))}
             for name in ("input", "target")
         }
-        subsets = {
-            subset: {
-                "size": len(named["input"]),
-                "points": named["input"].shape[1],
-                "target_points": named["target"].shape[1],
-            }
-            for subset, named in self.arrays.items()
-        }
         return {
-            "subsets": subsets,
+            **super().describe(),
             "dims": self.dims,
             "periodic": self.periodic,
             "gradient": "gradient" in train,
             "statistics": statistics,
             "trivial_errors": dict(self._trivial_errors()),
         }
+
+    def describe_subset(self, subset: str) -> Json:
+        points = {name: self.arrays[subset][name].shape[1] for name in ("input", "target")}
+        return {**super().describe_subset(subset), "points": points["input"], "target_points": points["target"]}
 
     def _trivial_errors(self) -> Iterator[tuple[str, float]]:
         """The mean relative error on test of the mean target of training and, in one dimension, of the input itself."""
