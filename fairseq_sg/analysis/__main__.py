@@ -12,6 +12,7 @@
     fairseq-sg analysis consistency NAME=CHECKPOINT … --out OUT
     fairseq-sg analysis regression CHECKPOINT --subset test
     fairseq-sg analysis answers  CHECKPOINT --scene 0
+    fairseq-sg analysis operator CHECKPOINT --subset test,test_512
 
 Each command writes the numbers to OUT.npz and OUT.json, and draws them in PNG, or in PDF or SVG with --out OUT.pdf
 or OUT.svg. COMMAND --help lists the options of a command.
@@ -38,6 +39,7 @@ from fairseq_sg.analysis import (
     experts,
     gates,
     norms,
+    operator,
     plots,
     regression,
     symbols,
@@ -59,6 +61,7 @@ COMMANDS = {
     "consistency": consistency,
     "regression": regression,
     "answers": answers,
+    "operator": operator,
 }
 
 
@@ -78,7 +81,11 @@ def make_parser() -> Parser:
         several = hasattr(module, "combine")
         command = commands.add_parser(
             name,
-            help=about.partition(" (Csordás")[0].partition(" (Park")[0].partition(" (Garg")[0].rstrip("."),
+            help=about.partition(" (Csordás")[0]
+            .partition(" (Park")[0]
+            .partition(" (Garg")[0]
+            .partition(" (Cao")[0]
+            .rstrip("."),
             usage=f"%(prog)s {'[NAME=]CHECKPOINT …' if several else 'CHECKPOINT'} [options]",
             description=(module.__doc__ or "").replace("``", ""),
             formatter_class=form,
@@ -172,7 +179,8 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
 
 def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
     """Runs a command on one checkpoint."""
-    accepted = {name: getattr(module, name.upper(), False) for name in ("language_models", "regressors", "images")}
+    kinds = ("language_models", "regressors", "images", "operators")
+    accepted = {name: getattr(module, name.upper(), False) for name in kinds}
     loaded = load(checkpoint, args.data, args.model_overrides, args.device, args.user_dir, **accepted)
     result = module.measure(loaded, args)
     shown = {"command": args.command, "checkpoint": checkpoint, "arch": loaded.arch, "data": loaded.data}

@@ -118,6 +118,7 @@ def load(
     language_models: bool = False,
     regressors: bool = False,
     images: bool = False,
+    operators: bool = False,
 ) -> Loaded:
     """Loads the model of a checkpoint as fairseq's commands do.
 
@@ -128,8 +129,8 @@ def load(
         device: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``.
         user_dir: a folder with the user's own mechanisms, as fairseq's ``--user-dir``.
         language_models: whether models without an encoder are accepted.
-        regressors: whether models of numbers are wanted, instead of those of words.
         images: whether models of images and questions are accepted.
+        regressors, operators: whether models of numbers, or of functions, are wanted, instead of those of words.
 
     Raises:
         UsageError: a missing file, folder, option or GPU; a truncated checkpoint; weights that do not fit the model; an
@@ -172,13 +173,9 @@ def load(
     except ValidationError as error:
         raise UsageError(f"--model-overrides has an invalid value: {error}") from error
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
-    if regressors != getattr(model, "predicts_numbers", False):
-        raise UsageError(
-            f"{arch} predicts no numbers: this analysis needs a regressor, such as sg_regressor"
-            if regressors
-            else f"{arch} predicts numbers: run `fairseq-sg analysis regression {checkpoint}`"
-        )
-    if not language_models and hasattr(model, "decoder") and not hasattr(model, "encoder"):
+    wanted = "numbers" if regressors else "functions" if operators else "words"
+    check_kind(model, arch, checkpoint, wanted)
+    if wanted == "words" and not language_models and hasattr(model, "decoder") and not hasattr(model, "encoder"):
         raise UsageError(
             f"{arch} is a language model: this analysis needs an encoder–decoder model or a classifier; "
             "`experts` also takes language models"
@@ -192,6 +189,21 @@ def load(
     return loaded
 
 
+#: What a model predicts, if that is not words -> a model that does, and the command for it.
+PREDICTED = {"numbers": ("a regressor, such as sg_regressor", "regression"), "functions": ("sg_operator", "operator")}
+
+
+def check_kind(model: nn.Module, arch: str, checkpoint: str, wanted: str) -> None:
+    """Raises UsageError for a model that predicts something else than ``wanted``: words, numbers or functions."""
+    predicted = next((what for what in PREDICTED if getattr(model, f"predicts_{what}", False)), "words")
+    if predicted == wanted:
+        return
+    if wanted in PREDICTED:
+        raise UsageError(f"{arch} predicts no {wanted}: this analysis needs {PREDICTED[wanted][0]}")
+    command = PREDICTED[predicted][1]
+    raise UsageError(f"{arch} predicts {predicted}: run `fairseq-sg analysis {command} {checkpoint}`")
+
+
 def absent(checkpoint: str) -> str:
     """The error message for a checkpoint's name that is not a file."""
     there = Path(checkpoint)
@@ -201,8 +213,8 @@ def absent(checkpoint: str) -> str:
     name, _, path = checkpoint.partition("=")
     if os.path.isfile(path):
         return (
-            f"there is no checkpoint {checkpoint}: only `accuracy`, `consistency` and `regression` take names of "
-            f"models, omit {name}="
+            f"there is no checkpoint {checkpoint}: only `accuracy`, `consistency`, `operator` and `regression` take "
+            f"names of models, omit {name}="
         )
     if not there.parent.is_dir():
         return f"there is no checkpoint {checkpoint}: there is no folder {there.parent}"

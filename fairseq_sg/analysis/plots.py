@@ -435,3 +435,61 @@ def errors(panels: Mapping[str, Lines], up: str) -> Figure:
     lines = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
     figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=4, fontsize=MIDDLE, frameon=False)
     return figure
+
+
+def functions(
+    axis: np.ndarray,
+    target_axis: np.ndarray,
+    input: np.ndarray,
+    target: np.ndarray,
+    prediction: np.ndarray,
+    titles: Sequence[str],
+) -> Figure:
+    """Functions of one variable, a column for each: input, truth and prediction, and the error below.
+
+    Args:
+        axis, target_axis: (n,) and (m,). input: (K, n). target, prediction: (K, m). titles: of the K columns.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(0.6 + 3.4 * len(titles), 4.4), layout="constrained")
+    axes = figure.subplots(2, len(titles), squeeze=False, sharex=True, sharey="row", height_ratios=[3, 1])
+    for (above, below), a, u, found, title in zip(axes.T, input, target, prediction, titles, strict=True):
+        above.plot(axis, a, color="0.6", lw=1, label="input")
+        above.plot(target_axis, u, color="C0", lw=2.5, alpha=0.5, label="target")
+        above.plot(target_axis, found, "--", color="C1", lw=1.2, label="prediction")
+        below.plot(target_axis, found - u, color="C1", lw=1)
+        above.set_title(title, fontsize=MIDDLE, parse_math=False)
+        below.set_xlabel("x")
+        for ax in (above, below):
+            ax.grid(alpha=0.3)
+    axes[1, 0].set_ylabel("error")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=MIDDLE, frameon=False)
+    return figure
+
+
+def fields(input: np.ndarray, target: np.ndarray, prediction: np.ndarray, titles: Sequence[str]) -> Figure:
+    """Functions of two variables, a row for each: maps of input, truth, prediction and error.
+
+    Truth and prediction of a row have one colour scale. That of the error is symmetric.
+
+    Args:
+        input: (K, n, n). target, prediction: (K, m, m). titles: of the K rows.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 0.5 + 2.4 * len(titles)), layout="constrained")
+    axes = figure.subplots(len(titles), 4, squeeze=False, subplot_kw=_NO_TICKS)
+    for row, a, u, found, title in zip(axes, input, target, prediction, titles, strict=True):
+        largest = float(np.abs(found - u).max()) or 1.0
+        limits = {"vmin": min(u.min(), found.min()), "vmax": max(u.max(), found.max())}
+        symmetric = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
+        maps = (("input", a, {}), ("target", u, limits), ("prediction", found, limits), ("error", found - u, symmetric))
+        for ax, (name, values, how) in zip(row, maps, strict=True):
+            # The first index is the coordinate across.
+            image = ax.imshow(values.T, origin="lower", interpolation="nearest", **how)
+            ax.set_title(name if ax in axes[0] else "", fontsize=MIDDLE)
+            figure.colorbar(image, ax=ax, shrink=0.85).ax.tick_params(labelsize=SMALL)
+        row[0].set_ylabel(title, fontsize=MIDDLE, parse_math=False)
+    return figure

@@ -1,0 +1,150 @@
+"""Predicted functions beside true ones, and their error by resolution (Cao 2021).
+
+Errors are relative, ‖û − u‖₂/‖u‖₂, as in training. A subset has one grid: --subset test,test_512,test_2048 gives the
+error on three. In one dimension the picture has input, truth, prediction and error over x. In two it has a map of each.
+
+OUT.npz has SUBSET.errors (functions,), and of the functions of --samples SUBSET.input, SUBSET.target and
+SUBSET.prediction. OUT.json has means, medians and largest errors.
+
+Several checkpoints, NAME=CHECKPOINT each, are compared by resolution, those of one NAME as seeds of one model: their
+mean, and a band from minimum to maximum.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fairseq_sg.analysis import plots
+from fairseq_sg.analysis.checkpoint import Loaded
+from fairseq_sg.analysis.options import add_batches
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.criterions.relative_l2 import norms
+from fairseq_sg.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Marks a command that takes models of ``sg_operator``.
+OPERATORS = True
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Argument type: whole numbers, separated by commas."""
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"must be numbers of functions such as 0,1,5, not {text!r}")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--subset", default="test", metavar="NAMES", help="subsets, comma separated (default: test)")
+    parser.add_argument(
+        "--samples", type=numbers, default=(0, 1, 2), metavar="N,N", help="functions that are drawn (default: 0,1,2)"
+    )
+    add_batches(parser, "default: all")
+
+
+@torch.no_grad()
+def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
+    result = Result(facts={"dims": loaded.task.fields.dims, "samples": list(args.samples), "subsets": {}})
+    for name in (name.strip() for name in args.subset.split(",")):
+        dataset = loaded.subset(name)
+        if max(args.samples) >= len(dataset):
+            raise UsageError(
+                f"--samples has {max(args.samples)}, and {name} has the functions 0 to {len(dataset) - 1}: choose "
+                "among them"
+            )
+        errors = [
+            norms(loaded.run(batch)[0].to(batch["target"]) - batch["target"]) / norms(batch["target"])
+            for batch in loaded.batches(dataset, args.batch_size, args.limit)
+        ]
+        found = torch.cat(errors).cpu().numpy()
+        result.arrays[f"{name}.errors"] = found
+        result.arrays |= {f"{name}.{part}": values for part, values in drawn(loaded, dataset, args.samples).items()}
+        result.facts["subsets"][name] = {
+            "functions": len(found),
+            "points": len(dataset.target_axis),
+            "mean": float(found.mean()),
+            "median": float(np.median(found)),
+            "largest": float(found.max()),
+        }
+    result.summary = table(result.facts["subsets"])
+    return result
+
+
+def drawn(loaded: Loaded, dataset: Any, samples: Sequence[int]) -> dict[str, np.ndarray]:
+    """Input, target and prediction of some functions, and the axes of their grids."""
+    batch = dataset.collater([dataset[number] for number in samples])
+    on_device = {name: x.to(loaded.device) for name, x in batch["net_input"].items()}
+    prediction = loaded.model(**on_device)[0]
+    return {
+        "axis": dataset.axis.numpy(),
+        "target_axis": dataset.target_axis.numpy(),
+        "input": batch["net_input"]["a"].numpy(),
+        "target": batch["target"].numpy(),
+        "prediction": prediction.double().cpu().numpy(),
+    }
+
+
+def table(subsets: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The lines on one checkpoint."""
+    width = max(map(len, ["subset", *subsets]))
+    lines = [f"{'subset':{width}}  points  functions  mean error     median    largest"]
+    lines += [
+        f"{name:{width}}  {entry['points']:6,}  {entry['functions']:9,}  {entry['mean']:10.6f} {entry['median']:10.6f} "
+        f"{entry['largest']:10.6f}"
+        for name, entry in subsets.items()
+    ]
+    return lines
+
+
+def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
+    """One result for several models, each with its seeds. Raises UsageError if they were tested on other grids."""
+    first = next(iter(measured.values()))[0].facts
+    common = {name: {k: entry[k] for k in ("functions", "points")} for name, entry in first["subsets"].items()}
+    combined = Result(facts={"dims": first["dims"], "samples": first["samples"], "subsets": common})
+    means: dict[str, dict[str, list[float]]] = {name: {} for name in common}
+    for model, seeds in measured.items():
+        for number, result in enumerate(seeds, 1):
+            combined.arrays |= {f"{model}.{number}.{key}": array for key, array in result.arrays.items()}
+            for name, entry in result.facts["subsets"].items():
+                if any(entry[key] != value for key, value in common[name].items()):
+                    raise UsageError(
+                        f"{model} was tested on other grids than the first model: give one folder by --data"
+                    )
+                means[name].setdefault(model, []).append(entry["mean"])
+    widths = {model: max(len(model), 9) for model in measured}
+    wide = max(map(len, ["subset", *common]))
+    lines = ["  ".join([f"{'subset':{wide}}  points", *(f"{model:>{width}}" for model, width in widths.items())])]
+    for name, entry in common.items():
+        entry["models"] = means[name]
+        cells = [f"{np.mean(means[name][model]):{width}.6f}" for model, width in widths.items()]
+        lines.append("  ".join([f"{name:{wide}}  {entry['points']:6,}", *cells]))
+    combined.summary = lines
+    return combined
+
+
+def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
+    """``samples``: functions of the first subset. ``grids``: the error by resolution, where there are several."""
+    subsets, figures = result.facts["subsets"], {}
+    name = next(iter(subsets))
+    if "models" not in subsets[name]:
+        parts = {part: result.arrays[f"{name}.{part}"] for part in ("input", "target", "prediction")}
+        titles = [f"{name} {number}" for number in result.facts["samples"]]
+        if result.facts["dims"] == 1:
+            axes = result.arrays[f"{name}.axis"], result.arrays[f"{name}.target_axis"]
+            figures["samples"] = plots.functions(*axes, **parts, titles=titles)
+        else:
+            figures["samples"] = plots.fields(**parts, titles=titles)
+    points = [entry["points"] for entry in subsets.values()]
+    if len(set(points)) > 1:
+        # model -> the mean error of every seed, by subset
+        means = [entry.get("models") or {"model": [entry["mean"]]} for entry in subsets.values()]
+        curves = {model: (points, np.transpose([of[model] for of in means])) for model in means[0]}
+        figures["grids"] = plots.errors({"": plots.Lines(curves, {}, "points a side")}, "relative error")
+    return figures
