@@ -38,7 +38,8 @@ class Quantity:
         return -math.inf if value is None else value if self.more_is_better else -value
 
 
-#: Accuracy is in percent, the loss in bits per token, and squared errors are divided by the unit of their data.
+#: Accuracy is in percent, the loss in bits per token, and squared errors are divided by the unit of their data. Errors
+#: of functions are relative to their norm.
 QUANTITIES = {
     "accuracy": Quantity("accuracy", "", "accuracy", "accuracy, %", "%", more_is_better=True),
     "loss": Quantity("nll_loss", "_loss", "loss in bits per token", "loss, bits per token", "bits per token"),
@@ -57,6 +58,9 @@ QUANTITIES = {
         "squared error, mean over loops",
         "squared error",
         digits=3,
+    ),
+    "relative_l2": Quantity(
+        "relative_l2", "_relative_l2", "relative L2 error", "relative L2 error", "relative error", digits=5
     ),
 }
 

@@ -30,7 +30,7 @@ RESERVED = {
     "--save-interval", "--keep-interval-updates", "--no-epoch-checkpoints", "--batch-size-valid", "--cpu",
     "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
 }  # fmt: skip
-METRICS = ("accuracy", "loss", "perplexity", "bleu", "length_ratio", "mse_last", "mse_last_mean")
+METRICS = ("accuracy", "loss", "perplexity", "bleu", "length_ratio", "mse_last", "mse_last_mean", "relative_l2")
 #: Those of fairseq-generate -> their name.
 DECODED = {"bleu": "BLEU", "length_ratio": "length ratio"}
 #: sacreBLEU's choices, as in fairseq_sg.scoring.plain_bleu.
@@ -470,7 +470,7 @@ def check(recipe: Recipe, where: str) -> None:
         if decoded and column.at != "checkpoint":
             raise error(f"{key}.at", f"{DECODED[column.metric]} is measured only at the checkpoint")
         if column.model_overrides and (decoded or column.at != "checkpoint"):
-            raise error(f"{key}.model_overrides", "are for accuracy, loss or a squared error at the checkpoint")
+            raise error(f"{key}.model_overrides", "are for accuracy, loss or an error at the checkpoint")
         if column.generate and not decoded:
             raise error(f"{key}.generate", f"is for the metrics {' and '.join(DECODED)}")
         _check_arguments(error, f"{key}.generate", column.generate)

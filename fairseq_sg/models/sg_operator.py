@@ -1,7 +1,7 @@
 """``sg_operator``: maps a function on a grid to a function on a grid, by attention between points (Cao 2021).
 
     a           the input on the grid, scaled if ``--field-scaling scalar``
-    h⁰          W [a; x] + b at every point x; in two dimensions, perhaps convolutions down to a coarse grid
+    h⁰          W [a; x] + b at every point x; in two dimensions, perhaps after convolutions down to a coarse grid
     h           layers of attention without mask, whatever ``--encoder-attention`` says; none: a Fourier neural operator
     u           the spectral decoder (``modules.operator.decoder``), on the fine grid
 
@@ -117,10 +117,6 @@ def resolve(cfg):
         check_without_attention(config)
     if config.coarse_output and not config.coarse_points:
         raise UsageError("--coarse-output needs the grid of --coarse-points: give it, or leave --coarse-output out")
-    if config.coarse_points and config.coordinates == "input":
-        raise UsageError(
-            "--coarse-points has convolutions in place of the input's linear map: choose --coordinates heads, or none"
-        )
     if config.embedding_dropout is None:
         config.embedding_dropout = config.dropout
     return config
@@ -158,10 +154,11 @@ class SGOperator(BaseFairseqModel):
         self.input_scaling = FieldScaling(**scales.get("input", {}))
         self.target_scaling = FieldScaling(**scales.get("target", {}))
         self.joins_input = config.coordinates == "input"
-        if config.coarse_points:
-            self.lift = Downsampling(width, config.coarse_points, config.dropout)
-        else:
-            self.lift = nn.Linear(1 + dims * self.joins_input, width)
+        self.down = Downsampling(width, config.coarse_points, config.dropout) if config.coarse_points else None
+        features = width if config.coarse_points else 1
+        self.lift = nn.Linear(features + dims * self.joins_input, width)
+        if config.coarse_points and not self.joins_input:
+            self.lift = nn.Identity()  # the convolutions give the features
         self.dropout = Dropout(config.embedding_dropout)
         self.stack, self.final_norm = None, nn.Identity()
         if config.encoder_layers:
@@ -227,12 +224,12 @@ class SGOperator(BaseFairseqModel):
 
     def _lifted(self, a: Tensor, axis: Tensor) -> tuple[Tensor, Tensor]:
         """h⁰ (B, n[, n], C), on the coarse grid if there is one, and the coordinates of its points."""
-        if self.config.coarse_points:
-            coarse = torch.linspace(0, 1, self.config.coarse_points, dtype=axis.dtype, device=axis.device)
-            axis = torch.lerp(axis[:1], axis[-1:], coarse)
-            return self.dropout(self.lift(a.unsqueeze(1)).movedim(1, -1)), coordinates(axis, self.dims)
-        points = coordinates(axis, self.dims)
         z = a.unsqueeze(-1)  # (B, n[, n], 1)
+        if self.down is not None:
+            z = self.down(a.unsqueeze(1)).movedim(1, -1)  # (B, m, m, C)
+            coarse = torch.linspace(0, 1, z.size(1), dtype=axis.dtype, device=axis.device)
+            axis = torch.lerp(axis[:1], axis[-1:], coarse)
+        points = coordinates(axis, self.dims)
         if self.joins_input:
             z = torch.cat([z, points.to(z).expand(a.size(0), *points.shape)], dim=-1)
         return self.dropout(self.lift(z)), points

@@ -606,9 +606,9 @@ def test_every_row_is_a_model(name, variant, plans, parsed):
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
     from omegaconf import OmegaConf
 
-    from fairseq_sg.models import sg_encoder, sg_regressor, sg_transformer, sg_transformer_lm
+    from fairseq_sg.models import sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
 
-    with_options = (sg_encoder, sg_regressor, sg_transformer, sg_transformer_lm)
+    with_options = (sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm)
     modules = {module.__name__.rpartition(".")[2]: module for module in with_options}
     content = shipped(name, variant)
     assert list(parsed[name, variant]) == list(reversed(content.trained)) and content.trained

@@ -192,7 +192,7 @@ def parse(command: Command) -> None:
 
     from fairseq_sg import command_line
     from fairseq_sg.errors import UsageError
-    from fairseq_sg.models import sg_encoder, sg_regressor, sg_transformer, sg_transformer_lm
+    from fairseq_sg.models import sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
 
     words = command.arguments
     if "…" in words:
@@ -203,6 +203,7 @@ def parse(command: Command) -> None:
     command_line.check(cfg, "train")
     models = {
         "sg_encoder": sg_encoder,
+        "sg_operator": sg_operator,
         "sg_regressor": sg_regressor,
         "sg_transformer_lm": sg_transformer_lm,
         "sg_transformer": sg_transformer,

@@ -161,7 +161,9 @@ def test_two_dimensions():
     assert u.shape == (2, 12, 12)
     inner = u[:, 1:-1, 1:-1]
     assert (inner != 0).all() and u.abs().sum() == inner.abs().sum()
-    assert build(2)(a, node_axis(12), node_axis(12))[0].shape == (2, 12, 12)  # attention on all 144 points
+    # Attention on all 144 points, and on 25 of them with their coordinates among the features.
+    for options in ({}, {"coarse_points": 5, "encoder_attention": "softmax"}):
+        assert run(build(2, **options), a, node_axis)[0].shape == (2, 12, 12)
 
 
 def test_an_inverse_model_predicts_on_the_coarse_grid():
@@ -216,7 +218,6 @@ def test_architectures_leave_what_the_user_chose(arch):
         ({"encoder_layers": 0, "encoder_attention": "softmax"}, 1, "has no effect with --encoder-layers 0"),
         ({"encoder_layers": 0, "coordinates": "heads"}, 1, "--coordinates heads needs attention"),
         ({"coarse_points": 5, "coordinates": "none"}, 1, "--coarse-points is for fields of two dimensions"),
-        ({"coarse_points": 5}, 2, "choose --coordinates heads, or none"),
         ({"coarse_output": True}, 2, "--coarse-output needs the grid of --coarse-points"),
         ({"modes": 0}, 1, "--modes is 0: choose 1 or more"),
         ({"encoder_attention": "galerkn"}, 1, "unknown attention 'galerkn'"),
