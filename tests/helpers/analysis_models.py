@@ -45,9 +45,14 @@ MODELS = {
     "visual": "--arch sg_encoder_sort_of_clevr --encoder-embed-dim 16 --encoder-ffn-embed-dim 24 "
     "--encoder-attention-heads 2 --encoder-layers 3 --encoder-attention linear --qk-norm l2",
     "regressor": f"--arch sg_regressor {SIZES['decoder']} --decoder-layers 2 --pre-norm",
+    "operator": f"--arch sg_operator {SIZES['encoder']} --encoder-layers 2 --modes 4 --spectral-dim 6 --norm none",
+    "operator_2d": f"--arch sg_operator {SIZES['encoder']} --encoder-layers 1 --modes 3 --spectral-dim 6 --norm none",
 }
 CLASSIFIERS = ("encoder", "lstm")
-KINDS = {"lm": "language_modeling", "regressor": "regression", "visual": "visual_qa"}
+KINDS = {
+    "lm": "language_modeling", "regressor": "regression", "visual": "visual_qa", "operator": "operator",
+    "operator_2d": "operator",
+}  # fmt: skip
 
 
 def pairs_folder(folder: Path) -> Path:
@@ -103,7 +108,10 @@ def text_folder(folder: Path) -> Path:
 def checkpoint(path: Path, data: Path, model: str, *more: str) -> Path:
     """A random model's checkpoint in the form of fairseq-train."""
     kind = "classification" if model in CLASSIFIERS else KINDS.get(model, "translation")
-    criteria = {"classification": "classification", "visual_qa": "classification", "regression": "regression"}
+    criteria = {
+        "classification": "classification", "visual_qa": "classification", "regression": "regression",
+        "operator": "relative_l2",
+    }  # fmt: skip
     criterion = criteria.get(kind, "cross_entropy_orthogonality")
     fixed = f"{data} --task sg_{kind} --criterion {criterion} --optimizer torch_adam --cpu"
     arguments = [*fixed.split(), *MODELS[model].split(), *more]
