@@ -15,6 +15,7 @@ from typing import Any
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.plan import Plan, Trial, as_seeds
+from fairseq_sg.experiments.quantities import QUANTITIES
 from fairseq_sg.experiments.recipe import Recipe, RecipeError
 from fairseq_sg.experiments.runs import curve, diverged, partial_result, result_of, saved, starts_of, write_json
 
@@ -117,8 +118,10 @@ def _check_records(recipe: Recipe, records: Any) -> None:
         if row not in recipe.rows or data not in recipe.data:
             raise ValueError(f"a record of the row {row!r} on {data!r}, which the recipe does not have")
         if "result" in record:
-            for key in ("steps", "accuracy", "curve"):
+            for key in ("steps", "curve"):
                 record["result"][key]
+            if not any(name in record["result"] for name in QUANTITIES):
+                raise KeyError("accuracy")
 
 
 def collect(plan: Plan, trials: Sequence[Trial]) -> Results:

@@ -138,6 +138,7 @@ def put(value, *keys):
         (put("ugly", "records", 0, "row"), "a record of the row 'ugly' on 'tiny', which the recipe does not have"),
         (put("huge", "records", 0, "data"), "a record of the row 'good' on 'huge', which the recipe does not have"),
         (put({}, "records", 0, "result"), "KeyError('steps')"),
+        (put({"steps": 1, "curve": []}, "records", 0, "result"), "KeyError('accuracy')"),
     ],
 )  # fmt: skip
 def test_what_is_no_results_file_is_refused_in_one_line(change, message, content, tmp_path):
@@ -147,6 +148,12 @@ def test_what_is_no_results_file_is_refused_in_one_line(change, message, content
     with pytest.raises(UsageError) as error:
         results.read(path)
     assert str(error.value).startswith(f"{path}: ") and message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_numbers_without_accuracies_are_read(content, tmp_path):
+    put({"steps": 1, "curve": [], "relative_l2": {"gen": 0.5}}, "records", 0, "result")(content)
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    assert results.read(tmp_path / "x.json").records[0]["result"]["relative_l2"] == {"gen": 0.5}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "null", '"text"'])
