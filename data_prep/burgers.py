@@ -118,7 +118,6 @@ class Burgers(Dataset):
                 f"{options.time:g}, solved on {options.points} points"
             ),
             membership="drawn here, in the distribution of the published file",
-            origin={"generator": "data_prep.burgers", "version": 1},
             recommended=(
                 f"--arch {self.arch} --h1-weight 0.1 --batch-size {BATCH} --clip-norm 0.999 --one-cycle-rise 0.2"
             ),

@@ -200,7 +200,6 @@ class Darcy(Dataset):
             periodic=False,
             rule=rule,
             membership="drawn here, at nodes; the published files hold values at the centres of cells",
-            origin={"generator": "data_prep.darcy", "version": 1},
             recommended=f"{recommended} --batch-size {BATCH} --clip-norm 0.99",
             updates=EPOCHS * max(1, options.train // BATCH),
         )

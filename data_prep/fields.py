@@ -25,6 +25,9 @@ from data_prep.dataset import DataError, Dataset, Json, Options, UsageError, opt
 from data_prep.draws import seed_option
 from data_prep.progress import progress
 
+GENERATOR = "data_prep.fields"
+#: Raised when equal requests give other functions.
+VERSION = 1
 LARGEST = 1 << 28  # numbers in the inputs of one subset
 #: What a subset has: the files SUBSET.NAME.npy; ``gradient`` is that of the target, and some datasets have none.
 ARRAYS = ("input", "target", "gradient")
@@ -172,9 +175,11 @@ class Fields(ArrayMaterial):
     Args:
         arrays: as ``collect`` returns them.
         dims: 1 or 2. periodic: whether x_i = i/n, without the end point 1; otherwise x_i = i/(n − 1).
-        rule, membership, origin: as in ``Material``.
+        rule, membership: as in ``Material``.
         recommended: sizes, weight of derivatives, batches and the like of the published training; updates: of it.
     """
+
+    origin = {"generator": GENERATOR, "version": VERSION}
 
     def __init__(
         self,
@@ -184,13 +189,12 @@ class Fields(ArrayMaterial):
         periodic: bool,
         rule: str,
         membership: str,
-        origin: Json,
         recommended: str,
         updates: int,
     ) -> None:
         super().__init__(arrays)
         self.dims, self.periodic = dims, periodic
-        self.rule, self.membership, self.origin = rule, membership, origin
+        self.rule, self.membership = rule, membership
         self.recommended, self.updates = recommended, updates
 
     def check(self) -> None:

@@ -11,28 +11,28 @@ has
 Targets, gradients and coordinates are float64, which ``--fp16`` and ``--bf16`` leave as they are.
 """
 
-import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fairseq import utils
 from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
+from omegaconf import II
 
+from data_prep.fields import ARRAYS, GENERATOR, VERSION
 from fairseq_sg.errors import UsageError
-from fairseq_sg.tasks.breakdown import read_manifest
-from fairseq_sg.tasks.mixin import SGTask, asks_for_training
+from fairseq_sg.tasks.arrays import ArrayTask
 
-COMMANDS = "`python -m data_prep burgers` or `darcy`"
+COMMAND = "python -m data_prep burgers` or `python -m data_prep darcy"
 
 
 @dataclass
 class SGOperatorTaskConfig(FairseqDataclass):
-    data: str = field(default="", metadata={"help": f"folder made by {COMMANDS}"})
+    data: str = field(default="", metadata={"help": f"folder made by `{COMMAND}`"})
+    train_subset: str = II("dataset.train_subset")
 
 
 class FieldFacts(NamedTuple):
@@ -99,7 +99,7 @@ class FieldDataset(FairseqDataset):
 
 
 @register_task("sg_operator", dataclass=SGOperatorTaskConfig)
-class SGOperatorTask(SGTask, FairseqTask):
+class SGOperatorTask(ArrayTask):
     """See the module's docstring.
 
     Attributes:
@@ -110,59 +110,20 @@ class SGOperatorTask(SGTask, FairseqTask):
     """
 
     cfg: SGOperatorTaskConfig
-    source_dictionary = target_dictionary = None
+    name, command, contents, sample = "sg_operator", COMMAND, "functions on grids", "function"
+    generator, version = GENERATOR, VERSION
 
-    def __init__(self, cfg: SGOperatorTaskConfig, fields: FieldFacts):
+    def __init__(self, cfg: SGOperatorTaskConfig, manifest: dict[str, Any]):
         super().__init__(cfg)
-        self.fields = fields
+        self.fields = FieldFacts(*(manifest[name] for name in FieldFacts._fields))
 
     @classmethod
     def setup_task(cls, cfg: SGOperatorTaskConfig, **kwargs) -> "SGOperatorTask":
-        if len(utils.split_paths(cfg.data)) != 1:
-            raise UsageError(f"--task sg_operator takes one folder, not {cfg.data!r}: make it with {COMMANDS}")
-        manifest = read_manifest(cfg.data)
-        if any(name not in manifest for name in FieldFacts._fields):
-            raise UsageError(f"{cfg.data} has no functions on grids: make a folder with {COMMANDS}")
-        return cls(cfg, FieldFacts(*(manifest[name] for name in FieldFacts._fields)))
-
-    @property
-    def trained_on(self) -> dict[str, Any]:
-        """The record of the data that a checkpoint keeps; functions have no dictionaries."""
-        return {"data": self.cfg.data, "requests": [m.get("request") for m in self.manifests], "dictionaries": {}}
-
-    # Data.
+        return cls(cfg, cls.manifest_of(cfg.data))
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
-        if split not in self.manifests[0].get("subsets", {}):
-            raise self.no_such_subset(split)
-        names = ("input", "target", "gradient") if self.fields.gradient else ("input", "target")
-        try:
-            arrays = {
-                name: np.load(os.path.join(self.cfg.data, f"{split}.{name}.npy"), mmap_mode="r", allow_pickle=False)
-                for name in names
-            }
-        except (OSError, ValueError, EOFError) as error:
-            raise self.no_such_subset(split) from error
-        self.datasets[split] = FieldDataset(self.fields, arrays)
-
-    def get_batch_iterator(self, dataset: FieldDataset, max_tokens: int | None = None, *args, **kwargs):
-        """fairseq's, but evaluation never drops a last batch that is not a multiple of
-        ``--required-batch-size-multiple``.
-
-        Raises UsageError where ``max_tokens`` is less than the points of a function.
-        """
-        if max_tokens is not None and max_tokens < dataset.size(0):
-            raise UsageError(
-                f"--max-tokens is {max_tokens}, and a function has {dataset.size(0)} points: choose at least as many, "
-                "or give --batch-size instead"
-            )
-        if not asks_for_training(kwargs):
-            kwargs["required_batch_size_multiple"] = 1
-        return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
-
-    def max_positions(self) -> None:
-        """Any number of points."""
-        return None
+        names = ARRAYS if self.fields.gradient else ARRAYS[:2]
+        self.datasets[split] = FieldDataset(self.fields, {name: self.mapped(split, name) for name in names})
 
     # Models.
 

@@ -27,7 +27,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def task(folder: Path) -> SGOperatorTask:
-    return SGOperatorTask.setup_task(SGOperatorTaskConfig(data=str(folder)))
+    return SGOperatorTask.setup_task(SGOperatorTaskConfig(data=str(folder), train_subset="train"))
 
 
 @pytest.mark.parametrize(("subset", "points"), [("train", 32), ("test", 32), ("test_64", 64), ("test_128", 128)])
@@ -89,12 +89,12 @@ def test_wrong_subsets_and_files(folder, tmp_path):
             task(broken).load_dataset(subset)
 
 
-def test_a_manifest_without_facts(folder, tmp_path):
+def test_another_version(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "old")
     manifest = json.loads((folder / "dataset.json").read_text())
-    del manifest["periodic"]
+    manifest["origin"]["version"] = 0
     (tmp_path / "old" / "dataset.json").write_text(json.dumps(manifest))
-    with pytest.raises(UsageError, match="has no functions on grids"):
+    with pytest.raises(UsageError, match="was made by version 0 of its generator, and the task needs version 1"):
         task(tmp_path / "old")
 
 
@@ -111,5 +111,5 @@ def test_models_and_criteria_that_do_not_fit(folder):
 def test_a_batch_of_fewer_points_than_a_function(folder):
     of = task(folder)
     of.load_dataset("test")
-    with pytest.raises(UsageError, match="--max-tokens is 31, and a function has 32 points"):
+    with pytest.raises(UsageError, match="--max-tokens is 31, and a function has 32 tokens"):
         of.get_batch_iterator(of.dataset("test"), max_tokens=31)
