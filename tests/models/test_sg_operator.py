@@ -144,8 +144,8 @@ def test_finer_grids_converge(name):
 
 
 def test_the_sum_of_galerkin_attention_grows_with_the_grid():
-    """--galerkin-average sum: attention of twice as many points is twice as large; the mean's is not."""
-    for average, ratio in (("sum", 2.0), ("mean", 1.0)):
+    """--galerkin-average sum or 32: attention of twice as many points is twice as large; the mean's is not."""
+    for average, ratio in (("sum", 2.0), ("32", 2.0), ("mean", 1.0)):
         model = build(coordinates="none", galerkin_average=average, encoder_layers=1).eval()
         attention = model.stack.layers[0].self_attn
         h = model.lift(waves(64).unsqueeze(-1)).transpose(0, 1)  # (N, B, C)
@@ -213,7 +213,8 @@ def test_architectures_leave_what_the_user_chose(arch):
         ({"coordinates": "all"}, 1, "--coordinates is 'all': choose from input, heads, none"),
         ({"coordinates": "heads", "encoder_attention": "softmax"}, 1, "--coordinates heads is not defined for softmax"),
         ({"field_scaling": "pointwise"}, 1, "--field-scaling is 'pointwise': choose from none, scalar"),
-        ({"galerkin_average": "max"}, 1, "--galerkin-average is 'max': choose from mean, sum"),
+        ({"galerkin_average": "max"}, 1, "--galerkin-average is 'max': choose from mean, sum, or a number above 0"),
+        ({"galerkin_average": "-1"}, 1, "--galerkin-average is '-1': choose from mean, sum, or a number above 0"),
         ({"encoder_attention": "softmax", "galerkin_average": "sum"}, 1, "--galerkin-average sum has no effect"),
         ({"encoder_layers": 0, "encoder_attention": "softmax"}, 1, "has no effect with --encoder-layers 0"),
         ({"encoder_layers": 0, "coordinates": "heads"}, 1, "--coordinates heads needs attention"),

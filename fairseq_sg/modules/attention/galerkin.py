@@ -9,7 +9,7 @@ neither forms an N×M matrix, although the released code of Fourier attention do
 
 On a grid, the coordinates of its points can be columns of every head, joined to q, k and v after the norms, as in the
 released code. Then d_head is the widened width, and an output projection follows. ``--galerkin-average sum`` leaves out
-the division by n: a control, since the sum grows with the number of points.
+the division by n, and a number takes its place: controls, which grow with the number of points.
 
 The paper has neither padding nor a causal form. In the decoder role this code sums over the prefix alone and divides
 by the number of keys in it.
@@ -17,6 +17,7 @@ by the number of keys in it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -40,8 +41,8 @@ class GalerkinOptions(AttentionOptions):
     galerkin_average: str = field(
         default="mean",
         metadata={
-            "help": "Galerkin and Fourier attention take the 'mean' over the keys, as published, or the 'sum', which "
-            "grows with the number of keys"
+            "help": "Galerkin and Fourier attention take the 'mean' over the keys, as published, or, as controls, the "
+            "'sum', or the sum divided by a number, whatever the number of keys"
         },
     )
 
@@ -78,7 +79,7 @@ class GalerkinAttention(Attention):
 
     Args (besides those of :class:`Attention`):
         galerkin_norm_eps: ε of the layer norms.
-        galerkin_average: ``mean`` or ``sum``.
+        galerkin_average: ``mean``, ``sum``, or the number in text that the sum is divided by.
 
     Raises:
         UsageError: for another ``galerkin_average``, or heads of one number.
@@ -104,9 +105,8 @@ class GalerkinAttention(Attention):
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, output_projection=columns > 0, columns=columns, **kwargs)
-        if galerkin_average not in ("mean", "sum"):
-            raise UsageError(f"--galerkin-average is {galerkin_average!r}: choose from mean, sum")
-        self.averages = galerkin_average == "mean"
+        #: What sums are divided by on every grid; None for the number of keys.
+        self.divisor = None if galerkin_average == "mean" else _divisor(galerkin_average)
         ranges.check(GalerkinOptions, {"galerkin_norm_eps": galerkin_norm_eps})
         if self.head_dim < 2:
             raise UsageError(
@@ -130,8 +130,8 @@ class GalerkinAttention(Attention):
     def attend(self, q, k, v, context):
         padding, offset, dtype = context.key_padding_mask, self.offset(q, k), v.dtype
         n = count_visible(q.size(2), k.size(2), padding, self.causal, offset, q.device)  # (B or 1, 1, N or 1, 1)
-        if not self.averages:
-            n = torch.ones_like(n)
+        if self.divisor is not None:
+            n = self.divisor
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
         if self.columns:
             q, k, v = (torch.cat([x, _columns_like(x, context.coordinates)], dim=-1) for x in (q, k, v))
@@ -153,16 +153,16 @@ class GalerkinAttention(Attention):
         total, (S, z) = linear_attention(
             q, k, v, causal=True, key_padding_mask=padding, state=before, return_state=True, normalize=False
         )
-        n = seen.clamp(min=1)[:, None, :, None] if self.averages else 1
+        n = seen.clamp(min=1)[:, None, :, None] if self.divisor is None else self.divisor
         out = (total * self.scale / n).to(dtype)
         # A copy: a view would keep the counts of the whole prefix.
         return out, {"S": S, "z": z, "seen": seen[:, -1:].clone()}
 
     def fold(self, k, v, key_padding_mask):
         S, z = linear_attention_state(self.k_norm(k), self.v_norm(v), key_padding_mask=key_padding_mask)
-        n = (
-            count_visible(1, k.size(2), key_padding_mask, False, 0, k.device) if self.averages else 1
-        )  # (B or 1, 1, 1, 1)
+        n = self.divisor
+        if n is None:
+            n = count_visible(1, k.size(2), key_padding_mask, False, 0, k.device)  # (B or 1, 1, 1, 1)
         return {"S": S * self.scale / n, "z": z}
 
     def read(self, q, state):
@@ -188,6 +188,17 @@ class FourierAttention(GalerkinAttention):
         if fourier_scale not in ("head_dim", "none"):
             raise UsageError(f"--fourier-scale is {fourier_scale!r}: choose from head_dim, none")
         self.scale = (self.head_dim + self.columns) ** -0.5 if fourier_scale == "head_dim" else 1.0
+
+
+def _divisor(text: str) -> float:
+    """1 for ``sum``, or the number in the text."""
+    try:
+        number = 1.0 if text == "sum" else float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise UsageError(f"--galerkin-average is {text!r}: choose from mean, sum, or a number above 0")
+    return number
 
 
 def _columns_like(x: Tensor, coordinates: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ CASES = [
     *(Case("galerkin", role, {"attention_bias": True}) for role in ROLES),
     Case("galerkin", "encoder", {"attention_init": "glorot", "galerkin_norm_eps": 0.5}),
     *(Case("galerkin", role, {"galerkin_average": "sum"}) for role in ROLES),
+    Case("galerkin", "decoder", {"galerkin_average": "2.5"}),
 ]
 
 
@@ -38,6 +39,8 @@ def reference(module, query, key, padding=None):
                 seen = visible(n, M, module.role == "decoder", mask)
                 for m in seen:
                     similarity = norm(q[n, b, h], module.q_norm, h) @ norm(k[m, b, h], module.k_norm, h)
-                    weights[b, h, n, m] = similarity * module.scale / (len(seen) if module.averages else 1)
+                    weights[b, h, n, m] = (
+                        similarity * module.scale / (len(seen) if module.divisor is None else module.divisor)
+                    )
                     out[n, b, h] += weights[b, h, n, m] * norm(v[m, b, h], module.v_norm, h)
     return module.out_proj(out.flatten(2)), weights
