@@ -8,12 +8,13 @@ t = share · T − 1. PyTorch has s = 25; Cao 2021 has s = e = 10⁴, the defaul
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 
 #: β₁ at the start and the end, and at the peak of the learning rate.
@@ -48,7 +49,7 @@ class OneCycle(FairseqLRScheduler):
     """See the module's docstring.
 
     Raises:
-        UsageError: no ``--max-update``, a rise of less than one update, or an optimizer without β₁.
+        UsageError: no ``--max-update``, an option outside its range, or an optimizer without β₁.
     """
 
     paper = "Smith & Topin 2018"
@@ -60,12 +61,9 @@ class OneCycle(FairseqLRScheduler):
         self.last = cfg.max_update - 1
         if cfg.max_update < 1:
             raise UsageError("--lr-scheduler one_cycle needs the number of updates: give --max-update")
+        ranges.check(OneCycleConfig, {f.name: getattr(cfg, f.name) for f in fields(OneCycleConfig) if f.metadata})
+        #: The update of the peak; below 0 for a rise of less than one update.
         self.top = cfg.one_cycle_rise * cfg.max_update - 1
-        if not 0 < self.top < self.last:
-            raise UsageError(
-                f"--one-cycle-rise {cfg.one_cycle_rise:g} of --max-update {cfg.max_update} leaves no update to rise or "
-                "to fall: choose another share, or more updates"
-            )
         self.cycles_beta1 = not cfg.one_cycle_constant_beta1
         if self.cycles_beta1 and not all("betas" in group for group in optimizer.param_groups):
             raise UsageError(
@@ -77,7 +75,7 @@ class OneCycle(FairseqLRScheduler):
     def between(self, outer: float, peak: float, end: float, update: int) -> float:
         """The value at an update of what goes from ``outer`` to ``peak`` and then to ``end``."""
         if update <= self.top:
-            return cosine(outer, peak, update / self.top)
+            return cosine(outer, peak, update / self.top) if self.top > 0 else peak
         return cosine(peak, end, (min(update, self.last) - self.top) / (self.last - self.top))
 
     def step_update(self, num_updates: int) -> float:

@@ -55,6 +55,7 @@ DATA = {
     "language_modeling": "enwik8",
     "sg_regression": "regression",
     "sg_visual_qa": "scenes",
+    "sg_operator": "burgers",
 }
 TRANSLATION_DATA = "scan26"
 

@@ -26,8 +26,8 @@ def schedule(updates: int, of=None, **options) -> OneCycle:
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
-@pytest.mark.parametrize("updates", [4, 11, 100, 257])
-@pytest.mark.parametrize("rise", [0.3, 0.5, 0.77])
+@pytest.mark.parametrize("updates", [1, 2, 3, 4, 11, 100, 257])
+@pytest.mark.parametrize("rise", [0.3, 0.49, 0.77])
 @pytest.mark.parametrize("divisors", [(1e4, 1e4), (25.0, 3.0)])
 def test_equals_torchs_schedule(updates, rise, divisors):
     ours = schedule(updates, one_cycle_rise=rise, one_cycle_start=divisors[0], one_cycle_end=divisors[1])
@@ -48,6 +48,10 @@ def test_the_first_update_has_the_first_rate():
     assert schedule(10).optimizer.get_lr() == pytest.approx(1e-7)
 
 
+def test_a_rise_of_one_update_begins_at_the_peak():
+    assert schedule(2, one_cycle_rise=0.5).optimizer.get_lr() == 1e-3
+
+
 def test_after_the_last_update_nothing_changes():
     ours = schedule(10)
     assert ours.step_update(10) == ours.step_update(9) == pytest.approx(1e-11)
@@ -63,9 +67,8 @@ def test_beta1_can_stay():
     ("updates", "options", "message"),
     [
         (0, {}, "give --max-update"),
-        (3, {}, "leaves no update to rise or to fall"),
-        (100, {"one_cycle_rise": 0.01}, "leaves no update to rise or to fall"),
-        (100, {"one_cycle_rise": 1.0}, "leaves no update to rise or to fall"),
+        (100, {"one_cycle_rise": 1.0}, "--one-cycle-rise is 1.0: choose a number above 0"),
+        (100, {"one_cycle_end": 0.5}, "--one-cycle-end is 0.5: choose 1 or more"),
     ],
 )
 def test_refusals(updates, options, message):
