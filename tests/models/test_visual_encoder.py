@@ -152,6 +152,16 @@ def test_other_mechanisms_serve(options):
     assert small(**options)(*random_batch())[0].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    """Images are bytes, which --bf16 and --fp16 leave as they are."""
+    model, batch = small(encoder_attention="linear", qk_norm="l2"), random_batch()
+    expected = model(*batch)[0]
+    found = model.to(dtype)(*batch)[0]
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+
+
 def test_question_and_image_matter():
     model, (images, questions) = small(), random_batch()
     logits = model(images, questions)[0]
