@@ -24,6 +24,7 @@ from fairseq_sg.ops.cvmm.grouped import has_grouped_mm
 from helpers import simulated
 from helpers.labelled_data import write_labelled
 from helpers.models import MODELS, PAD, model_of, pair
+from helpers.scenes import write_scenes
 from helpers.small_folders import random_pairs, write_folder
 
 simulated.register(Path(os.environ["SIMULATED_DEVICE"]))
@@ -90,6 +91,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         "sg_translation": pairs,
         "sg_language_modeling": made / "text-bin",
         "sg_classification": write_labelled(made / "labelled"),
+        "sg_visual_qa": write_scenes(made / "scenes", scenes=2, test_scenes=1),
     }
 
 
@@ -116,6 +118,10 @@ STEPS = {
     "classifier": (
         f"--task sg_classification --arch sg_encoder_ctl {SMALL} --encoder-attention geometric --encoder-update "
         "copy_gate --copy-gate-dropout 0.1 --criterion classification"
+    ),
+    "questions on images": (
+        f"--task sg_visual_qa --arch sg_encoder_sort_of_clevr {SMALL} --encoder-attention linear --qk-norm l2 "
+        "--criterion classification --orthogonality-weight 1e-3"
     ),
 }
 
