@@ -63,7 +63,8 @@ def test_no_file_and_a_broken_file(saved, tmp_path):
     with pytest.raises(UsageError, match="^there is no checkpoint .*/nowhere/x.pt: there is no folder .*/nowhere$"):
         load(f"{folder}/nowhere/x.pt")
     with pytest.raises(
-        UsageError, match="^there is no checkpoint a=.*: only `accuracy`, `consistency` and `regression` .*, omit a=$"
+        UsageError,
+        match="^there is no checkpoint a=.*: only `accuracy`, `consistency`, `operator` and `regression` .*, omit a=$",
     ):
         load(f"a={saved('softmax')}")
     broken = tmp_path / "broken.pt"

@@ -445,7 +445,7 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
     [
         (
             [],
-            "name a command: maps, gates, values, norms, experts, accuracy, symbols, consistency, regression, answers ",
+            "name a command: maps, gates, values, norms, experts, accuracy, symbols, consistency, regression, .*",
         ),
         (["map", "x.pt"], "unknown command 'map': did you mean maps. choose from maps, gates, values, .*"),
         (["maps", "x.pt", "--inptu", "s"], "maps has no option --inptu: did you mean --input. "),
