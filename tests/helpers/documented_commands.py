@@ -48,8 +48,9 @@ SIZES = {
     "sg_encoder_sort_of_clevr": "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32",
     "sg_encoder_ctl": "--encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32",
 }
-#: The prefix of a task -> the folder of tiny data that stands for its data.
+#: A task, or an architecture -> the folder of tiny data that stands for its data.
 DATA = {
+    "sg_operator_darcy_small": "darcy",
     "sg_classification": "ctl_small_forward",
     "sg_language_modeling": "enwik8",
     "language_modeling": "enwik8",
@@ -178,7 +179,7 @@ def smaller(command: Command) -> list[str]:
     done += SIZES.get(command.value("--arch") or "", "").split()
     if command.is_fairseq:
         task = command.value("--task") or ""
-        done[0] = f"data-bin/{DATA.get(task, TRANSLATION_DATA)}"
+        done[0] = f"data-bin/{DATA.get(command.value('--arch') or '') or DATA.get(task, TRANSLATION_DATA)}"
         done += ["--num-workers", "0"]
     return done + (["--device", "cpu"] if command.name == "fairseq_sg.analysis" else ["--cpu"])
 
