@@ -8,13 +8,12 @@ t = share · T − 1. PyTorch has s = 25; Cao 2021 has s = e = 10⁴, the defaul
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
-from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 
 #: β₁ at the start and the end, and at the peak of the learning rate.
@@ -49,7 +48,7 @@ class OneCycle(FairseqLRScheduler):
     """See the module's docstring.
 
     Raises:
-        UsageError: no ``--max-update``, an option outside its range, or an optimizer without β₁.
+        UsageError: no ``--max-update``, or an optimizer without β₁.
     """
 
     paper = "Smith & Topin 2018"
@@ -61,7 +60,6 @@ class OneCycle(FairseqLRScheduler):
         self.last = cfg.max_update - 1
         if cfg.max_update < 1:
             raise UsageError("--lr-scheduler one_cycle needs the number of updates: give --max-update")
-        ranges.check(OneCycleConfig, {f.name: getattr(cfg, f.name) for f in fields(OneCycleConfig) if f.metadata})
         #: The update of the peak; below 0 for a rise of less than one update.
         self.top = cfg.one_cycle_rise * cfg.max_update - 1
         self.cycles_beta1 = not cfg.one_cycle_constant_beta1
