@@ -1,6 +1,10 @@
 """Burgers' equation (Li et al. 2021; Cao 2021): the wave at time 1 is to be found from the wave at time 0.
 
-    u_t + u u_x = ν u_xx,   periodic              a = u(·, 0)  ->  u(·, 1)
+    u_t + u u_x = ν u_xx,   periodic
+
+    u(x, 0)             ->  u(x, 1)
+    u(x − s, 0)         ->  u(x − s, 1)         a shifted wave stays shifted
+    u(x, 0) + c         ->  u(x − c, 1) + c     a faster wave has come further
 
 The first wave is a Gaussian random field N(0, 625 (−Δ + 25)^−2) on the unit interval. The equation is solved exactly,
 by Cole and Hopf's substitution in Fourier space. Nothing is stepped in time:
