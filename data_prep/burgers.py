@@ -1,10 +1,9 @@
 """Burgers' equation (Li et al. 2021; Cao 2021): the wave at time 1 is to be found from the wave at time 0.
 
-    u_t + u u_x = ν u_xx,   periodic
+    u_t + u u_x = ν u_xx,   periodic;   for ν = 0.1 and the period 2π, for example
 
-    u(x, 0)             ->  u(x, 1)
-    u(x − s, 0)         ->  u(x − s, 1)         a shifted wave stays shifted
-    u(x, 0) + c         ->  u(x − c, 1) + c     a faster wave has come further
+    0.1 sin x / (1 + 0.5 cos x)  ->  0.0905 sin x / (1 + 0.452 cos x)
+    1 + 0.1 sin x / (1 + 0.5 cos x)  ->  1 + 0.0905 sin(x − 1) / (1 + 0.452 cos(x − 1))
 
 The first wave is a Gaussian random field N(0, 625 (−Δ + 25)^−2) on the unit interval. The equation is solved exactly,
 by Cole and Hopf's substitution in Fourier space. Nothing is stepped in time:

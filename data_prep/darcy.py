@@ -1,10 +1,11 @@
 """Darcy flow (Li et al. 2021; Cao 2021): the pressure is to be found from the permeability of a medium.
 
-    −∇·(a ∇u) = 1 in the unit square,   u = 0 at its edge
+    −∇·(a ∇u) = 1 in the unit square,   u = 0 at its edge;   in the centre, for example
 
-    a                   ->  u
-    c a                 ->  u/c                 c times as permeable
-    u                   ->  a                   with --inverse
+    a = 3   ->  u = 0.02456
+    a = 12  ->  u = 0.00614
+
+With --inverse the permeability is to be found from the pressure.
 
 A Gaussian random field N(0, 9 (−Δ + 9)^−2), with Neumann conditions, is --high where it is positive, and --low
 elsewhere. The equation is solved by five-point differences on --points nodes a side, by conjugate gradients whose

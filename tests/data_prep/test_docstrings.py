@@ -8,9 +8,10 @@ import re
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from data_prep import cfq, ctl, libreoffice_help, listops, parallel, sort_of_clevr
+from data_prep import burgers, cfq, ctl, darcy, libreoffice_help, listops, parallel, sort_of_clevr
 from data_prep.__main__ import DATASETS
 from data_prep.ctl.sample import FUNCTIONS, SYMBOLS, sample
 from data_prep.ctlpp import DEFAULT_SEED, NAMES
@@ -40,6 +41,23 @@ def examples(name: str) -> list[Pair]:
 def test_examples_and_source(name: str) -> None:
     assert len(examples(name)) >= 2, examples(name)
     assert re.search(r"^Source: \S", DOCSTRINGS[name], re.MULTILINE)
+
+
+def test_waves() -> None:
+    """Both sides as numpy has them, on 64 points."""
+    names = {"x": 2 * np.pi * np.arange(64) / 64, "sin": np.sin, "cos": np.cos}
+    for pair in examples("burgers"):
+        before, after = (
+            eval(re.sub(r"(\d) (sin|cos) ?(\(.*?\)|x)", r"\1 * \2(\3)", side.replace("−", "-")), names) for side in pair
+        )
+        np.testing.assert_allclose(burgers.solve(before, 1, 0.1, 2 * np.pi), after, atol=1e-4)
+
+
+def test_pressures() -> None:
+    for pair in examples("darcy"):
+        a, u = (float(side.partition(" = ")[2]) for side in pair)
+        found, _ = darcy.solve(np.full((101, 101), a), darcy.InverseLaplacian(101))
+        assert found[50, 50] == pytest.approx(u, abs=1e-5)
 
 
 def ctl_meaning(source: str) -> str:

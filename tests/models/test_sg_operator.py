@@ -237,3 +237,15 @@ def test_a_grid_with_too_few_frequencies():
 def test_another_task_is_refused():
     with pytest.raises(UsageError, match="choose --task sg_operator"):
         SGOperator.build_model(SimpleNamespace(), SimpleNamespace())
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_half_precision(dims):
+    """Targets and coordinates stay float64 in a batch; the model computes in its own precision."""
+    options = {"coordinates": "heads", "field_scaling": "scalar"} | ({"coarse_points": 5} if dims == 2 else {})
+    model = build(dims, **options).eval()
+    a, axis = torch.randn(2, *[12] * dims).double(), periodic_axis(12)
+    exact = model(a, axis, axis)[0]
+    u = model.bfloat16()(a.bfloat16(), axis, axis)[0]
+    assert u.dtype == torch.bfloat16
+    torch.testing.assert_close(u.double(), exact, atol=0.05 * exact.abs().max().item(), rtol=0)
