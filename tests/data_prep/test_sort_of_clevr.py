@@ -139,9 +139,9 @@ def test_sizes_of_the_quirks(published):
         members = (kinds == TYPES.index(kind)) & certain
         return (found != arrays["answers"])[members].mean()
 
-    assert changed("binary_nearest", Rules(nearest="correct")) == pytest.approx(0.035, abs=0.02)
+    assert changed("binary_nearest", Rules(nearest="correct")) == pytest.approx(0.033, abs=0.02)
     assert changed("ternary_line", Rules(line="perpendicular")) == pytest.approx(0.25, abs=0.05)
-    assert changed("ternary_line", Rules(line="segment")) == pytest.approx(0.34, abs=0.05)
+    assert changed("ternary_line", Rules(line="segment")) == pytest.approx(0.32, abs=0.05)
 
 
 def test_unary_answers_from_pixels(published):
@@ -206,11 +206,11 @@ def test_rotations(scene, pair):
 
 
 def test_published_lines_do_not_turn(published):
-    """The quirk: vertical distance. Exchanged coordinates change 37 % of the answers."""
+    """The quirk: vertical distance. Exchanged coordinates change 38 % of the answers."""
     scenes = [tuple(Thing(*map(int, row)) for row in scene) for scene in published["test"]["scenes"]]
     questions = [Question("ternary_line", *pair) for pair in ((0, 1), (1, 2), (3, 4))]
     changed = [answer(q, scene) != answer(q, turned(scene)) for scene in scenes for q in questions]
-    assert np.mean(changed) == pytest.approx(0.37, abs=0.06)
+    assert np.mean(changed) == pytest.approx(0.38, abs=0.06)
 
 
 @given(scene=scenes, order=st.permutations(range(5)), pair=pairs)
