@@ -9,6 +9,7 @@ Each dataset is one file, or one folder with its language, its draws and its spl
     binarize                writes fairseq's binaries
     folder                  prepares a folder atomically, with its ``dataset.json``
     sources, files.sha256   finds or downloads published files, and reads archives
+    fields, mat             functions on grids; reads .mat files
     draws                   hold-outs and random draws
     text, subwords          reads lines strictly; SentencePiece
 

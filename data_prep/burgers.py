@@ -18,21 +18,37 @@ The equation is solved on --points, and kept on --grid. --test-grids adds the fu
     train, valid, test      on --grid
     test_512, test_8192     the functions of test with 512 and 8192 points
 
+--raw-dir FOLDER reads the published file, burgers_data_R10.mat, with scipy, or with h5py if it is HDF5. train has its
+first functions, test its last ones, and valid those before test. The file labels its points 0 … 1, i/8192.
+
 SUBSET.input.npy, SUBSET.target.npy and SUBSET.gradient.npy have a, u and u_x, (functions, points), float32, at
 x = 0, 1/n, …, (n − 1)/n. The derivative is that with respect to this x.
 
-Source: generated; Li et al. 2021 ("Fourier Neural Operator"), Cao 2021 ("Choose a Transformer").
+Source: generated, or the file of Li et al. 2021 ("Fourier Neural Operator"); Cao 2021 ("Choose a Transformer").
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from data_prep.dataset import DataError, Dataset, Sources, UsageError, above_0, option, whole_number
-from data_prep.fields import FieldOptions, Fields, Solution, collect, draws, grids, periodic_field, spectral_derivative
+from data_prep.dataset import DataError, Dataset, UsageError, above_0, option, whole_number
+from data_prep.fields import (
+    DEFAULT_SEED,
+    FieldOptions,
+    Fields,
+    FieldSources,
+    Solution,
+    collect,
+    draws,
+    grids,
+    periodic_field,
+    relative_error,
+    spectral_derivative,
+)
 
 PERIODS = {"2pi": 2 * math.pi, "1": 1.0}
 #: σ, τ and γ of the first wave.
@@ -40,25 +56,42 @@ SCALE, TAU, GAMMA = 25.0, 5.0, 2.0
 #: The largest (max ψ − min ψ)/2ν: exp(−30) is 1e-13.
 WIDEST = 30.0
 EPOCHS, BATCH = 100, 8  # of the published training
+#: The published file, its functions and their points.
+FILE, FUNCTIONS, POINTS = "burgers_data_R10.mat", 2048, 8192
+#: What tells the period 2π: the mean of ‖u‖/‖a‖, and the mean relative error of a as an answer. Functions drawn here
+#: have 0.81 and 0.55; with the period 1, the first is 0.016.
+RATIO, IDENTITY = (0.75, 0.88), (0.52, 0.56)
+DRAWN = {"seed": DEFAULT_SEED, "period": "2pi", "viscosity": 0.1, "time": 1.0, "points": POINTS}
 
 
 @dataclass(frozen=True)
 class BurgersOptions(FieldOptions):
-    period: str = option("2pi", "period of the waves: 2pi, the published file's, or 1", choices=tuple(PERIODS))
-    viscosity: float = option(0.1, "ν (default: 0.1)", type=above_0)
-    time: float = option(1.0, "time of the target (default: 1)", type=above_0)
-    points: int = option(8192, "points of the grid that is solved (default: 8192)", type=whole_number(16, 1 << 16))
+    period: str | None = option(
+        None,
+        "period of the waves: 2pi (default), the published file's, or 1",
+        choices=tuple(PERIODS),
+        when_given=True,
+    )
+    viscosity: float | None = option(None, "ν (default: 0.1)", type=above_0, when_given=True)
+    time: float | None = option(None, "time of the target (default: 1)", type=above_0, when_given=True)
+    points: int | None = option(
+        None, f"points of the grid that is solved (default: {POINTS})", type=whole_number(16, 1 << 16)
+    )
     grid: int = option(2048, "points of the grid of training (default: 2048)", type=whole_number(4, 1 << 16))
     test_grids: tuple[int, ...] = option(
         (512, 8192), "further grids of test, separated by commas, or none (default: 512,8192)", type=grids
     )
     dims = 1
+    published = (FILE,)
 
-    def complete(self, sources: Sources) -> BurgersOptions:
-        if self.points % 2:
-            raise UsageError(f"--points {self.points} is odd: choose an even number")
-        self.check_grids(1, cells, "the points")
-        return self
+    def complete(self, sources: FieldSources) -> BurgersOptions:
+        found = self.decide(sources, DRAWN, POINTS)
+        if found.points % 2:
+            raise UsageError(f"--points {found.points} is odd: choose an even number")
+        found.check_grids(sources, 1, cells, "the points")
+        if sources.raw_dir is not None:
+            found.check_rows(FUNCTIONS, ("train", "valid", "test"))
+        return found
 
 
 def cells(points: int) -> int:
@@ -94,17 +127,54 @@ def solve(u: np.ndarray, time: float, viscosity: float, period: float) -> np.nda
     return mean + np.fft.irfft(np.fft.rfft(v) * np.exp(-1j * k * mean * time), n)
 
 
+def read_published(sources: FieldSources) -> tuple[np.ndarray, np.ndarray]:
+    """a and u of the published file, both (functions, points), float64.
+
+    Raises:
+        DataError: there is no such file, it is damaged, or has other functions.
+    """
+    a, u = sources.read(FILE, ("a", "u"), (FUNCTIONS, POINTS))
+    sizes = [np.linalg.norm(x, axis=1) for x in (a, u)]
+    if not all(size.all() for size in sizes):
+        raise DataError("a or u has a function that is 0 everywhere", sources.find(FILE))
+    digest = {
+        "‖u‖/‖a‖": (float((sizes[1] / sizes[0]).mean()), RATIO),
+        "‖a − u‖/‖u‖": (relative_error(a, u), IDENTITY),
+    }
+    for what, (value, (least, most)) in digest.items():
+        if not least <= value <= most:
+            raise DataError(
+                f"the mean of {what} is {value:.3f}, expected {least} to {most} for ν = 0.1 and the period 2π: is this "
+                "the official file?",
+                sources.find(FILE),
+            )
+    return a, u
+
+
 class Burgers(Dataset):
     """``python -m data_prep burgers``."""
 
     name, title, source = "burgers", "Burgers' equation", "its rule (Li et al. 2021)"
-    licence, size = "none (generated)", "generated"
+    licence, size = "none (generated)", "generated, or published"
     arch = "sg_operator_burgers"
     splits = ("grids",)
     options = BurgersOptions
+    sources = FieldSources
     binarizes = False
 
-    def build(self, options: BurgersOptions, sources: Sources) -> Fields:
+    def build(self, options: BurgersOptions, sources: FieldSources) -> Fields:
+        made = self.draw(options) if sources.raw_dir is None else self.read_file(options, sources)
+        return Fields(
+            **made,
+            dims=1,
+            periodic=True,
+            recommended=(
+                f"--arch {self.arch} --h1-weight 0.1 --batch-size {BATCH} --clip-norm 0.999 --one-cycle-rise 0.2"
+            ),
+            updates=EPOCHS * max(1, options.train // BATCH),
+        )
+
+    def draw(self, options: BurgersOptions) -> dict[str, Any]:
         period = PERIODS[options.period]
 
         def pair(subset: str, number: int) -> Solution:
@@ -112,17 +182,29 @@ class Burgers(Dataset):
             u = solve(a, options.time, options.viscosity, period)
             return a, u, spectral_derivative(u)
 
-        return Fields(
-            collect(options, pair, cells, "solving Burgers' equation"),
-            dims=1,
-            periodic=True,
-            rule=(
+        return {
+            "arrays": collect(options, pair, cells, "solving Burgers' equation"),
+            "rule": (
                 f"u_t + u u_x = {options.viscosity:g} u_xx of period {options.period}, from time 0 to "
                 f"{options.time:g}, solved on {options.points} points"
             ),
-            membership="drawn here, in the distribution of the published file",
-            recommended=(
-                f"--arch {self.arch} --h1-weight 0.1 --batch-size {BATCH} --clip-norm 0.999 --one-cycle-rise 0.2"
+            "membership": "drawn here, in the distribution of the published file",
+        }
+
+    def read_file(self, options: BurgersOptions, sources: FieldSources) -> dict[str, Any]:
+        a, u = read_published(sources)
+        first = {"train": 0, "valid": FUNCTIONS - options.test - options.valid, "test": FUNCTIONS - options.test}
+
+        def pair(subset: str, number: int) -> Solution:
+            row = first[subset] + number
+            return a[row], u[row], spectral_derivative(u[row])
+
+        return {
+            "arrays": collect(options, pair, cells, "reading Burgers' equation"),
+            "rule": f"a and u of {FILE}, on {options.points} points",
+            "membership": (
+                f"train are the first {options.train:,} functions of the file, test the last {options.test:,}, valid "
+                f"the {options.valid:,} before these; published are the first 1,024 and the last 100"
             ),
-            updates=EPOCHS * max(1, options.train // BATCH),
-        )
+            "origin": sources.describe((FILE,)),
+        }

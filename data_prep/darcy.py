@@ -20,21 +20,37 @@ float32, at x_i = i/(n − 1), the edge included. --inverse has no gradients:
     input     u with noise, --noise times the standard deviation of u over train
     target    the mean of a over blocks, on --coarse × --coarse points
 
-The published files hold values at the centres of cells, and splines moved them there. These are at nodes, where the
-edge is 0.
+The published files hold values at the centres of cells, and splines moved them there. Those drawn here are at nodes,
+where the edge is 0. --raw-dir FOLDER reads the published files, with scipy, or with h5py if they are HDF5:
 
-Source: generated; Li et al. 2021 ("Fourier Neural Operator"), Cao 2021 ("Choose a Transformer").
+    train            the first functions of piececonst_r421_N1024_smooth1.mat
+    valid, test      of piececonst_r421_N1024_smooth2.mat, the last functions for test and those before them for valid
+
+Their 421 × 421 values are taken for nodes, as published, though their edge is not 0. ∇u are differences of them.
+
+Source: generated, or the files of Li et al. 2021 ("Fourier Neural Operator"); Cao 2021 ("Choose a Transformer").
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from data_prep.dataset import DataError, Dataset, Sources, UsageError, above_0, option, share, whole_number
-from data_prep.fields import FieldOptions, Fields, Solution, collect, cosine_field, draws, grids
+from data_prep.dataset import DataError, Dataset, UsageError, above_0, option, share, whole_number
+from data_prep.fields import (
+    DEFAULT_SEED,
+    FieldOptions,
+    Fields,
+    FieldSources,
+    Solution,
+    collect,
+    cosine_field,
+    draws,
+    grids,
+)
 
 #: τ and α of the random field.
 TAU, ALPHA = 3.0, 2.0
@@ -42,6 +58,9 @@ TOLERANCE = 1e-10  # of the residual, relative
 MOST_ITERATIONS = 500
 EPOCHS, BATCH = 100, 4  # of the published training
 DEFAULT_NOISE, DEFAULT_COARSE = 0.01, 36
+#: The published files, the functions of each, and their points a side.
+FILES, FUNCTIONS, POINTS = tuple(f"piececonst_r421_N1024_smooth{number}.mat" for number in (1, 2)), 1024, 421
+DRAWN = {"high": 12.0, "low": 3.0, "faces": "arithmetic", "points": POINTS}
 
 
 @dataclass(frozen=True)
@@ -51,33 +70,49 @@ class DarcyOptions(FieldOptions):
     coarse: int | None = option(
         None, f"points a side of the target of --inverse (default: {DEFAULT_COARSE})", type=whole_number(2, 1_000)
     )
-    high: float = option(12.0, "larger permeability (default: 12)", type=above_0)
-    low: float = option(3.0, "smaller permeability (default: 3)", type=above_0)
-    faces: str = option(
-        "arithmetic", "permeability between two nodes: arithmetic or harmonic mean", choices=("arithmetic", "harmonic")
+    high: float | None = option(None, "larger permeability (default: 12)", type=above_0, when_given=True)
+    low: float | None = option(None, "smaller permeability (default: 3)", type=above_0, when_given=True)
+    faces: str | None = option(
+        None,
+        "permeability between two nodes: arithmetic (default) or harmonic mean",
+        choices=("arithmetic", "harmonic"),
+        when_given=True,
     )
-    points: int = option(421, "points a side of the grid that is solved (default: 421)", type=whole_number(3, 2_000))
+    points: int | None = option(
+        None, f"points a side of the grid that is solved (default: {POINTS})", type=whole_number(3, 2_000)
+    )
     grid: int = option(141, "points a side of the grid of training (default: 141)", type=whole_number(3, 2_000))
     test_grids: tuple[int, ...] = option(
         (), "further grids of test, separated by commas, or none (default: none)", type=grids
     )
     dims = 2
 
-    def complete(self, sources: Sources) -> DarcyOptions:
+    published = FILES
+
+    def complete(self, sources: FieldSources) -> DarcyOptions:
         if not self.inverse:
             for name in ("noise", "coarse"):
                 if getattr(self, name) is not None:
                     raise UsageError(f"--{name} is for --inverse: leave it out")
-        self.check_grids(2, cells, "the points, less one,")
-        if not self.inverse:
-            return self
-        if self.test_grids:
+        found = self.decide_all(sources)
+        found.check_grids(sources, 2, cells, "the points, less one,")
+        if sources.raw_dir is not None:
+            found.check_rows(FUNCTIONS, ("train",), ("valid", "test"))
+        if not found.inverse:
+            return found
+        if found.test_grids:
             raise UsageError("--test-grids is not for --inverse, whose targets are means over blocks of --grid")
-        coarse = DEFAULT_COARSE if self.coarse is None else self.coarse
-        block = -(-self.grid // coarse)
-        if coarse > self.grid or block * (coarse - 1) >= self.grid + (block * coarse - self.grid) // 2:
-            raise UsageError(f"--grid {self.grid} has no {coarse} blocks: choose another --coarse")
-        return replace(self, coarse=coarse, noise=DEFAULT_NOISE if self.noise is None else self.noise)
+        coarse = DEFAULT_COARSE if found.coarse is None else found.coarse
+        block = -(-found.grid // coarse)
+        if coarse > found.grid or block * (coarse - 1) >= found.grid + (block * coarse - found.grid) // 2:
+            raise UsageError(f"--grid {found.grid} has no {coarse} blocks: choose another --coarse")
+        return replace(found, coarse=coarse, noise=DEFAULT_NOISE if found.noise is None else found.noise)
+
+    def decide_all(self, sources: FieldSources) -> DarcyOptions:
+        """As ``decide``. The noise of --inverse is drawn for published functions, too."""
+        if self.inverse and self.seed is None:
+            return replace(self, seed=DEFAULT_SEED).decide(sources, DRAWN, POINTS)
+        return self.decide(sources, DRAWN if self.inverse else {"seed": DEFAULT_SEED, **DRAWN}, POINTS)
 
 
 def cells(points: int) -> int:
@@ -174,13 +209,29 @@ class Darcy(Dataset):
     """``python -m data_prep darcy``."""
 
     name, title, source = "darcy", "Darcy flow", "its rule (Li et al. 2021)"
-    licence, size = "none (generated)", "generated"
+    licence, size = "none (generated)", "generated, or published"
     arch = "sg_operator_darcy"
     splits = ("grids", "inverse")
     options = DarcyOptions
+    sources = FieldSources
     binarizes = False
 
-    def build(self, options: DarcyOptions, sources: Sources) -> Fields:
+    def build(self, options: DarcyOptions, sources: FieldSources) -> Fields:
+        made = self.draw(options) if sources.raw_dir is None else self.read_files(options, sources)
+        recommended = f"--arch {self.arch} --h1-weight 0.5"
+        if options.inverse:
+            made["arrays"] = inverted(made["arrays"], options)
+            made["rule"] += f"; u with noise of {options.noise:g} standard deviations -> means of a over blocks"
+            recommended = "--arch sg_operator_inverse"
+        return Fields(
+            **made,
+            dims=2,
+            periodic=False,
+            recommended=f"{recommended} --batch-size {BATCH} --clip-norm 0.99",
+            updates=EPOCHS * max(1, options.train // BATCH),
+        )
+
+    def draw(self, options: DarcyOptions) -> dict[str, Any]:
         precondition = InverseLaplacian(options.points)
 
         def pair(subset: str, number: int) -> Solution:
@@ -189,25 +240,49 @@ class Darcy(Dataset):
             u, _ = solve(a, precondition, faces=options.faces)
             return a, u, None if options.inverse else gradient(u)
 
-        arrays = collect(options, pair, cells, "solving Darcy's equation")
-        rule = (
-            f"−∇·(a ∇u) = 1 with a of {options.low:g} and {options.high:g} ({options.faces} means), solved on "
-            f"{options.points} × {options.points} points"
-        )
-        recommended = f"--arch {self.arch} --h1-weight 0.5"
-        if options.inverse:
-            arrays = inverted(arrays, options)
-            rule += f"; u with noise of {options.noise:g} standard deviations -> means of a over blocks"
-            recommended = "--arch sg_operator_inverse"
-        return Fields(
-            arrays,
-            dims=2,
-            periodic=False,
-            rule=rule,
-            membership="drawn here, at nodes; the published files hold values at the centres of cells",
-            recommended=f"{recommended} --batch-size {BATCH} --clip-norm 0.99",
-            updates=EPOCHS * max(1, options.train // BATCH),
-        )
+        return {
+            "arrays": collect(options, pair, cells, "solving Darcy's equation"),
+            "rule": (
+                f"−∇·(a ∇u) = 1 with a of {options.low:g} and {options.high:g} ({options.faces} means), solved on "
+                f"{options.points} × {options.points} points"
+            ),
+            "membership": "drawn here, at nodes; the published files hold values at the centres of cells",
+        }
+
+    def read_files(self, options: DarcyOptions, sources: FieldSources) -> dict[str, Any]:
+        files = dict(zip(("train", "valid", "test"), (FILES[0], FILES[1], FILES[1]), strict=True))
+        first = {"train": 0, "valid": FUNCTIONS - options.test - options.valid, "test": FUNCTIONS - options.test}
+        held: dict[str, list[np.ndarray]] = {}  # one file at a time: 3 GB
+
+        def pair(subset: str, number: int) -> Solution:
+            if files[subset] not in held:
+                held.clear()
+                held[files[subset]] = read_published(sources, files[subset])
+            a, u = (values[first[subset] + number] for values in held[files[subset]])
+            return a, u, None if options.inverse else gradient(u)
+
+        arrays = collect(options, pair, cells, "reading Darcy's equation")
+        a = arrays["train"]["input"]
+        return {
+            "arrays": arrays,
+            "rule": (
+                f"coeff, from {a.min():g} to {a.max():g} over train, and sol of the published files, on "
+                f"{options.points} × {options.points} points"
+            ),
+            "membership": (
+                f"train are the first {options.train:,} functions of {FILES[0]}, test the last {options.test:,} of "
+                f"{FILES[1]}, valid the {options.valid:,} before these; published are all 1,024 and the last 100"
+            ),
+            "origin": sources.describe(FILES),
+        }
+
+
+def read_published(sources: FieldSources, name: str) -> list[np.ndarray]:
+    """a and u of a published file, both (functions, K, K), float64. Raises DataError."""
+    arrays = sources.read(name, ("coeff", "sol"), (FUNCTIONS, POINTS, POINTS))
+    if arrays[0].min() <= 0:
+        raise DataError("coeff has values that are not above 0: is this the official file?", sources.find(name))
+    return arrays
 
 
 def inverted(arrays: dict[str, dict[str, np.ndarray]], options: DarcyOptions) -> dict[str, dict[str, np.ndarray]]:

@@ -268,7 +268,7 @@ class Dataset(ABC):
     title: str
     source: str
     licence: str
-    size: str  # of the download, or "generated"
+    size: str  # of the download, or "generated", or "generated, or published"
     # The architecture of fairseq_sg with the sizes for this dataset. Papers train only classifiers on classes; for
     # those it is a small encoder-decoder.
     arch: str

@@ -2,8 +2,9 @@
 
 A dataset has pairs of functions, an input and a target, in one or two dimensions. A subset has one grid. Coarser grids
 are strides of the grid that an equation was solved on, so the functions of ``test`` and ``test_512`` are the same.
+They are drawn, or with ``--raw-dir`` read from published files.
 
-Function i of a subset is drawn from numpy's frozen legacy generator, seeded by (seed, subset, i). Everything is
+Function i of a drawn subset comes from numpy's frozen legacy generator, seeded by (seed, subset, i). Everything is
 computed in float64 and rounded to float32.
 """
 
@@ -12,17 +13,29 @@ from __future__ import annotations
 import argparse
 import shlex
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.random import RandomState
 
 from data_prep.arrays import ArrayMaterial, Arrays
 from data_prep.corpus import saving
-from data_prep.dataset import DataError, Dataset, Json, Options, UsageError, option, shorten, whole_number
-from data_prep.draws import seed_option
+from data_prep.dataset import (
+    DataError,
+    Dataset,
+    Json,
+    Options,
+    Sources,
+    UsageError,
+    option,
+    seed_number,
+    shorten,
+    whole_number,
+)
+from data_prep.mat import read_mat
 from data_prep.progress import progress
 
 GENERATOR = "data_prep.fields"
@@ -32,6 +45,7 @@ LARGEST = 1 << 28  # numbers in the inputs of one subset
 #: What a subset has: the files SUBSET.NAME.npy; ``gradient`` is that of the target, and some datasets have none.
 ARRAYS = ("input", "target", "gradient")
 TEST = "test"
+DEFAULT_SEED = 1
 
 #: The values of one pair on the fine grid: input (…), target (…), gradient of the target (…) or (…, dims), or None.
 Solution = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -103,29 +117,97 @@ grids.metavar = "N,N"
 
 
 @dataclass(frozen=True)
+class FieldSources(Sources):
+    """Published files, or none: then the functions are drawn."""
+
+    raw_dir: Path | None = option(
+        None,
+        "folder with the published .mat files, to be read in place of drawing functions",
+        type=Path,
+        metavar="FOLDER",
+    )
+
+    def __post_init__(self) -> None:
+        if self.raw_dir is not None and not self.raw_dir.is_dir():
+            raise DataError("--raw-dir is not a folder", self.raw_dir)
+
+    def find(self, name: str) -> Path:
+        """The path of a published file. Raises DataError if the folder lacks it."""
+        if not (self.raw_dir / name).is_file():
+            raise DataError(f"has no {name}: name the folder of the published file", self.raw_dir)
+        return self.raw_dir / name
+
+    def read(self, name: str, arrays: tuple[str, ...], shape: tuple[int, ...]) -> list[np.ndarray]:
+        """Arrays of a published file, float64, of one shape. Raises DataError."""
+        return [read_mat(self.find(name), array, shape) for array in arrays]
+
+    def describe(self, names: tuple[str, ...]) -> Json:
+        """The origin of data from published files."""
+        paths = [self.find(name) for name in names]
+        return {"files": [{"name": p.name, "bytes": p.stat().st_size, "sha256": self.sha256(p)} for p in paths]}
+
+
+@dataclass(frozen=True)
 class FieldOptions(Options):
-    """The options of all datasets of functions; those of the grids have other defaults in each."""
+    """The options of all datasets of functions; those of the grids have other defaults in each.
+
+    Attributes:
+        published: the names of the published files.
+        source_sha256: the hashes of these files, if they are read.
+    """
+
+    published: ClassVar[tuple[str, ...]] = ()
 
     train: int = option(1024, "functions in train (default: 1024)", type=whole_number(1, 1_000_000))
     valid: int = option(100, "functions in valid (default: 100)", type=whole_number(1, 100_000))
     test: int = option(100, "functions in test (default: 100)", type=whole_number(1, 100_000))
-    seed: int = seed_option()
+    seed: int | None = option(None, f"seed of the draw (default: {DEFAULT_SEED})", type=seed_number, when_given=True)
+    source_sha256: tuple[str, ...] | None = field(default=None, metadata={"when_given": True})
+
+    def identify(self, sources: FieldSources) -> Self:
+        if sources.raw_dir is None:
+            return self
+        return replace(self, source_sha256=tuple(sources.sha256(sources.find(name)) for name in self.published))
+
+    def decide(self, sources: FieldSources, drawn: Mapping[str, Any], points: int) -> Self:
+        """The options with the defaults of ``drawn``, or with the ``points`` of published files, which decide the rest.
+
+        Raises UsageError for options of ``drawn`` beside published files.
+        """
+        if sources.raw_dir is None:
+            return replace(self, **{name: value for name, value in drawn.items() if getattr(self, name) is None})
+        for name in drawn:
+            if getattr(self, name) is not None:
+                raise UsageError(f"--{name} is for functions that are drawn: leave it out, or --raw-dir")
+        return replace(self, points=points)
+
+    def check_rows(self, functions: int, *groups: tuple[str, ...]) -> None:
+        """Raises UsageError for subsets of one file, in ``groups``, that have more functions than the file."""
+        for names in groups:
+            wanted = sum(self.sizes[name] for name in names)
+            if wanted > functions:
+                raise UsageError(
+                    f"{' + '.join(f'--{name} {self.sizes[name]}' for name in names)} are more than the {functions:,} "
+                    "functions of the published file"
+                )
 
     @property
     def sizes(self) -> dict[str, int]:
         return {"train": self.train, "valid": self.valid, TEST: self.test}
 
-    def check_grids(self, dims: int, cells: Callable[[int], int], counted: str) -> None:
+    def check_grids(self, sources: FieldSources, dims: int, cells: Callable[[int], int], counted: str) -> None:
         """Raises UsageError for a grid that is no stride of the fine one, or too large.
 
         Args:
-            dims: 1 or 2. cells: a number of points -> the steps that a stride must divide. counted: what those are.
+            sources: give the fine grid, or --points does. dims: 1 or 2.
+            cells: a number of points -> the steps that a stride must divide. counted: what those are.
         """
+        fine = f"--points {self.points}" if sources.raw_dir is None else f"the published {self.points} points"
         for flag, numbers in (("--grid", (self.grid,)), ("--test-grids", self.test_grids)):
             for points in numbers:
                 if points > self.points or cells(self.points) % cells(points):
                     raise UsageError(
-                        f"{flag} {points} is no stride of --points {self.points}: {counted} of the grid must divide "
+                        f"{flag} {points} is no stride of {fine}: {counted} of the grid must divide "
                         f"{cells(self.points)}"
                     )
         if self.grid in self.test_grids:
@@ -175,11 +257,9 @@ class Fields(ArrayMaterial):
     Args:
         arrays: as ``collect`` returns them.
         dims: 1 or 2. periodic: whether x_i = i/n, without the end point 1; otherwise x_i = i/(n − 1).
-        rule, membership: as in ``Material``.
+        rule, membership, origin: as in ``Material``; without an origin, the functions are generated.
         recommended: sizes, weight of derivatives, batches and the like of the published training; updates: of it.
     """
-
-    origin = {"generator": GENERATOR, "version": VERSION}
 
     def __init__(
         self,
@@ -191,8 +271,10 @@ class Fields(ArrayMaterial):
         membership: str,
         recommended: str,
         updates: int,
+        origin: Json | None = None,
     ) -> None:
         super().__init__(arrays)
+        self.origin = {"generator": GENERATOR, "version": VERSION} if origin is None else origin
         self.dims, self.periodic = dims, periodic
         self.rule, self.membership = rule, membership
         self.recommended, self.updates = recommended, updates
