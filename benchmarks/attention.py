@@ -22,7 +22,7 @@ from unittest import mock
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
 from torch import Tensor
 
 import fairseq_sg.plugin  # noqa: F401
@@ -99,16 +99,21 @@ def dictionary(words: int) -> Dictionary:
     return found
 
 
+def built(architecture: str, arguments: Sequence[str], task: object) -> BaseFairseqModel:
+    """A model with arguments of a ``fairseq-train`` command, in training mode."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ARCH_MODEL_REGISTRY[architecture].add_args(parser)
+    args = parser.parse_args(arguments)
+    ARCH_CONFIG_REGISTRY[architecture](args)
+    torch.manual_seed(1)
+    return ARCH_MODEL_REGISTRY[architecture].build_model(args, task).train()
+
+
 def model_of(arguments: Sequence[str]) -> SGTransformer:
     """SCAN's universal transformer with arguments of a ``fairseq-train`` command, in training mode."""
     cfg = SimpleNamespace(left_pad_target=False)
     task = SimpleNamespace(source_dictionary=dictionary(13), target_dictionary=dictionary(6), cfg=cfg)
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    ARCH_MODEL_REGISTRY[ARCHITECTURE].add_args(parser)
-    args = parser.parse_args(["--depth", "shared", *arguments])
-    ARCH_CONFIG_REGISTRY[ARCHITECTURE](args)
-    torch.manual_seed(1)
-    return ARCH_MODEL_REGISTRY[ARCHITECTURE].build_model(args, task).train()
+    return built(ARCHITECTURE, ["--depth", "shared", *arguments], task)
 
 
 def batch(sentences: int, source: int, target: int, device: str) -> tuple[Tensor, Tensor]:

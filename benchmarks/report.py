@@ -62,6 +62,11 @@ KINDS = {
         "Forward and backward of SCAN's universal transformer: milliseconds, median [quartiles]. The share is the time "
         "of the loss alone in a step with it, on all nine attentions or on the encoder's three, the default.",
     ),
+    "points": (
+        "Operator models by number of points",
+        "A training update, forward and backward, of `sg_operator_burgers_small` with several attentions and of "
+        "`sg_operator_fno_small`. Models of one number of points take turns.",
+    ),
     "preparation": (
         "Data preparation",
         "One command each, fairseq's binary files included. MB is the peak memory of the process.",

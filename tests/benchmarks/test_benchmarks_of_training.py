@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from benchmarks import __main__ as run  # noqa: E402
-from benchmarks import attention, measure, operators, preparation, report, step, summary  # noqa: E402
+from benchmarks import attention, measure, operators, points, preparation, report, step, summary  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +102,82 @@ class TestStep:
             step.check(step.Result("random", "ours", [1.0], [1.0, 1.5, 2.0], 1.0, 1.0))
 
 
+class TestPoints:
+    """Operator models by number of points."""
+
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch):
+        monkeypatch.setattr(measure, "SHORTEST", 0.0)
+
+    def test_sections(self):
+        times, memory = points.sections(1, "cpu", points=(32, 64), functions=1)
+        assert [name for name, _ in times.columns] == ["attention", "32 points", "64 points"]
+        assert [row[0] for row in times.rows] == [row[0] for row in memory.rows] == list(points.MODELS)
+        assert times.cell("galerkin", "64 points")[:3] == [1.0, 1.0, 1.0]
+        for name in points.MODELS:
+            ratio, low, high, milliseconds = times.cell(name, "64 points")
+            assert ratio == low == high > 0  # of one round
+            assert milliseconds == pytest.approx(ratio * times.cell("galerkin", "64 points")[3], rel=1e-4)
+            assert memory.cell(name, "32 points") < memory.cell(name, "64 points")
+        assert "1.00 [1.00, 1.00]; " in report.as_markdown(times)
+
+    def test_memory_is_of_activations_and_gradients(self):
+        model, sample = points.model_of("galerkin"), points.sample_of(2, 64, "cpu")
+        kept = measure.kept_activations(model.parameters(), lambda: points.loss_of(model, sample))
+        gradients = sum(4 * p.numel() for p in model.parameters())
+        _, memory = points.sections(1, "cpu", ["galerkin"], (64,))
+        peak = 1e6 * memory.cell("galerkin", "64 points")
+        assert max(kept, gradients) < peak < 1.5 * (kept + gradients)
+
+    def test_models_have_their_attention(self):
+        found = {name: points.model_of(name).config for name in points.MODELS}
+        kinds = {name: config.encoder_attention for name, config in found.items() if config.encoder_layers}
+        assert kinds == {"galerkin": "galerkin", "fourier": "fourier", "linear l2": "linear", "softmax": "softmax"}
+        assert found["linear l2"].qk_norm == "l2" and found["no attention (FNO)"].encoder_layers == 0
+
+    def test_functions_and_loss(self):
+        """The loss by hand; the derivative is that of the target, in Fourier space."""
+        sample, model = points.sample_of(3, 64, "cpu"), points.model_of("softmax")
+        u = sample["target"]
+        k = 2j * torch.pi * torch.arange(33)
+        torch.testing.assert_close(torch.fft.irfft(k * torch.fft.rfft(u)), sample["gradient"])
+        prediction = model(**sample["net_input"])[0]
+        difference = (prediction.roll(-1, 1) - prediction.roll(1, 1)) * 32
+        value = (prediction - u).norm(dim=1) / u.norm(dim=1)
+        derivative = (difference - sample["gradient"]).norm(dim=1) / sample["gradient"].norm(dim=1)
+        expected = (value + (0.1 / 64) ** 0.5 * derivative).mean()
+        torch.testing.assert_close(points.loss_of(model, sample), expected)
+
+    def test_a_wrong_model_is_not_timed(self, monkeypatch):
+        """One that is right in float64 only, on no more points than the comparison is made on."""
+        loss_of, seen = points.loss_of, set()
+
+        def wrong(model, sample):
+            seen.add(sample["target"].size(1))
+            loss = loss_of(model, sample)
+            return loss if next(model.parameters()).dtype == torch.float64 else 1.1 * loss
+
+        monkeypatch.setattr(points, "loss_of", wrong)
+        monkeypatch.setattr(points, "CHECKED", 40)
+        monkeypatch.setattr(points, "interleaved", lambda *arguments: pytest.fail("timed"))
+        with pytest.raises(SystemExit, match="error: galerkin: .* is off by .*; nothing was timed"):
+            points.sections(1, "cpu", ["galerkin"], (32, 64))
+        assert seen == {40}
+
+    @pytest.mark.parametrize(
+        "line,word",
+        [
+            (["--models", "cosine"], "choose from galerkin"),
+            (["--at", "16"], "--at 16"),
+            (["--functions", "0"], "least 1"),
+        ],
+    )
+    def test_refuses(self, line, word, capsys):
+        with pytest.raises(SystemExit):
+            points.main([*line, "--device", "cpu"])
+        assert word in capsys.readouterr().err
+
+
 class TestAll:
     """``python -m benchmarks``."""
 
@@ -141,12 +217,14 @@ class TestAll:
         monkeypatch.setattr(attention, "step_section", section("attentions", ["attention"], [["softmax"]]))
         losses = section("orthogonality", ["length", "share"], [["10", 2.0], ["32", 4.0]])
         monkeypatch.setattr(attention, "orthogonality_section", losses)
+        one = section("points", ["attention"], [["galerkin"]])
+        monkeypatch.setattr(points, "sections", lambda *on, **options: [one(*on)])
         monkeypatch.setattr(attention, "decoding_section", section("decoding", ["a"], [["1"]]))
         monkeypatch.setattr(preparation, "preparation_section", section("preparation", ["b"], [["2"]]))
         line = ["--suite", "step", "decode", "data", "--reference", "THERE", "--rounds", "3", "--device", "cpu"]
         assert run.main([*line, "--out", str(tmp_path / "new")]) == 0
-        assert [one[0] for one in seen] == ["step", "attentions", "orthogonality", "decoding", "preparation"]
-        assert Path("THERE") in seen[0] and all(3 in one and "cpu" in one for one in seen[:4])
+        assert [one[0] for one in seen] == ["step", "attentions", "orthogonality", "points", "decoding", "preparation"]
+        assert Path("THERE") in seen[0] and all(3 in one and "cpu" in one for one in seen[:5])
         found = report.load(tmp_path / "new")
         assert {one.command for one in found} == {report.command("benchmarks", [*line, "--out", str(tmp_path / "new")])}
         met = [one.met for _, one in summary.all_promises(found) if one.met is not None]
