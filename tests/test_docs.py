@@ -65,6 +65,8 @@ def test_the_attention_of_extending_md(monkeypatch, tmp_path):
     finally:
         ATTENTION_REGISTRY.pop("mean", None)
         sys.modules.pop("mean_attention", None)
+        for watcher in ATTENTION_REGISTRY.watchers:
+            watcher()
 
 
 def test_the_normalization_of_extending_md(monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ from fairseq_sg.ops import (
     orthogonality_loss,
     relative_attention,
     relative_logits,
+    spectral_multiply,
     triton_support,
 )
 from fairseq_sg.ops.cvmm import sort_selection
@@ -36,6 +37,7 @@ def calls(batch: int, rows: int) -> dict[str, object]:
         "orthogonality_loss": lambda: orthogonality_loss(x),
         "relative_attention": lambda: relative_attention(x, x, x, x, p),
         "relative_logits": lambda: relative_logits(x, p),
+        "spectral_multiply": lambda: spectral_multiply(torch.rand(batch, 1, 8), torch.rand(1, 1, 2, 2)),
     }
 
 
