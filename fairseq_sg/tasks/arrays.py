@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from fairseq import utils
 from fairseq.data import FairseqDataset
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import FairseqTask
 
 from fairseq_sg.errors import UsageError
@@ -14,9 +15,11 @@ from fairseq_sg.tasks.mixin import SGTask, asks_for_training
 
 
 class ArrayTask(SGTask, FairseqTask):
-    """The base of these tasks. A subclass loads its datasets, whose samples all have the same number of tokens.
+    """The base of these tasks. A subclass loads its datasets, whose samples all have the same number of tokens, and
+    says which models ``serve``.
 
-    Raises UsageError for a folder of other data, or of another version of its generator.
+    Raises UsageError for a folder of other data, or of another version of its generator; for another model or
+    criterion; for a command that generates.
     """
 
     #: The name of the task, what makes its folders, and what a folder and a sample have.
@@ -26,6 +29,13 @@ class ArrayTask(SGTask, FairseqTask):
     version: ClassVar[int]
     contents: ClassVar[str]
     sample: ClassVar[str]
+    #: What other models do not do, a model for the task, the mark of its criteria, one of them, and why no command
+    #: generates.
+    lacking: ClassVar[str]
+    arch: ClassVar[str]
+    criterion_mark: ClassVar[str]
+    criterion: ClassVar[str]
+    generates_nothing: ClassVar[str]
     source_dictionary = target_dictionary = None
 
     @classmethod
@@ -82,3 +92,22 @@ class ArrayTask(SGTask, FairseqTask):
     def max_positions(self) -> None:
         """A sample has as many tokens as its folder says; the model may have fewer positions."""
         return None
+
+    def serves(self, model: type | None) -> bool:
+        """Whether the task can train models of this class."""
+        raise NotImplementedError
+
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        kind = ARCH_MODEL_REGISTRY.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None))
+        if not self.serves(kind):
+            raise UsageError(f"this --arch {self.lacking}: choose one that does, such as --arch {self.arch}")
+        return super().build_model(cfg, from_checkpoint)
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False):
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        if not getattr(criterion, self.criterion_mark, False):
+            raise UsageError(f"--task {self.name} needs another criterion: choose --criterion {self.criterion}")
+        return criterion
+
+    def build_generator(self, *args, **kwargs):
+        raise UsageError(f"{self.generates_nothing} is what fairseq-validate reports")

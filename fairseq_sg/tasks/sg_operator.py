@@ -18,12 +18,10 @@ import numpy as np
 import torch
 from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import register_task
 from omegaconf import II
 
 from data_prep.fields import ARRAYS, GENERATOR, VERSION
-from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.arrays import ArrayTask
 
 COMMAND = "python -m data_prep burgers` or `python -m data_prep darcy"
@@ -112,6 +110,9 @@ class SGOperatorTask(ArrayTask):
     cfg: SGOperatorTaskConfig
     name, command, contents, sample = "sg_operator", COMMAND, "functions on grids", "function"
     generator, version = GENERATOR, VERSION
+    lacking, arch = "predicts no functions", "sg_operator"
+    criterion_mark, criterion = "of_functions", "relative_l2"
+    generates_nothing = "an operator model generates no text: its error"
 
     def __init__(self, cfg: SGOperatorTaskConfig, manifest: dict[str, Any]):
         super().__init__(cfg)
@@ -127,17 +128,5 @@ class SGOperatorTask(ArrayTask):
 
     # Models.
 
-    def build_model(self, cfg, from_checkpoint: bool = False):
-        kind = ARCH_MODEL_REGISTRY.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None))
-        if not getattr(kind, "predicts_functions", False):
-            raise UsageError("this --arch predicts no functions: choose one that does, such as --arch sg_operator")
-        return super().build_model(cfg, from_checkpoint)
-
-    def build_criterion(self, cfg, from_checkpoint: bool = False):
-        criterion = super().build_criterion(cfg, from_checkpoint)
-        if not getattr(criterion, "of_functions", False):
-            raise UsageError("--task sg_operator needs another criterion: choose --criterion relative_l2")
-        return criterion
-
-    def build_generator(self, *args, **kwargs):
-        raise UsageError("an operator model generates no text: its error is what fairseq-validate reports")
+    def serves(self, model: type | None) -> bool:
+        return getattr(model, "predicts_functions", False)

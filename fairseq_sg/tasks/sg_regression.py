@@ -15,13 +15,11 @@ import numpy as np
 import torch
 from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import register_task
 from omegaconf import II
 
 from data_prep.in_context.prompts import VERSION, Prompts
 from fairseq_sg import ranges
-from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.arrays import ArrayTask
 
 COMMAND = "python -m data_prep in_context"
@@ -118,6 +116,9 @@ class SGRegressionTask(ArrayTask):
     cfg: SGRegressionConfig
     name, command, contents, sample = "sg_regression", COMMAND, "prompts", "prompt"
     generator, version = "data_prep.in_context", VERSION
+    lacking, arch = "predicts no numbers", "sg_regressor"
+    criterion_mark, criterion = "of_numbers", "regression"
+    generates_nothing = "a regressor generates no text: its error"
 
     def __init__(self, cfg: SGRegressionConfig, manifest: dict[str, Any]):
         super().__init__(cfg)
@@ -139,17 +140,5 @@ class SGRegressionTask(ArrayTask):
 
     # Models.
 
-    def build_model(self, cfg, from_checkpoint: bool = False):
-        kind = ARCH_MODEL_REGISTRY.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None))
-        if not getattr(kind, "predicts_numbers", False):
-            raise UsageError("this --arch predicts no numbers: choose one that does, such as --arch sg_regressor")
-        return super().build_model(cfg, from_checkpoint)
-
-    def build_criterion(self, cfg, from_checkpoint: bool = False):
-        criterion = super().build_criterion(cfg, from_checkpoint)
-        if not getattr(criterion, "of_numbers", False):
-            raise UsageError("--task sg_regression needs another criterion: choose --criterion regression")
-        return criterion
-
-    def build_generator(self, *args, **kwargs):
-        raise UsageError("a regressor generates no text: its error is what fairseq-validate reports")
+    def serves(self, model: type | None) -> bool:
+        return getattr(model, "predicts_numbers", False)

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import register_task
 from omegaconf import II
 from torch import Tensor
@@ -150,6 +149,9 @@ class SGVisualQATask(ArrayTask):
     cfg: SGVisualQAConfig
     name, command, contents, sample = "sg_visual_qa", COMMAND, "images with questions", "question"
     generator, version = "data_prep.sort_of_clevr", VERSION
+    lacking, arch = "reads no images", "sg_encoder_sort_of_clevr"
+    criterion_mark, criterion = "of_classes", "classification"
+    generates_nothing = "a classifier generates nothing: its accuracy"
     #: What models read (``sg_encoder``), and its sizes.
     inputs = "image_question"
     image_shape, question_bits, num_classes = IMAGE_SHAPE, BITS, len(ANSWERS)
@@ -198,19 +200,5 @@ class SGVisualQATask(ArrayTask):
 
     # Models.
 
-    def build_model(self, cfg, from_checkpoint: bool = False):
-        kind = ARCH_MODEL_REGISTRY.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None))
-        if self.inputs not in getattr(kind, "reads", ()):
-            raise UsageError(
-                "this --arch reads no images: choose one that does, such as --arch sg_encoder_sort_of_clevr"
-            )
-        return super().build_model(cfg, from_checkpoint)
-
-    def build_criterion(self, cfg, from_checkpoint: bool = False):
-        criterion = super().build_criterion(cfg, from_checkpoint)
-        if not getattr(criterion, "of_classes", False):
-            raise UsageError("--task sg_visual_qa needs another criterion: choose --criterion classification")
-        return criterion
-
-    def build_generator(self, *args, **kwargs):
-        raise UsageError("a classifier generates nothing: its accuracy is what fairseq-validate reports")
+    def serves(self, model: type | None) -> bool:
+        return self.inputs in getattr(model, "reads", ())
