@@ -21,7 +21,7 @@ Logs:
 import json
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -202,6 +202,21 @@ class LayerLosses(FairseqCriterion):
         shares = {key: value for key, value in sorted(sums.items()) if key.startswith("share_")}
         for key, value in ({f"share_{name}": own} | shares if shares else {}).items():
             metrics.log_scalar(key, value / size / unit, size, round=4)
+
+    @classmethod
+    def log_means(cls, logging_outputs: list[dict[str, Any]], names: Sequence[str], own: str) -> None:
+        """Logs the means of ``names`` over the samples of all workers and accumulated batches, and ``log_losses``.
+
+        ``own`` is the name of the task's own part of the loss.
+        """
+        sums = sums_of_logs(logging_outputs)
+        size = sums["sample_size"]
+        if not size:
+            return
+        for name in names:
+            if name in sums:
+                metrics.log_scalar(name, sums[name] / size, size, round=6)
+        cls.log_losses(sums, own, sums[own])
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

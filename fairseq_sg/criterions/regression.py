@@ -18,12 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.criterions import register_criterion
-from fairseq.logging import metrics
 
 from fairseq_sg.criterions.base import LayerLosses, LayerLossesConfig
 from fairseq_sg.errors import UsageError
 from fairseq_sg.registry import emitted_losses
-from fairseq_sg.tasks.breakdown import sums_of_logs
 
 logger = logging.getLogger(__name__)
 LOOP_LOSSES = ("all", "last")
@@ -83,10 +81,4 @@ class Regression(LayerLosses):
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         """Logs the means over the prompts of all workers and accumulated batches."""
-        sums = sums_of_logs(logging_outputs)
-        size = sums["sample_size"]
-        if not size:
-            return
-        for name in ("loss", "mse", "mse_last", "mse_last_mean"):
-            metrics.log_scalar(name, sums[name] / size, size, round=6)
-        cls.log_losses(sums, "mse", sums["mse"])
+        cls.log_means(logging_outputs, ("loss", "mse", "mse_last", "mse_last_mean"), "mse")

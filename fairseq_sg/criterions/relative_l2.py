@@ -22,13 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.criterions import register_criterion
-from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_sg.criterions.base import LayerLosses, LayerLossesConfig
 from fairseq_sg.errors import UsageError
 from fairseq_sg.registry import emitted_losses
-from fairseq_sg.tasks.breakdown import sums_of_logs
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +121,4 @@ class RelativeL2(LayerLosses):
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         """Logs the means over the functions of all workers and accumulated batches."""
-        sums = sums_of_logs(logging_outputs)
-        size = sums["sample_size"]
-        if not size:
-            return
-        for name in ("loss", "relative_l2", "h1"):
-            if name in sums:
-                metrics.log_scalar(name, sums[name] / size, size, round=6)
-        cls.log_losses(sums, "relative_l2", sums["relative_l2"])
+        cls.log_means(logging_outputs, ("loss", "relative_l2", "h1"), "relative_l2")

@@ -19,6 +19,7 @@ from fairseq_sg.criterions.regression import Regression
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.sg_regression import DrawnPrompts, SGRegressionConfig, SGRegressionTask
 from helpers.prompts import SIZES, write_prompts
+from helpers.workers import end_workers
 
 EPOCH = 13
 
@@ -44,13 +45,6 @@ def iterator(of: SGRegressionTask, workers: int = 0, epoch: int = 1, **options):
         grouped_shuffling=False,
         **options,
     )
-
-
-def end_workers(*iterators) -> None:
-    """At once: the garbage collector waits 5 seconds for each."""
-    for of_epochs in iterators:
-        if of_epochs.num_workers:
-            of_epochs.dataloader._iterator._shutdown_workers()
 
 
 def batches(of: SGRegressionTask, epochs: int, workers: int) -> list[dict]:

@@ -20,6 +20,7 @@ from fairseq_sg.criterions.classification import Classification
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.sg_visual_qa import SGVisualQAConfig, SGVisualQATask
 from helpers.scenes import ARCH, SIZES, write_scenes
+from helpers.workers import end_workers
 
 SCENES, TEST_SCENES = 6, 4
 
@@ -38,13 +39,6 @@ def iterator(of: SGVisualQATask, workers: int = 0, epoch: int = 1, **options):
     """fairseq's iterator over the batches of training, as its trainer makes it."""
     arguments = {"max_sentences": 16, "seed": 1, "grouped_shuffling": False} | options
     return of.get_batch_iterator(of.dataset("train"), num_workers=workers, epoch=epoch, **arguments)
-
-
-def end_workers(*iterators) -> None:
-    """At once: the garbage collector waits 5 seconds for each."""
-    for of_epochs in iterators:
-        if of_epochs.num_workers:
-            of_epochs.dataloader._iterator._shutdown_workers()
 
 
 def batches(of: SGVisualQATask, epochs: int, workers: int = 0, **options) -> list[dict]:
