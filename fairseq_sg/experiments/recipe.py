@@ -446,6 +446,8 @@ def check(recipe: Recipe, where: str) -> None:
         for name in getattr(recipe, key):
             if not _NAME.fullmatch(name):
                 raise error(key, f"has the name {name!r}: use only letters, digits and . _ + -")
+            if name == "all" and key != "columns":
+                raise error(key, "has the name 'all', which stands for every name in --rows and --on: rename it")
     for key, text in (("train", recipe.train), ("override", recipe.override), ("generate", recipe.generate)):
         _check_arguments(error, key, text)
     for name, data in recipe.data.items():

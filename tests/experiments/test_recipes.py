@@ -203,6 +203,7 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("  other:\n", "  plain:\n", ["duplicate key plain", "line 22"]),
         ("  plain:\n", "  22:\n", ["rows.22: Key 22 (int)", "str"]),
         ("  plain:\n", "  a/b:\n", ["rows: has the name 'a/b': use only letters, digits and"]),
+        ("  plain:\n", "  all:\n", ["rows: has the name 'all', which stands for every name in --rows"]),
         (
             "    label: another\n",
             "    lable: another\n",
