@@ -75,8 +75,9 @@ class Row(NamedTuple):
     padding: Tensor | None  # (M,), True at padding
 
 
-def visible(n: int, keys: int, causal: bool, padding: Tensor | None) -> list[int]:
-    return [m for m in range(keys) if (not causal or m <= n) and not (padding is not None and padding[m])]
+def visible(n: int, keys: int, causal: bool, padding: Tensor | None, window: int = 0) -> list[int]:
+    keys_there = range(max(n - window + 1, 0) if window else 0, n + 1 if causal else keys)
+    return [m for m in keys_there if not (padding is not None and padding[m])]
 
 
 def by_rows(row: Callable[[Row], Tensor], module: Attention, query: Tensor, key: Tensor, padding=None):
@@ -92,7 +93,7 @@ def by_rows(row: Callable[[Row], Tensor], module: Attention, query: Tensor, key:
         mask = None if padding is None else padding[b]
         for h in range(HEADS):
             for n in range(N):
-                seen = visible(n, M, module.role == "decoder", mask)
+                seen = visible(n, M, module.role == "decoder", mask, getattr(module, "window", 0))
                 if not seen:
                     continue
                 weights[b, h, n, seen] = row(Row(module, q[:, b, h], k[:, b, h], n, seen, h, query[:, b], mask))

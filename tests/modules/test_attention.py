@@ -204,6 +204,36 @@ def test_linear_state_is_constant(case):
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.parametrize("case", [c for c in CASES if "attention_window" in c.options], ids=str)
+def test_the_state_of_a_window_is_constant_and_the_rest_is_not_seen(case):
+    """After 60 and after 200 positions a state has as many keys; reordered, it continues as the full pass does."""
+    module, (x, _) = case.build(), case.inputs(batch=2, queries=200)
+    full = module(x, None)[0]
+    state: dict[str, Any] = {}
+    sizes = {}
+    for n in range(200):
+        if n == 100:
+            module.reorder_incremental_state(state, torch.tensor([1, 0]))
+            x, full = x.flip(1), full.flip(1)
+        step = module(x[n : n + 1], None, Context(state=state))[0]
+        torch.testing.assert_close(step, full[n : n + 1], rtol=1e-6, atol=1e-7)
+        (kept,) = state.values()
+        sizes[n] = kept["k"].numel()
+    assert max(list(sizes.values())[:60]) == max(list(sizes.values())[140:])
+    changed = x.clone()
+    changed[:190] += 1.0
+    torch.testing.assert_close(module(changed, None)[0][193:], module(x, None)[0][193:], rtol=1e-6, atol=1e-7)
+
+
+def test_a_window_is_for_decoders_alone():
+    make = ATTENTION_REGISTRY.find("softmax")
+    windowed = make(WIDTH, HEADS, role="encoder", attention_window=2)
+    x = torch.randn(5, 1, WIDTH)
+    whole = make(WIDTH, HEADS, role="encoder")
+    whole.load_state_dict(windowed.state_dict())
+    assert torch.equal(windowed(x)[0], whole(x)[0])
+
+
 @cases
 @pytest.mark.parametrize("dtype,bound", [(torch.float16, 5e-3), (torch.bfloat16, 4e-2)], ids=["fp16", "bf16"])
 def test_half_precision(case, dtype, bound):

@@ -15,7 +15,7 @@ from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 from helpers.attention_cases import CASES, HEADS, WIDTH, Case, padding_of
 from helpers.configs import config_of
 
-both = [c for c in CASES if c.name in ("relative", "abs_rel")]
+both = [c for c in CASES if c.name in ("relative", "abs_rel") and "attention_window" not in c.options]
 cases = pytest.mark.parametrize("case", both, ids=str)
 decoders = pytest.mark.parametrize("case", [c for c in both if c.role == "decoder"], ids=str)
 relatives = [c for c in both if c.name == "relative"]
@@ -162,6 +162,18 @@ def test_positions_of_ones_own_do_without_it(calls, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
     with pytest.raises(UsageError, match="choose another --position"):
         module(x, x, Context(positions=positions))
+    assert not calls
+
+
+def test_a_window_does_without_it(calls, monkeypatch):
+    module = RelativeAttention(WIDTH, HEADS, role="decoder", attention_window=2).double()
+    x = relatives[0].inputs(queries=5)[0]
+    expected = module(x, x).output
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "naive")
+    torch.testing.assert_close(module(x, x).output, expected)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
+    with pytest.raises(UsageError, match="has no windows; choose --attention-window 0"):
+        module(x, x)
     assert not calls
 
 

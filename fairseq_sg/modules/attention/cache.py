@@ -16,6 +16,7 @@ def append_to_cache(state: State | None, k: Tensor, v: Tensor, key_padding_mask:
     start = 0 if state is None else state["length"]
     length = start + k.size(2)
     cache = {"length": length, "key_padding_mask": _append_mask(state, key_padding_mask, start, k)}
+    cache["dropped"] = 0 if state is None else state["dropped"]
     for name, new in (("k", k), ("v", v)):
         buffer = None if state is None else state[name]
         if buffer is None or buffer.size(2) < length:
@@ -32,6 +33,18 @@ def cached(cache: State) -> tuple[Tensor, Tensor, Tensor | None]:
     """Keys (B, H, M, D), values (B, H, M, E) and padding mask (B, M) of all positions so far."""
     length = cache["length"]
     return cache["k"][:, :, :length], cache["v"][:, :, :length], cache["key_padding_mask"]
+
+
+def keep_last(cache: State, window: int) -> State:
+    """A cache from which keys before the last ``window`` are dropped where they are as many; ``dropped`` counts them.
+
+    Dropping many at once costs O(1) a step. A cache with padding is left as it is.
+    """
+    extra = cache["length"] - window
+    if cache["key_padding_mask"] is not None or extra < max(window, 16):
+        return cache
+    kept = {name: cache[name][:, :, extra : cache["length"]].clone() for name in ("k", "v")}
+    return {**cache, **kept, "length": window, "dropped": cache["dropped"] + extra}
 
 
 def _append_mask(state: State | None, new: Tensor | None, start: int, k: Tensor) -> Tensor | None:

@@ -1,28 +1,44 @@
 """The keys that a query sees: masks, counts, and similarities without the others.
 
 Causal queries are the last N of the M keys: query n stands at position ``offset`` + n among the keys, and sees the keys
-up to its own position.
+up to its own position; with a window W, the last W of them.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 def hidden_keys(
-    queries: int, keys: int, key_padding_mask: Tensor | None, causal: bool, offset: int, device: torch.device
+    queries: int,
+    keys: int,
+    key_padding_mask: Tensor | None,
+    causal: bool,
+    offset: int,
+    device: torch.device,
+    window: int = 0,
 ) -> Tensor | None:
     """The keys that each query must not see: bool, broadcastable to (B, 1, N, M), or None where all are seen."""
     hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]  # (B, 1, 1, M)
     if causal and queries > 1:
         future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(offset + 1)  # (N, M)
         hidden = future if hidden is None else hidden | future
+    if 0 < window < keys:
+        past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(offset - window)  # (N, M)
+        hidden = past if hidden is None else hidden | past
     return hidden
 
 
 def count_visible(
-    queries: int, keys: int, key_padding_mask: Tensor | None, causal: bool, offset: int, device: torch.device
+    queries: int,
+    keys: int,
+    key_padding_mask: Tensor | None,
+    causal: bool,
+    offset: int,
+    device: torch.device,
+    window: int = 0,
 ) -> Tensor:
     """The number of keys that each query sees, int64, broadcastable to (B, 1, N, 1).
 
@@ -31,9 +47,15 @@ def count_visible(
     if key_padding_mask is None:
         if not causal:
             return torch.full((1, 1, 1, 1), keys, device=device)
-        return torch.arange(offset + 1, offset + queries + 1, device=device)[None, None, :, None]
+        seen = torch.arange(offset + 1, offset + queries + 1, device=device)
+        return (seen.clamp(max=window) if window else seen)[None, None, :, None]
     real = (~key_padding_mask).long()  # (B, M)
-    seen = real.cumsum(1)[:, offset : offset + queries] if causal else real.sum(1, keepdim=True)
+    if causal:
+        before = F.pad(real.cumsum(1), (1, 0))  # real keys before each position, (B, M + 1)
+        last = torch.arange(offset + 1, offset + queries + 1, device=device)
+        seen = before[:, last] - (before[:, (last - window).clamp(min=0)] if window else 0)
+    else:
+        seen = real.sum(1, keepdim=True)
     return seen.clamp(min=1)[:, None, :, None]
 
 

@@ -9,8 +9,8 @@ The thesis writes p_{i−j}, its code uses j − i: for this attention the two a
 weights. Cross-attention has no positions in the references, so this kind does not serve there.
 
 The operator ``relative_attention`` has all of it, in several implementations, but for what takes the weights apart:
-dropout on them, returning them, and distances that are not 1 apart. There the operator ``relative_logits`` makes a
-bias.
+dropout on them, returning them, a window, and distances that are not 1 apart. There the operator ``relative_logits``
+makes a bias.
 """
 
 from __future__ import annotations
@@ -118,16 +118,18 @@ class RelativeAttention(SoftmaxAttentionBase):
 
         On a CPU, logits and a softmax take less time in training, unless the operator's implementation is named.
         """
-        drops = self.drops and self.attention_dropout > 0
         named = requested("relative_attention")
         if context.return_weights:
             return False
-        if drops or context.positions is not None:
-            if named == "flex":
-                fix = "--attention-dropout 0" if drops else "another --position"
-                lacks = "dropout on the weights" if drops else "positions of your own"
+        for wanted, lacks, fix in (
+            (self.drops and self.attention_dropout > 0, "dropout on the weights", "--attention-dropout 0"),
+            (self.window > 0, "windows", "--attention-window 0"),
+            (context.positions is not None, "positions of your own", "another --position"),
+        ):
+            if wanted and named == "flex":
                 raise UsageError(f"{ENVIRONMENT_VARIABLE}=flex: the operator has no {lacks}; choose {fix}")
-            return False
+            if wanted:
+                return False
         return q.device.type != "cpu" or named is not None
 
     def _between(self, q: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:

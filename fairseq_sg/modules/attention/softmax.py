@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions
-from fairseq_sg.modules.attention.cache import append_to_cache, cached
+from fairseq_sg.modules.attention.cache import append_to_cache, cached, keep_last
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.masks import count_visible, hidden_keys
 from fairseq_sg.modules.attention.registry import register_attention
@@ -50,6 +50,14 @@ class SoftmaxOptions(AttentionOptions):
             "the natural logarithm of the number of visible keys (Chiang & Cholak 2022)"
         },
     )
+    attention_window: int = field(
+        default=0,
+        metadata={
+            "help": "W: softmax self-attention of a decoder sees the last W positions alone, the own included, so that "
+            "a decoding state is constant (0: all)",
+            "least": 0,
+        },
+    )
 
 
 class SoftmaxAttentionBase(Drops, Attention):
@@ -65,6 +73,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         attention_scale: ``head_dim`` or ``model_dim``: logits are multiplied by 1/√ of it; or ``learned``: by a scalar,
             one for the module, that starts at 1/√head_dim.
         logit_scale: ``sqrt_dim`` or ``log_length`` (Chiang & Cholak 2022, section 5.3).
+        attention_window: W of causal attention: key j is seen from positions i with j ≤ i < j + W; 0 for all i ≥ j.
         position: makes a module with ``rotate`` or ``bias``, for a width and a number of heads (``modules.position``).
     """
 
@@ -80,6 +89,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         attention_dropout: float | None = 0.0,
         attention_scale: str = "head_dim",
         logit_scale: str = "sqrt_dim",
+        attention_window: int = 0,
         position: MakePosition | None = None,
         **kwargs,
     ):
@@ -95,7 +105,8 @@ class SoftmaxAttentionBase(Drops, Attention):
         self.learned_scale = nn.Parameter(torch.full((1,), self.scale)) if attention_scale == "learned" else None
         self.log_length = logit_scale == "log_length"
         self.attention_dropout = attention_dropout or 0.0
-        ranges.check(SoftmaxOptions, {"attention_dropout": attention_dropout})
+        ranges.check(SoftmaxOptions, {"attention_dropout": attention_dropout, "attention_window": attention_window})
+        self.window = attention_window if self.causal else 0
         self.position = None if position is None else position(self.qk_head_dim, num_heads)
 
     def logits_of(
@@ -113,12 +124,14 @@ class SoftmaxAttentionBase(Drops, Attention):
         return self._softmax(q, k, v, offset, context, **x)
 
     def extend(self, q, k, v, state, context, **x):
-        start = 0 if state is None else state["length"]
-        q, k = self._rotate(q, k, start, start)
+        dropped, kept = (0, 0) if state is None else (state["dropped"], state["length"])
+        q, k = self._rotate(q, k, dropped + kept, dropped + kept)
         cache = append_to_cache(state, k, v, context.key_padding_mask)
         k, v, key_padding_mask = cached(cache)
-        out, _ = self._softmax(q, k, v, start, replace(context, key_padding_mask=key_padding_mask), **x)
-        return out, cache
+        positions = None if context.positions is None else context.positions[dropped:]
+        seen = replace(context, key_padding_mask=key_padding_mask, positions=positions, first=context.first + dropped)
+        out, _ = self._softmax(q, k, v, kept, seen, **x)
+        return out, keep_last(cache, self.window) if self.window else cache
 
     def _rotate(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
         if self.position is None or self.position.gives != "rotation":
@@ -138,8 +151,11 @@ class SoftmaxAttentionBase(Drops, Attention):
             bias = position_bias if bias is None else bias + position_bias
         p = self.attention_dropout if self.drops else 0.0
         if not context.return_weights:
-            return softmax_of_logits(q, k, v, bias, padding, self.causal, offset, dropout_p=p, scale=self.scale), None
-        hidden = hidden_keys(queries, keys, padding, self.causal, offset, q.device)
+            out = softmax_of_logits(
+                q, k, v, bias, padding, self.causal, offset, window=self.window, dropout_p=p, scale=self.scale
+            )
+            return out, None
+        hidden = hidden_keys(queries, keys, padding, self.causal, offset, q.device, self.window)
         weights = self._weights(q, k, bias, hidden)  # (B, H, N, M)
         return dropout(weights, p, self.drops) @ v, weights
 
@@ -148,7 +164,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         dtype = accumulation_dtype(q)
         factors = []
         if self.log_length:
-            seen = count_visible(q.size(2), keys, key_padding_mask, self.causal, offset, q.device)
+            seen = count_visible(q.size(2), keys, key_padding_mask, self.causal, offset, q.device, self.window)
             factors.append(seen.to(dtype).log())  # (B or 1, 1, N or 1, 1)
         if self.learned_scale is not None:
             factors.append(self.learned_scale.to(dtype) / self.scale)
@@ -173,6 +189,7 @@ def softmax_of_logits(
     causal: bool,
     offset: int,
     *,
+    window: int = 0,
     dropout_p: float,
     scale: float,
 ) -> Tensor:
@@ -182,16 +199,16 @@ def softmax_of_logits(
         q, k, v: (B, H, N, D), (B, H, M, D), (B, H, M, E).
         bias: broadcastable to (B, H, N, M), or None.
         key_padding_mask: (B, M) bool, or None.
-        causal, offset: see ``modules.attention.masks``.
+        causal, offset, window: see ``modules.attention.masks``.
 
     Returns:
         (B, H, N, E). The output of a query that sees no key is 0, and gives no gradient.
     """
     closed_form = closed_form_is_faster(q, k, v, bias, dropout_p)
-    if causal and bias is None and key_padding_mask is None and offset == 0 and not closed_form:
+    if causal and bias is None and key_padding_mask is None and offset == 0 and not (window or closed_form):
         # The bare triangle: torch knows it without a tensor.
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, scale=scale)
-    hidden = hidden_keys(q.size(2), k.size(2), key_padding_mask, causal, offset, q.device)
+    hidden = hidden_keys(q.size(2), k.size(2), key_padding_mask, causal, offset, q.device, window)
     if closed_form:
         return closed_form_softmax(q, k, v, bias, hidden, dropout_p, scale)
     if bias is not None:

@@ -12,6 +12,7 @@ CASES = [
     *(Case("compositional", role, {"retrievals": r}) for role in ROLES for r in (1, 2, 4)),
     *(Case("compositional", role, {"retrieval_score": "concat", "attention_bias": True}) for role in ROLES),
     *(Case("compositional", role, {"retrieval_dim": 5, "logit_scale": "log_length"}) for role in ROLES),
+    Case("compositional", "decoder", {"attention_window": 3}),
 ]
 
 
@@ -26,7 +27,7 @@ def reference(module, query, key, padding=None):
         mask = None if padding is None else padding[b]
         for s in range(HEADS):
             for n in range(N):
-                seen = visible(n, M, module.role == "decoder", mask)
+                seen = visible(n, M, module.role == "decoder", mask, module.window)
                 if not seen:
                     continue
                 logits = torch.stack([q[n, b, s] @ k[m, b, s] for m in seen]) * module.scale

@@ -12,6 +12,7 @@ CASES = [
     *(Case("relative", role, tolerance=2e-6) for role in ("encoder", "decoder")),
     Case("relative", "encoder", {"attention_bias": True, "attention_scale": "model_dim"}, tolerance=2e-6),
     *(Case("relative", role, {"logit_scale": "log_length"}, tolerance=4e-6) for role in ("encoder", "decoder")),
+    Case("relative", "decoder", {"attention_window": 3}, tolerance=2e-6),
 ]
 
 

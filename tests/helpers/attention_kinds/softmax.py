@@ -22,6 +22,11 @@ CASES = [
         for role in ("encoder", "decoder")
         for scale in ({}, {"logit_scale": "log_length"})
     ),
+    *(Case("softmax", "decoder", {"attention_window": 3, **scale}) for scale in ({}, {"logit_scale": "log_length"})),
+    *(
+        Case("softmax", "decoder", {"attention_window": 3}, position=name, position_options=options)
+        for name, options in POSITIONS.items()
+    ),
 ]
 
 
