@@ -7,9 +7,8 @@ expression itself, in three columns:
     unrolled<tab>repeat *1<tab>M5 B15 M5 B15
     original<tab>repeat copy M5 B15<tab>M5 B15 M5 B15
 
-*K stands for the model's answer in step K. The score is consistency. In the last step, every *K is replaced by the
-model's own earlier answer. Consistency is how often the answer to that input equals its answer to the original
-expression, right or wrong.
+*K stands for the model's answer in step K, and is replaced by it in every later step. The score is consistency: how
+often the answer of the last step equals that to the original expression, right or wrong.
 
 The second official set has one function on strings of 2 to 20 letters; in training, strings have 2 to 5. It was drawn
 separately, so one of its shortest lines may be a training example.
