@@ -405,6 +405,10 @@ def score(
             text = read_text(plan.data / recipe.data[data].folder, subsets)
             baseline = recipe.rows[how.baseline].label
             found[data] = compare(text, systems, baseline, how.bounds, how.tokenize, earlier=found.get(data))
+            order = {row.label: number for number, row in enumerate(recipe.rows.values())}
+            found[data]["systems"].sort(
+                key=lambda one: (one["name"] != baseline, order.get(one["name"], len(order)), one["seed"])
+            )
     return found or None
 
 

@@ -470,6 +470,11 @@ steps: 4
             str(t.run.folder / "generate-test.log") for t in trials if t.data == name
         ]
     assert "## whole: trained on sources of all lengths" in by_length.page("x", found, "x.png")
+    # The order is that of the recipe, whatever was there before.
+    backwards = {name: comparison | {"systems": comparison["systems"][::-1]} for name, comparison in found.items()}
+    again = by_length.score(plan, trials[:1], results.collect(plan, trials), backwards)
+    assert [s["name"] for s in again["tiny"]["systems"]] == [s["name"] for s in found["tiny"]["systems"]]
+    assert len(again["tiny"]["systems"]) > 1
 
 
 def test_a_recipe_without_translations_yet(tmp_path, capsys):
