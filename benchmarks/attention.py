@@ -27,7 +27,8 @@ from torch import Tensor
 
 import fairseq_sg.plugin  # noqa: F401
 from benchmarks import report
-from benchmarks.measure import as_in_training, error, interleaved, kept_activations, medians, quartiles
+from benchmarks.measure import as_in_training, error, kept_activations
+from fairseq_sg.kernels.timing import interleaved, medians, quartiles
 from fairseq_sg.models.sg_transformer import SGTransformer, resolve
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Attention, Context, build_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import statistics
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,18 +21,16 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from fairseq_sg.kernels.timing import Run, differentiated, interleaved, quartiles
+from fairseq_sg.kernels.verify import errors
 from fairseq_sg.modules.cpu.memory import keep_freed_memory
 
 Function = Callable[..., Tensor]
-Run = Callable[[], object]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 #: Maximum error, relative to the largest number of a correct result.
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-#: Minimum milliseconds of a sample; faster functions are called several times.
-SHORTEST = 25.0
-WARM_UP = 2
 
 
 def as_in_training(threads: int = 1) -> None:
@@ -166,63 +162,6 @@ def measure_machine(device: str, dtype: torch.dtype, quick: bool = False) -> Mac
     return Machine(bandwidths, 1e3 * 2 * width**3 / product)
 
 
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def milliseconds(run: Run, calls: int, device: str) -> float:
-    """The mean time of one of ``calls`` calls."""
-    if device == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
-        for _ in range(calls):
-            run()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / calls
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
-    for _ in range(calls):
-        run()
-    return 1e3 * (clock() - start) / calls
-
-
-def interleaved(runs: dict[str, Run], rounds: int, device: str) -> dict[str, list[float]]:
-    """Milliseconds of every run in every round: one sample of each per round, after untimed warm-up rounds.
-
-    The order changes between rounds, because a run affects the next one through caches and the allocator. If a sample
-    consists of several short calls, an untimed call precedes them for the same reason.
-    """
-    calls = {}
-    for name, run in runs.items():
-        for _ in range(WARM_UP):
-            once = milliseconds(run, 1, device)
-        calls[name] = max(1, math.ceil(SHORTEST / max(once, 1e-3)))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    shuffle = random.Random(0)
-    for _ in range(rounds):
-        for name in shuffle.sample(list(runs), len(runs)):
-            if calls[name] > 1:
-                runs[name]()
-            times[name].append(milliseconds(runs[name], calls[name], device))
-    return times
-
-
-def medians(runs: dict[str, Run], rounds: int, device: str) -> dict[str, float]:
-    """Median milliseconds of every run."""
-    return {name: statistics.median(times) for name, times in interleaved(runs, rounds, device).items()}
-
-
-def quartiles(times: list[float]) -> tuple[float, float, float]:
-    """First quartile, median, third quartile; for a single number, the number."""
-    if len(times) == 1:
-        return times[0], times[0], times[0]
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-    return low, statistics.median(times), high
-
-
 def peak_memory(run: Run, device: str) -> int:
     """Peak bytes of a run, including its results, beyond the memory in use before.
 
@@ -265,36 +204,17 @@ def kept_activations(weights: Iterable[Tensor], run: Callable[[], Tensor]) -> in
     return sum(kept.values())
 
 
-def differentiated(function: Function, inputs: Sequence[Tensor], weighting: Tensor) -> Callable[[], list[Tensor]]:
-    """A run that returns the value and the gradients of all inputs, of the value weighted by ``weighting``."""
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    weightings = {weighting.dtype: weighting}
-
-    def run() -> list[Tensor]:
-        out = function(*leaves)
-        if out.dtype not in weightings:
-            weightings[out.dtype] = weighting.to(out.dtype)
-        return [out.detach(), *torch.autograd.grad(out, leaves, weightings[out.dtype])]
-
-    return run
-
-
 def error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> tuple[float, str]:
     """The maximum error over value and gradients, and its place.
 
     Each error is relative to the largest number of its own tensor, or to a hundredth of the largest of all if that is
     more. So a vanishing gradient, such as that of queries with a single key, is compared with one that does not vanish.
     """
-    largest = [float(exact.abs().max()) for exact in truth]
-    errors = {}
-    for number, (x, exact) in enumerate(zip(found, truth, strict=True)):
-        name = "value" if number == 0 else f"gradient of input {number}"
-        if x.shape != exact.shape:
-            return math.inf, f"{name} is {tuple(x.shape)} and not {tuple(exact.shape)}, so it"
-        share = float((x.double() - exact).abs().max()) / max(largest[number], max(largest) / 100)
-        errors[name] = math.inf if math.isnan(share) else share
-    worst = max(errors, key=lambda name: errors[name])
-    return errors[worst], worst
+    names = ["value", *(f"gradient of input {number}" for number in range(1, len(truth)))]
+    by_name = (dict(zip(names, tensors, strict=True)) for tensors in (found, truth))
+    each = errors(*by_name)
+    worst = max(each, key=lambda name: each[name])
+    return each[worst], worst
 
 
 def measure(case: Case, rounds: int, device: str, machine: Machine) -> list[Row]:

@@ -26,8 +26,9 @@ from torch import Tensor
 import fairseq_sg.plugin  # noqa: F401
 from benchmarks import report
 from benchmarks.attention import built, stop_if_wrong
-from benchmarks.measure import as_in_training, interleaved, peak_memory, quartiles
+from benchmarks.measure import as_in_training, peak_memory
 from fairseq_sg.criterions.relative_l2 import RelativeL2, RelativeL2Config
+from fairseq_sg.kernels.timing import interleaved, quartiles
 from fairseq_sg.models.sg_operator import SGOperator
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 

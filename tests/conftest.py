@@ -14,6 +14,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 #: Folders with files that take long. They come first, so that all processes of pytest end together.
 SLOW = ("cli", "devices", "experiments", "models", "modules", "ops", "tests")
 
+#: What was measured on this machine has no say in tests.
+os.environ["FAIRSEQ_SG_TUNING"] = ""
+
 
 def pytest_addoption(parser) -> None:
     help = "shuffles the files, and the tests in each; `random` draws a seed, and prints it"

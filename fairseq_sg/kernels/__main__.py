@@ -1,6 +1,8 @@
 """The implementations of the operators on this machine.
 
     fairseq-sg kernels list        # which exist, which can run here, which one runs by default
+    fairseq-sg kernels verify      # each against its equation in float64; a failing one never runs by default
+    fairseq-sg kernels tune        # times the verified ones; from then on the fastest runs by default
 
 See docs/kernels.md.
 """
@@ -9,29 +11,139 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from fairseq_sg.kernels import listing, processes, tune, verify
+from fairseq_sg.ops.dispatch import check_environment
+from fairseq_sg.ops.operators import OPERATORS, TRITON
+from fairseq_sg.ops.tuning import FOLDER_VARIABLE, SHARE, Tuning, dtype_name, key_of, path_of, read, write
 
 
 def make_parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="fairseq-sg kernels", description=__doc__, formatter_class=form)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     commands.add_parser("list", help="operators and implementations in one table")
+    for name, text in (("verify", "compare each with its equation"), ("tune", "time the verified ones")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument(
+            "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
+        )
+        command.add_argument("--quick", action="store_true", help="few small sizes, as a smoke test; nothing is kept")
     return parser
 
 
 def main(line: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code."""
-    make_parser().parse_args(line)
-    from fairseq_sg.kernels import listing
-    from fairseq_sg.ops.dispatch import check_environment
-
+    """Runs the command; returns the exit code: 1 for an error and, of ``verify``, for an implementation that fails."""
+    parser = make_parser()
+    args = parser.parse_args(line)
     try:
         check_environment()
-    except ValueError as error:
+        if args.command == "list":
+            print(*listing.table(), sep="\n")
+            return 0
+        if args.device == "cuda" and not torch.cuda.is_available():
+            parser.error("--device cuda: torch finds no GPU")
+        processes.preload()
+        return (run_verify if args.command == "verify" else run_tune)(args.device, args.quick)
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(*listing.table(), sep="\n")
+
+
+def known_here(device: str) -> Tuning:
+    """What the file of a device has, empty where there is none that counts."""
+    found, path = listing.here(device), path_of(listing.here(device))
+    try:
+        return read(path, found) if path is not None else Tuning(key_of(found))
+    except (OSError, ValueError):
+        return Tuning(key_of(found))
+
+
+def keep(tuning: Tuning, device: str, quick: bool, seconds: float) -> None:
+    """Writes the file, and says what was done."""
+    path = path_of(listing.here(device))
+    if quick or path is None:
+        where = "nothing is kept" if quick else f"nothing is kept, as {FOLDER_VARIABLE} is empty"
+    else:
+        try:
+            write(tuning, path)
+        except OSError as error:
+            raise OSError(f"{path} cannot be written ({error.strerror}): set {FOLDER_VARIABLE} to a folder") from error
+        where = f"kept in {path}"
+    print(f"{tuning.key['device']}, torch {tuning.key['torch']}: {seconds:.0f} seconds; {where}")
+
+
+def verified(tuning: Tuning, which: Iterable[tuple[str, str]], device: str, quick: bool) -> bool:
+    """Verifies implementations one by one, prints a line for each, and notes the verdicts; whether none fails."""
+    failed = []
+    print(f"{'operator':20}  {'implementation':14}  cases  seconds  largest error in float32, bfloat16, float16")
+    print("-" * 98)
+    for operator, name in which:
+        reason = listing.why_not(name, device)
+        if reason is not None:
+            print(f"{operator:20}  {name:14}  cannot run here: {reason}")
+            continue
+        found = verify.verdict_of(operator, name, device, quick)
+        start = f"{operator:20}  {name:14}  {len(found.results):5}  {found.seconds:7.1f}"
+        if found.cannot:
+            print(f"{operator:20}  {name:14}  cannot run here: {found.cannot}", flush=True)
+            continue
+        if not (device == "cpu" and name == TRITON):  # the interpreter is no device
+            tuning.verdicts.setdefault(operator, {})[name] = found.problem
+        if found.problem:
+            failed.append((operator, name))
+            print(f"{start}  FAILS: {found.problem}", flush=True)
+        else:
+            worst = "  ".join(f"{found.worst(dtype_name(dtype)):.0e}" for dtype in verify.DTYPES)
+            print(f"{start}  {worst}", flush=True)
+    for operator, name in failed:
+        known = OPERATORS[operator]
+        instead = tuning.working(operator, torch.float32, known.default)
+        print(f"{operator}: {name} fails here and never runs by default; {instead} runs in its place")
+    return not failed
+
+
+def run_verify(device: str, quick: bool) -> int:
+    start = time.monotonic()
+    tuning = known_here(device)
+    good = verified(tuning, verify.everything(), device, quick)
+    keep(tuning, device, quick, time.monotonic() - start)
+    return 0 if good else 1
+
+
+def run_tune(device: str, quick: bool) -> int:
+    start = time.monotonic()
+    tuning = known_here(device)
+    operators = [operator for operator in OPERATORS if tune.sizes_of(operator, device)]
+    candidates = [(o, name) for o in sorted(operators) for name in OPERATORS[o].candidates(device, torch.float32)]
+    unknown = [(o, name) for o, name in candidates if name not in tuning.verdicts.get(o, {})]
+    if unknown:
+        verified(tuning, unknown, device, quick)
+        print()
+    tuning.points = []
+    print(
+        f"milliseconds forward and backward; another than the first runs where it takes {SHARE:.0%} or less of its time"
+    )
+    for operator in sorted(operators):
+        names = [name for o, name in candidates if o == operator and tuning.verified(o, name)]
+        budget = (1, 0.0) if quick else (tune.ROUNDS, tune.SHORTEST)
+        points, ended = tune.points_of(operator, names, device, *budget)
+        tuning.points += points
+        cells = [("dtype", *OPERATORS[operator].sizes, *names, "runs")]
+        for point in points:
+            dtype = getattr(torch, point.dtype)
+            times = [f"{point.ms[name][1]:.3g}" if name in point.ms else "" for name in names]
+            runs = tuning.choice(operator, dtype, point.sizes, OPERATORS[operator].rule(device, dtype, point.sizes))
+            cells.append((point.dtype, *map(str, point.sizes), *times, runs))
+        print("", operator, *(listing.aligned(cells) if points else ["nothing to choose from"]), sep="\n", flush=True)
+        if ended:
+            print(f"{operator}: {ended}, after {len(points)} sizes; its own rule decides for the others")
+    print()
+    keep(tuning, device, quick, time.monotonic() - start)
     return 0
 
 

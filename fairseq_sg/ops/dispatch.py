@@ -4,37 +4,26 @@ Operators take ``implementation="auto"``, which leaves the choice to them, or th
 ``FAIRSEQ_SG_IMPLEMENTATION=naive`` asks for one name in a whole program: every operator that has an implementation of
 that name runs it, the others choose themselves. A name in the call wins over the variable. Code that `torch.compile`
 has compiled does not read the variable again.
+
+An operator that chooses itself runs what was measured to be fastest on this machine (`fairseq_sg.ops.tuning`). Where
+nothing was measured, and in compiled code, its own rule decides.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fairseq_sg.ops.operators import OPERATORS, TRITON, declare
+from fairseq_sg.ops.tuning import tuning_on
 
 AUTO = "auto"
 ENVIRONMENT_VARIABLE = "FAIRSEQ_SG_IMPLEMENTATION"
-#: operator -> its implementations by name.
-OPERATORS: dict[str, Mapping[str, Callable]] = {}
-#: operator -> (device type, implementation) -> when ``"auto"`` runs it there; "" where nothing else is said.
-DEFAULTS: dict[str, dict[tuple[str, str], str]] = {}
 
-
-def declare(
-    operator: str,
-    implementations: Mapping[str, Callable],
-    automatic: str,
-    sometimes: Mapping[tuple[str, str], str] | None = None,
-) -> None:
-    """Makes an operator and its implementations known.
-
-    Args:
-        operator: its name.
-        implementations: by name.
-        automatic: the implementation in torch that ``"auto"`` runs.
-        sometimes: (device type, implementation) -> when ``"auto"`` runs that one there instead.
-    """
-    OPERATORS[operator] = implementations
-    DEFAULTS[operator] = {("cpu", automatic): "", ("cuda", automatic): "", **(sometimes or {})}
+__all__ = ["AUTO", "ENVIRONMENT_VARIABLE", "OPERATORS", "check_environment", "choose", "declare", "requested"]
 
 
 def requested(operator: str) -> str | None:
@@ -45,37 +34,57 @@ def requested(operator: str) -> str | None:
     """
     check_environment()
     name = os.environ.get(ENVIRONMENT_VARIABLE)
-    return name if name in OPERATORS[operator] else None
+    return name if name in OPERATORS[operator].implementations else None
 
 
 def check_environment() -> None:
     """Raises `ValueError` for a name in the environment variable that no operator has."""
     name = os.environ.get(ENVIRONMENT_VARIABLE, "")
-    known = {AUTO}.union(*OPERATORS.values())
-    if name and name not in known:
+    if not name or name == AUTO:
+        return
+    known = {AUTO}.union(*(operator.implementations for operator in OPERATORS.values()))
+    if name not in known:
         raise ValueError(
             f"environment variable {ENVIRONMENT_VARIABLE}: no operator has an implementation {name!r}; "
             f"choose one of: {', '.join(sorted(known))}"
         )
 
 
-def resolve(operator: str, implementation: str, automatic: str) -> Callable:
+def choose(
+    operator: str,
+    implementation: str,
+    like: Tensor,
+    sizes: tuple[int, ...] = (),
+    why_not_triton: Callable[[], str | None] | None = None,
+) -> Callable:
     """The implementation that a call of an operator runs.
 
     Args:
         operator: its name.
         implementation: the argument of the call, ``"auto"`` or a name.
-        automatic: the name that the operator chooses itself.
+        like: an input, of the device and dtype of the call.
+        sizes: the numbers that `Operator.sizes` names; none for a call whose choice nothing was measured for.
+        why_not_triton: why the kernels cannot take this call, None where they can. It is asked only where they would
+            run; an operator without kernels has none.
 
     Raises:
         ValueError: the operator has no implementation of the name in the call, or no operator that of the variable.
     """
-    implementations = OPERATORS[operator]
+    known = OPERATORS[operator]
     if implementation == AUTO:
-        return implementations[requested(operator) or automatic]
-    if implementation not in implementations:
+        name = requested(operator)
+        if name is None:
+            device, dtype = like.device, like.dtype
+            name = known.rule(device.type, dtype, sizes)
+            # A compiler sees sizes that are symbols, for which nothing was measured.
+            if not torch.compiler.is_compiling() and (tuning := tuning_on(device)) is not None:
+                rule, name = name, tuning.choice(operator, dtype, sizes, name)
+                if name == TRITON and (why_not_triton is None or why_not_triton() is not None):
+                    name = tuning.working(operator, dtype, rule)
+        return known.implementations[name]
+    if implementation not in known.implementations:
         raise ValueError(
             f"{operator} has no implementation {implementation!r}; "
-            f"choose one of: {', '.join(sorted({AUTO, *implementations}))}"
+            f"choose one of: {', '.join(sorted({AUTO, *known.implementations}))}"
         )
-    return implementations[implementation]
+    return known.implementations[implementation]

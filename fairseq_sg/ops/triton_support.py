@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -25,9 +24,6 @@ from torch._compile import _disable_dynamo
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OLDEST = (3, 3)
 CAPABILITY = (8, 0)
-#: Whether ``"auto"`` takes the kernels where they can run. Not before they have been run and measured on a GPU
-#: (docs/kernels.md): until then they are asked for by name.
-AUTOMATIC = False
 #: What Triton takes for yes in the environment.
 YES = ("1", "true", "on", "yes", "y")
 #: Of the second and third dimension of a grid.
@@ -48,12 +44,6 @@ def why_not_triton(*tensors: Tensor) -> str | None:
     if len(devices) != 1:
         return f"the tensors are on several devices: {', '.join(sorted(map(str, devices)))}"
     return why_not_here(devices.pop())
-
-
-def prefers_triton(why_not: Callable[..., str | None], *tensors: Tensor | None) -> bool:
-    """Whether ``"auto"`` runs Triton kernels: never on a CPU, nor for a reason of `why_not_triton` or the operator,
-    which is asked only where it matters. The first of the tensors is given."""
-    return AUTOMATIC and tensors[0].is_cuda and why_not(*tensors) is None
 
 
 def require_triton(operator: str, reason: str | None) -> None:

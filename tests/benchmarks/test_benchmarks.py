@@ -271,22 +271,6 @@ class TestMeasure:
         assert MACHINE.floor(1, 20_000, 0.0) == (pytest.approx(1e-3), "bytes")
         assert MACHINE.floor(1 << 23, 20_000, 1e9) == (pytest.approx(10.0), "FLOPs")
 
-    def test_interleaved(self, monkeypatch):
-        order = []
-        monkeypatch.setattr(measure, "milliseconds", lambda run, calls, device: run() or (99.0 if calls == 1 else 5.0))
-        times = measure.interleaved({name: partial(order.append, name) for name in "abc"}, 20, "cpu")
-        assert order[: 3 * measure.WARM_UP] == [name for name in "abc" for _ in range(measure.WARM_UP)]
-        rounds = ["".join(order[start : start + 3]) for start in range(3 * measure.WARM_UP, len(order), 3)]
-        assert len(rounds) == 20 and {"".join(sorted(one)) for one in rounds} == {"abc"}
-        assert len(set(rounds)) > 3  # orders
-        assert times == {name: [99.0] * 20 for name in "abc"}
-
-    def test_short_runs_are_repeated(self, monkeypatch):
-        seen = []
-        monkeypatch.setattr(measure, "milliseconds", lambda run, calls, device: seen.append(calls) or 0.5)
-        measure.interleaved({"a": lambda: seen.append("uncounted")}, 2, "cpu")
-        assert seen == [1] * measure.WARM_UP + ["uncounted", int(measure.SHORTEST / 0.5)] * 2
-
 
 class TestPromises:
     @staticmethod

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,48 +20,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INTERPRETED = DEVICE.type == "cpu"
 
 if INTERPRETED:
-    import triton.language
-    import triton.runtime.interpreter as interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch_tensor_for_new_numpy(tensor, *scope) -> None:
-        """The interpreter turns arrays of one element into numbers, as for ``range(n)``, which numpy 2.4 refuses."""
-        patch_tensor(tensor, *scope)
-        tensor.__index__ = lambda self: int(self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_tensor_for_new_numpy
-
-    product = interpreter.InterpreterBuilder.create_dot
-
-    def create_dot(self, a, b, c, input_precision, most_imprecise):
-        """The product of the bits that tensor cores take; the interpreter's own is in float32, always."""
-        asked = str(input_precision).lower()
-        if "ieee" in asked:
-            a, b = (in_float32(x) for x in (a, b))
-            return product(self, a, b, c, input_precision, most_imprecise)
-        assert "tf32" in asked, asked
-        (a_high, a_low), (b_high, b_low) = (split(x.data) for x in (a, b))
-        total = a_high @ b_high
-        if "x3" in asked:
-            total += a_low @ b_high + a_high @ b_low
-        return interpreter.TensorHandle(total + c.data, c.dtype.scalar)
-
-    def in_float32(x):
-        """Exactly; the interpreter keeps bfloat16 as integers, and would multiply those."""
-        if x.dtype.scalar != triton.language.bfloat16:
-            return x
-        return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), triton.language.float32)
-
-    def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """x in TF32, and the rest in TF32; both are cut off, 13 of 23 bits."""
-        high = tf32(x)
-        return high, tf32(x - high)
-
-    def tf32(x: np.ndarray) -> np.ndarray:
-        return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-
-    interpreter.InterpreterBuilder.create_dot = create_dot
+    import fairseq_sg.kernels.interpreter  # noqa: F401  (tensor cores)
 
 
 @pytest.fixture(autouse=True)

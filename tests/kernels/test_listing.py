@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -19,8 +17,8 @@ from fairseq_sg.ops import (
     spectral_multiply,
     triton_support,
 )
-from fairseq_sg.ops.cvmm import sort_selection
-from fairseq_sg.ops.dispatch import DEFAULTS, ENVIRONMENT_VARIABLE, OPERATORS
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, OPERATORS
+from fairseq_sg.ops.tuning import Point, Tuning
 
 
 class Chosen(Exception):
@@ -45,6 +43,7 @@ def calls(batch: int, rows: int) -> dict[str, object]:
 def test_defaults_on_a_cpu_are_what_operators_run(operator, monkeypatch):
     """Few and many sequences and rows reach every default that is listed, and no other implementation."""
     monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    known = OPERATORS[operator].implementations
 
     def raises(name):
         def implementation(*arguments, **options):
@@ -52,51 +51,53 @@ def test_defaults_on_a_cpu_are_what_operators_run(operator, monkeypatch):
 
         return implementation
 
-    for name in OPERATORS[operator]:
-        monkeypatch.setitem(OPERATORS[operator], name, raises(name))
+    for name in known:
+        monkeypatch.setitem(known, name, raises(name))
     chosen = set()
     for batch, rows in ((1, 4), (64, 512)):
         with pytest.raises(Chosen) as found:
             calls(batch, rows)[operator]()
         chosen.add(str(found.value))
-    assert chosen == {name for device, name in DEFAULTS[operator] if device == "cpu"}
+    assert chosen == {name for name in known if listing.default(operator, name, "cpu") is not None}
 
 
-def test_defaults_on_a_gpu_do_not_depend_on_sizes():
-    """The functions that choose by size take what stands for tensors on a GPU."""
-    from fairseq_sg.ops import relative
-    from fairseq_sg.ops.cvmm import _automatic
-
-    for many in (1, 1000):
-        q = SimpleNamespace(shape=(many, 1, 3, 2), dtype=torch.float32, device=torch.device("cuda"))
-        assert ("cuda", relative._in_torch(q)) in DEFAULTS["relative_logits"]
-        x = SimpleNamespace(device=torch.device("cuda"), is_cuda=True)
-        routing = sort_selection(torch.zeros(many, dtype=torch.long), 1)
-        assert ("cuda", _automatic(x, [None], routing, None)) in DEFAULTS["cvmm"]
+@pytest.mark.parametrize("operator", sorted(OPERATORS))
+def test_rules_on_a_gpu_do_not_depend_on_sizes(operator):
+    known = OPERATORS[operator]
+    for many in (1, 1 << 20):
+        assert known.rule("cuda", torch.float32, (many,) * len(known.sizes)) == known.default
 
 
 def test_every_implementation_has_its_line(capsys, monkeypatch):
     monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert main(["list"]) == 0
-    words = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for operator, implementations in OPERATORS.items():
-        for name in implementations:
+    printed = capsys.readouterr().out
+    words = [line.split() for line in printed.splitlines()]
+    for operator, known in OPERATORS.items():
+        for name in known.implementations:
             (line,) = [line for line in words if line[:2] == [operator, name]]
             assert ("no:" in line) == (name == "triton") or torch.cuda.is_available()
+    assert "CPU: not tuned, so the operators' own rules decide. python -m fairseq_sg.kernels tune measures" in printed
 
 
-@pytest.mark.parametrize("automatic", [True, False])
-def test_kernels_on_a_gpu(automatic, monkeypatch):
+def test_what_was_verified_and_measured(monkeypatch):
     monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setattr(triton_support, "AUTOMATIC", automatic)
-    monkeypatch.setattr(listing, "why_not", lambda implementation, device: None)
-    assert listing.state("geometric_attention", "triton", "cuda") == ("default" if automatic else "by name")
-    other = "default for calls that the kernel does not take" if automatic else "default"
-    assert listing.state("geometric_attention", "scan", "cuda") == other
-    assert listing.state("orthogonality_loss", "gram", "cuda") == "default"
-    assert listing.state("geometric_attention", "naive", "cuda") == "by name"
-    assert listing.state("geometric_attention", "scan", "cpu") == "default"
+    ms = {"grouped": [2.0, 2.0, 2.0], "blocks": [1.0, 1.0, 1.0]}
+    points = [
+        Point("cvmm", "float32", (64, 4096, 64), ms),
+        Point("cvmm", "float32", (2, 4096, 64), ms | {"blocks": [3] * 3}),
+    ]
+    verdicts = {"cvmm": {"grouped": "", "blocks": ""}, "geometric_attention": {"scan": "it crashed: SIGSEGV"}}
+    tuning = Tuning({"device": "a CPU", "driver": ""}, verdicts, points)
+    monkeypatch.setattr(listing, "tuning_of", lambda device: tuning if device == "cpu" else None)
+    assert listing.state("cvmm", "grouped", "cpu") == "default"
+    assert listing.state("cvmm", "blocks", "cpu") == "default near 1 of 2 sizes measured, if rows_per_matrix >= 256"
+    assert listing.state("geometric_attention", "scan", "cpu") == "never: it fails here"
+    assert (
+        "CPU: 2 implementations verified, 2 sizes measured; never run, as they fail here: geometric_attention scan"
+        in (listing.tuned("cpu"))
+    )
 
 
 def test_reasons(monkeypatch):

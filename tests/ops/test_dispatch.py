@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from fairseq_sg.ops import linear_attention, orthogonality_loss, relative_logits
-from fairseq_sg.ops.dispatch import (
-    DEFAULTS,
-    ENVIRONMENT_VARIABLE,
-    OPERATORS,
-    check_environment,
-    declare,
-    requested,
-    resolve,
-)
+from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, OPERATORS, check_environment, choose, declare, requested
 from helpers.commands import run
 
 
@@ -23,11 +15,11 @@ def known():
     """The operator of these tests, declared as the others are."""
     declare("operator", {"plain": lambda: "plain", "fast": lambda: "fast"}, "fast")
     yield
-    del OPERATORS["operator"], DEFAULTS["operator"]
+    del OPERATORS["operator"]
 
 
 def chosen(implementation: str = "auto") -> str:
-    return resolve("operator", implementation, automatic="fast")()
+    return choose("operator", implementation, torch.ones(1))()
 
 
 def test_auto_is_the_operators_own_choice():

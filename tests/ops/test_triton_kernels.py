@@ -130,17 +130,6 @@ def test_which_gpus(capability, hip, reason, monkeypatch):
     assert triton_support._why_not_on.__wrapped__(torch.device("cuda", 0), False) == reason
 
 
-@pytest.mark.parametrize("automatic", [True, False])
-def test_automatic_choice_on_a_gpu(automatic, monkeypatch):
-    class OnGPU:
-        is_cuda = True
-
-    monkeypatch.setattr(triton_support, "AUTOMATIC", automatic)
-    assert triton_support.prefers_triton(lambda x, other: None, OnGPU(), None) == automatic
-    assert not triton_support.prefers_triton(lambda x: "rows have 9000 keys", OnGPU())
-    assert not triton_support.prefers_triton(lambda x: pytest.fail("never on a CPU"), torch.ones(1))
-
-
 @pytest.mark.parametrize(("size", "expected"), [(0, 16), (1, 16), (16, 16), (17, 32), (64, 64), (65, 64), (300, 64)])
 def test_power_of_two(size, expected):
     assert triton_support.power_of_two(size, 16, 64) == expected

@@ -13,9 +13,9 @@ from fairseq_sg.ops.cvmm.blocks import cvmm_blocks
 from fairseq_sg.ops.cvmm.grouped import cvmm_grouped, has_grouped_mm
 from fairseq_sg.ops.cvmm.naive import cvmm_naive
 from fairseq_sg.ops.cvmm.sorting import SortedSelection, sort_selection
-from fairseq_sg.ops.dispatch import AUTO, declare, resolve
+from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.precision import autocast_disabled
-from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
+from fairseq_sg.ops.triton_support import require_triton, why_not_triton
 
 # Mean number of rows of a matrix from which blocks are faster than a grouped product on a CPU. On one thread, forward
 # and backward of mixtures: 1.2 to 1.4 times as fast from 500 rows on, and 0.5 to 0.7 times up to 100.
@@ -48,12 +48,6 @@ def _grouped(x: Tensor, *arguments) -> Tensor:
     return (_GROUPED if has_grouped_mm(x.device, x.dtype) else cvmm_blocks)(x, *arguments)
 
 
-def _automatic(x: Tensor, matrices: Tensor, routing: SortedSelection, weights: Tensor | None) -> str:
-    if prefers_triton(_why_not_triton, x, matrices, weights):
-        return "triton"
-    return "blocks" if x.device.type == "cpu" and len(routing.order) >= FEW_ROWS * len(matrices) else "grouped"
-
-
 def _why_not_triton(x: Tensor, matrices: Tensor, weights: Tensor | None) -> str | None:
     return why_not_triton(x, matrices) if weights is None else why_not_triton(x, matrices, weights)
 
@@ -73,7 +67,14 @@ IMPLEMENTATIONS = {
     "blocks": cvmm_blocks,
     "triton": _triton,
 }
-declare("cvmm", IMPLEMENTATIONS, "grouped", {("cpu", "blocks"): f"if rows >= {FEW_ROWS} x matrices"})
+declare(
+    "cvmm",
+    IMPLEMENTATIONS,
+    default="grouped",
+    others={"cpu": ("blocks",), "cuda": ("triton",)},
+    sizes=("rows_per_matrix", "rows", "width"),  # R/E, R, and the larger of M and L
+    rules={"cpu": ("rows_per_matrix", FEW_ROWS, "blocks")},
+)
 
 __all__ = ["IMPLEMENTATIONS", "SortedSelection", "cvmm", "cvmm_sorted", "sort_selection"]
 
@@ -172,6 +173,7 @@ def cvmm_sorted(
         x, matrices = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (x, matrices))
     if x.dtype != matrices.dtype:
         raise TypeError(f"x and matrices must be of one dtype, not {x.dtype} and {matrices.dtype}")
-    function = resolve("cvmm", implementation, _automatic(x, matrices, routing, weights))
+    sizes = len(routing.order) // len(matrices), len(routing.order), max(matrices.shape[1:])
+    function = choose("cvmm", implementation, x, sizes, lambda: _why_not_triton(x, matrices, weights))
     with autocast_disabled(x.device):
         return function(x, matrices, routing, from_tokens, to_tokens, relu, weights)

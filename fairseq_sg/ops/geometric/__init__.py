@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
-from fairseq_sg.ops.dispatch import AUTO, declare, resolve
+from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.geometric.naive import geometric_attention_naive
 from fairseq_sg.ops.geometric.scan import geometric_attention_scan
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
-from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
+from fairseq_sg.ops.triton_support import require_triton, why_not_triton
 
 # The longest row for Triton: a program holds a whole row.
 MOST_KEYS = 8192
@@ -56,7 +56,13 @@ IMPLEMENTATIONS = {
     "scan": _in_torch(geometric_attention_scan),
     "triton": _triton,
 }
-declare("geometric_attention", IMPLEMENTATIONS, "scan")
+declare(
+    "geometric_attention",
+    IMPLEMENTATIONS,
+    default="scan",
+    others={"cuda": ("triton",)},
+    sizes=("rows", "keys"),  # B·H·N and M
+)
 
 
 def geometric_attention(
@@ -108,8 +114,8 @@ def geometric_attention(
             f"queries stand at the positions offset … offset + N - 1 of the keys 0 … M - 1: "
             f"offset {offset} does not fit {describe(logits=logits)}"
         )
-    automatic = "triton" if prefers_triton(_why_not_triton, logits) else "scan"
-    function = resolve("geometric_attention", implementation, automatic)
+    sizes = logits.shape[0] * logits.shape[1] * queries, keys
+    function = choose("geometric_attention", implementation, logits, sizes, lambda: _why_not_triton(logits))
     with autocast_disabled(logits.device):
         return function(logits, key_padding_mask, causal, offset)
 

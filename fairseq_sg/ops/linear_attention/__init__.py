@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
-from fairseq_sg.ops.dispatch import AUTO, declare, resolve
+from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.linear_attention.chunked import linear_attention_chunked
 from fairseq_sg.ops.linear_attention.full import State, fold, read
 from fairseq_sg.ops.linear_attention.naive import linear_attention_naive
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
-from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
+from fairseq_sg.ops.triton_support import require_triton, why_not_triton
 
 # The least ε: the reciprocal of a smaller number overflows in float32.
 SMALLEST_EPS = torch.finfo(torch.float32).tiny
@@ -29,7 +29,13 @@ def _triton(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, **options) -> tupl
 
 
 IMPLEMENTATIONS = {"naive": linear_attention_naive, "chunked": linear_attention_chunked, "triton": _triton}
-declare("linear_attention", IMPLEMENTATIONS, "chunked")
+declare(
+    "linear_attention",
+    IMPLEMENTATIONS,
+    default="chunked",
+    others={"cuda": ("triton",)},
+    sizes=("heads", "length", "width"),  # of the causal form: B·H, N, and the larger of F and E
+)
 
 
 def linear_attention(
@@ -96,8 +102,8 @@ def linear_attention(
         s, z = linear_attention_state(k[:, :, :before], v[:, :, :before], key_padding_mask=earlier)
         state = (s, z) if state is None else (state[0] + s, state[1] + z)
         k, v = k[:, :, before:], v[:, :, before:]  # (B, H, N, F), (B, H, N, E)
-    automatic = "triton" if causal and prefers_triton(why_not_triton, q, k, v) else "chunked"
-    function = resolve("linear_attention", implementation, automatic)
+    sizes = (q.shape[0] * q.shape[1], q.shape[2], max(q.shape[3], v.shape[3])) if causal else ()
+    function = choose("linear_attention", implementation, v, sizes, lambda: why_not_triton(q, k, v))
     with autocast_disabled(q.device):
         out, new_state = function(
             q,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
-from fairseq_sg.ops.dispatch import AUTO, declare, resolve
+from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.orthogonality.gram import orthogonality_loss_gram
 from fairseq_sg.ops.orthogonality.naive import orthogonality_loss_naive
 from fairseq_sg.ops.precision import autocast_disabled
 
 IMPLEMENTATIONS = {"naive": orthogonality_loss_naive, "gram": orthogonality_loss_gram}
-declare("orthogonality_loss", IMPLEMENTATIONS, "gram")
+declare("orthogonality_loss", IMPLEMENTATIONS, default="gram")
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -55,7 +55,7 @@ def orthogonality_loss(
     check_padding_mask("padding_mask", padding_mask, values.shape[0], values.shape[2])
     if reduction not in REDUCTIONS:
         raise ValueError(f"orthogonality_loss has no reduction {reduction!r}; choose one of: {', '.join(REDUCTIONS)}")
-    function = resolve("orthogonality_loss", implementation, automatic="gram")
+    function = choose("orthogonality_loss", implementation, values)
     with autocast_disabled(values.device):
         loss = function(values, padding_mask, eps)
     if reduction == "none":

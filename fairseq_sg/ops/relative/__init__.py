@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
-from fairseq_sg.ops.dispatch import AUTO, declare, resolve
+from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.precision import autocast_disabled
 from fairseq_sg.ops.relative.flex import relative_attention_flex
 from fairseq_sg.ops.relative.naive import relative_attention_naive, relative_logits_naive
 from fairseq_sg.ops.relative.shift import relative_attention_shift, relative_logits_shift
-from fairseq_sg.ops.triton_support import prefers_triton, require_triton, why_not_triton
+from fairseq_sg.ops.triton_support import require_triton, why_not_triton
 
 # The widest queries, keys and values for Triton: a program holds whole rows of them.
 WIDEST = 256
@@ -20,13 +20,11 @@ WIDEST = 256
 MANY_SEQUENCES = 4
 
 
-def _in_torch(q: Tensor) -> str:
-    """The faster of ``"naive"`` and ``"shift"`` for queries (B, H, N, D)."""
-    batch, _, queries, dim = q.shape
-    # In half precision the gradient of the looked-up keys would be added up in half precision.
-    exact = q.dtype in (torch.float32, torch.float64)
-    many = q.device.type == "cpu" and queries > 1 and batch >= MANY_SEQUENCES * dim
-    return "naive" if exact and many else "shift"
+def _sizes(q: Tensor) -> tuple[int, ...]:
+    """What the choice depends on, for queries (B, H, N, D)."""
+    batch, heads, queries, dim = q.shape
+    # A single query has as many distances as keys, so nothing is gained by a look-up.
+    return batch // dim if queries > 1 and dim else 0, batch * heads, queries, dim
 
 
 def _why_not_triton(*tensors: Tensor) -> str | None:
@@ -59,10 +57,15 @@ ATTENTION_IMPLEMENTATIONS = {
     "flex": relative_attention_flex,
     "triton": _triton,
 }
-# What `_in_torch` chooses.
-_SOMETIMES = {("cpu", "naive"): f"if batch >= {MANY_SEQUENCES} x head dimension, not in half precision"}
-declare("relative_logits", IMPLEMENTATIONS, "shift", _SOMETIMES)
-declare("relative_attention", ATTENTION_IMPLEMENTATIONS, "shift", _SOMETIMES)
+_CHOICE = {
+    "default": "shift",
+    "sizes": ("sequences_per_width", "heads", "length", "width"),  # B/D, B·H, N and D
+    "rules": {"cpu": ("sequences_per_width", MANY_SEQUENCES, "naive")},
+    # In half precision the gradient of the looked-up keys would be added up in half precision.
+    "full_precision": ("naive",),
+}
+declare("relative_logits", IMPLEMENTATIONS, others={"cpu": ("naive",)}, **_CHOICE)
+declare("relative_attention", ATTENTION_IMPLEMENTATIONS, others={"cpu": ("naive",), "cuda": ("triton",)}, **_CHOICE)
 
 
 def relative_logits(q: Tensor, p: Tensor, *, implementation: str = AUTO) -> Tensor:
@@ -98,7 +101,7 @@ def relative_logits(q: Tensor, p: Tensor, *, implementation: str = AUTO) -> Tens
         raise ValueError(f"q and p must agree in heads and head dimension: {shapes}")
     if p.shape[1] < q.shape[2]:
         raise ValueError(f"p needs a row for each of the N + M - 1 distances, at least N = {q.shape[2]}: {shapes}")
-    return resolve("relative_logits", implementation, _in_torch(q))(q, p)
+    return choose("relative_logits", implementation, q, _sizes(q))(q, p)
 
 
 def relative_attention(
@@ -173,8 +176,8 @@ def relative_attention(
         raise TypeError(
             f"relative_attention takes tensors of one dtype, not {', '.join(str(x.dtype) for x in tensors)}"
         )
-    automatic = "triton" if prefers_triton(_why_not_triton, *tensors) else _in_torch(tensors[1])
-    function = resolve("relative_attention", implementation, automatic)
+    sizes = _sizes(tensors[1])
+    function = choose("relative_attention", implementation, tensors[3], sizes, lambda: _why_not_triton(*tensors))
     scale = dim**-0.5 if scale is None else scale
     with autocast_disabled(v.device):
         return function(*tensors, causal, key_padding_mask, scale)

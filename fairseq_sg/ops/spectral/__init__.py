@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, describe
-from fairseq_sg.ops.dispatch import AUTO, declare, resolve
+from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
 from fairseq_sg.ops.spectral.fft import multiply_fft
 from fairseq_sg.ops.spectral.naive import multiply_naive
 
 IMPLEMENTATIONS = {"naive": multiply_naive, "fft": multiply_fft}
-declare("spectral_multiply", IMPLEMENTATIONS, "fft")
+declare("spectral_multiply", IMPLEMENTATIONS, default="fft")
 
 
 def spectral_multiply(x: Tensor, weight: Tensor, *, implementation: str = AUTO) -> Tensor:
@@ -54,7 +54,7 @@ def spectral_multiply(x: Tensor, weight: Tensor, *, implementation: str = AUTO) 
             f"a grid of {' × '.join(map(str, x.shape[2:]))} points has {most_modes(tuple(x.shape[2:]))} frequencies, "
             f"and the weight {modes}"
         )
-    function = resolve("spectral_multiply", implementation, automatic="fft")
+    function = choose("spectral_multiply", implementation, x)
     dtype = accumulation_dtype(x)
     with autocast_disabled(x.device):
         matrices = torch.view_as_complex(weight.to(dtype).contiguous())

@@ -1,0 +1,65 @@
+"""Work in a process of its own, which may crash or hang without harm to this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+#: What the processes are forked from has imported these; the first call of an operator imports torch's compiler.
+PRELOAD = ["fairseq_sg.kernels.verify", "fairseq_sg.kernels.tune", "torch._dynamo"]
+
+
+def preload() -> None:
+    """Makes all processes start from one that has imported torch and the operators, and has used neither."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+
+
+def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any], str]:
+    """What a task yields in a process of its own, and why it ended early; empty if it did not.
+
+    Args:
+        task: picklable, and so is what it yields.
+        limit: seconds between two results, after which the process is killed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(task, send, torch.get_num_threads()), daemon=True)
+    process.start()
+    send.close()
+    found, ended = [], ""
+    while not ended:
+        if not receive.poll(limit):
+            ended = f"it took longer than {limit:g} seconds"
+            process.kill()
+            break
+        try:
+            error, item = receive.recv()
+        except EOFError:
+            break
+        if error:
+            ended = item
+        else:
+            found.append(item)
+    receive.close()
+    process.join()
+    if not ended and process.exitcode:
+        ended = f"it crashed: {reason(process.exitcode)}"
+    return found, ended
+
+
+def reason(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _run(task: Callable[[], Iterable[Any]], send: Connection, threads: int) -> None:
+    torch.set_num_threads(threads)
+    try:
+        for item in task():
+            send.send((False, item))
+    except Exception as error:  # whatever the task raises; a message is all that is wanted of it
+        send.send((True, f"{type(error).__name__}: {error}"))

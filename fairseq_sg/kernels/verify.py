@@ -1,0 +1,244 @@
+"""Every implementation of an operator against its equation in float64: values, gradients, repetition, memory.
+
+An implementation is verified on a device if, in every case (`fairseq_sg.kernels.cases`) and dtype,
+
+- its value and every gradient are as exact as those of the equation, the naive implementation, in the same dtype:
+  the largest error is at most `TIMES` of its, or `LEAST`, and never more than `MOST`;
+- two runs are equal bit for bit, if it is a compiled kernel;
+- a compiled kernel writes nothing outside the tensors that it is given, and writes all of those that it makes.
+
+Errors are relative to the largest number of a tensor, or to a hundredth of the largest of all tensors of the case if
+that is more, so that a vanishing gradient is compared with one that does not vanish. Inputs are of order 1, so that
+they are absolute below `SMALL`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_sg.kernels.cases import CASES, Case, Make
+from fairseq_sg.kernels.processes import isolated
+from fairseq_sg.ops.operators import NAIVE, OPERATORS, TRITON
+from fairseq_sg.ops.triton_support import why_not_here
+from fairseq_sg.ops.tuning import dtype_name
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TIMES = 3
+LEAST = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+MOST = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+SMALL = 0.1
+#: Rows of NaN before and after a tensor that a kernel writes.
+GUARD_ROWS = 64
+#: Seconds for one case in one dtype, which on a GPU includes the compilation of kernels.
+LIMIT = 120.0
+
+
+def errors(found: Mapping[str, Tensor], truth: Mapping[str, Tensor], small: float = 0.0) -> dict[str, float]:
+    """The largest error of each tensor, relative as the module says; infinite for NaN and for another shape."""
+    largest = {name: float(exact.abs().max()) if exact.numel() else 0.0 for name, exact in truth.items()}
+    result = {}
+    for name, exact in truth.items():
+        x, scale = found[name], max(largest[name], max(largest.values()) / 100, small)
+        if x.shape != exact.shape:
+            result[name] = math.inf
+            continue
+        error = float((x.double() - exact).abs().max()) if exact.numel() else 0.0
+        result[name] = math.inf if math.isnan(error) else error / scale if scale else error
+    return result
+
+
+def with_gradients(case: Case, implementation: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The outputs of a case, and the gradient of every input under a fixed random weighting of them all."""
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    outputs = case.function(implementation, **leaves)
+    generator = torch.Generator().manual_seed(1)
+    total = sum(
+        (out.double() * torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.device)).sum()
+        for out in outputs.values()
+    )
+    gradients = torch.autograd.grad(total, list(leaves.values()))
+    values = {name: out.detach() for name, out in outputs.items()}
+    return values | {f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True)}
+
+
+class GuardRows(TorchDispatchMode):
+    """Within the block, tensors that Python code makes lie between rows of NaN, and those that are empty hold NaN."""
+
+    MAKERS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+    MAKERS |= {"zeros", "zeros_like", "new_zeros"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guarded: list[tuple[Tensor, int, int]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if name not in self.MAKERS or not out.is_floating_point():
+            return out
+        return self.guarded(out, fill="zeros" in name)
+
+    def guarded(self, x: Tensor, fill: bool = True) -> Tensor:
+        """A copy of x between rows of NaN, of the same strides; without ``fill`` it holds NaN."""
+        if x.numel() == 0:
+            return x
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        # Multiples of 64 numbers: a GPU loads 16 bytes at once where it can.
+        margin = -(-GUARD_ROWS * x.shape[-1] // 64) * 64 if x.dim() else 64
+        buffer = x.new_full((extent + 2 * margin,), math.nan)
+        self._guarded.append((buffer, margin, extent))
+        copy = buffer.as_strided(x.shape, x.stride(), margin)
+        return copy.copy_(x) if fill else copy
+
+    def intact(self) -> bool:
+        """Whether all rows of NaN are there still."""
+        ends = ((buffer[:margin], buffer[margin + extent :]) for buffer, margin, extent in self._guarded)
+        return all(bool(end.isnan().all()) for both in ends for end in both)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return (
+        a.shape == b.shape and bool(torch.equal(a.isnan(), b.isnan())) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case in one dtype.
+
+    Attributes:
+        case, dtype: which.
+        error: the largest.
+        problem: what is wrong; empty for nothing.
+        cannot: why the implementation does not take this call; empty if it does.
+    """
+
+    case: str
+    dtype: str
+    error: float = 0.0
+    problem: str = ""
+    cannot: str = ""
+
+
+def check(operator: str, implementation: str, device: str, tiny: bool = False) -> Iterator[Result]:
+    """Results of an implementation in all cases and dtypes; of a kernel under Triton's interpreter, in tiny ones."""
+    if implementation == TRITON and device == "cpu" and why_not_here(torch.device(device)) is None:
+        import fairseq_sg.kernels.interpreter  # noqa: F401
+
+        tiny = True
+    for case in CASES[operator](Make(device), tiny):
+        for dtype in DTYPES:
+            yield check_case(case, implementation, dtype)
+
+
+def check_case(case: Case, implementation: str, dtype: torch.dtype) -> Result:
+    """The result of a case in one dtype."""
+    found = partial(Result, case.name, dtype_name(dtype))
+    inputs = case.inputs_in(dtype)
+    compiled = implementation == TRITON
+    try:
+        if compiled:
+            guard = GuardRows()
+            inside = {name: guard.guarded(x) for name, x in inputs.items()}
+            with guard:
+                runs = [with_gradients(case, implementation, inside) for _ in range(2)]
+        else:
+            runs = [with_gradients(case, implementation, inputs)]
+    except NotImplementedError as error:
+        return found(cannot=first_line(error))
+    except ValueError as error:
+        if "cannot run its implementation" in str(error):
+            return found(cannot=first_line(error))
+        return found(problem=f"ValueError: {first_line(error)}")
+    except Exception as error:  # whatever a broken kernel raises
+        return found(problem=f"{type(error).__name__}: {first_line(error)}")
+    truth = with_gradients(case, NAIVE, {name: x.double() for name, x in inputs.items()})
+    naive = errors(with_gradients(case, NAIVE, inputs), truth, SMALL)
+    mine = errors(runs[0], truth, SMALL)
+    for name, error in mine.items():
+        allowed = min(max(TIMES * naive[name], LEAST[dtype]), MOST[dtype])
+        if not error <= allowed:
+            return found(error, f"{name} is off by {error:.1e}, and {allowed:.1e} is allowed")
+    problem = ""
+    if compiled:
+        if not all(same_bits(runs[0][name], runs[1][name]) for name in mine):
+            problem = "two runs are not equal bit for bit"
+        if not all(same_bits(inside[name], x) for name, x in inputs.items()):
+            problem = "it writes into its inputs"
+        if not guard.intact():
+            problem = "it writes outside its tensors"
+    return found(max(mine.values()), problem)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
+@dataclass
+class Verdict:
+    """What was found about an implementation.
+
+    Attributes:
+        operator, implementation: which.
+        results: of all cases that ended.
+        ended: why the process ended before the last case; empty if it did not.
+        seconds: taken.
+    """
+
+    operator: str
+    implementation: str
+    results: list[Result] = field(default_factory=list)
+    ended: str = ""
+    seconds: float = 0.0
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, in one line; empty for nothing."""
+        for result in self.results:
+            if result.problem:
+                return f"{result.case}, {result.dtype}: {result.problem}"
+        if self.ended:
+            return f"{self.ended}, after {len(self.results)} cases"
+        return ""
+
+    @property
+    def cannot(self) -> str:
+        """Why it runs nowhere here; empty if it does somewhere."""
+        every = [result.cannot for result in self.results]
+        return every[0] if every and all(every) and not self.ended else ""
+
+    @property
+    def verified(self) -> bool:
+        return bool(self.results) and not self.problem and not self.cannot
+
+    def worst(self, dtype: str) -> float:
+        return max((r.error for r in self.results if r.dtype == dtype and not r.cannot), default=0.0)
+
+
+def verdict_of(
+    operator: str, implementation: str, device: str, tiny: bool = False, limit: float = LIMIT, task: Any = check
+) -> Verdict:
+    """Runs `check` in a process of its own, which may crash or hang.
+
+    Args:
+        operator, implementation, device, tiny: as for `check`.
+        limit: seconds for a case.
+        task: what to run in place of `check`, such as one that breaks the implementation first.
+    """
+    start = time.monotonic()
+    results, ended = isolated(partial(task, operator, implementation, device, tiny), limit)
+    return Verdict(operator, implementation, results, ended, time.monotonic() - start)
+
+
+def everything() -> list[tuple[str, str]]:
+    """All operators with all of their implementations."""
+    return [(operator, name) for operator, known in sorted(OPERATORS.items()) for name in known.implementations]

@@ -1,0 +1,261 @@
+"""What was verified and measured on this machine: the file that ``python -m fairseq_sg.kernels tune`` writes.
+
+There is one file for each GPU model, and for each CPU with a number of threads, in the user's cache folder. A process
+reads it at its first call of an operator, and never again. It counts only for the GPU, driver, torch, Triton and
+operators that it was measured with; otherwise, and where it is damaged, one line says so, and it is as if there were
+none. It is replaced in one step, so a reader finds the old file or the new one.
+
+    {"key": {"device": "NVIDIA …", "driver": …, "torch": …, "triton": …, "operators": …},
+     "verdicts": {operator: {implementation: "" or what is wrong}},
+     "points": [{"operator": …, "dtype": …, "sizes": [64, 256, 16], "ms": {implementation: [low, median, high]}}, …]}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import re
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from fairseq_sg.ops.operators import NAIVE, OPERATORS, TRITON
+from fairseq_sg.ops.triton_support import why_not_here
+
+logger = logging.getLogger(__name__)
+
+#: Where the files are; empty for none, which leaves every choice to the operators' own rules.
+FOLDER_VARIABLE = "FAIRSEQ_SG_TUNING"
+COMMAND = "python -m fairseq_sg.kernels tune"
+#: Another implementation than that of the rule runs where it takes at most this share of its time.
+SHARE = 0.95
+#: dtype -> the one whose measurements it takes where it has none of its own.
+SAME_AS = {"float16": "bfloat16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Forward and backward of one call.
+
+    Attributes:
+        operator, dtype: of the call.
+        sizes: the numbers that `Operator.sizes` names.
+        ms: implementation -> first quartile, median and third quartile in milliseconds.
+    """
+
+    operator: str
+    dtype: str
+    sizes: tuple[int, ...]
+    ms: dict[str, list[float]]
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        return classes(self.sizes)
+
+
+def classes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Each number's power of two."""
+    return tuple(size.bit_length() for size in sizes)
+
+
+@dataclasses.dataclass
+class Tuning:
+    """The contents of a file.
+
+    Attributes:
+        key: of the machine, see `key_of`.
+        verdicts: operator -> implementation -> what is wrong with it here, empty if it was verified.
+        points: what was measured.
+    """
+
+    key: dict[str, str]
+    verdicts: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    points: list[Point] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._chosen: dict[tuple, str | None] = {}
+
+    @property
+    def device_type(self) -> str:
+        return "cuda" if self.key["driver"] else "cpu"
+
+    def verified(self, operator: str, name: str) -> bool:
+        return self.verdicts.get(operator, {}).get(name) == ""
+
+    def working(self, operator: str, dtype: torch.dtype, rule: str) -> str:
+        """The implementation of the rule, unless it failed: then the first that did not, in torch."""
+        verdicts = self.verdicts.get(operator, {})
+        others = OPERATORS[operator].candidates(self.device_type, dtype)
+        names = (name for name in (rule, *others) if name != TRITON and not verdicts.get(name))
+        return next(names, NAIVE)
+
+    def choice(self, operator: str, dtype: torch.dtype, sizes: tuple[int, ...], rule: str) -> str:
+        """What ``"auto"`` runs: the fastest at the nearest point, else what works of `rule`.
+
+        Sizes are compared by their powers of two.
+        """
+        key = (operator, dtype, classes(sizes))
+        if key not in self._chosen:
+            self._chosen[key] = self._fastest(*key)
+        return self._chosen[key] or self.working(operator, dtype, rule)
+
+    def _fastest(self, operator: str, dtype: torch.dtype, wanted: tuple[int, ...]) -> str | None:
+        name = dtype_name(dtype)
+        points = [point for point in self.points if point.operator == operator]
+        points = [p for p in points if p.dtype == name] or [p for p in points if p.dtype == SAME_AS.get(name)]
+        if not points or not wanted:
+            return None
+        distances = [sum(abs(a - b) for a, b in zip(point.classes, wanted, strict=True)) for point in points]
+        return self.fastest_at(points[distances.index(min(distances))])
+
+    def fastest_at(self, point: Point) -> str | None:
+        """The verified implementation that takes 5 % less time than that of the rule, or more; None for the rule's."""
+        one, dtype = OPERATORS[point.operator], getattr(torch, point.dtype)
+        rule = self.working(point.operator, dtype, one.rule(self.device_type, dtype, point.sizes))
+        medians = {name: ms[1] for name, ms in point.ms.items() if self.verified(point.operator, name)}
+        if rule not in medians:
+            return None
+        best = min(medians, key=lambda name: medians[name])
+        return best if medians[best] <= SHARE * medians[rule] else None
+
+    def as_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def tuning_on(device: torch.device) -> Tuning | None:
+    """What was measured on a device, None for nothing; the file is read once a process.
+
+    On a GPU that Triton's kernels can run on, a line says how to measure.
+    """
+    if device.type not in ("cpu", "cuda"):
+        return None
+    path = path_of(device)
+    if path is None:
+        return None
+    try:
+        return read(path, device)
+    except FileNotFoundError:
+        if device.type == "cuda" and why_not_here(device) is None:
+            logger.info(f"operators run in torch: `{COMMAND}` takes two minutes and finds what is faster on this GPU")
+    except (OSError, ValueError) as error:
+        logger.warning(f"{path} is ignored: {error}. Write it again: {COMMAND}")
+    return None
+
+
+def path_of(device: torch.device) -> Path | None:
+    """The file of a device; None where ``FAIRSEQ_SG_TUNING`` is empty."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder == "":
+        return None
+    if folder is None:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "fairseq_sg"
+    return Path(folder) / f"kernels-{re.sub(r'[^A-Za-z0-9]+', '-', name_of(device)).strip('-')}.json"
+
+
+def read(path: Path, device: torch.device) -> Tuning:
+    """The file of a device.
+
+    Raises:
+        OSError: it cannot be read; FileNotFoundError where there is none.
+        ValueError: it is damaged, or of another machine or version; the message says which.
+    """
+    tuning = parsed(path)
+    for name, here in key_of(device).items():
+        if tuning.key[name] != here:
+            raise ValueError(f"its {name} is {tuning.key[name]!r}, and here it is {here!r}")
+    return tuning
+
+
+def parsed(path: Path) -> Tuning:
+    """A file of any machine. Raises `OSError`, or `ValueError` for a damaged one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        points = [Point(**point | {"sizes": tuple(point["sizes"])}) for point in found["points"]]
+        tuning = Tuning({name: str(found["key"][name]) for name in KEY}, found["verdicts"], points)
+        for operator, verdicts in tuning.verdicts.items():
+            _expect(verdicts.keys() <= OPERATORS[operator].implementations.keys())
+            _expect(all(isinstance(text, str) for text in verdicts.values()))
+        for point in points:
+            dtype = getattr(torch, point.dtype)
+            one = OPERATORS[point.operator]
+            _expect(isinstance(dtype, torch.dtype))
+            _expect(point.ms.keys() <= set(one.candidates(tuning.device_type, dtype)))
+            _expect(len(point.sizes) == len(one.sizes) and all(type(size) is int and size >= 0 for size in point.sizes))
+            _expect(all(len(ms) == 3 and all(0 < t < math.inf for t in ms) for ms in point.ms.values()))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError("it is damaged") from error
+    return tuning
+
+
+def _expect(condition: bool) -> None:
+    if not condition:
+        raise ValueError
+
+
+def write(tuning: Tuning, path: Path) -> None:
+    """Replaces the file in one step; other processes may read it meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(tuning.as_json())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+KEY = ("device", "driver", "torch", "triton", "operators")
+
+
+def key_of(device: torch.device) -> dict[str, str]:
+    """What a measurement depends on: device, driver, versions, and the code of the operators."""
+    driver = ""
+    if device.type == "cuda":
+        file = Path("/proc/driver/nvidia/version")
+        versions = re.findall(r"\b\d+\.\d+(?:\.\d+)?\b", file.read_text()) if file.exists() else []
+        driver = versions[0] if versions else "unknown"
+    return dict(
+        zip(KEY, (name_of(device), driver, torch.__version__, triton_version(), digest()), strict=True),
+    )
+
+
+def name_of(device: torch.device) -> str:
+    """The GPU; or the CPU with the number of threads that torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else []
+    threads = torch.get_num_threads()
+    return f"{names[0].strip() if names else 'CPU'}, {threads} thread{'s' * (threads > 1)}"
+
+
+def triton_version() -> str:
+    """The version of the installed Triton, empty where there is none; Triton is not imported."""
+    for distribution in ("triton", "pytorch-triton"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+@cache
+def digest() -> str:
+    """Of the code of all operators: a changed kernel was neither verified nor measured."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
