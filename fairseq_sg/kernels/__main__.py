@@ -132,7 +132,7 @@ def run_tune(device: str, quick: bool) -> int:
         names = [name for o, name in candidates if o == operator and tuning.verified(o, name)]
         budget = (1, 0.0) if quick else (tune.ROUNDS, tune.SHORTEST)
         points, ended = tune.points_of(operator, names, device, *budget)
-        tuning.points += points
+        tuning.points += [] if ended else points  # at other sizes it may hang, too
         cells = [("dtype", *OPERATORS[operator].sizes, *names, "runs")]
         for point in points:
             dtype = getattr(torch, point.dtype)
@@ -141,7 +141,7 @@ def run_tune(device: str, quick: bool) -> int:
             cells.append((point.dtype, *map(str, point.sizes), *times, runs))
         print("", operator, *(listing.aligned(cells) if points else ["nothing to choose from"]), sep="\n", flush=True)
         if ended:
-            print(f"{operator}: {ended}, after {len(points)} sizes; its own rule decides for the others")
+            print(f"{operator}: {ended}, after {len(points)} sizes; its own rule decides")
     print()
     keep(tuning, device, quick, time.monotonic() - start)
     return 0

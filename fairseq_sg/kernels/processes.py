@@ -13,6 +13,9 @@ import torch
 #: What the processes are forked from has imported these; the first call of an operator imports torch's compiler.
 PRELOAD = ["fairseq_sg.kernels.verify", "fairseq_sg.kernels.tune", "torch._dynamo"]
 
+#: Seconds for a process to start and to import the task.
+START = 300.0
+
 
 def preload() -> None:
     """Makes all processes start from one that has imported torch and the operators, and has used neither."""
@@ -31,20 +34,21 @@ def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any]
     process = context.Process(target=_run, args=(task, send, torch.get_num_threads()), daemon=True)
     process.start()
     send.close()
-    found, ended = [], ""
+    found, ended, started = [], "", False
     while not ended:
-        if not receive.poll(limit):
-            ended = f"it took longer than {limit:g} seconds"
+        if not receive.poll(limit if started else START):
+            ended = f"it took longer than {limit if started else START:g} seconds"
             process.kill()
             break
         try:
-            error, item = receive.recv()
+            kind, item = receive.recv()
         except EOFError:
             break
-        if error:
+        if kind == "error":
             ended = item
-        else:
+        elif kind == "item":
             found.append(item)
+        started = True
     receive.close()
     process.join()
     if not ended and process.exitcode:
@@ -59,7 +63,8 @@ def reason(code: int) -> str:
 def _run(task: Callable[[], Iterable[Any]], send: Connection, threads: int) -> None:
     torch.set_num_threads(threads)
     try:
+        send.send(("start", None))
         for item in task():
-            send.send((False, item))
+            send.send(("item", item))
     except Exception as error:  # whatever the task raises; a message is all that is wanted of it
-        send.send((True, f"{type(error).__name__}: {error}"))
+        send.send(("error", f"{type(error).__name__}: {error}"))

@@ -164,37 +164,35 @@ def path_of(device: torch.device) -> Path | None:
     return Path(folder) / f"kernels-{re.sub(r'[^A-Za-z0-9]+', '-', name_of(device)).strip('-')}.json"
 
 
-def read(path: Path, device: torch.device) -> Tuning:
-    """The file of a device.
+def read(path: Path, device: torch.device | None = None) -> Tuning:
+    """The file of a device; without a device, that of any machine with these operators.
 
     Raises:
         OSError: it cannot be read; FileNotFoundError where there is none.
         ValueError: it is damaged, or of another machine or version; the message says which.
     """
-    tuning = parsed(path)
-    for name, here in key_of(device).items():
-        if tuning.key[name] != here:
-            raise ValueError(f"its {name} is {tuning.key[name]!r}, and here it is {here!r}")
-    return tuning
-
-
-def parsed(path: Path) -> Tuning:
-    """A file of any machine. Raises `OSError`, or `ValueError` for a damaged one."""
+    text = path.read_bytes()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(text)
+        key = {name: str(found["key"][name]) for name in KEY}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError("it is damaged") from error
+    for name, here in {} if device is None else key_of(device).items():
+        if key[name] != here:
+            raise ValueError(f"it is of another {name}, {key[name]!r} and not {here!r}")
+    try:
         points = [Point(**point | {"sizes": tuple(point["sizes"])}) for point in found["points"]]
-        tuning = Tuning({name: str(found["key"][name]) for name in KEY}, found["verdicts"], points)
+        tuning = Tuning(key, found["verdicts"], points)
         for operator, verdicts in tuning.verdicts.items():
             _expect(verdicts.keys() <= OPERATORS[operator].implementations.keys())
             _expect(all(isinstance(text, str) for text in verdicts.values()))
         for point in points:
-            dtype = getattr(torch, point.dtype)
-            one = OPERATORS[point.operator]
+            one, dtype = OPERATORS[point.operator], getattr(torch, point.dtype)
             _expect(isinstance(dtype, torch.dtype))
             _expect(point.ms.keys() <= set(one.candidates(tuning.device_type, dtype)))
             _expect(len(point.sizes) == len(one.sizes) and all(type(size) is int and size >= 0 for size in point.sizes))
             _expect(all(len(ms) == 3 and all(0 < t < math.inf for t in ms) for ms in point.ms.values()))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError("it is damaged") from error
     return tuning
 

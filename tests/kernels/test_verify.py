@@ -1,0 +1,111 @@
+"""What verification finds: kernels that are wrong, that crash and that hang; and that ours are right."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+import helpers.forked  # noqa: F401  (its processes have imported torch)
+from fairseq_sg.kernels import verify
+from fairseq_sg.kernels.cases import CASES, Make
+from fairseq_sg.ops.operators import OPERATORS
+from helpers import broken_kernels as broken
+
+
+def verdict_of(kernel, monkeypatch, implementation: str = "triton") -> verify.Verdict:
+    """In this process."""
+    monkeypatch.setattr(verify, "isolated", lambda task, limit: (list(task()), ""))
+    monkeypatch.setitem(OPERATORS[broken.OPERATOR].implementations, implementation, kernel)
+    return verify.verdict_of(broken.OPERATOR, implementation, "cpu", True)
+
+
+def test_a_right_one_is_verified(monkeypatch):
+    found = verdict_of(broken.right, monkeypatch)
+    assert found.verified and found.problem == "" and len(found.results) == 3 * 4 * 3
+    assert 0 < found.worst("float32") < 1e-5 < found.worst("float16") < found.worst("bfloat16") < 2e-2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem"),
+    [
+        (broken.slightly_off, "5 positions, width 16, padding none, float32: loss is off by 1.0e-03, and 1.0e-05 is"),
+        (broken.wrong_gradient, "5 positions, width 16, padding none, float32: gradient of values is off by 1.0e-02"),
+        (broken.nan, "1 positions, width 1, padding none, float32: loss is off by inf"),
+        (broken.another_shape, "loss is off by inf"),
+        (broken.writes_behind, "it writes outside its tensors"),
+        (broken.writes_before, "it writes outside its tensors"),
+        (broken.writes_into_its_inputs, "it writes into its inputs"),
+        (broken.not_the_same_again, "two runs are not equal bit for bit"),
+        (broken.raises, "1 positions, width 1, padding none, float32: RuntimeError: an illegal memory access"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_a_wrong_one_is_not(kernel, problem, monkeypatch):
+    found = verdict_of(kernel, monkeypatch)
+    assert problem in found.problem and "\n" not in found.problem and not found.verified
+
+
+@pytest.mark.parametrize(
+    ("kernel", "limit", "problem"),
+    [
+        (broken.crashes, 60.0, "it crashed: SIGSEGV, after 12 cases"),
+        (broken.hangs, 10.0, "it took longer than 10 seconds, after 12 cases"),
+        (broken.slightly_off, 60.0, "loss is off by"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_in_a_process_of_its_own(kernel, limit, problem):
+    """The results before the end are there."""
+    task = partial(broken.check, kernel)
+    found = verify.verdict_of(broken.OPERATOR, "triton", "cpu", True, limit, task)
+    assert problem in found.problem and not found.verified and found.results[0].problem == ""
+    assert "triton" not in OPERATORS[broken.OPERATOR].implementations
+
+
+def test_one_that_cannot_run_here_is_neither_right_nor_wrong(monkeypatch):
+    def refuses(*arguments):
+        raise NotImplementedError("not on a CPU")
+
+    found = verdict_of(refuses, monkeypatch)
+    assert found.cannot == "not on a CPU" and not found.problem and not found.verified
+
+
+@pytest.mark.parametrize(("operator", "name"), [one for one in verify.everything() if one[1] not in ("triton", "flex")])
+def test_implementations_in_torch(operator, name):
+    results = list(verify.check(operator, name, "cpu", tiny=True))
+    assert results and [result for result in results if result.problem or result.cannot] == []
+
+
+def test_cases_are_the_same_in_every_process():
+    for operator, cases in CASES.items():
+        first, second = (list(cases(Make("cpu"), True)) for _ in range(2))
+        for one, other in zip(first, second, strict=True):
+            assert one.name == other.name, operator
+            assert all(torch.equal(x, other.inputs[name]) for name, x in one.inputs.items())
+
+
+def test_errors_are_relative_to_the_largest_number():
+    truth = {"a": torch.tensor([100.0, -1.0]).double(), "b": torch.tensor([1e-9]).double()}
+    found = {"a": torch.tensor([100.0, -0.9]), "b": torch.tensor([0.01])}
+    assert verify.errors(found, truth) == pytest.approx({"a": 1e-3, "b": 1e-2})
+    assert verify.errors(found, truth, small=1000.0) == pytest.approx({"a": 1e-4, "b": 1e-5})
+    nothing = {"a": torch.zeros(0, 3)}
+    assert verify.errors(nothing, nothing) == {"a": 0.0}
+    assert verify.errors({"a": torch.tensor([torch.nan])}, {"a": torch.ones(1).double()}) == {"a": float("inf")}
+
+
+def test_guard_rows():
+    """Around whatever Python code makes; strides stay, and what is not written is seen."""
+    guard = verify.GuardRows()
+    with guard:
+        made = [torch.empty(3, 5), torch.zeros(4), torch.empty(3, 5).t(), torch.empty_like(torch.ones(2, 3).t())]
+        counts = torch.zeros(3, dtype=torch.int32)
+    assert made[0].isnan().all() and (made[1] == 0).all() and made[3].stride() == (1, 3) and (counts == 0).all()
+    assert made[0].storage_offset() == 320 and made[0].data_ptr() % 16 == 0
+    assert guard.intact()
+    made[0].fill_(1.0)
+    assert guard.intact()
+    made[0].as_strided((1,), (1,), 320 + 15).fill_(0.0)
+    assert not guard.intact()
