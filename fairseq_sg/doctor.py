@@ -158,6 +158,23 @@ def check_devices() -> Iterator[Finding]:
             yield Finding("note", message, "install a torch with CUDA")
 
 
+def check_kernels() -> Iterator[Finding]:
+    """What was verified and measured of the operators on this CPU, and on a GPU if there is one."""
+    import torch
+
+    from fairseq_sg.kernels import listing
+    from fairseq_sg.ops.tuning import COMMAND
+
+    for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
+        tuning, line = listing.tuning_of(device), f"operators on {listing.tuned(device)}"
+        if tuning is not None and tuning.failing():
+            yield Finding("note", line, f"fairseq-sg kernels verify --device {device} shows what is wrong; report it")
+        elif tuning is None and device == "cuda":
+            yield Finding("note", line, COMMAND)
+        else:
+            yield ok(line)
+
+
 def check_user_dir() -> Finding:
     """Which folder ``--user-dir fairseq_sg`` names: fairseq looks in the current folder, then beside its package."""
     fairseq = Path(importlib.util.find_spec("fairseq").submodule_search_locations[0])
@@ -267,6 +284,7 @@ def examine() -> Iterator[Finding]:
     yield from (check_optional(name, purpose) for name, purpose in OPTIONAL.items())
     if torch.status == "ok":
         yield from check_devices()
+        yield from check_kernels()
     if all(finding.status == "ok" for finding in libraries + fairseq):
         yield check_user_dir()
         yield from check_registration()

@@ -143,3 +143,22 @@ def test_the_compiler_is_named_when_there_is_none(monkeypatch):
     monkeypatch.setenv("CXX", sys.executable)
     (finding,) = doctor.check_compiler()
     assert finding.status == "ok"
+
+
+def test_operators_on_this_machine(monkeypatch, tmp_path):
+    import torch
+
+    from fairseq_sg.ops import tuning
+
+    cpu = torch.device("cpu")
+    monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for verdict, status in ((None, "ok"), ("", "ok"), ("it crashed: SIGSEGV", "note")):
+        if verdict is not None:
+            tuning.write(tuning.Tuning(tuning.key_of(cpu), {"cvmm": {"blocks": verdict}}), tuning.path_of(cpu))
+        tuning.tuning_on.cache_clear()
+        (found,) = doctor.check_kernels()
+        assert found.status == status
+        assert ("not tuned" in found.message) == (verdict is None) and ("cvmm blocks" in found.message) == bool(verdict)
+    tuning.tuning_on.cache_clear()
+    assert "fairseq-sg kernels verify --device cpu" in found.fix

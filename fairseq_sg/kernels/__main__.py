@@ -130,7 +130,7 @@ def run_tune(device: str, quick: bool) -> int:
     )
     for operator in sorted(operators):
         names = [name for o, name in candidates if o == operator and tuning.verified(o, name)]
-        budget = (1, 0.0) if quick else (tune.ROUNDS, tune.SHORTEST)
+        budget = (1, 1, 0.0) if quick else (None, tune.ROUNDS, tune.SHORTEST)
         points, ended = tune.points_of(operator, names, device, *budget)
         tuning.points += [] if ended else points  # at other sizes it may hang, too
         cells = [("dtype", *OPERATORS[operator].sizes, *names, "runs")]

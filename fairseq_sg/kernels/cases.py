@@ -111,8 +111,8 @@ def linear_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
         return Case(name + ", a state" * state, inputs, function, ("S", "z"))
 
     yield case(1, 1, 1, 1)
-    yield case(2, 33, 16, 16, "left")
-    yield case(3, 7, 16, 16, "row", state=True)
+    yield case(1, 33, 16, 16, "left")
+    yield case(2, 7, 16, 16, "row", state=True)
     if tiny:
         return
     for length in (2, 31, 32, 63, 64, 65, 129, 300):
@@ -304,8 +304,8 @@ def timed_geometric_attention(make: Make, rows: int, keys: int) -> Case:
 
 
 def _relative_shape(sequences_per_width: int, heads: int, width: int) -> tuple[int, int]:
-    """Sequences and heads."""
-    batch = min(max(1, sequences_per_width * width), heads)
+    """Sequences, and the heads of one."""
+    batch = sequences_per_width * width or max(1, min(heads // 8, width - 1))
     return batch, heads // batch
 
 
@@ -347,6 +347,9 @@ def grid(*axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(point.tolist()) for point in torch.cartesian_prod(*map(torch.tensor, axes)))
 
 
+HEADS, WIDTHS = (16, 128, 1024), (16, 64)
+RELATIVE_CUDA = grid(HEADS, (16, 64, 256), WIDTHS)  # eight heads
+RELATIVE = (1, 256, 16, 16), (4, 512, 16, 16), (16, 2048, 16, 16), (1, 128, 64, 16), (4, 512, 64, 16), (4, 512, 16, 64)
 #: operator -> what is timed. An operator that has no choice on a device is not timed there.
 TIMED = {
     "cvmm": Timed(
@@ -355,28 +358,11 @@ TIMED = {
         cuda=grid((64, 512), (4096, 32768), (128, 512)),
     ),
     "geometric_attention": Timed(timed_geometric_attention, cuda=grid((4096, 65536), (16, 64, 256))),
-    "linear_attention": Timed(timed_linear_attention, cuda=grid((16, 128, 1024), (16, 64, 256, 1024), (16, 64))),
+    "linear_attention": Timed(timed_linear_attention, cuda=grid(HEADS, (16, 64, 256, 1024), WIDTHS)),
     "relative_attention": Timed(
         timed_relative_attention,
-        cpu=(
-            (1, 256, 16, 16),
-            (4, 512, 16, 16),
-            (16, 2048, 16, 16),
-            (1, 128, 64, 16),
-            (4, 512, 64, 16),
-            (4, 512, 16, 64),
-        ),
-        cuda=grid((0,), (16, 128, 1024), (16, 64, 256), (16, 64)),
+        cpu=RELATIVE,
+        cuda=tuple((heads // 8 // width, heads, length, width) for heads, length, width in RELATIVE_CUDA),
     ),
-    "relative_logits": Timed(
-        timed_relative_logits,
-        cpu=(
-            (1, 256, 16, 16),
-            (4, 512, 16, 16),
-            (16, 2048, 16, 16),
-            (1, 128, 64, 16),
-            (4, 512, 64, 16),
-            (4, 512, 16, 64),
-        ),
-    ),
+    "relative_logits": Timed(timed_relative_logits, cpu=RELATIVE),
 }

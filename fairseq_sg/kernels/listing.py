@@ -110,8 +110,8 @@ def tuned(device: str) -> str:
     """Whether a device was verified and measured, in one line."""
     tuning, name = tuning_of(device), {"cpu": "CPU", "cuda": "GPU"}[device]
     if tuning is None:
-        return f"{name}: not tuned, so the operators' own rules decide. {COMMAND} measures what is faster."
-    wrong = [f"{o} {i}" for o, verdicts in tuning.verdicts.items() for i, text in verdicts.items() if text]
+        return f"{name}: not tuned, so the operators' own rules decide ({COMMAND})"
+    wrong = tuning.failing()
     verified = sum(not text for verdicts in tuning.verdicts.values() for text in verdicts.values())
     failing = f"; never run, as they fail here: {', '.join(wrong)}" if wrong else ""
     path = path_of(here(device))

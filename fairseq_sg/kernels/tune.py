@@ -33,13 +33,15 @@ def sizes_of(operator: str, device: str) -> tuple[tuple[int, ...], ...]:
     return getattr(TIMED[operator], device) if operator in TIMED else ()
 
 
-def measure(operator: str, names: Sequence[str], device: str, rounds: int, shortest: float) -> Iterator[Point]:
-    """The points of an operator, with the implementations among these that ``"auto"`` may run."""
+def measure(
+    operator: str, names: Sequence[str], device: str, most: int | None, rounds: int, shortest: float
+) -> Iterator[Point]:
+    """The points of an operator, so many at most, with the implementations among these that ``"auto"`` may run."""
     if device == "cpu":
         keep_freed_memory()  # as a training does
     for dtype in DTYPES[device]:
         among = [name for name in OPERATORS[operator].candidates(device, dtype) if name in names]
-        for sizes in sizes_of(operator, device) if len(among) > 1 else ():
+        for sizes in sizes_of(operator, device)[:most] if len(among) > 1 else ():
             case = TIMED[operator].case(Make(device), *sizes)
             inputs = case.inputs_in(dtype)
 
@@ -59,6 +61,7 @@ def points_of(
     operator: str,
     names: Sequence[str],
     device: str,
+    most: int | None = None,
     rounds: int = ROUNDS,
     shortest: float = SHORTEST,
     limit: float = LIMIT,
@@ -67,8 +70,8 @@ def points_of(
     """Runs `measure` in a process of its own: its points, and why it ended before the last; empty if it did not.
 
     Args:
-        operator, names, device, rounds, shortest: as for `measure`.
+        operator, names, device, most, rounds, shortest: as for `measure`.
         limit: seconds for a point.
         task: what to run in place of `measure`.
     """
-    return isolated(partial(task, operator, tuple(names), device, rounds, shortest), limit)
+    return isolated(partial(task, operator, tuple(names), device, most, rounds, shortest), limit)

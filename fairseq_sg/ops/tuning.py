@@ -89,6 +89,10 @@ class Tuning:
     def verified(self, operator: str, name: str) -> bool:
         return self.verdicts.get(operator, {}).get(name) == ""
 
+    def failing(self) -> list[str]:
+        """Operator and implementation of all that failed."""
+        return [f"{o} {name}" for o, verdicts in self.verdicts.items() for name, text in verdicts.items() if text]
+
     def working(self, operator: str, dtype: torch.dtype, rule: str) -> str:
         """The implementation of the rule, unless it failed: then the first that did not, in torch."""
         verdicts = self.verdicts.get(operator, {})

@@ -1,0 +1,188 @@
+"""``fairseq-sg kernels verify`` and ``tune``: their reports, what they keep, and what runs afterwards."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import helpers.forked  # noqa: F401  (its processes have imported torch)
+from fairseq_sg.kernels import __main__ as commands
+from fairseq_sg.kernels import listing, processes
+from fairseq_sg.kernels.cases import TIMED, Make
+from fairseq_sg.kernels.tune import measure, points_of
+from fairseq_sg.kernels.verify import Result, Verdict
+from fairseq_sg.ops import dispatch, tuning
+from fairseq_sg.ops.operators import OPERATORS
+from fairseq_sg.ops.tuning import Point
+from helpers.commands import launch
+
+CPU = torch.device("cpu")
+#: operator -> its folder, where that has another name
+FOLDERS = {"geometric_attention": "geometric", "relative_attention": "relative", "relative_logits": "relative"}
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """Where the file of this CPU will be."""
+    monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(processes, "preload", lambda: None)
+    monkeypatch.setattr(listing, "why_not", lambda name, device: None if name != "triton" else "there is no GPU")
+    tuning.tuning_on.cache_clear()
+    yield tuning.path_of(CPU)
+    tuning.tuning_on.cache_clear()
+
+
+@pytest.fixture
+def invented(monkeypatch):
+    """Verdicts and times that nothing was run for; what was asked for."""
+    asked = SimpleNamespace(verified=[], timed={}, ended="")
+
+    def verdict_of(operator, name, device, quick):
+        asked.verified.append((operator, name))
+        results = [Result("a case", dtype, 1e-7) for dtype in ("float32", "bfloat16", "float16")]
+        if (operator, name) == ("cvmm", "blocks"):
+            results.append(Result("33 rows", "float32", 0.3, "gradient of x is off by 3.0e-01, and 1.0e-05 is allowed"))
+        if name == "flex":
+            results = [Result("a case", "float32", cannot="not on a CPU")]
+        return Verdict(operator, name, results, seconds=1.0)
+
+    def points_of(operator, names, device, most, rounds, shortest):
+        asked.timed[operator] = names
+        ms = {name: [1.0 + i] * 3 for i, name in enumerate(reversed(names))}  # the last is the fastest
+        points = [Point(operator, "float32", sizes, ms) for sizes in TIMED[operator].cpu] if len(names) > 1 else []
+        return points, asked.ended
+
+    monkeypatch.setattr(commands.verify, "verdict_of", verdict_of)
+    monkeypatch.setattr(commands.tune, "points_of", points_of)
+    return asked
+
+
+def test_verify(path, invented, capsys):
+    assert commands.main(["verify", "--device", "cpu"]) == 1
+    out = capsys.readouterr().out
+    assert "cvmm                  blocks              4      1.0  FAILS: 33 rows, float32: gradient of x is off" in out
+    assert "cvmm: blocks fails here and never runs by default; grouped runs in its place" in out
+    assert "relative_attention    flex            cannot run here: not on a CPU" in out
+    assert "cvmm                  triton          cannot run here: there is no GPU" in out
+    assert "linear_attention      chunked             3      1.0  1e-07  1e-07  1e-07" in out
+    assert f"kept in {path}" in out
+    found = tuning.read(path, CPU)
+    assert found.verdicts["cvmm"]["grouped"] == "" and "off by 3.0e-01" in found.verdicts["cvmm"]["blocks"]
+    assert "flex" not in found.verdicts["relative_attention"] and found.points == []
+    like = torch.ones(1)
+    assert dispatch.choose("cvmm", "auto", like, (512, 4096, 64)) is OPERATORS["cvmm"].implementations["grouped"]
+
+
+def test_tune(path, invented, capsys):
+    """What fails is not timed; what was timed runs; what was verified is not verified again."""
+    assert commands.main(["tune", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    operators = ("cvmm", "relative_attention", "relative_logits")
+    assert invented.verified == [(o, name) for o in operators for name in OPERATORS[o].candidates("cpu", torch.float32)]
+    assert invented.timed == {"cvmm": ["grouped"], "relative_attention": ["shift", "naive"]} | {
+        "relative_logits": ["shift", "naive"]
+    }
+    assert "\ncvmm\nnothing to choose from\n" in out
+    assert "dtype    sequences_per_width  heads  length  width  shift  naive  runs\n" in out
+    assert "float32  1                    256    16      16     2      1      naive\n" in out
+    logits = OPERATORS["relative_logits"].implementations
+    assert dispatch.choose("relative_logits", "auto", torch.ones(1), (1, 256, 16, 16)) is logits["naive"]
+    assert commands.main(["tune", "--device", "cpu"]) == 0 and len(invented.verified) == 6
+    assert commands.main(["verify", "--device", "cpu"]) == 1
+    assert len(tuning.read(path, CPU).points) == 12  # they stay
+
+
+def test_an_operator_whose_timing_ends_early_is_as_if_not_timed(path, invented, capsys):
+    invented.ended = "it took longer than 120 seconds"
+    assert commands.main(["tune", "--device", "cpu"]) == 0
+    assert (
+        "relative_logits: it took longer than 120 seconds, after 6 sizes; its own rule decides"
+        in capsys.readouterr().out
+    )
+    assert tuning.read(path, CPU).points == []
+
+
+def test_a_file_that_does_not_count_is_replaced(path, invented):
+    path.write_text("{")
+    assert commands.main(["tune", "--device", "cpu"]) == 0 and tuning.read(path, CPU).points
+
+
+@pytest.mark.parametrize("command", ["verify", "tune"])
+def test_quick_keeps_nothing(command, path, invented, capsys):
+    commands.main([command, "--device", "cpu", "--quick"])
+    assert "nothing is kept" in capsys.readouterr().out and not path.exists()
+
+
+def test_a_folder_that_takes_no_file(path, invented, capsys, monkeypatch):
+    path.parent.joinpath("file").touch()
+    monkeypatch.setenv(tuning.FOLDER_VARIABLE, str(path.parent / "file"))
+    assert commands.main(["tune", "--device", "cpu"]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+    monkeypatch.setenv(tuning.FOLDER_VARIABLE, "")
+    assert commands.main(["tune", "--device", "cpu"]) == 0
+    assert "nothing is kept, as FAIRSEQ_SG_TUNING is empty" in capsys.readouterr().out
+
+
+def test_there_is_no_gpu(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        commands.main(["verify", "--device", "cuda"])
+    assert "--device cuda: torch finds no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("operator", TIMED)
+def test_what_is_timed_has_the_sizes_that_it_says(operator, device, monkeypatch):
+    """The call, made with its inputs, asks for a choice by these sizes."""
+    seen = []
+
+    def choose(name, implementation, like, sizes=(), why_not=None):
+        seen.append(sizes)
+        raise StopIteration
+
+    monkeypatch.setattr(importlib.import_module(f"fairseq_sg.ops.{FOLDERS.get(operator, operator)}"), "choose", choose)
+    make = Make("cpu")
+    make.normal = make.positive = lambda *shape: torch.empty(shape, device="meta")
+    for sizes in (points := getattr(TIMED[operator], device)):
+        case = TIMED[operator].case(make, *sizes)
+        with pytest.raises(StopIteration):
+            case.function("auto", **case.inputs)
+    assert seen == list(points)
+
+
+def test_every_choice_is_timed():
+    for operator, known in OPERATORS.items():
+        for device in ("cpu", "cuda"):
+            choice = len(known.candidates(device, torch.float32)) > 1
+            assert bool(operator in TIMED and getattr(TIMED[operator], device)) == choice, (operator, device)
+
+
+def test_points_are_measured():
+    points = list(measure("relative_logits", ("shift", "naive"), "cpu", None, 2, 0.0))
+    assert [point.sizes for point in points] == list(TIMED["relative_logits"].cpu)
+    for point in points:
+        assert point.dtype == "float32" and list(point.ms) == ["shift", "naive"]
+        assert all(0 < low <= median <= high for low, median, high in point.ms.values())
+    assert list(measure("relative_logits", ("shift",), "cpu", None, 2, 0.0)) == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="bash scripts/setup.sh --with-triton")
+def test_the_whole_command(tmp_path):
+    """In real processes, with the kernels under Triton's interpreter."""
+    where = {tuning.FOLDER_VARIABLE: str(tmp_path), "TRITON_INTERPRET": "1"}
+    code, out, err = launch("python", "-m", "fairseq_sg.kernels", "verify", "--device", "cpu", "--quick", **where)
+    assert (code, err) == (0, ""), out + err
+    for operator, known in OPERATORS.items():
+        for name in known.implementations:
+            (line,) = [line for line in out.splitlines() if line.split()[:2] == [operator, name]]
+            assert ("cannot run here" in line) == (name == "flex") and "FAILS" not in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_times_are_taken_in_a_process_of_its_own():
+    points, ended = points_of("relative_logits", ["shift", "naive"], "cpu", 2, 1, 0.0)
+    assert ended == "" and [point.sizes for point in points] == list(TIMED["relative_logits"].cpu[:2])
