@@ -23,7 +23,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "look inside": {
         "analysis": "attention maps, gates, Values, norms, experts, accuracy by length",
-        "kernels": "implementations of the operators: what can run here, and what runs by default",
+        "kernels": "implementations of the operators: verify them, time them, and what runs by default",
     },
     "reproduce": {
         "experiments": "published tables and our own: list, show, run and report recipes",

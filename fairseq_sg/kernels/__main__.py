@@ -49,7 +49,7 @@ def main(line: Sequence[str] | None = None) -> int:
             parser.error("--device cuda: torch finds no GPU")
         processes.preload()
         return (run_verify if args.command == "verify" else run_tune)(args.device, args.quick)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
@@ -72,7 +72,9 @@ def keep(tuning: Tuning, device: str, quick: bool, seconds: float) -> None:
         try:
             write(tuning, path)
         except OSError as error:
-            raise OSError(f"{path} cannot be written ({error.strerror}): set {FOLDER_VARIABLE} to a folder") from error
+            raise ValueError(
+                f"{path} cannot be written ({error.strerror}): set {FOLDER_VARIABLE} to a folder"
+            ) from error
         where = f"kept in {path}"
     print(f"{tuning.key['device']}, torch {tuning.key['torch']}: {seconds:.0f} seconds; {where}")
 
