@@ -12,14 +12,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
 from fairseq_sg.kernels import listing, processes, tune, verify
+from fairseq_sg.kernels.processes import START, isolated
 from fairseq_sg.ops.dispatch import check_environment
 from fairseq_sg.ops.operators import OPERATORS, TRITON
 from fairseq_sg.ops.tuning import FOLDER_VARIABLE, SHARE, Tuning, dtype_name, key_of, path_of, read, write
+
+#: Implementations that are verified at a time.
+JOBS = {"cpu": 1, "cuda": 4}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -79,33 +85,48 @@ def keep(tuning: Tuning, device: str, quick: bool, seconds: float) -> None:
     print(f"{tuning.key['device']}, torch {tuning.key['torch']}: {seconds:.0f} seconds; {where}")
 
 
-def verified(tuning: Tuning, which: Iterable[tuple[str, str]], device: str, quick: bool) -> bool:
-    """Verifies implementations one by one, prints a line for each, and notes the verdicts; whether none fails."""
-    failed = []
+def attempt(operator: str, name: str, device: str, quick: bool) -> verify.Verdict:
+    """Verifies one implementation, if it can run here."""
+    reason = listing.why_not(name, device)
+    if reason is not None:
+        return verify.Verdict(operator, name, [verify.Result("", "", cannot=reason)])
+    return verify.verdict_of(operator, name, device, quick)
+
+
+def verified(tuning: Tuning, which: Sequence[tuple[str, str]], device: str, quick: bool) -> bool:
+    """Verifies implementations, prints a line for each, and notes the verdicts; whether none fails.
+
+    Raises:
+        ValueError: nothing works on this device in a process of its own, so nothing can be told of the operators.
+    """
+    _, ended = isolated(partial(verify.first_step, device), START)
+    if ended:
+        raise ValueError(f"{device} cannot be used in a process of its own: {ended}")
+    failed, good = [], 0
     print(f"{'operator':20}  {'implementation':14}  cases  seconds  largest error in float32, bfloat16, float16")
-    print("-" * 98)
-    for operator, name in which:
-        reason = listing.why_not(name, device)
-        if reason is not None:
-            print(f"{operator:20}  {name:14}  cannot run here: {reason}")
-            continue
-        found = verify.verdict_of(operator, name, device, quick)
-        start = f"{operator:20}  {name:14}  {len(found.results):5}  {found.seconds:7.1f}"
-        if found.cannot:
-            print(f"{operator:20}  {name:14}  cannot run here: {found.cannot}", flush=True)
-            continue
-        if not (device == "cpu" and name == TRITON):  # the interpreter is no device
-            tuning.verdicts.setdefault(operator, {})[name] = found.problem
-        if found.problem:
-            failed.append((operator, name))
-            print(f"{start}  FAILS: {found.problem}", flush=True)
-        else:
-            worst = "  ".join(f"{found.worst(dtype_name(dtype)):.0e}" for dtype in verify.DTYPES)
-            print(f"{start}  {worst}", flush=True)
+    print("-" * 98, flush=True)
+    # On a GPU most of the time is the compilation of kernels.
+    with ThreadPoolExecutor(JOBS[device]) as pool:
+        for found in pool.map(lambda one: attempt(*one, device, quick), which):
+            operator, name = found.operator, found.implementation
+            start = f"{operator:20}  {name:14}"
+            if found.cannot:
+                print(f"{start}  cannot run here: {found.cannot}", flush=True)
+                continue
+            start += f"  {len(found.results):5}  {found.seconds:7.1f}"
+            if not (device == "cpu" and name == TRITON):  # the interpreter is no device
+                tuning.verdicts.setdefault(operator, {})[name] = found.problem
+            if found.problem:
+                failed.append((operator, name))
+                print(f"{start}  FAILS: {found.problem}", flush=True)
+            else:
+                good += 1
+                worst = "  ".join(f"{found.worst(dtype_name(dtype)):.0e}" for dtype in verify.DTYPES)
+                print(f"{start}  {worst}", flush=True)
     for operator, name in failed:
-        known = OPERATORS[operator]
-        instead = tuning.working(operator, torch.float32, known.default)
+        instead = tuning.working(operator, torch.float32, OPERATORS[operator].default)
         print(f"{operator}: {name} fails here and never runs by default; {instead} runs in its place")
+    print(f"{good} implementations verified, {len(failed)} fail")
     return not failed
 
 

@@ -54,21 +54,21 @@ class Case:
 
 
 class Make:
-    """Random tensors on a device, the same ones on every device and in every process."""
+    """Random tensors on a device, the same ones in every process."""
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.generator = torch.Generator().manual_seed(0)
+        self.random = {"generator": torch.Generator(device).manual_seed(0), "device": device}
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.device)
+        return torch.randn(shape, dtype=torch.float64, **self.random)
 
     def positive(self, *shape: int) -> Tensor:
         """As feature maps give them."""
-        return torch.rand(shape, generator=self.generator, dtype=torch.float64).add(0.05).to(self.device)
+        return torch.rand(shape, dtype=torch.float64, **self.random).add(0.05)
 
     def integers(self, most: int, *shape: int) -> Tensor:
-        return torch.randint(most, shape, generator=self.generator).to(self.device)
+        return torch.randint(most, shape, **self.random)
 
     def mask(self, padding: str, batch: int, length: int) -> Tensor | None:
         """Row b has b + 1 positions of padding; with ``row``, the first has nothing else and the others none."""
@@ -355,7 +355,7 @@ TIMED = {
     "cvmm": Timed(
         timed_cvmm,
         cpu=grid((16, 64, 256, 1024), (4096,), (64, 256)),
-        cuda=grid((64, 512), (4096, 32768), (128, 512)),
+        cuda=grid((64, 512), (4096, 16384), (128, 512)),
     ),
     "geometric_attention": Timed(timed_geometric_attention, cuda=grid((4096, 65536), (16, 64, 256))),
     "linear_attention": Timed(timed_linear_attention, cuda=grid(HEADS, (16, 64, 256, 1024), WIDTHS)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-#: What the processes are forked from has imported these; the first call of an operator imports torch's compiler.
+#: What the processes are forked from has imported these. The first call of cvmm would import torch's compiler.
 PRELOAD = ["fairseq_sg.kernels.verify", "fairseq_sg.kernels.tune", "torch._dynamo"]
 
 #: Seconds for a process to start and to import the task.
@@ -18,7 +19,11 @@ START = 300.0
 
 
 def preload() -> None:
-    """Makes all processes start from one that has imported torch and the operators, and has used neither."""
+    """Makes all processes start from one that has imported torch and the operators, and has used neither.
+
+    What it imports may ask whether there is a GPU. Answered by CUDA, no process that is forked from it could use one.
+    """
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
 
 

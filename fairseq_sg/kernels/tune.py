@@ -49,10 +49,13 @@ def measure(
                 return case.function(name, **dict(zip(inputs, tensors, strict=True)))["out"]
 
             tensors = list(inputs.values())
-            with torch.no_grad():
-                weighting = torch.randn_like(function(among[0], *tensors))
-            runs = {name: differentiated(partial(function, name), tensors, weighting) for name in among}
-            times = interleaved(runs, rounds, device, shortest)
+            try:
+                with torch.no_grad():
+                    weighting = torch.randn_like(function(among[0], *tensors))
+                runs = {name: differentiated(partial(function, name), tensors, weighting) for name in among}
+                times = interleaved(runs, rounds, device, shortest)
+            except torch.OutOfMemoryError:  # the nearest smaller sizes decide
+                continue
             ms = {name: [float(f"{t:.4g}") for t in quartiles(of)] for name, of in times.items()}
             yield Point(operator, dtype_name(dtype), sizes, ms)
 

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_sg.kernels.cases import CASES, Case, Make
 from fairseq_sg.kernels.processes import isolated
+from fairseq_sg.kernels.timing import synchronize
 from fairseq_sg.ops.operators import NAIVE, OPERATORS, TRITON
 from fairseq_sg.ops.triton_support import why_not_here
 from fairseq_sg.ops.tuning import dtype_name
@@ -140,6 +141,11 @@ def check(operator: str, implementation: str, device: str, tiny: bool = False) -
             yield check_case(case, implementation, dtype)
 
 
+def first_step(device: str) -> Iterator[float]:
+    """Something that works wherever a device does."""
+    yield torch.ones(1, device=device).sum().item()
+
+
 def check_case(case: Case, implementation: str, dtype: torch.dtype) -> Result:
     """The result of a case in one dtype."""
     found = partial(Result, case.name, dtype_name(dtype))
@@ -149,10 +155,12 @@ def check_case(case: Case, implementation: str, dtype: torch.dtype) -> Result:
         if compiled:
             guard = GuardRows()
             inside = {name: guard.guarded(x) for name, x in inputs.items()}
-            with guard:
+            # A GPU's backward pass has a thread of its own, where the guard would not be.
+            with guard, torch.autograd.set_multithreading_enabled(False):
                 runs = [with_gradients(case, implementation, inside) for _ in range(2)]
         else:
             runs = [with_gradients(case, implementation, inputs)]
+        synchronize(next(iter(inputs.values())).device.type)
     except NotImplementedError as error:
         return found(cannot=first_line(error))
     except ValueError as error:

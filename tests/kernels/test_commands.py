@@ -39,7 +39,7 @@ def path(tmp_path, monkeypatch):
 @pytest.fixture
 def invented(monkeypatch):
     """Verdicts and times that nothing was run for; what was asked for."""
-    asked = SimpleNamespace(verified=[], timed={}, ended="")
+    asked = SimpleNamespace(verified=[], timed={}, ended="", unusable="")
 
     def verdict_of(operator, name, device, quick):
         asked.verified.append((operator, name))
@@ -56,6 +56,7 @@ def invented(monkeypatch):
         points = [Point(operator, "float32", sizes, ms) for sizes in TIMED[operator].cpu] if len(names) > 1 else []
         return points, asked.ended
 
+    monkeypatch.setattr(commands, "isolated", lambda task, limit: (list(task()), asked.unusable))
     monkeypatch.setattr(commands.verify, "verdict_of", verdict_of)
     monkeypatch.setattr(commands.tune, "points_of", points_of)
     return asked
@@ -69,6 +70,7 @@ def test_verify(path, invented, capsys):
     assert "relative_attention    flex            cannot run here: not on a CPU" in out
     assert "cvmm                  triton          cannot run here: there is no GPU" in out
     assert "linear_attention      chunked             3      1.0  1e-07  1e-07  1e-07" in out
+    assert "14 implementations verified, 1 fail" in out
     assert f"kept in {path}" in out
     found = tuning.read(path, CPU)
     assert found.verdicts["cvmm"]["grouped"] == "" and "off by 3.0e-01" in found.verdicts["cvmm"]["blocks"]
@@ -94,6 +96,13 @@ def test_tune(path, invented, capsys):
     assert commands.main(["tune", "--device", "cpu"]) == 0 and len(invented.verified) == 6
     assert commands.main(["verify", "--device", "cpu"]) == 1
     assert len(tuning.read(path, CPU).points) == 12  # they stay
+
+
+def test_a_device_that_no_process_can_use_says_nothing_of_the_operators(path, invented, capsys):
+    invented.unusable = "RuntimeError: out of memory"
+    for command in ("verify", "tune"):
+        assert commands.main([command, "--device", "cpu"]) == 1 and not path.exists() and invented.verified == []
+        assert "error: cpu cannot be used in a process of its own: RuntimeError: out of" in capsys.readouterr().err
 
 
 def test_an_operator_whose_timing_ends_early_is_as_if_not_timed(path, invented, capsys):

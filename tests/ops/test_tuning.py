@@ -234,7 +234,9 @@ def test_on_a_gpu_one_line_says_how_to_measure(usable, folder, caplog, monkeypat
         for _ in range(2):
             assert choose("cvmm", AUTO, like, (1, 2, 3)) is OPERATORS["cvmm"].implementations["grouped"]
     assert tuning.path_of(GPU).name == "kernels-NVIDIA-H100-80GB-HBM3.json"
-    expected = "operators run in torch: `python -m fairseq_sg.kernels tune` takes two minutes and finds what is faster"
+    expected = (
+        "operators run in torch: `python -m fairseq_sg.kernels tune` takes a few minutes and finds what is faster"
+    )
     assert [message[: len(expected)] for message in caplog.messages] == [expected] * usable
 
 
@@ -275,3 +277,14 @@ def test_a_changed_kernel_is_another_key(tmp_path, monkeypatch):
     first = tuning.digest.__wrapped__()
     (tmp_path / "a.py").write_text("x = 2")
     assert tuning.digest.__wrapped__() != first
+
+
+def test_compiled_code_keeps_to_the_rules(monkeypatch):
+    """Sizes are symbols there."""
+    monkeypatch.setattr(dispatch, "tuning_on", lambda device: pytest.fail("it was asked for"))
+    torch.compiler.assume_constant_result(dispatch.requested)  # as `fairseq_sg.modules.compilation` does
+    compiled = torch.compile(relative_logits, backend="eager", dynamic=True, fullgraph=True)
+    for batch in (2, 3, 40):
+        q, p = torch.rand(batch, 2, 5, 8), torch.rand(2, 9, 8)
+        torch.testing.assert_close(compiled(q, p), relative_logits(q, p, implementation="naive"))
+    torch.compiler.reset()
