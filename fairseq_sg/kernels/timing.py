@@ -45,13 +45,16 @@ def milliseconds(run: Run, calls: int, device: str) -> float:
     return 1e3 * (clock() - start) / calls
 
 
-def interleaved(runs: dict[str, Run], rounds: int, device: str, shortest: float = SHORTEST) -> dict[str, list[float]]:
+def interleaved(
+    runs: dict[str, Run], rounds: int, device: str, shortest: float | None = None
+) -> dict[str, list[float]]:
     """Milliseconds of every run in every round: one sample of each per round, after untimed warm-up rounds.
 
     The order changes between rounds, because a run affects the next one through caches and the allocator. If a sample
-    consists of several short calls, an untimed call precedes them for the same reason.
+    consists of several short calls, an untimed call precedes them for the same reason. A sample takes at least
+    ``shortest`` milliseconds, by default `SHORTEST`.
     """
-    calls = {}
+    calls, shortest = {}, SHORTEST if shortest is None else shortest
     for name, run in runs.items():
         for _ in range(WARM_UP):
             once = milliseconds(run, 1, device)
