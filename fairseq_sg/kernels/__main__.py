@@ -113,7 +113,7 @@ def verified(tuning: Tuning, which: Sequence[tuple[str, str]], device: str, quic
             if found.cannot:
                 print(f"{start}  cannot run here: {found.cannot}", flush=True)
                 continue
-            start += f"  {len(found.results):5}  {found.seconds:7.1f}"
+            start += f"  {sum(not one.cannot for one in found.results):5}  {found.seconds:7.1f}"
             if not (device == "cpu" and name == TRITON):  # the interpreter is no device
                 tuning.verdicts.setdefault(operator, {})[name] = found.problem
             if found.problem:

@@ -46,6 +46,8 @@ def invented(monkeypatch):
         results = [Result("a case", dtype, 1e-7) for dtype in ("float32", "bfloat16", "float16")]
         if (operator, name) == ("cvmm", "blocks"):
             results.append(Result("33 rows", "float32", 0.3, "gradient of x is off by 3.0e-01, and 1.0e-05 is allowed"))
+        if (operator, name) == ("geometric_attention", "triton"):
+            return Verdict(operator, name, results, "it crashed: SIGABRT")
         if name == "flex":
             results = [Result("a case", "float32", cannot="not on a CPU")]
         return Verdict(operator, name, results, seconds=1.0)
@@ -53,10 +55,10 @@ def invented(monkeypatch):
     def points_of(operator, names, device, most, rounds, shortest):
         asked.timed[operator] = names
         ms = {name: [1.0 + i] * 3 for i, name in enumerate(reversed(names))}  # the last is the fastest
-        points = [Point(operator, "float32", sizes, ms) for sizes in TIMED[operator].cpu] if len(names) > 1 else []
-        return points, asked.ended
+        points = [Point(operator, "float32", sizes, ms) for sizes in getattr(TIMED[operator], device)]
+        return points if len(names) > 1 else [], asked.ended
 
-    monkeypatch.setattr(commands, "isolated", lambda task, limit: (list(task()), asked.unusable))
+    monkeypatch.setattr(commands, "isolated", lambda task, limit: ([1.0], asked.unusable))
     monkeypatch.setattr(commands.verify, "verdict_of", verdict_of)
     monkeypatch.setattr(commands.tune, "points_of", points_of)
     return asked
@@ -103,6 +105,32 @@ def test_a_device_that_no_process_can_use_says_nothing_of_the_operators(path, in
     for command in ("verify", "tune"):
         assert commands.main([command, "--device", "cpu"]) == 1 and not path.exists() and invented.verified == []
         assert "error: cpu cannot be used in a process of its own: RuntimeError: out of" in capsys.readouterr().err
+
+
+def test_on_a_gpu(path, invented, capsys, monkeypatch):
+    """From the commands to the choice of a call, with a GPU that is not there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA X100")
+    monkeypatch.setattr(listing, "why_not", lambda name, device: None)
+    assert commands.main(["tune"]) == 0
+    out = capsys.readouterr().out
+    assert "geometric_attention   triton              3      0.0  FAILS: it crashed: SIGABRT, after 3 cases" in out
+    assert "geometric_attention: triton fails here and never runs by default; scan runs in its place" in out
+    assert "float32  16     16      16     2        1       triton\n" in out
+    file = path.with_name("kernels-NVIDIA-X100.json")
+    assert f"kept in {file}" in out and list(path.parent.iterdir()) == [file]
+    like = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
+    for operator, name in {
+        "linear_attention": "triton",
+        "relative_attention": "triton",
+        "cvmm": "triton",
+        "geometric_attention": "scan",
+        "relative_logits": "shift",
+    }.items():
+        known = OPERATORS[operator]
+        chosen = dispatch.choose(operator, "auto", like, (64,) * len(known.sizes), lambda: None)
+        assert chosen is known.implementations[name], operator
 
 
 def test_an_operator_whose_timing_ends_early_is_as_if_not_timed(path, invented, capsys):

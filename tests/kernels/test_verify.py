@@ -64,12 +64,30 @@ def test_in_a_process_of_its_own(kernel, limit, problem):
     assert "triton" not in OPERATORS[broken.OPERATOR].implementations
 
 
-def test_one_that_cannot_run_here_is_neither_right_nor_wrong(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NotImplementedError("not on a CPU"), "not on a CPU"),
+        (ValueError("cvmm cannot run its implementation 'triton' here: why"), "cvmm cannot run its"),
+        (RuntimeError("backend failed:\nNotImplementedError: NYI: width 4"), "backend failed:"),
+    ],
+)
+def test_one_that_cannot_run_here_is_neither_right_nor_wrong(error, reason, monkeypatch):
     def refuses(*arguments):
-        raise NotImplementedError("not on a CPU")
+        raise error
 
     found = verdict_of(refuses, monkeypatch)
-    assert found.cannot == "not on a CPU" and not found.problem and not found.verified
+    assert found.cannot.startswith(reason) and not found.problem and not found.verified
+
+
+def test_one_that_takes_some_calls_is_judged_by_these(monkeypatch):
+    def takes_long_ones(values, padding_mask, eps):
+        if values.shape[2] < 10:
+            raise NotImplementedError("too short")
+        return broken.right(values, padding_mask, eps)
+
+    found = verdict_of(takes_long_ones, monkeypatch)
+    assert found.verified and sum(not one.cannot for one in found.results) == 4 * 3
 
 
 @pytest.mark.parametrize(("operator", "name"), [one for one in verify.everything() if one[1] not in ("triton", "flex")])
