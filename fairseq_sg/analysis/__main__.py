@@ -13,6 +13,8 @@
     fairseq-sg analysis regression CHECKPOINT --subset test
     fairseq-sg analysis answers  CHECKPOINT --scene 0
     fairseq-sg analysis operator CHECKPOINT --subset test,test_512
+    fairseq-sg analysis masks    CHECKPOINT --where jump --inverse
+    fairseq-sg analysis overlap  NAME=MASKS.npz NAME=MASKS.npz … --out OUT
 
 Each command writes the numbers to OUT.npz and OUT.json, and draws them in PNG, or in PDF or SVG with --out OUT.pdf
 or OUT.svg. COMMAND --help lists the options of a command.
@@ -38,8 +40,10 @@ from fairseq_sg.analysis import (
     consistency,
     experts,
     gates,
+    masks,
     norms,
     operator,
+    overlap,
     plots,
     regression,
     symbols,
@@ -62,6 +66,8 @@ COMMANDS = {
     "regression": regression,
     "answers": answers,
     "operator": operator,
+    "masks": masks,
+    "overlap": overlap,
 }
 
 
@@ -78,7 +84,7 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", prog=parser.prog, parser_class=Command)
     for name, module in COMMANDS.items():
         about = (module.__doc__ or "").partition("\n\n")[0]
-        several = hasattr(module, "combine")
+        several, reads = hasattr(module, "combine"), getattr(module, "READS", "CHECKPOINT")
         command = commands.add_parser(
             name,
             help=about.partition(" (Csordás")[0]
@@ -86,16 +92,17 @@ def make_parser() -> Parser:
             .partition(" (Garg")[0]
             .partition(" (Cao")[0]
             .rstrip("."),
-            usage=f"%(prog)s {'[NAME=]CHECKPOINT …' if several else 'CHECKPOINT'} [options]",
+            usage=f"%(prog)s {f'[NAME=]{reads} …' if several else reads} [options]",
             description=(module.__doc__ or "").replace("``", ""),
             formatter_class=form,
             allow_abbrev=False,
         )
+        what = "a checkpoint of fairseq-train" if reads == "CHECKPOINT" else module.WHAT
         command.add_argument(
             "checkpoint",
-            metavar="CHECKPOINT",
+            metavar=reads,
             nargs="+" if several else None,
-            help="a checkpoint of fairseq-train" + "; or several, NAME=CHECKPOINT, to compare them" * several,
+            help=what + f"; or several, NAME={reads}, to compare them" * several,
         )
         module.add_arguments(command)
         written = command.add_argument_group("output")
@@ -110,6 +117,8 @@ def make_parser() -> Parser:
             choices=[*plots.FORMATS, "none"],
             help="format of the pictures (default: --out's extension, or png)",
         )
+        if reads != "CHECKPOINT":
+            continue
         model = command.add_argument_group("model and data")
         model.add_argument("--data", metavar="DIR", help="the data folder (default: that of its training)")
         model.add_argument(
@@ -131,6 +140,7 @@ def run(args: argparse.Namespace) -> None:
         plots.require_matplotlib()
     models = named(args.checkpoint) if isinstance(args.checkpoint, list) else {"": [args.checkpoint]}
     prefix, form, alone = destination(models, args)
+    args.prefix = prefix
     if "" in models:
         ((checkpoint,),) = models.values()
         result = measure(module, checkpoint, args)
@@ -139,8 +149,9 @@ def run(args: argparse.Namespace) -> None:
     else:
         measured = {name: [measure(module, path, args) for path in paths] for name, paths in models.items()}
         result = module.combine(measured)
-        facts = {"command": args.command, "checkpoints": models, "data": next(iter(measured.values()))[0].facts["data"]}
-        result.facts = {**facts, "model_overrides": args.model_overrides, **result.facts}
+        first = next(iter(measured.values()))[0].facts
+        facts = {"command": args.command, "checkpoints": models, "data": first["data"]}
+        result.facts = {**facts, "model_overrides": first["model_overrides"], **result.facts}
     if form == "none":
         files = result.write(prefix)
     else:
@@ -179,9 +190,12 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
 
 def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
     """Runs a command on one checkpoint."""
+    if hasattr(module, "READS"):
+        return module.measure(checkpoint, args)
     kinds = ("language_models", "regressors", "images", "operators")
     accepted = {name: getattr(module, name.upper(), False) for name in kinds}
-    loaded = load(checkpoint, args.data, args.model_overrides, args.device, args.user_dir, **accepted)
+    data = None if getattr(module, "OWN_DATA", False) else args.data
+    loaded = load(checkpoint, data, args.model_overrides, args.device, args.user_dir, **accepted)
     result = module.measure(loaded, args)
     shown = {"command": args.command, "checkpoint": checkpoint, "arch": loaded.arch, "data": loaded.data}
     result.facts = {**shown, "model_overrides": args.model_overrides, **result.facts}

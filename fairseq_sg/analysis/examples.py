@@ -1,0 +1,200 @@
+"""Parts of a subset, by words or by type, also of another data folder than that of the model's training.
+
+The dictionaries of two folders have different numbers for the same words. Sentences of another folder are therefore
+encoded again, word by word, with the dictionaries of the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.tasks import setup_task
+from omegaconf import OmegaConf, open_dict
+from torch import Tensor
+
+from fairseq_sg.analysis.checkpoint import Loaded
+from fairseq_sg.analysis.options import nearest
+from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.streams import Text
+
+
+class Part(NamedTuple):
+    """Examples with one of the source words ``where``, none of ``where_not``, and one of the types.
+
+    What is empty does not restrict.
+    """
+
+    where: Sequence[str] = ()
+    where_not: Sequence[str] = ()
+    types: Sequence[str] = ()
+
+    @property
+    def is_all(self) -> bool:
+        return not (self.where or self.where_not or self.types)
+
+
+@dataclasses.dataclass
+class Examples:
+    """A subset for a model.
+
+    Attributes:
+        name: SUBSET, or FOLDER:SUBSET for another folder than that of the training.
+        loaded: the model; ``loaded.task`` is that of the folder.
+        subset: the subset's name in the folder.
+        dataset: the subset, in the model's numbers of words.
+    """
+
+    name: str
+    loaded: Loaded
+    subset: str
+    dataset: Any
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.dataset, Text)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def types(self) -> np.ndarray:
+        """The type of every example, from ``raw/SUBSET.type``. Raises UsageError for a subset without types."""
+        path = Path(utils.split_paths(self.loaded.data)[0], "raw", f"{self.subset}.type")
+        if not path.is_file():
+            raise UsageError(f"the subset {self.subset!r} of {self.loaded.data} has no types: there is no {path}")
+        found = np.array(path.read_text(encoding="utf-8").splitlines())
+        if len(found) != len(self):
+            raise UsageError(f"{path} has {len(found)} types for {len(self)} examples: prepare the folder again")
+        return found
+
+    def with_words(self, option: str, words: Sequence[str]) -> np.ndarray:
+        """Whether the source of each example has one of the words, bool (S,). Raises UsageError for an unknown one."""
+        if self.is_text or self.loaded.reads_images:
+            raise UsageError(f"{option} is for sentences, which {self.loaded.arch} does not read")
+        dictionary = self.dataset.src_dict
+        for word in words:
+            if dictionary.index(word) < dictionary.nspecial:
+                known = nearest(word, dictionary.symbols[dictionary.nspecial :])
+                raise UsageError(f"{option} has the word {word!r}, which is not in the source dictionary{known}")
+        wanted = [dictionary.index(word) for word in words]
+        return np.array([bool(np.isin(self.dataset[i]["source"].numpy(), wanted).any()) for i in range(len(self))])
+
+    def choose(self, part: Part) -> np.ndarray:
+        """The examples of a part, bool (S,). Raises UsageError for an unknown word or type, and if it is empty."""
+        chosen = np.ones(len(self), dtype=bool)
+        if part.where:
+            chosen &= self.with_words("--where", part.where)
+        if part.where_not:
+            chosen &= ~self.with_words("--where-not", part.where_not)
+        if part.types:
+            there = self.types()
+            for name in part.types:
+                if name not in there:
+                    known = nearest(name, there) or f": choose from {', '.join(sorted(set(there)))}"
+                    raise UsageError(f"--types has {name!r}, which no example of {self.name} has{known}")
+            chosen &= np.isin(there, part.types)
+        if not chosen.any():
+            raise UsageError(f"no example of {self.name} has --where, --where-not and --types together")
+        return chosen
+
+    def collate(self, indices: Sequence[int], dataset: Any = None) -> dict[str, Any]:
+        """A batch on the model's device, of the subset or of another ``dataset`` made from it."""
+        dataset = self.dataset if dataset is None else dataset
+        batch = dataset.collater([dataset[int(i)] for i in indices])
+        return utils.apply_to_sample(lambda x: x.to(self.loaded.device), batch)
+
+
+def open_examples(loaded: Loaded, name: str, folder: str | None = None) -> Examples:
+    """The subset ``SUBSET`` or ``FOLDER:SUBSET``, of ``folder`` or the model's own folder.
+
+    Raises UsageError for an unknown folder or subset, and for a word that the model does not know.
+    """
+    before, colon, subset = name.rpartition(":")
+    folder = before if colon else folder
+    if folder is None or Path(folder).absolute() == Path(utils.split_paths(loaded.data)[0]).absolute():
+        return Examples(subset, loaded, subset, loaded.subset(subset))
+    if not Path(folder).is_dir():
+        raise UsageError(f"there is no data folder {folder}")
+    there = _of_folder(loaded, folder)
+    dataset = there.subset(subset)
+    if not isinstance(dataset, Text) and not loaded.reads_images:
+        dataset = Reencoded(dataset, loaded.task, f"the subset {subset!r} of {folder}")
+    elif isinstance(dataset, Text) and there.task.dictionary.symbols != loaded.task.dictionary.symbols:
+        raise UsageError(f"the text {folder} has another dictionary than the model: prepare it with that of the model")
+    return Examples(f"{Path(folder).name}:{subset}", there, subset, dataset)
+
+
+def _of_folder(loaded: Loaded, folder: str) -> Loaded:
+    """The same model with the task of another folder."""
+    cfg = OmegaConf.create(OmegaConf.to_container(loaded.cfg.task)) if OmegaConf.is_config(loaded.cfg.task) else None
+    if cfg is None:
+        raise UsageError("another data folder needs a checkpoint of this plugin's tasks")
+    with open_dict(cfg):
+        cfg.data = folder
+    return dataclasses.replace(loaded, task=setup_task(cfg), data=folder)
+
+
+class Reencoded:
+    """A dataset of sentences in the numbers that a model's dictionaries have for the same words.
+
+    Args:
+        dataset: of another folder.
+        task: the task of the model.
+        what: the dataset, for errors.
+
+    Raises UsageError for a word of the dataset that the model's dictionaries do not have.
+    """
+
+    def __init__(self, dataset: Any, task: Any, what: str):
+        self.dataset = dataset
+        self.source = table(dataset.src_dict, task.source_dictionary)
+        self.target = table(dataset.tgt_dict, task.target_dictionary)
+        for side, numbers, own in (
+            ("source", self.source, dataset.src_dict),
+            ("target", self.target, dataset.tgt_dict),
+        ):
+            unknown = torch.nonzero(numbers < 0).flatten()
+            for index in range(len(dataset)) if len(unknown) else ():
+                found = dataset[index][side]
+                wrong = found[torch.isin(found, unknown)]
+                if len(wrong):
+                    word = own[int(wrong[0])]
+                    raise UsageError(
+                        f"{what} has the {side} word {word!r} in sample {index}, which the model does not know: its "
+                        f"training's {side} dictionary lacks it"
+                    )
+        self.src_dict, self.tgt_dict = task.source_dictionary, task.target_dictionary
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        item = self.dataset[index]
+        return item | {"source": self.source[item["source"]], "target": self.target[item["target"]]}
+
+    def __getattr__(self, name: str) -> Any:
+        # Sizes and the collater, which pads with a number that all dictionaries share.
+        if name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def table(there: Dictionary, here: Dictionary) -> Tensor:
+    """The number in ``here`` of every word of ``there``, int64; −1 for a word that ``here`` lacks."""
+    numbers = [here.indices.get(word, -1) for word in there.symbols]
+    return torch.tensor([*range(there.nspecial), *numbers[there.nspecial :]])
+
+
+def interleaved(examples: Examples, indices: np.ndarray, parts: int) -> list[np.ndarray]:
+    """Cuts a batch into parts of like lengths: part k has examples k, k + K, … by length. Empty parts are omitted."""
+    dataset = examples.dataset
+    if hasattr(dataset, "src_sizes"):
+        targets = dataset.tgt_sizes if dataset.tgt_sizes is not None else dataset.src_sizes
+        indices = indices[np.lexsort((dataset.src_sizes[indices], targets[indices]))]
+    return [indices[k::parts] for k in range(min(parts, len(indices)))]

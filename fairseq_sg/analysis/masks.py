@@ -1,0 +1,565 @@
+"""Which weights does a function need? Trains binary masks on the frozen weights of a model (Csordás 2023, chapter 3).
+
+A mask is trained on the examples of --subset that have the source words --where, without the words --where-not, and
+with --types. All of them are the control. The loss is that of the training, summed over a sentence, plus
+β / (batch size) · Σ logits. Sentences of --data, another folder than that of the training, are encoded again by word.
+
+The accuracy is that of one teacher-forced pass, as in ``accuracy``, on every subset of --evaluate: of the model without
+a mask, with the mask, with the inverse mask (--inverse), and with random masks that keep as many weights of each tensor
+(--random). A subset has rows for the trained part (``chosen``), for the rest, and for types. For language models it is
+the perplexity.
+
+OUT.npz has the masks as packed bits, TENSOR.mask with TENSOR.shape, and TENSOR.logits in half precision. OUT.json has
+accuracies and kept shares. ``overlap`` compares the masks of several functions. OUT.state.pt is what --resume continues
+from, also for more --steps or another --evaluate. --save-checkpoint writes the masked model as an ordinary checkpoint,
+for fairseq-validate, fairseq-generate and every other analysis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_sg.analysis import plots
+from fairseq_sg.analysis.checkpoint import Loaded
+from fairseq_sg.analysis.examples import Examples, Part, interleaved, open_examples
+from fairseq_sg.analysis.options import above_0, index, positive
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.checkpoints import read
+from fairseq_sg.errors import UsageError
+from fairseq_sg.evaluate import SENTENCE_COLUMNS, TEXT_COLUMNS, by_type, choose_subsets, scores, summary
+from fairseq_sg.modules.masks import (
+    CHOICES,
+    Masks,
+    MaskTraining,
+    WeightMasks,
+    inverted,
+    masked,
+    random_like,
+    replaced,
+    select,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Language models are accepted.
+LANGUAGE_MODELS = True
+#: So are models of images and questions.
+IMAGES = True
+#: The model has the folder of its training; ``--data`` is that of the masks.
+OWN_DATA = True
+
+#: The share of the model's accuracy that a control mask must keep (Csordás 2023, appendix B.3.3).
+KEPT_ACCURACY = 0.95
+#: The name of the mask in tables.
+MASK = "mask"
+
+
+def words(text: str) -> list[str]:
+    """Argument type: names, comma separated."""
+    return [word for word in (part.strip() for part in text.split(",")) if word]
+
+
+def betas(text: str) -> list[float]:
+    """Argument type: numbers above 0, comma separated, in ascending order."""
+    return sorted({above_0(part) for part in text.split(",")})
+
+
+def from_0(text: str) -> float:
+    """Argument type: a number from 0 on."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    part = parser.add_argument_group("the examples of the masks")
+    part.add_argument("--subset", default="train", metavar="NAME", help="subset of --data (default: train)")
+    part.add_argument(
+        "--where", type=words, default=[], metavar="WORDS", help="sources with one of these words, comma separated"
+    )
+    part.add_argument("--where-not", type=words, default=[], metavar="WORDS", help="sources with none of these words")
+    part.add_argument("--types", type=words, default=[], metavar="TYPES", help="these types of examples")
+    train = parser.add_argument_group("training of the masks")
+    train.add_argument("--steps", type=positive, default=25_000, metavar="N", help="(default: 25000)")
+    train.add_argument("--batch-size", type=positive, default=256, metavar="B", help="(default: 256)")
+    train.add_argument(
+        "--samples", type=positive, default=4, metavar="K", help="samples of the masks in a batch (default: 4)"
+    )
+    strength = train.add_mutually_exclusive_group()
+    strength.add_argument("--beta", type=above_0, default=1e-3, metavar="β", help="of the penalty (default: 1e-3)")
+    strength.add_argument(
+        "--search-beta",
+        type=betas,
+        metavar="β,…",
+        help=f"take the largest β with {100 * KEPT_ACCURACY:.0f} %% of the accuracy on the first of --evaluate",
+    )
+    train.add_argument("--lr", type=above_0, default=1e-2, metavar="LR", help="of Adam (default: 1e-2)")
+    train.add_argument(
+        "--clip-norm", type=from_0, default=1.0, metavar="X", help="of the logits' gradient, 0 for none (default: 1)"
+    )
+    train.add_argument(
+        "--initial-logit", type=float, default=2.0, metavar="L", help="2 keeps 88 %%, 2.197 keeps 90 %% (default: 2)"
+    )
+    train.add_argument(
+        "--parameters",
+        default="weights",
+        metavar="WHICH",
+        help=f"{', '.join(CHOICES)}, or a regular expression on names (default: weights)",
+    )
+    train.add_argument("--seed", type=index, default=1, metavar="N", help="of batches and samples (default: 1)")
+    train.add_argument("--log-interval", type=positive, default=100, metavar="N", help="in steps (default: 100)")
+    train.add_argument("--save-interval", type=positive, default=1000, metavar="N", help="in steps (default: 1000)")
+    train.add_argument("--resume", action="store_true", help="continue from OUT.state.pt, if there is one")
+    shown = parser.add_argument_group("evaluation")
+    shown.add_argument(
+        "--evaluate",
+        metavar="NAMES",
+        help="subsets, or FOLDER:SUBSET, comma separated (default: all of --data but the training set)",
+    )
+    shown.add_argument("--inverse", action="store_true", help="evaluate the inverse mask, too")
+    shown.add_argument("--random", type=index, default=0, metavar="N", help="and N random masks (default: 0)")
+    shown.add_argument("--halves", action="store_true", help="and the mask on the early or the late layers alone")
+    shown.add_argument("--save-checkpoint", metavar="FILE", help="write the masked model as a checkpoint")
+
+
+def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
+    part = Part(args.where, args.where_not, args.types)
+    examples = open_examples(loaded, args.subset, args.data)
+    chosen = np.flatnonzero(examples.choose(part))
+    evaluated = [open_examples(loaded, name, args.data) for name in evaluated_subsets(loaded, args)]
+    if args.save_checkpoint:
+        check_writable("--save-checkpoint", args.save_checkpoint)
+    parameters, idle = maskable(loaded, args.parameters, examples, chosen)
+    facts: dict[str, Any] = {
+        "network": fingerprint(parameters),
+        "examples": {"subset": examples.name, **part._asdict(), "number": len(chosen)},
+        "training": {name: getattr(args, name) for name in TRAINED_WITH},
+        "not_masked": idle,
+    }
+    lines = [f"{name} is not masked: no output depends on it" for name in idle]
+    plain = {one.name: accuracies(one, args.batch_size) for one in evaluated}
+    if args.search_beta:
+        beta, logits, found = search(loaded, examples, chosen, parameters, evaluated[0], part, args)
+        facts["search"] = found
+        lines += [f"β {row['beta']:g}: {row['accuracy']:.2f}, {row['kept']:.2f} % of the weights" for row in found]
+        if not any(row["enough"] for row in found):
+            lines.append(f"no β has {100 * KEPT_ACCURACY:.0f} % of the accuracy: these are the masks of the smallest")
+    else:
+        beta, logits = (
+            args.beta,
+            train(loaded, examples, chosen, parameters, args.beta, f"{args.prefix}.state.pt", args),
+        )
+    facts["training"]["beta"] = beta
+    masks = {name: values > 0 for name, values in logits.items()}
+    facts["kept"], facts["kept_of_all"] = kept_shares(masks)
+    facts["metric"] = "perplexity" if evaluated[0].is_text else "accuracy"
+    facts["evaluation"] = evaluate(loaded, evaluated, part, plain, variants(masks, args), args.batch_size)
+    facts["outputs"] = output_words(loaded, masks)
+    if args.save_checkpoint:
+        save_checkpoint(loaded, masks, args.checkpoint, args.save_checkpoint)
+        lines.append(f"the masked model: {args.save_checkpoint}")
+    lines.append(
+        f"β {beta:g}, {args.steps} steps: {facts['kept_of_all']['share']:.2f} % of the masked weights are kept"
+    )
+    return Result(to_arrays(logits), facts, [*lines, *table(facts["evaluation"], facts["metric"])])
+
+
+#: The options that decide the masks, beside β.
+TRAINED_WITH = (
+    "steps",
+    "batch_size",
+    "samples",
+    "lr",
+    "clip_norm",
+    "initial_logit",
+    "parameters",
+    "seed",
+)
+
+
+def evaluated_subsets(loaded: Loaded, args: argparse.Namespace) -> list[str]:
+    """The names in ``--evaluate``, or all subsets but the training set."""
+    if args.evaluate is not None:
+        names = words(args.evaluate)
+        if not names:
+            raise UsageError("--evaluate names no subset")
+        return list(dict.fromkeys(names))
+    return choose_subsets(open_examples(loaded, args.subset, args.data).loaded, None)
+
+
+# The parameters.
+
+
+@torch.no_grad()
+def maskable(loaded: Loaded, which: str, examples: Examples, chosen: np.ndarray) -> tuple[dict[str, Tensor], list[str]]:
+    """The parameters to mask, and the names of those that no output depends on, which are left as they are.
+
+    Raises UsageError for a choice that names none.
+    """
+    try:
+        names = select(loaded.model, which)
+    except ValueError as error:
+        raise UsageError(f"--parameters: {error}") from None
+    parameters = {name: parameter for name, parameter in loaded.model.named_parameters() if name in set(names)}
+    inputs = next(batches(examples, chosen, 64, 1, torch.Generator()))[0]["net_input"]
+    output = loaded.model(**inputs)[0]
+    idle = []
+    for name, parameter in parameters.items():
+        with replaced(loaded.model, {name: torch.zeros_like(parameter)}):
+            if torch.equal(loaded.model(**inputs)[0], output):
+                idle.append(name)
+    used = {name: parameter for name, parameter in parameters.items() if name not in idle}
+    if not used:
+        raise UsageError(f"--parameters {which}: no output depends on {', '.join(idle[:3])}")
+    return used, idle
+
+
+def fingerprint(parameters: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names and values of the weights: masks of one network can be compared."""
+    found = hashlib.sha256()
+    for name, parameter in parameters.items():
+        found.update(name.encode() + parameter.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+# Training.
+
+
+def batches(
+    examples: Examples, chosen: np.ndarray, size: int, parts: int, generator: torch.Generator
+) -> Iterator[list[dict[str, Any]]]:
+    """Yields batches of ``size`` examples without end, drawn uniformly with replacement, in ``parts`` of like lengths.
+
+    Of a text, the parts are segments of parallel streams from places drawn at random, without memory.
+    """
+    if examples.is_text:
+        rows = max(1, size // parts)
+        streams = examples.dataset.streams(rows, rows, examples.loaded.task.cfg.tokens_per_sample, all_tokens=True)
+        places = streams.batches()
+        while True:
+            drawn = torch.randint(len(places), (parts,), generator=generator).tolist()
+            yield [examples.collate(places[number], streams) for number in drawn]
+    while True:
+        drawn = chosen[torch.randint(len(chosen), (size,), generator=generator).numpy()]
+        yield [examples.collate(part) for part in interleaved(examples, drawn, parts)]
+
+
+def train(
+    loaded: Loaded,
+    examples: Examples,
+    chosen: np.ndarray,
+    parameters: Mapping[str, Tensor],
+    beta: float,
+    state_file: str,
+    args: argparse.Namespace,
+) -> dict[str, Tensor]:
+    """The trained logits by name, on the CPU. ``--resume`` continues from the state file, to the bit.
+
+    Raises UsageError for a state file of another training, or with more steps.
+    """
+    criterion = loaded.task.build_criterion(loaded.cfg.criterion).to(loaded.device).eval()
+    masks = WeightMasks(parameters, args.initial_logit)
+    training = MaskTraining(
+        loaded.model, masks, alpha=beta / args.batch_size, lr=args.lr, clip=args.clip_norm, seed=args.seed
+    )
+    draw = torch.Generator().manual_seed(args.seed)
+    request = {name: getattr(args, name) for name in TRAINED_WITH if name != "steps"}
+    request |= {
+        "beta": beta,
+        "network": fingerprint(parameters),
+        "examples": hashlib.sha256(chosen.tobytes()).hexdigest(),
+    }
+    request["subset"] = examples.name
+    if args.resume and os.path.isfile(state_file):
+        state = read_state(state_file, request)
+        training.load_state_dict(state["training"])
+        draw.set_state(state["draw"])
+        if training.steps > args.steps:
+            raise UsageError(f"{state_file} has {training.steps} steps already: give --steps that many or more")
+        print(f"resuming from step {training.steps} of {state_file}", flush=True)
+
+    def save() -> None:
+        save_state(state_file, {"request": request, "training": training.state_dict(), "draw": draw.get_state()})
+
+    def loss_of(batch: dict[str, Any], size: int) -> Callable[[], Tensor]:
+        return lambda: criterion(loaded.model, batch)[0] / size
+
+    stream = batches(examples, chosen, args.batch_size, args.samples, draw)
+    while training.steps < args.steps:
+        parts = next(stream)
+        size = sum(len(part["target"]) for part in parts)
+        loss = training.step([loss_of(part, size) for part in parts])
+        if not math.isfinite(loss):
+            raise UsageError(f"the loss of the masks is {loss} at step {training.steps}: lower --lr")
+        if training.steps % args.log_interval == 0 or training.steps == args.steps:
+            share = 100 * float((masks.logits > 0).double().mean())
+            print(f"step {training.steps} of {args.steps}: loss {loss:.4f}, {share:.2f} % kept", flush=True)
+        if training.steps % args.save_interval == 0 or training.steps == args.steps:
+            save()
+    return {name: values.cpu() for name, values in masks.named(masks.logits.detach()).items()}
+
+
+def save_state(path: str, state: Mapping[str, Any]) -> None:
+    """Atomic: until all of it is written, the file before stays."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    temporary = f"{path}.tmp"
+    try:
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def read_state(path: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises UsageError for a file that cannot be read, or that belongs to other options."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        before = state["request"]
+    except Exception as error:
+        cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        raise UsageError(f"{path} cannot be read ({cause}): omit --resume to train the masks again") from error
+    different = [name for name in request if before.get(name) != request[name]]
+    if different:
+        name = different[0]
+        raise UsageError(
+            f"{path} is of another training: {name} was {before.get(name)} and is {request[name]}. Omit --resume, or "
+            "choose another --out"
+        )
+    return state
+
+
+def search(
+    loaded: Loaded,
+    examples: Examples,
+    chosen: np.ndarray,
+    parameters: Mapping[str, Tensor],
+    evaluated: Examples,
+    part: Part,
+    args: argparse.Namespace,
+) -> tuple[float, dict[str, Tensor], list[dict[str, Any]]]:
+    """The largest β whose mask keeps the accuracy on the trained part; its logits, and a row for every β."""
+    rows, found = [], {}
+    members = parts_of(evaluated, part).get("chosen", np.ones(len(evaluated), dtype=bool))
+    before = value_of(evaluated, accuracies(evaluated, args.batch_size), members)
+    for beta in args.search_beta:
+        print(f"β {beta:g}", flush=True)
+        state = f"{args.prefix}.beta{beta:g}.state.pt"
+        found[beta] = train(loaded, examples, chosen, parameters, beta, state, args)
+        masks = {name: values > 0 for name, values in found[beta].items()}
+        with replaced(loaded.model, masked(loaded.model, on_device(masks, loaded))):
+            after = value_of(evaluated, accuracies(evaluated, args.batch_size), members)
+        ratio = before / after if evaluated.is_text else after / max(before, 1e-9)
+        kept = kept_shares(masks)[1]["share"]
+        rows.append({"beta": beta, "accuracy": after, "kept": kept, "enough": ratio >= KEPT_ACCURACY})
+    best = max((row["beta"] for row in rows if row["enough"]), default=args.search_beta[0])
+    return best, found[best], rows
+
+
+# Evaluation.
+
+
+def accuracies(examples: Examples, batch_size: int) -> np.ndarray:
+    """``scores`` of the model as it is now, float64 (4, S)."""
+    return scores(examples.loaded, examples.dataset, batch_size)
+
+
+def value_of(examples: Examples, of_each: np.ndarray, members: np.ndarray) -> float:
+    """Exact match in percent over some examples, or a text's perplexity."""
+    if examples.is_text:
+        return 2 ** summary(of_each, TEXT_COLUMNS)["nll_loss"]
+    return summary(of_each[:, members], SENTENCE_COLUMNS)["accuracy"]
+
+
+def parts_of(examples: Examples, part: Part) -> dict[str, np.ndarray]:
+    """The rows of a subset: all, the part of the masks and the rest, and types; bool (S,)."""
+    found = {"all": np.ones(len(examples), dtype=bool)}
+    if examples.is_text:
+        return found
+    if not part.is_all:
+        try:
+            chosen = examples.choose(part)
+            found |= {"chosen": chosen, "rest": ~chosen}
+        except UsageError:
+            # A subset without such examples, or without types.
+            pass
+    if examples.subset != examples.loaded.task.cfg.train_subset:
+        found |= by_type(examples.loaded, examples.subset)
+    return {name: members for name, members in found.items() if members.any()}
+
+
+def variants(masks: Masks, args: argparse.Namespace) -> dict[str, Masks]:
+    """The masks to evaluate, by their names in the table."""
+    found: dict[str, Masks] = {MASK: masks}
+    if args.inverse:
+        found["inverse"] = inverted(masks)
+    if args.halves:
+        found |= halves(masks)
+    for number in range(args.random):
+        found[f"random {number + 1}"] = random_like(masks, torch.Generator().manual_seed(args.seed + number))
+    return found
+
+
+def halves(masks: Masks) -> dict[str, Masks]:
+    """The masks of the early half of the layers, and of the late half: encoder before decoder, output last.
+
+    Raises UsageError for a model without layers of their own.
+    """
+    layers = [match[0] if (match := re.match(r".*?\.layers\.\d+\.", name)) else None for name in masks]
+    different = list(dict.fromkeys(layer for layer in layers if layer))
+    if len(different) < 2:
+        raise UsageError("--halves needs a model with several layers of their own, such as --depth separate")
+    middle = layers.index(different[len(different) // 2])
+    names = list(masks)
+    return {
+        half: {name: masks[name] for name in part}
+        for half, part in (("early", names[:middle]), ("late", names[middle:]))
+    }
+
+
+def evaluate(
+    loaded: Loaded,
+    evaluated: Sequence[Examples],
+    part: Part,
+    plain: Mapping[str, np.ndarray],
+    chosen: Mapping[str, Masks],
+    batch_size: int,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """subset -> part -> number of examples, value without a mask, and value with every mask."""
+    measured = {"unmasked": plain}
+    for name, masks in chosen.items():
+        with replaced(loaded.model, masked(loaded.model, on_device(masks, loaded))):
+            measured[name] = {one.name: accuracies(one, batch_size) for one in evaluated}
+    return {
+        one.name: {
+            row: {"examples": int(members.sum())}
+            | {name: value_of(one, of_each[one.name], members) for name, of_each in measured.items()}
+            for row, members in parts_of(one, part).items()
+        }
+        for one in evaluated
+    }
+
+
+def kept_shares(masks: Masks) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """The weights of every tensor, how many are kept, and the percentage; the same for all."""
+    found = {name: (mask.numel(), int(mask.sum())) for name, mask in masks.items()}
+    every = tuple(map(sum, zip(*found.values(), strict=True)))
+
+    def row(size: int, kept: int) -> dict[str, float]:
+        return {"weights": size, "kept": kept, "share": 100 * kept / size}
+
+    return {name: row(*counts) for name, counts in found.items()}, row(*every)
+
+
+def output_words(loaded: Loaded, masks: Masks) -> dict[str, list[str]]:
+    """Output layer -> the word of each of its rows."""
+    dictionary = getattr(loaded.task, "target_dictionary", None)
+    if loaded.reads_images or dictionary is None:
+        return {}
+    rows = dictionary.symbols if loaded.has_decoder else dictionary.symbols[dictionary.nspecial :]
+    ends = ("output_projection.weight", "classifier.weight")
+    return {name: list(rows) for name, mask in masks.items() if name.endswith(ends) and len(mask) == len(rows)}
+
+
+def table(evaluation: Mapping[str, Any], metric: str) -> list[str]:
+    """The lines of a table: rows are the parts of subsets, columns the masks."""
+    first = next(iter(next(iter(evaluation.values())).values()))
+    columns = [name for name in first if name != "examples"]
+    cells = [["subset", "part", "n", *columns]]
+    for subset, rows in evaluation.items():
+        for part, row in rows.items():
+            cells.append([subset, part, f"{row['examples']:,}", *(f"{row[name]:.2f}" for name in columns)])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    aligned = [str.ljust, str.ljust] + [str.rjust] * (len(widths) - 2)
+    unit = "perplexity" if metric == "perplexity" else "exact match, %"
+    return [unit] + [
+        "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)) for row in cells
+    ]
+
+
+# Files.
+
+
+def to_arrays(logits: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """The masks 1(l > 0) as packed bits, with their shapes, and the logits in half precision."""
+    arrays = {}
+    for name, values in logits.items():
+        arrays[f"{name}.mask"] = np.packbits((values > 0).numpy())
+        arrays[f"{name}.shape"] = np.array(values.shape, dtype=np.int64)
+        arrays[f"{name}.logits"] = values.clamp(-65_000, 65_000).half().numpy()
+    return arrays
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """The masks of ``to_arrays``. Raises KeyError or ValueError for other arrays."""
+    names = [key.removesuffix(".mask") for key in arrays if key.endswith(".mask")]
+    found = {}
+    for name in names:
+        shape = tuple(arrays[f"{name}.shape"].tolist())
+        bits = np.unpackbits(arrays[f"{name}.mask"], count=math.prod(shape))
+        found[name] = torch.from_numpy(bits.astype(bool)).view(shape)
+    return found
+
+
+def save_checkpoint(loaded: Loaded, masks: Masks, before: str, path: str) -> None:
+    """Writes the checkpoint ``before`` with masked weights and without the state of its optimizer."""
+    state = read(before)
+    with replaced(loaded.model, masked(loaded.model, on_device(masks, loaded))):
+        weights = {name: value.cpu().clone() for name, value in loaded.model.state_dict().items()}
+    missing = set(state["model"]) ^ set(weights)
+    if missing:
+        raise UsageError(
+            f"--save-checkpoint: {before} has other weights than the model: {', '.join(sorted(missing)[:3])}"
+        )
+    kept = {name: value for name, value in state.items() if name != "last_optimizer_state"}
+    save_state(path, kept | {"model": weights})
+
+
+def check_writable(option: str, path: str) -> None:
+    """Raises UsageError for a folder, and for a place that cannot be written to."""
+    folder = Path(path).absolute().parent
+    if os.path.isdir(path) or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"{option} {path} cannot be written: name a file in a folder that exists")
+
+
+def on_device(masks: Masks, loaded: Loaded) -> dict[str, Tensor]:
+    return {name: mask.to(loaded.device) for name, mask in masks.items()}
+
+
+# The pictures.
+
+
+def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
+    facts = result.facts
+    shares = {MASK: {"": {name: [row["share"]] for name, row in facts["kept"].items()}}}
+    figures = {"kept": plots.accuracies(shares, "tensor", None, list(facts["kept"]), up="kept weights, %")}
+    if facts["metric"] != "accuracy":
+        return figures
+    bars: dict[str, dict[str, dict[str, list[float]]]] = {}
+    rows, examples = [], {}
+    for subset, parts in facts["evaluation"].items():
+        for part, row in parts.items():
+            label = subset if part == "all" else f"{subset}: {part}"
+            rows.append(label)
+            examples[label] = row["examples"]
+            for name, value in row.items():
+                if name != "examples":
+                    # Random masks are draws of one kind.
+                    bars.setdefault(name.partition(" ")[0], {"": {}})[""].setdefault(label, []).append(value)
+    figures["accuracy"] = plots.accuracies(bars, "subset and part", None, rows, {"": examples})
+    return figures

@@ -1,0 +1,232 @@
+"""Do functions share weights? Compares masks of one network that ``masks`` has written (Csordás 2023, chapter 3).
+
+For masks A and B, of all masked weights and of every tensor:
+
+    IoU      |A ∩ B| / |A ∪ B|
+    IoMin    |A ∩ B| / min(|A|, |B|): 1 if one is a part of the other
+    chance   the same for random masks that keep as many weights of each tensor, E|A ∩ B| = |A| |B| / n
+
+``shared`` is the part of a mask that any other mask also keeps. A mask that is named ``control`` is that for
+everything: ``remaining`` is |A ∩ C| / |C|. If the output layer is masked, the share of the control's weights that A
+lacks, |C ∧ ¬A| / |C|, is given for every word (Figure 3.5b).
+
+Files without a name after NAME=FILE belong to the name before them: masks of further networks. File k of every name
+belongs to network k, and the numbers are means over networks, with their standard deviation.
+
+OUT.npz has iou, iomin, chance_iou and chance_iomin, (networks, masks, masks), and the same under TENSOR. for every
+tensor. OUT.json has their means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fairseq_sg.analysis import plots
+from fairseq_sg.analysis.masks import from_arrays
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.masks import overlap, total
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: What the command reads in place of checkpoints.
+READS, WHAT = "MASKS.npz", "masks written by `masks`"
+MEASURES = ("iou", "iomin", "chance_iou", "chance_iomin")
+#: The name of the mask for everything.
+CONTROL = "control"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tensors", action="store_true", help="draw a matrix for every tensor, too")
+
+
+def measure(path: str, args: argparse.Namespace) -> Result:
+    """One file of masks and its facts. Raises UsageError for another file, and for one that was cut off."""
+    if len(args.checkpoint) < 2:
+        raise UsageError("overlap compares two masks or more: NAME=MASKS.npz NAME=MASKS.npz …")
+    if not path.endswith(".npz"):
+        raise UsageError(f"{path} is no file of masks: name OUT.npz of `fairseq-sg analysis masks`")
+    facts_of = f"{path.removesuffix('.npz')}.json"
+    for name in (path, facts_of):
+        if not Path(name).is_file():
+            raise UsageError(f"there is no file {name}: `fairseq-sg analysis masks` writes OUT.npz and OUT.json")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            masks = from_arrays(arrays)
+        facts = json.loads(Path(facts_of).read_text(encoding="utf-8"))
+        kept = {
+            name: facts[name] for name in ("checkpoint", "data", "model_overrides", "network", "outputs", "examples")
+        }
+    except Exception as error:
+        cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        raise UsageError(f"{path} or {facts_of} is no file of masks, or was cut off ({cause})") from error
+    if not masks:
+        raise UsageError(f"{path} has no masks: name OUT.npz of `fairseq-sg analysis masks`")
+    return Result({name: mask.numpy() for name, mask in masks.items()}, kept)
+
+
+def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
+    """The overlaps of the masks of one network, or their means over several.
+
+    Raises UsageError for a single mask, and for masks of different networks or tensors.
+    """
+    names = list(measured)
+    if len(names) < 2:
+        raise UsageError("overlap compares two masks or more: NAME=MASKS.npz NAME=MASKS.npz …")
+    numbers = {name: len(results) for name, results in measured.items()}
+    if len(set(numbers.values())) > 1:
+        counts = ", ".join(f"{name} has {number}" for name, number in numbers.items())
+        raise UsageError(f"every name needs a file for every network: {counts}")
+    networks = [{name: measured[name][k] for name in names} for k in range(numbers[names[0]])]
+    for number, of in enumerate(networks, 1):
+        check_same(of, number)
+    arrays = stack([compare(of) for of in networks])
+    facts: dict[str, Any] = {
+        "masks": names,
+        "networks": len(networks),
+        "total": {name: describe(arrays[name]) for name in MEASURES},
+        "tensors": {
+            tensor: {name: arrays[f"{tensor}.{name}"].mean(0).tolist() for name in MEASURES}
+            for tensor in networks[0][names[0]].arrays
+        },
+        "kept": {name: describe(np.array([share_kept(of[name]) for of in networks])) for name in names},
+        "shared": {name: describe(np.array([shared(of, name) for of in networks])) for name in names},
+    }
+    lines = pair_lines(names, arrays)
+    if CONTROL in names:
+        others = [name for name in names if name != CONTROL]
+        remaining = {name: np.array([remains(of[name], of[CONTROL]) for of in networks]) for name in others}
+        facts["remaining"] = {name: describe(values) for name, values in remaining.items()}
+        facts["removed_by_word"] = removed = by_word(networks, others)
+        lines += [f"{name}: {spread(values)} % of the control's weights remain" for name, values in remaining.items()]
+        lines += word_lines(removed)
+    return Result(arrays, facts, lines)
+
+
+def check_same(of: Mapping[str, Result], number: int) -> None:
+    """Raises UsageError unless the masks are on the same weights."""
+    first, *others = of
+    for name in others:
+        if of[name].facts["network"] != of[first].facts["network"]:
+            here, there = (of[n].facts["checkpoint"] for n in (name, first))
+            raise UsageError(
+                f"the masks {name} and {first} of network {number} are of different weights ({here}, {there}): compare "
+                "masks of one checkpoint, with the same --parameters"
+            )
+
+
+def compare(of: Mapping[str, Result]) -> dict[str, np.ndarray]:
+    """The measures of all pairs of masks, (masks, masks): under their names in all, under TENSOR.NAME for a tensor."""
+    names = list(of)
+    masks = {name: {tensor: torch.from_numpy(mask) for tensor, mask in of[name].arrays.items()} for name in names}
+    tensors = list(masks[names[0]])
+    arrays = {key: np.zeros((len(names), len(names))) for key in keys(tensors)}
+    for row, one in enumerate(names):
+        for column, other in enumerate(names):
+            found = {tensor: overlap(masks[one][tensor], masks[other][tensor]) for tensor in tensors}
+            for name in MEASURES:
+                arrays[name][row, column] = getattr(total(found), name)
+                for tensor in tensors:
+                    arrays[f"{tensor}.{name}"][row, column] = getattr(found[tensor], name)
+    return arrays
+
+
+def keys(tensors: Sequence[str]) -> list[str]:
+    return [*MEASURES, *(f"{tensor}.{name}" for tensor in tensors for name in MEASURES)]
+
+
+def stack(networks: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {key: np.stack([arrays[key] for arrays in networks]) for key in networks[0]}
+
+
+def describe(values: np.ndarray) -> dict[str, Any]:
+    """Mean and sample standard deviation over networks, the first axis; no deviation of one network."""
+    several = len(values) > 1
+    return {"mean": values.mean(0).tolist()} | ({"std": values.std(0, ddof=1).tolist()} if several else {})
+
+
+def share_kept(mask: Result) -> float:
+    """The percentage of the weights that a mask keeps."""
+    return 100 * sum(int(m.sum()) for m in mask.arrays.values()) / sum(m.size for m in mask.arrays.values())
+
+
+def shared(of: Mapping[str, Result], name: str) -> float:
+    """The percentage of a mask's weights that any other mask keeps, the control left out; 0 for an empty mask."""
+    others = [mask for other, mask in of.items() if other not in (name, CONTROL)]
+    own = of[name].arrays
+    common = sum(int((own[t] & np.any([o.arrays[t] for o in others], axis=0)).sum()) for t in own) if others else 0
+    return 100 * common / max(1, sum(int(m.sum()) for m in own.values()))
+
+
+def remains(mask: Result, control: Result) -> float:
+    """The percentage of the control's weights that a mask keeps, too."""
+    common = sum(int((m & control.arrays[tensor]).sum()) for tensor, m in mask.arrays.items())
+    return 100 * common / max(1, sum(int(m.sum()) for m in control.arrays.values()))
+
+
+def by_word(networks: Sequence[Mapping[str, Result]], others: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+    """Output layer -> mask -> word -> percentage of the control's weights in the word's row that the mask lacks."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for layer, words in networks[0][CONTROL].facts["outputs"].items():
+        for name in others:
+            lacking, whole = (np.zeros(len(words)) for _ in range(2))
+            for of in networks:
+                control, mask = of[CONTROL].arrays[layer], of[name].arrays[layer]
+                lacking += (control & ~mask).sum(1)
+                whole += control.sum(1)
+            rows = {word: 100 * a / n for word, a, n in zip(words, lacking, whole, strict=True) if n}
+            found.setdefault(layer, {})[name] = rows
+    return found
+
+
+def spread(values: np.ndarray) -> str:
+    return f"{values.mean():.2f}" + (f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else "")
+
+
+def pair_lines(names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """The lines of a table of all pairs."""
+    cells = [["masks", "IoU", "by chance", "IoMin", "by chance"]]
+    for row in range(len(names)):
+        for column in range(row + 1, len(names)):
+            values = (spread(arrays[name][:, row, column]) for name in ("iou", "chance_iou", "iomin", "chance_iomin"))
+            cells.append([f"{names[row]}, {names[column]}", *values])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join([f"{row[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:]))]) for row in cells]
+
+
+def word_lines(removed: Mapping[str, Any]) -> list[str]:
+    """The words whose rows of the output layer lose most."""
+    lines = []
+    for layer, masks in removed.items():
+        for name, rows in masks.items():
+            most = sorted(rows, key=rows.__getitem__, reverse=True)[:5]
+            found = ", ".join(f"{word} {rows[word]:.1f} %" for word in most)
+            lines.append(f"{name} lacks most of the control in {layer}: {found}")
+    return lines
+
+
+def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
+    names, arrays = result.facts["masks"], result.arrays
+    titles = ["IoU", "IoU by chance", "IoMin", "IoMin by chance"]
+    panels = [arrays[name].mean(0) for name in ("iou", "chance_iou", "iomin", "chance_iomin")]
+    labels = plots.Labels("overlap of masks", "mask", "mask", "share of weights")
+    figures = {"": plots.heatmaps([panels], [titles], names, names, (0.0, 1.0), labels)}
+    if args.tensors:
+        tensors = list(result.facts["tensors"])
+        panels = [arrays[f"{tensor}.iou"].mean(0) for tensor in tensors]
+        grid = (plots.in_rows(sequence, 4) for sequence in (panels, tensors))
+        labels = plots.Labels("IoU of masks, by tensor", "mask", "mask", "IoU")
+        figures["tensors"] = plots.heatmaps(*grid, names, names, (0.0, 1.0), labels)
+    for masks in result.facts.get("removed_by_word", {}).values():
+        bars = {name: {"": {word: [share] for word, share in rows.items()}} for name, rows in masks.items()}
+        words = list(next(iter(masks.values())))
+        figures["words"] = plots.accuracies(bars, "word", None, words, up="weights of the control that are removed, %")
+    return figures
