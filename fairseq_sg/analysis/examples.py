@@ -19,6 +19,7 @@ from fairseq.tasks import setup_task
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
+from fairseq_sg.analysis.accuracy import lengths
 from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import nearest
 from fairseq_sg.errors import UsageError
@@ -26,18 +27,19 @@ from fairseq_sg.tasks.streams import Text
 
 
 class Part(NamedTuple):
-    """Examples with one of the source words ``where``, none of ``where_not``, and one of the types.
+    """Examples with one of the source words ``where``, none of ``where_not``, one of the types, and one of the lengths.
 
-    What is empty does not restrict.
+    Lengths are numbers of words in the source. What is empty does not restrict.
     """
 
     where: Sequence[str] = ()
     where_not: Sequence[str] = ()
     types: Sequence[str] = ()
+    lengths: Sequence[int] = ()
 
     @property
     def is_all(self) -> bool:
-        return not (self.where or self.where_not or self.types)
+        return not any(self)
 
 
 @dataclasses.dataclass
@@ -75,8 +77,7 @@ class Examples:
 
     def with_words(self, option: str, words: Sequence[str]) -> np.ndarray:
         """Whether the source of each example has one of the words, bool (S,). Raises UsageError for an unknown one."""
-        if self.is_text or self.loaded.reads_images:
-            raise UsageError(f"{option} is for sentences, which {self.loaded.arch} does not read")
+        self._refuse_other_inputs(option)
         dictionary = self.dataset.src_dict
         for word in words:
             if dictionary.index(word) < dictionary.nspecial:
@@ -99,9 +100,22 @@ class Examples:
                     known = nearest(name, there) or f": choose from {', '.join(sorted(set(there)))}"
                     raise UsageError(f"--types has {name!r}, which no example of {self.name} has{known}")
             chosen &= np.isin(there, part.types)
+        if part.lengths:
+            self._refuse_other_inputs("--lengths")
+            chosen &= np.isin(lengths(self.loaded, self.dataset, "source_length"), part.lengths)
         if not chosen.any():
-            raise UsageError(f"no example of {self.name} has --where, --where-not and --types together")
+            raise UsageError(f"no example of {self.name} has --where, --where-not, --types and --lengths together")
         return chosen
+
+    def only(self, words: Sequence[str]) -> dict[str, np.ndarray]:
+        """For each word, whether a source has it and none of the others, bool (S,). Raises UsageError, see above."""
+        found = {word: self.with_words("--only", [word]) for word in words}
+        several = np.sum(list(found.values()), axis=0) > 1
+        return {f"only {word}": has & ~several for word, has in found.items()}
+
+    def _refuse_other_inputs(self, option: str) -> None:
+        if self.is_text or self.loaded.reads_images:
+            raise UsageError(f"{option} is for sentences, which {self.loaded.arch} does not read")
 
     def collate(self, indices: Sequence[int], dataset: Any = None) -> dict[str, Any]:
         """A batch on the model's device, of the subset or of another ``dataset`` made from it."""

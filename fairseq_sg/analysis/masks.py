@@ -1,13 +1,14 @@
 """Which weights does a function need? Trains binary masks on the frozen weights of a model (Csordás 2023, chapter 3).
 
-A mask is trained on the examples of --subset that have the source words --where, without the words --where-not, and
-with --types. All of them are the control. The loss is that of the training, summed over a sentence, plus
-β / (batch size) · Σ logits. Sentences of --data, another folder than that of the training, are encoded again by word.
+A mask is trained on the examples of --subset that have one of the source words --where, none of --where-not, one of
+--types, and one of the --lengths. All examples are the control. The loss is that of the training, summed over a
+sentence, plus β / (batch size) · Σ logits. Sentences of --data, another folder than that of the training, are encoded
+again by word.
 
 The accuracy is that of one teacher-forced pass, as in ``accuracy``, on every subset of --evaluate: of the model without
 a mask, with the mask, with the inverse mask (--inverse), and with random masks that keep as many weights of each tensor
-(--random). A subset has rows for the trained part (``chosen``), for the rest, and for types. For language models it is
-the perplexity.
+(--random). A subset has rows for the trained part (``chosen``), for the rest, for types, and for the sources that have
+only one of the words --only. For language models it is the perplexity.
 
 OUT.npz has the masks as packed bits, TENSOR.mask with TENSOR.shape, and TENSOR.logits in half precision. OUT.json has
 accuracies and kept shares. ``overlap`` compares the masks of several functions. OUT.state.pt is what --resume continues
@@ -71,6 +72,18 @@ def words(text: str) -> list[str]:
     return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
+def numbers(text: str) -> list[int]:
+    """Argument type: numbers and ranges of numbers, comma separated."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise argparse.ArgumentTypeError(f"{text!r} is not like 3, 2-4 or 2,5")
+        found.update(range(first, last + 1))
+    return sorted(found)
+
+
 def betas(text: str) -> list[float]:
     """Argument type: numbers above 0, comma separated, in ascending order."""
     return sorted({above_0(part) for part in text.split(",")})
@@ -95,6 +108,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     part.add_argument("--where-not", type=words, default=[], metavar="WORDS", help="sources with none of these words")
     part.add_argument("--types", type=words, default=[], metavar="TYPES", help="these types of examples")
+    part.add_argument(
+        "--lengths",
+        type=numbers,
+        default=[],
+        metavar="LENGTHS",
+        help="these numbers of words in the source: 3, 2-4 or 2,5",
+    )
     train = parser.add_argument_group("training of the masks")
     train.add_argument("--steps", type=positive, default=25_000, metavar="N", help="(default: 25000)")
     train.add_argument("--batch-size", type=positive, default=256, metavar="B", help="(default: 256)")
@@ -132,6 +152,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="subsets, or FOLDER:SUBSET, comma separated (default: all of --data but the training set)",
     )
+    shown.add_argument(
+        "--only", type=words, default=[], metavar="WORDS", help="rows for sources that have only this one of the words"
+    )
     shown.add_argument("--inverse", action="store_true", help="evaluate the inverse mask, too")
     shown.add_argument("--random", type=index, default=0, metavar="N", help="and N random masks (default: 0)")
     shown.add_argument("--halves", action="store_true", help="and the mask on the early or the late layers alone")
@@ -139,7 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
-    part = Part(args.where, args.where_not, args.types)
+    part = Part(args.where, args.where_not, args.types, args.lengths)
     examples = open_examples(loaded, args.subset, args.data)
     chosen = np.flatnonzero(examples.choose(part))
     evaluated = [open_examples(loaded, name, args.data) for name in evaluated_subsets(loaded, args)]
@@ -153,9 +176,10 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         "not_masked": idle,
     }
     lines = [f"{name} is not masked: no output depends on it" for name in idle]
+    rows = {one.name: parts_of(one, part, args.only) for one in evaluated}
     plain = {one.name: accuracies(one, args.batch_size) for one in evaluated}
     if args.search_beta:
-        beta, logits, found = search(loaded, examples, chosen, parameters, evaluated[0], part, args)
+        beta, logits, found = search(loaded, examples, chosen, parameters, evaluated[0], rows[evaluated[0].name], args)
         facts["search"] = found
         lines += [f"β {row['beta']:g}: {row['accuracy']:.2f}, {row['kept']:.2f} % of the weights" for row in found]
         if not any(row["enough"] for row in found):
@@ -169,7 +193,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     masks = {name: values > 0 for name, values in logits.items()}
     facts["kept"], facts["kept_of_all"] = kept_shares(masks)
     facts["metric"] = "perplexity" if evaluated[0].is_text else "accuracy"
-    facts["evaluation"] = evaluate(loaded, evaluated, part, plain, variants(masks, args), args.batch_size)
+    facts["evaluation"] = evaluate(loaded, evaluated, rows, plain, variants(masks, args), args.batch_size)
     facts["outputs"] = output_words(loaded, masks)
     if args.save_checkpoint:
         save_checkpoint(loaded, masks, args.checkpoint, args.save_checkpoint)
@@ -350,12 +374,12 @@ def search(
     chosen: np.ndarray,
     parameters: Mapping[str, Tensor],
     evaluated: Examples,
-    part: Part,
+    parts: Mapping[str, np.ndarray],
     args: argparse.Namespace,
 ) -> tuple[float, dict[str, Tensor], list[dict[str, Any]]]:
     """The largest β whose mask keeps the accuracy on the trained part; its logits, and a row for every β."""
     rows, found = [], {}
-    members = parts_of(evaluated, part).get("chosen", np.ones(len(evaluated), dtype=bool))
+    members = parts.get("chosen", parts["all"])
     before = value_of(evaluated, accuracies(evaluated, args.batch_size), members)
     for beta in args.search_beta:
         print(f"β {beta:g}", flush=True)
@@ -386,10 +410,13 @@ def value_of(examples: Examples, of_each: np.ndarray, members: np.ndarray) -> fl
     return summary(of_each[:, members], SENTENCE_COLUMNS)["accuracy"]
 
 
-def parts_of(examples: Examples, part: Part) -> dict[str, np.ndarray]:
-    """The rows of a subset: all, the part of the masks and the rest, and types; bool (S,)."""
+def parts_of(examples: Examples, part: Part, only: Sequence[str]) -> dict[str, np.ndarray]:
+    """The rows of a subset: all, the part of the masks and the rest, types, and words of their own; bool (S,).
+
+    Raises UsageError for an unknown word in ``only``.
+    """
     found = {"all": np.ones(len(examples), dtype=bool)}
-    if examples.is_text:
+    if examples.is_text and not only:
         return found
     if not part.is_all:
         try:
@@ -400,6 +427,8 @@ def parts_of(examples: Examples, part: Part) -> dict[str, np.ndarray]:
             pass
     if examples.subset != examples.loaded.task.cfg.train_subset:
         found |= by_type(examples.loaded, examples.subset)
+    if only:
+        found |= examples.only(only)
     return {name: members for name, members in found.items() if members.any()}
 
 
@@ -435,7 +464,7 @@ def halves(masks: Masks) -> dict[str, Masks]:
 def evaluate(
     loaded: Loaded,
     evaluated: Sequence[Examples],
-    part: Part,
+    parts: Mapping[str, Mapping[str, np.ndarray]],
     plain: Mapping[str, np.ndarray],
     chosen: Mapping[str, Masks],
     batch_size: int,
@@ -449,7 +478,7 @@ def evaluate(
         one.name: {
             row: {"examples": int(members.sum())}
             | {name: value_of(one, of_each[one.name], members) for name, of_each in measured.items()}
-            for row, members in parts_of(one, part).items()
+            for row, members in parts[one.name].items()
         }
         for one in evaluated
     }
@@ -472,7 +501,7 @@ def output_words(loaded: Loaded, masks: Masks) -> dict[str, list[str]]:
     if loaded.reads_images or dictionary is None:
         return {}
     rows = dictionary.symbols if loaded.has_decoder else dictionary.symbols[dictionary.nspecial :]
-    ends = ("output_projection.weight", "classifier.weight")
+    ends = ("output_weight", "output_projection.weight", "classifier.weight")
     return {name: list(rows) for name, mask in masks.items() if name.endswith(ends) and len(mask) == len(rows)}
 
 

@@ -299,6 +299,12 @@ def test_parts_by_words_and_types(saved, folders):
     found = gen.choose(Part(["s", "t"], ["u"], ["depth_2", "depth_10"]))
     expected = [bool(w & {"s", "t"}) and "u" not in w and t != "depth_1" for w, t in zip(lines, types)]
     assert found.tolist() == expected and 0 < found.sum() < len(found)
+    lines = [line.split() for line in (folders["pairs"] / "raw/train.src").read_text().splitlines()]
+    train = open_examples(loaded, "train")
+    assert train.choose(Part(lengths=[1, 3])).tolist() == [len(line) in (1, 3) for line in lines]
+    only = train.only(["s", "t"])
+    assert only["only s"].tolist() == ["s" in line and "t" not in line for line in lines]
+    assert only["only t"].tolist() == ["t" in line and "s" not in line for line in lines]
 
 
 def test_halves_of_the_layers():
@@ -336,7 +342,9 @@ def test_pictures(found, planted, tmp_path):
         ("--subset nothing", "has no subset 'nothing'"),
         ("--where nothing", "--where has the word 'nothing', which is not in the source dictionary"),
         ("--where-not nothing", "--where-not has the word 'nothing'"),
-        ("--where s --where-not s", "no example of train has --where, --where-not and --types together"),
+        ("--where s --where-not s", "no example of train has --where, --where-not, --types and --lengths together"),
+        ("--lengths 7-9", "no example of train has"),
+        ("--only s,nothing", "--only has the word 'nothing'"),
         ("--types depth_2", "has no types"),
         ("--subset gen --types depth_3", "--types has 'depth_3', which no example of gen has: did you mean"),
         ("--evaluate nothing", "has no subset 'nothing'"),
@@ -352,7 +360,9 @@ def test_errors_take_one_line(options, message, saved, command, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
-@pytest.mark.parametrize("options", ["--beta 0", "--beta -1", "--beta x", "--search-beta 1,0", "--clip-norm -1"])
+@pytest.mark.parametrize(
+    "options", ["--beta 0", "--beta -1", "--beta x", "--search-beta 1,0", "--clip-norm -1", "--lengths 3-2"]
+)
 def test_wrong_numbers(options, saved, capsys):
     with pytest.raises(SystemExit):
         main(["masks", saved("softmax"), *options.split()])
