@@ -1,0 +1,82 @@
+"""The operators on a memory for whole batches, as few operations as they come to: one step of a DNC calls all of them.
+
+- The masked cosine needs no (B, K, N, W): (k ∘ m)·(M_i ∘ m) = M_i · (k ∘ m²), and |M_i ∘ m|² = (M_i²) · m².
+- S(d, s) is softmax(s log(d + ε)), exactly.
+- (1 − w_i − w_j) L + w_i p_j is two products by broadcasting; the diagonal is kept at 0 by one more.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Under the root of a norm: √x has an infinite derivative at 0, where a cell is that was never written.
+TINY = 1e-36
+
+
+def content_weights(
+    memory: Tensor, keys: Tensor, strengths: Tensor, masks: Tensor | None = None, *, eps: float
+) -> Tensor:
+    if masks is None:
+        dots = keys @ memory.transpose(1, 2)  # (B, K, N)
+        squares = memory.square().sum(2)[:, None]  # (B, 1, N)
+        of_key = keys.square().sum(2, keepdim=True)  # (B, K, 1)
+    else:
+        masked = keys * masks
+        dots = (masked * masks) @ memory.transpose(1, 2)
+        squares = masks.square() @ memory.square().transpose(1, 2)  # (B, K, N)
+        of_key = masked.square().sum(2, keepdim=True)
+    norms = (of_key + TINY).sqrt() * (squares + TINY).sqrt()
+    return torch.softmax(dots * strengths[:, :, None] / (norms + eps), 2)
+
+
+def retention(read_weights: Tensor, free: Tensor) -> Tensor:
+    kept = 1 - read_weights * free[:, :, None]  # (B, R, N)
+    # `prod` would look for zeros, and wait for them on a GPU, in its derivative.
+    result = kept[:, 0]
+    for i in range(1, kept.size(1)):
+        result = result * kept[:, i]
+    return result
+
+
+def usage(usage: Tensor, write_weights: Tensor, retention: Tensor) -> Tensor:
+    return torch.addcmul(usage + write_weights, usage, write_weights, value=-1) * retention
+
+
+def allocation(usage: Tensor, *, eps: float) -> Tensor:
+    u, order = torch.sort(usage * (1 - eps) + eps, dim=1, stable=True)
+    before = torch.cat([torch.ones_like(u[:, :1]), u[:, :-1].cumprod(1)], 1)  # Π_{i<j} u[φ_i]
+    return torch.zeros_like(u).scatter(1, order, (1 - u) * before)
+
+
+def write(
+    memory: Tensor, write_weights: Tensor, erase: Tensor, vector: Tensor, retention: Tensor | None = None
+) -> Tensor:
+    w = write_weights[:, :, None]
+    kept = memory if retention is None else memory * retention[:, :, None]
+    return torch.addcmul(kept + w * vector[:, None], kept, w * erase[:, None], value=-1)
+
+
+def links(links: Tensor, precedence: Tensor, write_weights: Tensor) -> tuple[Tensor, Tensor]:
+    rows, columns = write_weights[:, :, None], write_weights[:, None]
+    kept = 1 - rows - columns  # (B, N, N)
+    off_diagonal = 1 - torch.eye(links.size(1), dtype=links.dtype, device=links.device)
+    after = torch.addcmul(rows * precedence[:, None], kept, links) * off_diagonal
+    return after, torch.addcmul(write_weights, 1 - write_weights.sum(1, keepdim=True), precedence)
+
+
+def follow(
+    links: Tensor,
+    read_weights: Tensor,
+    forward_sharpness: Tensor | None = None,
+    backward_sharpness: Tensor | None = None,
+    *,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    ahead, behind = read_weights @ links.transpose(1, 2), read_weights @ links  # (B, R, N)
+    if forward_sharpness is None or backward_sharpness is None:
+        return ahead, behind
+    powers = torch.cat([forward_sharpness, backward_sharpness], 1)[:, :, None]  # (B, 2 R, 1)
+    both = torch.softmax(powers * torch.log(torch.cat([ahead, behind], 1) + eps), 2)
+    ahead, behind = both.chunk(2, 1)
+    return ahead, behind
