@@ -6,10 +6,13 @@ torch, named after what they do: chunks, a shift, a scan, the smaller Gram matri
 there is one, is for GPUs.
 The argument ``implementation`` of the operator chooses; see `fairseq_sg.ops.dispatch`.
 
+``memory`` has the operators of a memory of cells, which have short names of their own: ``memory.write``.
+
 Letters in shapes: B batch, H heads, N queries, M keys, D head dimension, F features of φ (`linear_attention`),
 E dimension of one head's values, L relative distances. Masks are bool, (B, M), True at padding, as in fairseq.
 """
 
+from fairseq_sg.ops import memory
 from fairseq_sg.ops.cvmm import cvmm, cvmm_sorted, sort_selection
 from fairseq_sg.ops.geometric import geometric_attention
 from fairseq_sg.ops.linear_attention import linear_attention, linear_attention_read, linear_attention_state
@@ -27,6 +30,7 @@ __all__ = [
     "linear_attention_state",
     "logistic_noise",
     "masked_weight",
+    "memory",
     "orthogonality_loss",
     "relative_attention",
     "relative_logits",

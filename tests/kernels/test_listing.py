@@ -11,6 +11,7 @@ from fairseq_sg.ops import (
     cvmm,
     geometric_attention,
     linear_attention,
+    memory,
     orthogonality_loss,
     relative_attention,
     relative_logits,
@@ -25,6 +26,20 @@ class Chosen(Exception):
     """Raised by an implementation in place of running."""
 
 
+def calls_of_memory(batch: int) -> dict[str, object]:
+    cells, u, r = torch.rand(batch, 3, 3), torch.rand(batch, 3), torch.rand(batch, 1, 3)
+    return {
+        "allocation": lambda: memory.allocation(u),
+        "content_weights": lambda: memory.content_weights(cells, r, u[:, :1]),
+        "follow": lambda: memory.follow(cells, r),
+        "links": lambda: memory.links(cells, u, u),
+        "read": lambda: memory.read(cells, r),
+        "retention": lambda: memory.retention(r, u[:, :1]),
+        "usage": lambda: memory.usage(u, u, u),
+        "write": lambda: memory.write(cells, u, u, u),
+    }
+
+
 def calls(batch: int, rows: int) -> dict[str, object]:
     x, p = torch.rand(batch, 1, 3, 2), torch.rand(1, 5, 2)
     one_matrix = torch.zeros(rows, dtype=torch.long)
@@ -32,6 +47,7 @@ def calls(batch: int, rows: int) -> dict[str, object]:
         "cvmm": lambda: cvmm(torch.rand(rows, 2), one_matrix, torch.rand(1, 2, 2)),
         "geometric_attention": lambda: geometric_attention(torch.rand(batch, 1, 3, 3)),
         "linear_attention": lambda: linear_attention(x, x, x, causal=True),
+        **{f"memory_{name}": call for name, call in calls_of_memory(batch).items()},
         "orthogonality_loss": lambda: orthogonality_loss(x),
         "relative_attention": lambda: relative_attention(x, x, x, x, p),
         "relative_logits": lambda: relative_logits(x, p),

@@ -70,6 +70,7 @@ def cases(shape: tuple[int, int, int, int], device) -> dict[str, tuple]:
         ),
         "follow": (followed, several(ops.follow)),
         "follow, sharpened": (followed | powers, sharp),
+        "read": ({"memory": memory, "read_weights": reads}, one(ops.read)),
     }  # fmt: skip
 
 
@@ -297,7 +298,9 @@ def test_sharpness(device):
         torch.testing.assert_close(sharpened(d, s, device), powers**s / (powers**s).sum())
     assert sharpened(d, 3.0, device).argsort().tolist() == [0, 2, 3, 1]
     assert sharpened(d, 50.0, device)[1] > 1 - 1e-8
-    torch.testing.assert_close(sharpened([0.0] * 4, 3.0, device), torch.full((4,), 0.25, dtype=torch.float64).to(device))
+    torch.testing.assert_close(
+        sharpened([0.0] * 4, 3.0, device), torch.full((4,), 0.25, dtype=torch.float64).to(device)
+    )
 
 
 # Wrong arguments.

@@ -1,4 +1,6 @@
-"""The operators of a differentiable neural computer (Graves et al. 2016; Csordás & Schmidhuber 2019; Csordás 2023, A.1).
+"""The operators of a differentiable neural computer (Graves et al. 2016; Csordás & Schmidhuber 2019).
+
+The equations are those of Csordás 2023, appendix A.1.
 
 Letters: B batch, R read heads, K look-ups, N memory cells, W width of a cell. The state that they work on:
 
@@ -13,18 +15,45 @@ an argument that is not floating, and ValueError for shapes that do not fit and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, describe
 from fairseq_sg.ops.dispatch import AUTO, declare, resolve
 from fairseq_sg.ops.memory import batched, naive
+from fairseq_sg.ops.memory.naive import EPS
 from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
 
-#: ε of the cosine similarity, of usages before they are sorted, and of sharpened links; that of the released code.
-EPS = 1e-6
-NAMES = ("content_weights", "retention", "usage", "allocation", "write", "links", "follow")
-for _name in NAMES:
-    declare(f"memory_{_name}", {of.__name__.rpartition(".")[2]: getattr(of, _name) for of in (naive, batched)}, "batched")
+
+class Functions(NamedTuple):
+    """The bare operators of one implementation (`functions`): with the same arguments, all by position."""
+
+    content_weights: Callable[..., Tensor]
+    retention: Callable[..., Tensor]
+    usage: Callable[..., Tensor]
+    allocation: Callable[..., Tensor]
+    write: Callable[..., Tensor]
+    links: Callable[..., tuple[Tensor, Tensor]]
+    follow: Callable[..., tuple[Tensor, Tensor]]
+    read: Callable[..., Tensor]
+
+
+for _name in Functions._fields:
+    declare(
+        f"memory_{_name}", {of.__name__.rpartition(".")[2]: getattr(of, _name) for of in (naive, batched)}, "batched"
+    )
+
+
+def functions(implementation: str = AUTO) -> Functions:
+    """The operators without checks, for a loop that calls them once a step: there the checks would take a tenth of the
+    time. Tensors are to be float32 or float64 already and to fit, and autocast to be disabled; ε is `EPS`, and
+    ``follow`` takes s^f and s^b apart.
+
+    Raises ValueError for an unknown implementation.
+    """
+    return Functions(*(resolve(f"memory_{name}", implementation, "batched") for name in Functions._fields))
 
 
 def content_weights(
@@ -47,7 +76,7 @@ def content_weights(
         (B, K, N).
     """
     given = {"memory": memory, "keys": keys, "strengths": strengths} | ({} if masks is None else {"masks": masks})
-    (b, n, w), k = _sizes(memory, 3), keys.size(1) if keys.dim() == 3 else -1
+    (b, _, w), k = _sizes(memory, 3), keys.size(1) if keys.dim() == 3 else -1
     expected = {"keys": (b, k, w), "strengths": (b, k), "masks": (b, k, w)}
     return _run("content_weights", implementation, given, expected, eps=eps)
 
@@ -169,6 +198,21 @@ def follow(
     expected = {"links": (b, n, n), "read_weights": (b, r, n)}
     expected |= dict.fromkeys(("forward_sharpness", "backward_sharpness"), (b, r))
     return _run("follow", implementation, given, expected, eps=eps)
+
+
+def read(memory: Tensor, read_weights: Tensor, *, implementation: str = AUTO) -> Tensor:
+    """Mᵀ r_i (appendix A.1).
+
+    Args:
+        memory: M (B, N, W).
+        read_weights: r (B, R, N).
+
+    Returns:
+        (B, R, W).
+    """
+    b, n, _ = _sizes(memory, 3)
+    given = {"memory": memory, "read_weights": read_weights}
+    return _run("read", implementation, given, {"read_weights": (b, read_weights.size(1), n)})
 
 
 def _sizes(tensor: Tensor, dims: int) -> tuple[int, ...]:

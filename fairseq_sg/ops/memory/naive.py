@@ -8,9 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+#: ε of the cosine similarity, of usages before they are sorted, and of sharpened links; that of the released code.
+EPS = 1e-6
+
 
 def content_weights(
-    memory: Tensor, keys: Tensor, strengths: Tensor, masks: Tensor | None = None, *, eps: float
+    memory: Tensor, keys: Tensor, strengths: Tensor, masks: Tensor | None = None, *, eps: float = EPS
 ) -> Tensor:
     def similarity(a: Tensor, b: Tensor) -> Tensor:
         return a @ b / (torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b) + eps)
@@ -41,7 +44,7 @@ def usage(usage: Tensor, write_weights: Tensor, retention: Tensor) -> Tensor:
     return _nested(of_cell, usage.shape)
 
 
-def allocation(usage: Tensor, *, eps: float) -> Tensor:
+def allocation(usage: Tensor, *, eps: float = EPS) -> Tensor:
     rows = []
     for row in usage:
         u = row * (1 - eps) + eps
@@ -81,7 +84,7 @@ def follow(
     forward_sharpness: Tensor | None = None,
     backward_sharpness: Tensor | None = None,
     *,
-    eps: float,
+    eps: float = EPS,
 ) -> tuple[Tensor, Tensor]:
     def sharpened(d: Tensor, s: Tensor) -> Tensor:
         powers = ((d + eps) / (d + eps).max().detach()) ** s
@@ -97,6 +100,14 @@ def follow(
 
     shape = read_weights.shape[:2]
     return _nested(ahead, shape), _nested(behind, shape)
+
+
+def read(memory: Tensor, read_weights: Tensor) -> Tensor:
+    def of_head(b: int, i: int) -> Tensor:
+        weighted = [w * cell for w, cell in zip(read_weights[b, i], memory[b], strict=True)]
+        return torch.stack(weighted).sum(0)
+
+    return _nested(of_head, read_weights.shape[:2])
 
 
 def _nested(function, shape) -> Tensor:
