@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import data_prep
 from data_prep.arithmetic import Arithmetic
+from data_prep.associative_recall import AssociativeRecall
 from data_prep.burgers import Burgers
 from data_prep.cfq import Cfq
 from data_prep.cogs import Cogs
@@ -23,12 +24,14 @@ from data_prep.dataset import DataError, Dataset, UsageError, add_options
 from data_prep.folder import prepare, verify
 from data_prep.in_context import InContext
 from data_prep.iwslt_en_vi import IwsltEnVi
+from data_prep.key_value import KeyValue
 from data_prep.libreoffice_help import LibreOfficeHelp
 from data_prep.listops import ListOps
 from data_prep.mathematics import Mathematics
 from data_prep.parallel import Parallel
 from data_prep.pcfg import Pcfg
 from data_prep.reorder import Reorder
+from data_prep.repeat_copy import RepeatCopy
 from data_prep.scan import Scan
 from data_prep.sort_of_clevr import SortOfClevr
 from data_prep.strings import First, Parity
@@ -46,6 +49,9 @@ DATASETS: tuple[Dataset, ...] = (
     ListOps(),
     Parity(),
     First(),
+    RepeatCopy(),
+    AssociativeRecall(),
+    KeyValue(),
     InContext(),
     SortOfClevr(),
     Burgers(),

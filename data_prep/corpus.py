@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from data_prep.binarize import LANGUAGES, binarize, link_labels
 from data_prep.dataset import DataError, Dataset, Json, Material, Pair
@@ -20,6 +20,10 @@ UPDATES = 10_000  # of the recommended training
 EVALUATIONS = 20  # per training
 NEVER = 1_000_000  # epochs
 MOST_EXAMPLES, MOST_WORDS = 1 << 10, 1 << 16  # per evaluation batch
+
+
+#: Side -> the number of bits of a word (``width``), and for every marker the flags that it sets (``markers``).
+Bits = Mapping[str, Mapping[str, Any]]
 
 
 class Counts(NamedTuple):
@@ -63,6 +67,8 @@ class Corpus(Material):
             (``link_labels``).
         files: name -> content of further files, such as a subword model.
         official: whether all examples are unchanged published files. Examples shared with training are then counted.
+        no_label: the word of a target that is none, where every word of a source has a label in the target.
+        bits: how words of bits become vectors (``words_of_bits``), or None.
         words: further words for a ``joined`` dictionary: all words of the language, where other data lack some.
     """
 
@@ -78,6 +84,8 @@ class Corpus(Material):
     files: Mapping[str, bytes] = field(default_factory=dict)
     official: bool = False
     words: Sequence[str] = ()
+    no_label: str | None = None
+    bits: Bits | None = None
 
     def check(self) -> None:
         """Raises DataError for an inconsistent corpus.
@@ -138,6 +146,13 @@ class Corpus(Material):
             wrong = next((pair for pair in subset.pairs if not pair.target or " " in pair.target), None)
             if wrong is not None:
                 raise DataError(f"{name} has a target that is not one word: {shorten(wrong.target)}")
+        for name, subset in self.subsets.items() if self.no_label is not None else ():
+            for number, pair in enumerate(subset.pairs, start=1):
+                source, target = pair.source.count(" ") + 1, pair.target.split(" ")
+                if source != len(target):
+                    raise DataError(f"example {number:,} of {name} has {source} words and {len(target)} labels")
+                if target.count(self.no_label) == len(target):
+                    raise DataError(f"example {number:,} of {name} has no label: {shorten(pair.target)}")
 
     @cached_property
     def _words(self) -> Counts:
@@ -189,6 +204,10 @@ class Corpus(Material):
             entries["groups"] = {name: list(kinds) for name, kinds in self.groups.items()}
         if self.labels:
             entries["labels"] = sorted(vocabulary(p.target for subset in self.subsets.values() for p in subset.pairs))
+        if self.no_label is not None:
+            entries["no_label"] = self.no_label
+        if self.bits is not None:
+            entries["bits"] = self.bits
         return entries
 
     @cached_property
@@ -240,6 +259,8 @@ class Corpus(Material):
             if length > FAIRSEQ_LONGEST:
                 validation += f" --max-{side}-positions {length}"
         forms = {"": f"--task sg_translation --arch {dataset.arch} --criterion cross_entropy_orthogonality"}
+        if self.no_label is not None:
+            forms = {"": f"--task sg_tagging --arch {dataset.arch} --criterion tagging"}
         if self.labels:
             forms["_classifier"] = f"--task sg_classification --arch {dataset.classifier} --criterion classification"
         return [
