@@ -5,8 +5,9 @@
 
 Task, data folder and subsets are the checkpoint's own. One teacher-forced pass gives the exact match, the token
 accuracy and the cross entropy of every subset. fairseq-validate logs the same as accuracy, token_accuracy and nll_loss.
-Further rows have these numbers by type of example, and by the number of words in the target (for classifiers: in the
-source). For language models the table has tokens, perplexities, and bits per character and byte.
+Further rows have these numbers by type of example, and by the number of words in the target (for classifiers and
+labels of words: in the source). For language models the table has tokens, perplexities, and bits per character and
+byte.
 """
 
 from __future__ import annotations
@@ -132,13 +133,13 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
         found["ppl"] = 2 ** found["nll_loss"]
         found |= {UNITS[unit]: found["nll_loss"] / of_a_token for unit, of_a_token in dataset.units.items()}
         return found | ({"word_ppl": 2 ** found["bits_per_word"]} if "bits_per_word" in found else {})
-    if loaded.has_decoder and not hasattr(loaded.model, "encoder"):
+    if loaded.has_decoder and not loaded.labels_words and not hasattr(loaded.model, "encoder"):
         raise UsageError(
             f"{loaded.arch} was trained as a language model with another task than sg_language_modeling: run "
             f"fairseq-eval-lm {loaded.data} --user-dir fairseq_sg --path {checkpoint} --gen-subset {name} "
             "--required-batch-size-multiple 1"
         )
-    told = SENTENCE_COLUMNS if loaded.has_decoder else CLASS_COLUMNS
+    told = SENTENCE_COLUMNS if loaded.has_decoder or loaded.labels_words else CLASS_COLUMNS
     of_each = scores(loaded, dataset, batch_size)
     found = summary(of_each, told)
     parts = {"types": by_type(loaded, name), "lengths": {} if loaded.reads_images else by_length(loaded, dataset)}
@@ -159,7 +160,9 @@ def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
     for batch in loaded.batches(dataset, batch_size):
         logits, target = loaded.run(batch)[0], batch["target"]
         right, real = right_tokens(loaded, logits, target)
-        if loaded.has_decoder:
+        if loaded.labels_words:
+            nll = loaded.task.nll(logits, target).masked_fill(~real, 0.0)
+        elif loaded.has_decoder:
             padding = loaded.task.target_dictionary.pad()
             nll = F.cross_entropy(
                 logits.flatten(0, 1).float(), target.flatten(), ignore_index=padding, reduction="none"
@@ -202,12 +205,17 @@ def by_type(loaded: Loaded, subset: str) -> dict[str, np.ndarray]:
     return {name: chosen for name, chosen in members.items() if chosen.any()}
 
 
+def of_targets(loaded: Loaded) -> bool:
+    """Whether lengths are those of targets."""
+    return loaded.has_decoder and not loaded.labels_words
+
+
 def by_length(loaded: Loaded, dataset: Any) -> dict[str, np.ndarray]:
     """The sentences of at most ``BUCKETS`` ranges of lengths, about as many in each, bool (S,); empty for one range.
 
     Words in the target are counted, of a classifier those in the source.
     """
-    words = lengths(loaded, dataset, "target_length" if loaded.has_decoder else "source_length")
+    words = lengths(loaded, dataset, "target_length" if of_targets(loaded) else "source_length")
     ends = np.unique(words)
     if len(ends) > BUCKETS:
         ends = np.unique(np.quantile(words, np.arange(1, BUCKETS + 1) / BUCKETS, method="inverted_cdf"))
@@ -221,7 +229,7 @@ def by_length(loaded: Loaded, dataset: Any) -> dict[str, np.ndarray]:
 def table(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> list[str]:
     """The lines that are printed: the subsets, then their parts by type, then by length."""
     rows = [(name, "all", found) for name, found in subsets.items()]
-    side = "target" if loaded.has_decoder else "source"
+    side = "target" if of_targets(loaded) else "source"
     for kind, label in (("types", "{}"), ("lengths", f"{side} of {{}} words")):
         rows += [
             (name, label.format(part), values)
@@ -229,7 +237,7 @@ def table(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> list[str]:
             for part, values in found.get(kind, {}).items()
         ]
     of_text = all("sentences" not in found for found in subsets.values())
-    of = "token" if loaded.has_decoder else "sentence"
+    of = "label" if loaded.labels_words else "token" if loaded.has_decoder else "sentence"
     columns = {
         **({"tokens": ("tokens", "{:,}")} if of_text else {"sentences": ("n", "{:,}")}),
         "accuracy": ("exact match %", "{:.2f}"),

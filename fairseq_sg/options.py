@@ -27,6 +27,7 @@ CHAPTERS = {
     "update": ("Updates", "attention.md#updates"),
     "depth": ("Depth", "attention.md#depth"),
     "feedforward layer": ("Feedforward layers", "feedforward.md"),
+    "controller": ("Controllers of a memory", "memory.md"),
     "criterion": ("Criteria", "attention.md#the-orthogonality-loss"),
     "optimizer": ("Optimizers", ""),
     "lr_scheduler": ("Learning rate schedules", "operators.md#the-schedule"),
@@ -89,9 +90,17 @@ def plugin_sections() -> list[Section]:
 def _model_sections() -> Iterator[Section]:
     from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
-    from fairseq_sg.models import sg_encoder, sg_lstm, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
+    from fairseq_sg.models import (
+        sg_dnc,
+        sg_encoder,
+        sg_lstm,
+        sg_operator,
+        sg_regressor,
+        sg_transformer,
+        sg_transformer_lm,
+    )
 
-    modules = (sg_transformer, sg_encoder, sg_transformer_lm, sg_lstm, sg_regressor, sg_operator)
+    modules = (sg_transformer, sg_encoder, sg_transformer_lm, sg_lstm, sg_dnc, sg_regressor, sg_operator)
     models = {module.__name__.rpartition(".")[2]: module for module in modules}
     names = {model: {model, *ARCH_MODEL_INV_REGISTRY[model]} for model in models}
     owned = [(model, module.configuration.own) for model, module in models.items()]
@@ -196,6 +205,7 @@ def architectures() -> dict[str, dict[str, dict[str, Any]]]:
         "sg_transformer": a.ARCHITECTURES,
         "sg_encoder": a.ENCODER_ARCHITECTURES,
         "sg_lstm": a.LSTM_ARCHITECTURES,
+        "sg_dnc": a.DNC_ARCHITECTURES,
         "sg_transformer_lm": a.LM_ARCHITECTURES,
         "sg_regressor": a.REGRESSOR_ARCHITECTURES,
         "sg_operator": a.OPERATOR_ARCHITECTURES,

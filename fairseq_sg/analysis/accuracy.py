@@ -89,8 +89,10 @@ def exactly_right(loaded: Loaded, logits: Tensor, target: Tensor) -> Tensor:
 
 def right_tokens(loaded: Loaded, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The right tokens of the target and its tokens that are not padding, bool (B, N); for a
-    classifier its class (B, 1).
+    classifier its class (B, 1); where words have labels, the right labels and all of them (B, N).
     """
+    if loaded.labels_words:
+        return loaded.task.right(logits, target), loaded.task.asked(target)
     if not loaded.has_decoder:
         right = logits.argmax(-1, keepdim=True) == loaded.task.classes(target)[:, None]
         return right, torch.ones_like(right)

@@ -25,6 +25,7 @@ from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.checkpoints import option_names, read
 from fairseq_sg.criterions.cross_entropy_orthogonality import best as best_symbol
 from fairseq_sg.errors import UsageError
+from fairseq_sg.models.labels import labels_words
 from fairseq_sg.tasks.segment_memory import Remembering
 from fairseq_sg.tasks.streams import Text
 
@@ -48,6 +49,11 @@ class Loaded:
     @property
     def has_decoder(self) -> bool:
         return hasattr(self.model, "decoder")
+
+    @property
+    def labels_words(self) -> bool:
+        """Whether every word has a label (``sg_tagging``)."""
+        return labels_words(self.task)
 
     @property
     def reads_images(self) -> bool:
@@ -175,7 +181,8 @@ def load(
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
     wanted = "numbers" if regressors else "functions" if operators else "words"
     check_kind(model, arch, checkpoint, wanted)
-    if wanted == "words" and not language_models and hasattr(model, "decoder") and not hasattr(model, "encoder"):
+    alone = hasattr(model, "decoder") and not hasattr(model, "encoder") and not labels_words(task)
+    if wanted == "words" and not language_models and alone:
         raise UsageError(
             f"{arch} is a language model: this analysis needs an encoder–decoder model or a classifier; "
             "`experts` also takes language models"
@@ -270,8 +277,11 @@ def read_sentence(loaded: Loaded, source: str, target: str | None = None, longes
     The own output is generated greedily, up to ``longest`` words including the end symbol. The default of ``longest``
     is the maximum target length of the data.
 
-    Raises UsageError for an unknown word, an empty text, and a target for a model without a decoder.
+    Raises UsageError for an unknown word, an empty text, a target for a model without a decoder, and a model that
+    labels words.
     """
+    if loaded.labels_words:
+        raise UsageError(f"{loaded.arch} labels words: this analysis needs an encoder–decoder model or a classifier")
     task, model = loaded.task, loaded.model
     tokens = encode(source, task.source_dictionary, "--input", loaded.data)
     dataset = task.build_dataset_for_inference([tokens], [len(tokens)])

@@ -77,15 +77,18 @@ class Score(NamedTuple):
     Attributes:
         loss, nll: the loss and the cross entropy, both summed, in nats.
         right: (B,) bool, the sentences that are right.
-        predictions: number of predictions.
+        predictions: number of predictions, also () int64.
         tokens_right: () int64, number of right predictions where a sentence has several.
+        of_each: the predictions and the right ones of every sentence, both (B,) int64, where accuracy by type counts
+            them too.
     """
 
     loss: Tensor
     nll: Tensor
     right: Tensor
-    predictions: int
+    predictions: int | Tensor
     tokens_right: Tensor | None = None
+    of_each: tuple[Tensor, Tensor] | None = None
 
 
 class LayerLosses(FairseqCriterion):
@@ -261,7 +264,7 @@ class SGCriterion(LayerLosses):
         if not self.knows_model:
             self._learn_losses(emitted_losses(model))
         logits, extra = self._outputs(model, sample["net_input"])
-        loss, nll, right, predictions, tokens_right = self.score(logits, sample)
+        loss, nll, right, predictions, tokens_right, of_each = self.score(logits, sample)
         sentences = right.size(0)
         sample_size = sentences if self.sentence_avg else predictions
         logs: dict[str, Any] = {
@@ -278,7 +281,7 @@ class SGCriterion(LayerLosses):
         # In training, a batch with types is one of a validation that fills a gap (see ``no_contribution``), and the
         # other workers' batches have none.
         if "type" in sample and not self.training:
-            logs.update(self.task.breakdown.logs(sample["type"], right))
+            logs.update(self.task.breakdown.logs(sample["type"], right, of_each))
         return self.add_losses(loss, sample_size, model, extra, logs), sample_size, logs
 
     @classmethod

@@ -15,6 +15,10 @@ code, which the published numbers come from. It differs from the text in four po
 ``sg_encoder_sort_of_clevr`` has the sizes and starts of Mittal et al. 2022 (released code) and Park & Kim 2024: one
 pre-norm layer four times, without a last norm, and dropout in the feedforward layer alone.
 
+Differentiable neural computers: ``sg_dnc_copy``, ``…_recall``, ``…_key_value`` and ``…_babi`` are those of appendix
+A.2. ``sg_dnc_ctl`` is that of the code released with the Neural Data Router, whose "DNC" has de-allocation and
+sharpness (``--memory-variant ds``).
+
 Language models: Table F.2, pre-norm, with the initialization by depth. Feedforward layers have the widths of the dense
 models; docs/language_models.md has those of the mixtures of experts.
 
@@ -82,6 +86,20 @@ LSTM_ARCHITECTURES: dict[str, dict[str, Any]] = {
     "sg_lstm_arithmetic": _lstm(200, 200, layers=2),
     "sg_lstm_listops": _lstm(512, 512, layers=4),
     "sg_lstm_ctlpp": _lstm(256, 256, layers=1),
+}
+
+
+def _dnc(cells: int, width: int, heads: int, dim: int, **more: Any) -> dict[str, Any]:
+    return {"memory_cells": cells, "memory_width": width, "read_heads": heads, "controller_dim": dim} | more
+
+
+#: architecture of sg_dnc -> values of the model's configuration
+DNC_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "sg_dnc_copy": _dnc(16, 16, heads=1, dim=32),
+    "sg_dnc_recall": _dnc(64, 32, heads=1, dim=128),
+    "sg_dnc_key_value": _dnc(16, 32, heads=1, dim=32),
+    "sg_dnc_babi": _dnc(256, 64, heads=4, dim=256, embed_dim=256),
+    "sg_dnc_ctl": _dnc(21, 200, heads=4, dim=200, embed_dim=16),
 }
 
 

@@ -10,6 +10,7 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.memory import CONTROLLER_REGISTRY
 from fairseq_sg.modules.norm import NORM_REGISTRY
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY, attention_position, gives_indices
@@ -26,6 +27,7 @@ MECHANISMS = (
     UPDATE_REGISTRY,
     DEPTH_REGISTRY,
     NORM_REGISTRY,
+    CONTROLLER_REGISTRY,
 )
 
 SELF_ATTENTIONS = ("encoder_attention", "decoder_attention")

@@ -33,12 +33,22 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         dictionary: the target's dictionary.
         left_pad_target: whether targets are padded on the left. Padding on the right is hidden by causality already, so
             self-attention then needs no mask.
+        outputs: number of logits; None for one of every word of the dictionary.
+        bits: of the words (V, bits), for embeddings that are linear maps of them.
     """
 
-    def __init__(self, config, dictionary, left_pad_target: bool = False):
+    def __init__(
+        self,
+        config,
+        dictionary,
+        left_pad_target: bool = False,
+        outputs: int | None = None,
+        bits: Tensor | None = None,
+    ):
         super().__init__(dictionary)
         self.left_pad_target = left_pad_target
-        self.embedding = side_embedding(config, "decoder", dictionary)
+        self.embedding = side_embedding(config, "decoder", dictionary, bits)
+        outputs = len(dictionary) if outputs is None else outputs
         self.indices = build_indices(config)
         options = ("decoder_attention", "cross_attention", "decoder_ffn", "decoder_update")
         # A language model has no cross-attention.
@@ -53,9 +63,9 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         self.final_norm = final_norm_of(config, config.decoder_embed_dim)
         self.output_weight = None
         if config.untied_output:
-            self.output_weight = nn.Parameter(torch.empty(len(dictionary), config.decoder_embed_dim))
+            self.output_weight = nn.Parameter(torch.empty(outputs, config.decoder_embed_dim))
             nn.init.xavier_uniform_(self.output_weight)
-        self.output_bias = nn.Parameter(torch.zeros(len(dictionary)))
+        self.output_bias = nn.Parameter(torch.zeros(outputs))
         if config.untied_output:
             uniform_of_linear_(self.output_bias, config.decoder_embed_dim)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fairseq_sg.models.checks import layer_names
 from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
+from fairseq_sg.modules.bits import BitEmbedding
 from fairseq_sg.modules.cpu.packing import packing_for_training
 from fairseq_sg.modules.depth import build_stack
 from fairseq_sg.modules.embedding import TokenEmbedding
@@ -27,8 +28,8 @@ def side_positions(config, side: str) -> EmbeddedPosition:
     return build_embedded_position(name, getattr(config, f"{side}_embed_dim"), config)
 
 
-def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
-    """The embedding of the ``encoder`` or ``decoder``."""
+def side_embedding(config, side: str, dictionary, bits: Tensor | None = None) -> TokenEmbedding:
+    """The embedding of the ``encoder`` or ``decoder``; with ``bits`` (V, bits) of the words, a linear map of them."""
     positions = side_positions(config, side)
     dropout = config.embedding_dropout
     if dropout is None:
@@ -40,6 +41,7 @@ def side_embedding(config, side: str, dictionary) -> TokenEmbedding:
         scaling=config.embedding_scaling,
         positions=positions,
         dropout=dropout,
+        tokens=None if bits is None else BitEmbedding(bits, getattr(config, f"{side}_embed_dim")),
     )
 
 
@@ -125,8 +127,8 @@ class StackedEncoder(FairseqEncoder):
 class SGTransformerEncoder(StackedEncoder):
     """The encoder of ``sg_transformer``, for sequences of tokens."""
 
-    def __init__(self, config, dictionary):
-        super().__init__(config, side_embedding(config, "encoder", dictionary), dictionary)
+    def __init__(self, config, dictionary, bits: Tensor | None = None):
+        super().__init__(config, side_embedding(config, "encoder", dictionary, bits), dictionary)
 
     def forward(
         self,

@@ -6,6 +6,10 @@ chapters 5 and 6).
 The encoder is that of ``sg_transformer``, with the same mechanisms as options. ``--readout`` chooses the column h: that
 of the begin symbol (``first``) or of the end symbol (``last``), wherever padding puts them.
 
+With ``--task sg_tagging`` every column is read, one label a word:
+
+    words  ->  encoder  ->  all columns h  ->  W h + b
+
 The task chooses the input. That of ``sg_visual_qa`` is an image and a question (``modules.patches``):
 
     CLS, patches of the image, each with the question  ->  encoder  ->  column h of CLS (``first``)  ->  W h + b
@@ -24,6 +28,7 @@ from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, preset
 from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.encoder import ImageQuestionEncoder, SGTransformerEncoder, StackedEncoder
+from fairseq_sg.models.labels import InputConfig, first_column, labels_words, last_column, outputs_of, source_bits
 from fairseq_sg.models.options import EncoderConfig, ShellConfig
 from fairseq_sg.modules.position import POSITION_REGISTRY
 
@@ -31,12 +36,15 @@ READOUTS = ("first", "last")
 
 
 @dataclass
-class SGEncoderConfig(ShellConfig, EncoderConfig):
+class SGEncoderConfig(InputConfig, ShellConfig, EncoderConfig):
     """Sizes and mechanisms of ``sg_encoder``; the options of the mechanisms themselves are joined to these."""
 
     readout: str = field(
         default="last",
-        metadata={"help": "column that the class is read from: 'first' (the begin symbol) or 'last' (the end symbol)"},
+        metadata={
+            "help": "column that the class is read from: 'first' (the begin symbol) or 'last' (the end symbol); with "
+            "--task sg_tagging all are read"
+        },
     )
     pixels: str | None = field(
         default=None,
@@ -58,24 +66,19 @@ def resolve(cfg):
     return config
 
 
-def classes_of(task) -> int:
-    """The number of a task's classes. Raises UsageError for a task that does not classify."""
-    if not hasattr(task, "num_classes"):
-        raise UsageError("this --arch is a classifier: choose --task sg_classification or sg_visual_qa")
-    return task.num_classes
-
-
 def token_encoder(config, task) -> SGTransformerEncoder:
     """The encoder for the task's dictionary. Raises UsageError for an option of images."""
     if config.pixels is not None:
         raise UsageError("--pixels is for images: leave it out, or choose --task sg_visual_qa")
-    return SGTransformerEncoder(config, task.source_dictionary)
+    return SGTransformerEncoder(config, task.source_dictionary, source_bits(config, task))
 
 
 def image_encoder(config, task) -> ImageQuestionEncoder:
     """The encoder for the task's images and questions. Raises UsageError for an option of token embeddings."""
     if config.embedding_scaling != "auto":
         raise UsageError("--embedding-scaling is for tokens: leave it out with --task sg_visual_qa")
+    if config.input_embedding is not None:
+        raise UsageError("--input-embedding is for tokens: leave it out with --task sg_visual_qa")
     if config.position is not None and POSITION_REGISTRY.find(config.position).gives_with(config) == "embedding":
         raise UsageError(
             f"--position {config.position} is for tokens, and patches have positions of their own: leave it out, or "
@@ -88,16 +91,6 @@ def image_encoder(config, task) -> ImageQuestionEncoder:
 ENCODERS: Mapping[str, Callable[..., StackedEncoder]] = {"tokens": token_encoder, "image_question": image_encoder}
 
 
-def first_column(padding_mask: Tensor) -> Tensor:
-    """padding_mask (B, N) bool -> (B,) int64, where each sentence begins; 0 for a row of padding alone."""
-    return (~padding_mask).int().argmax(1)
-
-
-def last_column(padding_mask: Tensor) -> Tensor:
-    """padding_mask (B, N) bool -> (B,) int64, where each sentence ends; N − 1 for a row of padding alone."""
-    return padding_mask.size(1) - 1 - first_column(padding_mask.flip(1))
-
-
 @register_model("sg_encoder", dataclass=configuration.dataclass)
 class SGEncoder(FairseqEncoderModel):
     """An encoder, a readout, a linear classifier.
@@ -106,6 +99,7 @@ class SGEncoder(FairseqEncoderModel):
         config: a resolved configuration.
         encoder: for the task's inputs.
         classes: the number of classes.
+        every: whether every column is read.
     """
 
     #: The roles whose Values ``forward`` can return.
@@ -113,22 +107,23 @@ class SGEncoder(FairseqEncoderModel):
     #: The ``inputs`` of tasks that it reads.
     reads = tuple(ENCODERS)
 
-    def __init__(self, config, encoder: StackedEncoder, classes: int):
+    def __init__(self, config, encoder: StackedEncoder, classes: int, every: bool = False):
         super().__init__(encoder)
-        self.config = config
+        self.config, self.every = config, every
         self.column = first_column if config.readout == "first" else last_column
         self.classifier = nn.Linear(config.encoder_embed_dim, classes)
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGEncoder":
         """A model for the task's inputs and classes. Raises UsageError for a configuration that makes no sense."""
-        config, classes = resolve(cfg), classes_of(task)
-        return cls(config, ENCODERS[getattr(task, "inputs", "tokens")](config, task), classes)
+        config, classes = resolve(cfg), outputs_of(task)
+        return cls(config, ENCODERS[getattr(task, "inputs", "tokens")](config, task), classes, labels_words(task))
 
     def forward(
         self, *inputs: Tensor, return_all_hiddens: bool = False, value_roles: Collection[str] = (), **named: Tensor
     ):
-        """The encoder's inputs, such as src_tokens (B, M) -> logits (B, classes), and a dict.
+        """The encoder's inputs, such as src_tokens (B, M) -> logits (B, classes), or (B, M, classes) of every column,
+        and a dict.
 
         The dict has ``aux_losses``, ``values`` (with ``value_roles`` ``("encoder",)``) and, with
         ``return_all_hiddens``, the state after every step under ``inner_states``, each (N, B, C).
@@ -140,8 +135,10 @@ class SGEncoder(FairseqEncoderModel):
         return self.classifier(self.read(out)), extra
 
     def read(self, out: dict[str, Any]) -> Tensor:
-        """The column h (B, C) of the encoder's output."""
+        """The column h (B, C) of the encoder's output, or all of them, (B, N, C)."""
         x = out["encoder_out"][0]  # (N, B, C)
+        if self.every:
+            return x.transpose(0, 1)
         if not out["encoder_padding_mask"]:
             return x[0 if self.column is first_column else -1]
         columns = self.column(out["encoder_padding_mask"][0])

@@ -3,7 +3,7 @@
 These are the thesis's recurrent baselines. The reference gives them no begin symbol (``--no-source-bos`` of the task).
 It reads a bidirectional LSTM after the end symbol, as here, and an LSTM of one direction one step before it. The final
 state of a bidirectional LSTM is that of both directions of the last layer. With several layers, the reference takes the
-backward directions of two layers instead.
+backward directions of two layers instead. With ``--task sg_tagging`` the classifier reads the state after every word.
 """
 
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LSTM_ARCHITECTURES, preset
 from fairseq_sg.models.config import Configuration
-from fairseq_sg.models.sg_encoder import classes_of, first_column
+from fairseq_sg.models.labels import InputConfig, labels_words, moved_back, moved_left, outputs_of, word_embedding
 from fairseq_sg.modules.cpu.dropout import Dropout
 
 
 @dataclass
-class SGLSTMConfig:
+class SGLSTMConfig(InputConfig):
     """Sizes of ``sg_lstm``."""
 
     embed_dim: int = field(default=256, metadata={"help": "width of the embeddings", "least": 1})
@@ -46,22 +46,23 @@ class SGLSTM(BaseFairseqModel):
 
     Args:
         config: a configuration with every default filled in.
-        dictionary: the source's dictionary.
+        embedding: of the source's words, ``embed_dim`` wide.
+        padding: the number of padding.
         classes: the number of classes.
+        every: whether the state after every word is read.
 
     Raises:
         UsageError: for an impossible size.
     """
 
-    def __init__(self, config, dictionary, classes: int):
+    def __init__(self, config, embedding: nn.Module, padding: int, classes: int, every: bool = False):
         super().__init__()
-        ranges.check(SGLSTMConfig, vars(config))
         directions = 2 if config.bidirectional else 1
         if config.hidden_dim % directions:
             raise UsageError(f"--hidden-dim is {config.hidden_dim}: with --bidirectional choose an even number")
-        self.padding_idx = dictionary.pad()
-        self.directions = directions
-        self.embedding = nn.Embedding(len(dictionary), config.embed_dim, padding_idx=dictionary.pad())
+        self.padding_idx = padding
+        self.directions, self.every = directions, every
+        self.embedding = embedding
         self.dropout = Dropout(config.dropout)
         self.lstm = nn.LSTM(
             config.embed_dim,
@@ -77,19 +78,24 @@ class SGLSTM(BaseFairseqModel):
     @classmethod
     def build_model(cls, cfg, task) -> "SGLSTM":
         """A model for the task's dictionary and classes. Raises UsageError for an impossible size."""
-        classes = classes_of(task)
-        return cls(configuration.read(cfg), task.source_dictionary, classes)
+        classes, config = outputs_of(task), configuration.read(cfg)
+        ranges.check(SGLSTMConfig, vars(config))
+        embedding = word_embedding(config, task, config.embed_dim)
+        return cls(config, embedding, task.source_dictionary.pad(), classes, labels_words(task))
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None):
-        """src_tokens (B, M), padded on either side -> logits (B, classes), and an empty dict."""
+        """src_tokens (B, M), padded on either side -> logits (B, classes), or (B, M, classes) of every word, and an
+        empty dict.
+        """
         padding_mask = src_tokens.eq(self.padding_idx)
         lengths = (~padding_mask).sum(1).clamp(min=1)
         # Packing expects every sentence at the left end.
-        columns = first_column(padding_mask)[:, None] + torch.arange(src_tokens.size(1), device=src_tokens.device)
-        tokens = src_tokens.gather(1, columns.clamp(max=src_tokens.size(1) - 1))
-        x = self.dropout(self.embedding(tokens))
+        x = self.dropout(self.embedding(moved_left(src_tokens, padding_mask)))
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        _, (state, _) = self.lstm(packed)
+        states, (state, _) = self.lstm(packed)
+        if self.every:
+            states, _ = pad_packed_sequence(states, batch_first=True, total_length=src_tokens.size(1))
+            return self.classifier(moved_back(states, padding_mask)), {}
         # (layers · directions, B, C): the last layer's directions are the last.
         last = torch.cat(list(state[-self.directions :]), dim=-1)
         return self.classifier(last), {}

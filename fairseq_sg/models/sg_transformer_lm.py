@@ -13,6 +13,8 @@ The language models of Csordás 2023, chapter 7, are pre-norm, with an output ma
 dropout after the embedding and before the output. Their attention is relative (``--decoder-attention relative
 --attention-scale learned --attention-dropout 0``), their initialization ``--linear-init depth``. ``--arch
 sg_transformer_lm_wt_s`` and the like have their sizes, norm and initialization.
+
+With ``--task sg_tagging`` the same layers label every word from the words up to it.
 """
 
 import math
@@ -30,6 +32,7 @@ from fairseq_sg.models.architectures import LM_ARCHITECTURES, preset
 from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.decoder import Memory, SGTransformerDecoder, uniform_of_linear_
+from fairseq_sg.models.labels import InputConfig, labels_words, outputs_of, source_bits
 from fairseq_sg.models.options import CausalConfig, ShellConfig
 from fairseq_sg.modules.attention import Attention
 from fairseq_sg.modules.cpu.dropout import Dropout
@@ -39,7 +42,7 @@ LINEAR_INITS = ("mechanism", "depth")
 
 
 @dataclass
-class SGTransformerLMConfig(ShellConfig, CausalConfig):
+class SGTransformerLMConfig(InputConfig, ShellConfig, CausalConfig):
     """Sizes and mechanisms of ``sg_transformer_lm``; the options of the mechanisms themselves are joined to these."""
 
     decoder_head_dim: int | None = field(
@@ -88,10 +91,10 @@ def resolve(cfg) -> Any:
 
 
 class SGLanguageDecoder(SGTransformerDecoder):
-    """The decoder without an encoder; rows are padded on the right."""
+    """The decoder without an encoder; rows are padded on the right unless ``left_pad``. Other arguments: see there."""
 
-    def __init__(self, config, dictionary):
-        super().__init__(config, dictionary)
+    def __init__(self, config, dictionary, left_pad: bool = False, outputs: int | None = None, bits=None):
+        super().__init__(config, dictionary, left_pad, outputs, bits)
         self.output_dropout = Dropout(config.dropout)
         uniform_of_linear_(self.output_weight, config.decoder_embed_dim)
         if config.linear_init == "depth":
@@ -126,9 +129,17 @@ class SGTransformerLM(FairseqLanguageModel):
         """A model for the task's dictionary. Raises UsageError for a configuration that makes no sense (see
         ``resolve``).
         """
+        config = resolve(cfg)
+        if labels_words(task):
+            bits = source_bits(config, task)
+            return cls(
+                SGLanguageDecoder(config, task.source_dictionary, task.cfg.left_pad_source, outputs_of(task), bits)
+            )
+        if config.input_embedding is not None:
+            raise UsageError("--input-embedding is for --task sg_tagging: leave it out")
         if isinstance(task, TranslationTask):
             raise UsageError("this --arch is a language model: choose --task sg_language_modeling")
-        return cls(SGLanguageDecoder(resolve(cfg), task.target_dictionary))
+        return cls(SGLanguageDecoder(config, task.target_dictionary))
 
     def forward(
         self,

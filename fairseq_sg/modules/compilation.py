@@ -104,16 +104,21 @@ class Compilation:
                 "default or none"
             )
         if self._function is None:
-            for function in CONSTANT:
-                torch.compiler.assume_constant_result(function)
-            mode = {"mode": self.mode} if BACKEND == "inductor" else {}
-            self._function = torch.compile(type(module).forward, backend=BACKEND, dynamic=True, **mode)
+            self._function = compiled(type(module).forward, self.mode)
         # Embeddings and layers' outputs have different strides, and would be compiled apart.
         out = self._function(module, x.contiguous(), context)
         if self.mode in CUDA_GRAPHS and x.device.type == "cuda":
             # The next step overwrites a graph's results, some of which live longer (a memory of segments, Values).
             out = tree_map(_clone, out)
         return out
+
+
+def compiled(function: Callable, mode: str) -> Callable:
+    """A function compiled in a mode of ``torch.compile``, for inputs of any size."""
+    for constant in CONSTANT:
+        torch.compiler.assume_constant_result(constant)
+    of_inductor = {"mode": mode} if BACKEND == "inductor" else {}
+    return torch.compile(function, backend=BACKEND, dynamic=True, **of_inductor)
 
 
 def _clone(leaf: Any) -> Any:

@@ -47,6 +47,7 @@ class TokenEmbedding(nn.Module):
             added, the reference's choice for relative models (Glorot uniform, a = 1).
         positions: P.
         dropout: dropout on the sum.
+        tokens: E, where it is no table of learned rows.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class TokenEmbedding(nn.Module):
         scaling: str,
         positions: EmbeddedPosition,
         dropout: float,
+        tokens: nn.Module | None = None,
     ):
         super().__init__()
         init, token_scale, position_scale = _scaling(scaling, positions.gives != "nothing")
@@ -65,10 +67,11 @@ class TokenEmbedding(nn.Module):
         self.padding_idx = padding_idx
         self.token_scale = token_scale(dim)
         self.position_scale = position_scale(dim)
-        self.tokens = nn.Embedding(num_embeddings, dim, padding_idx=padding_idx)
-        _INITS[init](self.tokens.weight)
-        with torch.no_grad():
-            self.tokens.weight[padding_idx] = 0.0
+        self.tokens = nn.Embedding(num_embeddings, dim, padding_idx=padding_idx) if tokens is None else tokens
+        if tokens is None:
+            _INITS[init](self.tokens.weight)
+            with torch.no_grad():
+                self.tokens.weight[padding_idx] = 0.0
         self.positions = positions
         self.dropout = Dropout(dropout)
 

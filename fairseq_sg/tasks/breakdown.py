@@ -3,6 +3,7 @@
 ``data_prep`` writes the type of line N of ``raw/SUBSET.src`` as line N of ``raw/SUBSET.type``, and the groups of types
 into ``dataset.json``. ``--accuracy-by groups`` (the default) logs ``accuracy_GROUP`` beside ``accuracy`` for every
 group, and ``--accuracy-by types`` also ``accuracy_TYPE`` for every type, wherever a subset that has types is evaluated.
+With ``--task sg_tagging``, ``token_accuracy`` is logged by type too.
 """
 
 import json
@@ -21,6 +22,7 @@ from fairseq_sg.errors import UsageError
 
 CHOICES = ("none", "groups", "types")
 COUNT, EXACT = "n_of_", "exact_of_"
+TOKENS, RIGHT = "tokens_of_", "right_of_"
 
 
 class Breakdown:
@@ -66,12 +68,17 @@ class Breakdown:
         number = {kind: i for i, kind in enumerate(self.types)}
         return torch.tensor([number[kind] for kind in kinds])
 
-    def logs(self, types: Tensor, exact: Tensor) -> dict[str, Tensor]:
-        """Counts for the criterion's logs; ``types`` int64 ``(B,)`` and ``exact`` bool ``(B,)``, by sentence."""
+    def logs(self, types: Tensor, exact: Tensor, tokens: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
+        """Counts for the criterion's logs; ``types`` int64 ``(B,)`` and ``exact`` bool ``(B,)``, by sentence.
+
+        ``tokens`` are the numbers of tokens and of right ones, both int64 ``(B,)``, where they are logged too.
+        """
         logs = {}
         for name, kinds in self.reports.items():
             member = torch.isin(types, torch.tensor(kinds, device=types.device))
             logs[COUNT + name], logs[EXACT + name] = member.sum(), (member & exact).sum()
+            if tokens is not None:
+                logs[TOKENS + name], logs[RIGHT + name] = ((member * number).sum() for number in tokens)
         return logs
 
 
@@ -95,12 +102,14 @@ def sums_of_logs(logging_outputs: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def log_breakdown(sums: dict[str, float]) -> None:
-    """Logs ``accuracy_NAME`` in % from the counts of ``Breakdown.logs``; for the criterion's ``reduce_metrics``."""
-    for key, count in sorted(sums.items()):
-        if key.startswith(COUNT) and count:
-            name = key[len(COUNT) :]
-            exact = sums.get(EXACT + name, 0.0)
-            metrics.log_scalar(f"accuracy_{name}", 100.0 * exact / count, count, round=4)
+    """Logs ``accuracy_NAME`` and ``token_accuracy_NAME`` in % from the counts of ``Breakdown.logs``; for the
+    criterion's ``reduce_metrics``.
+    """
+    for counted, right, logged in ((COUNT, EXACT, "accuracy"), (TOKENS, RIGHT, "token_accuracy")):
+        for key, count in sorted(sums.items()):
+            if key.startswith(counted) and count:
+                name = key[len(counted) :]
+                metrics.log_scalar(f"{logged}_{name}", 100.0 * sums.get(right + name, 0.0) / count, count, round=4)
 
 
 def read_manifest(folder: str) -> dict[str, Any]:

@@ -166,6 +166,11 @@ class SGTranslationTask(SGTask, TranslationTask):
                 "the model was trained %s --no-source-bos, and so is used here", "with" if no_bos else "without"
             )
 
+    @property
+    def prepends_bos(self) -> bool:
+        """Whether sources begin with a begin symbol."""
+        return not self.cfg.no_source_bos
+
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         try:
             super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
@@ -174,7 +179,7 @@ class SGTranslationTask(SGTask, TranslationTask):
         dataset = self.datasets[split]
         if dataset.tgt is not None and len(dataset) > 0:
             self._refuse_unknown(split, dataset)
-        if not self.cfg.no_source_bos:
+        if self.prepends_bos:
             dataset.src = PrependTokenDataset(dataset.src, self.source_dictionary.bos())
             dataset.src_sizes = np.array(dataset.src.sizes)
             dataset.sizes = (
@@ -201,7 +206,7 @@ class SGTranslationTask(SGTask, TranslationTask):
 
     def build_dataset_for_inference(self, src_tokens, src_lengths, constraints=None) -> LanguagePairDataset:
         """Sources for ``fairseq-interactive``, in the form that the model was trained on."""
-        if not self.cfg.no_source_bos:
+        if self.prepends_bos:
             bos = torch.tensor([self.source_dictionary.bos()])
             src_tokens = [torch.cat([bos, tokens.long()]) for tokens in src_tokens]
             src_lengths = [length + 1 for length in src_lengths]

@@ -194,7 +194,7 @@ def test_wrong_options_of_the_lstm(options, message):
 @pytest.mark.parametrize("model", [SGEncoder, SGLSTM])
 def test_task_without_classes(model):
     with pytest.raises(
-        UsageError, match="this --arch is a classifier: choose --task sg_classification or sg_visual_qa"
+        UsageError, match="this --arch is a classifier: choose --task sg_classification, sg_visual_qa or sg_tagging"
     ):
         model.build_model(SimpleNamespace(), SimpleNamespace(source_dictionary=dictionary(3)))
 

@@ -24,11 +24,13 @@ N is no parameter size: ``cells`` of a trained module may be changed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg.modules import compilation
 from fairseq_sg.modules.memory.controller import Controller, ControllerState
 from fairseq_sg.modules.memory.interface import Interface, InterfaceProjection
 from fairseq_sg.ops import memory as ops
@@ -102,6 +104,8 @@ class DNC(nn.Module):
         self.cells, self.width, self.heads = cells, width, heads
         self.deallocate, self.detach_usage = deallocate, detach_usage
         self.controller = controller
+        self.compile_mode = compilation.NONE
+        self._compiled_step: Callable | None = None
         self.interface = InterfaceProjection(
             controller.outputs, width=width, heads=heads, masks=masks, sharpness=sharpen, **interface
         )
@@ -137,19 +141,32 @@ class DNC(nn.Module):
             state: that after the steps before; None at the start.
         """
         state = self.initial(x) if state is None else state
+        step = self._step()
         constants = Constants(*self.interface.stacked(), ops.functions())
         columns = self.controller.project(x).unbind(1)
         hidden, reads, records = [], [], []
         # In half precision a state would lose the small links and usages of old writes.
         with autocast_disabled(x.device):
             for projected in columns:
-                h, state, happened = self.step(projected, state, constants)
+                h, state, happened = step(self, projected, state, constants)
                 hidden.append(h)
                 reads.append(state.reads.flatten(1))
                 if record:
                     records.append(_record(*happened, state))
         y = self.output(_stack(hidden, self.output)) + self.output_of_reads(_stack(reads, self.output))
         return y, state, _join(records) if record else None
+
+    def _step(self) -> Callable:
+        """``step``, in training compiled if it is to be."""
+        if self.compile_mode == compilation.NONE or not (self.training and torch.is_grad_enabled()):
+            return DNC.step
+        if self._compiled_step is None:
+            self._compiled_step = compilation.compiled(DNC.step, self.compile_mode)
+        return self._compiled_step
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Compiled code is neither copied nor stored."""
+        return {**super().__getstate__(), "_compiled_step": None}
 
     def step(
         self, projected: Tensor, state: State, constants: Constants

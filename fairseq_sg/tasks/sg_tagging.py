@@ -1,0 +1,167 @@
+"""``sg_tagging``: one label for each word, on folders of ``python -m data_prep`` with targets aligned to their sources.
+
+``dataset.json`` names the word that is no label (``no_label``), where nothing is asked. Sources have neither begin nor
+end symbol: the first row of a published format is the first input. A batch has sources (B, N) and the ``target``
+(B, N), padded on the same side.
+
+The label is a word of the target's dictionary (``--output words``), or the bits of that word (``--output bits``), which
+are all to be right. Every encoder, decoder and recurrent model of this plugin labels words.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Optional
+
+import numpy as np
+import torch.nn.functional as F
+from fairseq import utils
+from fairseq.data import StripTokenDataset
+from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.tasks import register_task
+from torch import Tensor
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.bits import bits_of
+from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
+
+OUTPUTS = ("words", "bits")
+
+
+@dataclass
+class SGTaggingConfig(SGTranslationConfig):
+    output: Optional[str] = field(  # noqa: UP045  (the only form that fairseq's parser reads)
+        default=None,
+        metadata={
+            "help": "labels: 'words', or the 'bits' of each (default: bits where the data have them, else words)"
+        },
+    )
+
+
+@register_task("sg_tagging", dataclass=SGTaggingConfig)
+class SGTaggingTask(SGTranslationTask):
+    """See the module's docstring.
+
+    Raises:
+        UsageError: a folder without aligned labels, a wrong option, a model with a decoder of its own, a criterion of
+            sentences, or a command that generates.
+    """
+
+    cfg: SGTaggingConfig
+    #: What tells models to label every word.
+    labels_words = True
+    prepends_bos = False
+
+    @classmethod
+    def setup_task(cls, cfg: SGTaggingConfig, **kwargs) -> "SGTaggingTask":
+        if cfg.eval_bleu:
+            raise UsageError("--eval-bleu is for translations: --task sg_tagging has accuracy")
+        if cfg.no_source_bos:
+            raise UsageError(
+                "--no-source-bos has no effect with --task sg_tagging, whose sources have none: leave it out"
+            )
+        task = super().setup_task(cfg, **kwargs)
+        if cfg.output not in (None, *OUTPUTS):
+            raise UsageError(f"--output is {cfg.output!r}: choose from {', '.join(OUTPUTS)}")
+        for folder in utils.split_paths(cfg.data):
+            manifest = read_manifest(folder)
+            if "no_label" not in manifest:
+                raise UsageError(
+                    f"the targets of {folder} are not aligned with its sources (its dataset.json has no no_label): "
+                    "choose --task sg_translation, or data with a label for every word (for instance: python -m "
+                    "data_prep repeat_copy --out data-bin/repeat_copy)"
+                )
+            if cfg.output == "bits" and "bits" not in manifest:
+                raise UsageError(f"--output bits needs words of bits, and {folder} has others: choose --output words")
+        return task
+
+    def _keep_form_of_sources(self, no_bos: bool) -> None:
+        """Sources have no begin symbol, whatever the option was."""
+
+    # Labels.
+
+    @cached_property
+    def source_bits(self) -> Tensor | None:
+        """The bits of every number of the source's dictionary, float32 (V, bits), 0 or 1; None for other words."""
+        return self._bits("source")
+
+    @cached_property
+    def target_bits(self) -> Tensor | None:
+        """Those of the target's dictionary with ``--output bits``, else None."""
+        return None if self.cfg.output == "words" else self._bits("target")
+
+    def _bits(self, side: str) -> Tensor | None:
+        form = self.manifests[0].get("bits")
+        if form is None:
+            return None
+        dictionary = getattr(self, f"{side}_dictionary")
+        words = ["."] * dictionary.nspecial + dictionary.symbols[dictionary.nspecial :]
+        return bits_of(words, form[side]["width"], form[side]["markers"])
+
+    @property
+    def num_classes(self) -> int:
+        """Outputs for a word: bits, or words of the target's dictionary."""
+        if self.target_bits is not None:
+            return self.target_bits.size(1)
+        return len(self.target_dictionary) - self.target_dictionary.nspecial
+
+    @property
+    def no_label(self) -> int:
+        """The number of the word that is no label."""
+        return self.target_dictionary.index(self.manifests[0]["no_label"])
+
+    def asked(self, target: Tensor) -> Tensor:
+        """target (B, N) -> bool (B, N), True at labels."""
+        return target.ne(self.no_label) & target.ne(self.target_dictionary.pad())
+
+    def nll(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Cross entropy of logits (B, N, K) at every word, a blank as any label, float32 (B, N) in nats; for padding
+        it is arbitrary.
+        """
+        logits = logits.float()
+        if self.target_bits is None:
+            classes = (target - self.target_dictionary.nspecial).clamp(min=0)
+            smoothing = {"label_smoothing": label_smoothing}
+            return F.cross_entropy(logits.transpose(1, 2), classes, reduction="none", **smoothing)
+        bits = self.target_bits.to(logits.device)[target]  # (B, N, K)
+        return F.binary_cross_entropy_with_logits(logits, bits, reduction="none").sum(-1)
+
+    def right(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Whether there is a label and it is right: all its bits are, or it has the highest logit; bool (B, N)."""
+        if self.target_bits is None:
+            found = logits.argmax(-1).eq(target - self.target_dictionary.nspecial)
+        else:
+            found = (logits > 0).eq(self.target_bits.to(logits.device)[target] > 0.5).all(-1)
+        return found & self.asked(target)
+
+    # Data.
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        dataset = self.datasets[split]
+        dataset.input_feeding = False
+        dataset.left_pad_target = dataset.left_pad_source
+        dataset.src = StripTokenDataset(dataset.src, self.source_dictionary.eos())
+        dataset.tgt = StripTokenDataset(dataset.tgt, self.target_dictionary.eos())
+        dataset.src_sizes, dataset.tgt_sizes = dataset.src_sizes - 1, dataset.tgt_sizes - 1
+        dataset.sizes = np.vstack((dataset.src_sizes, dataset.tgt_sizes)).T
+
+    # Models.
+
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        model = super().build_model(cfg, from_checkpoint)
+        if isinstance(model, FairseqEncoderDecoderModel):
+            raise UsageError(
+                "this --arch is an encoder with a decoder, and --task sg_tagging needs one output a word: choose "
+                "sg_dnc, sg_lstm, sg_encoder or sg_transformer_lm"
+            )
+        return model
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False):
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        if not getattr(criterion, "of_labels", False):
+            raise UsageError("--task sg_tagging needs another criterion: choose --criterion tagging")
+        return criterion
+
+    def build_generator(self, *args, **kwargs):
+        raise UsageError("labels are not generated: their accuracy is what fairseq-validate reports")
