@@ -15,6 +15,7 @@
     fairseq-sg analysis operator CHECKPOINT --subset test,test_512
     fairseq-sg analysis masks    CHECKPOINT --where jump --inverse
     fairseq-sg analysis overlap  NAME=MASKS.npz NAME=MASKS.npz … --out OUT
+    fairseq-sg analysis memory   CHECKPOINT --index 0
 
 Each command writes the numbers to OUT.npz and OUT.json, and draws them in PNG, or in PDF or SVG with --out OUT.pdf
 or OUT.svg. COMMAND --help lists the options of a command.
@@ -41,6 +42,7 @@ from fairseq_sg.analysis import (
     experts,
     gates,
     masks,
+    memory,
     norms,
     operator,
     overlap,
@@ -68,6 +70,7 @@ COMMANDS = {
     "operator": operator,
     "masks": masks,
     "overlap": overlap,
+    "memory": memory,
 }
 
 

@@ -134,6 +134,17 @@ class SGTaggingTask(SGTranslationTask):
             found = (logits > 0).eq(self.target_bits.to(logits.device)[target] > 0.5).all(-1)
         return found & self.asked(target)
 
+    def words_of(self, logits: Tensor) -> list[str]:
+        """The labels that logits (N, K) are: words, or bits where no word has them."""
+        dictionary = self.target_dictionary
+        if self.target_bits is None:
+            return [dictionary[i] for i in (logits.argmax(-1) + dictionary.nspecial).tolist()]
+        rows = [tuple(row) for row in (logits > 0).int().tolist()]
+        known = {tuple(row): i for i, row in enumerate(self.target_bits.int().tolist())}
+        # A blank has the vector of a word of zeros, and specials have that of a blank.
+        known[(0,) * self.target_bits.size(1)] = self.no_label
+        return [dictionary[known[row]] if row in known else "".join(map(str, row)) for row in rows]
+
     # Data.
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
@@ -145,6 +156,12 @@ class SGTaggingTask(SGTranslationTask):
         dataset.tgt = StripTokenDataset(dataset.tgt, self.target_dictionary.eos())
         dataset.src_sizes, dataset.tgt_sizes = dataset.src_sizes - 1, dataset.tgt_sizes - 1
         dataset.sizes = np.vstack((dataset.src_sizes, dataset.tgt_sizes)).T
+
+    def build_dataset_for_inference(self, src_tokens, src_lengths, constraints=None):
+        """Sources without their end symbol, as in training."""
+        eos = self.source_dictionary.eos()
+        src_tokens = [tokens[: len(tokens) - (tokens[-1:] == eos).sum()] for tokens in src_tokens]
+        return super().build_dataset_for_inference(src_tokens, [len(tokens) for tokens in src_tokens], constraints)
 
     # Models.
 

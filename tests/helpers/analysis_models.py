@@ -39,6 +39,7 @@ MODELS = {
     "encoder": f"--arch sg_encoder {SIZES['encoder']} --encoder-layers 3 --depth shared --encoder-attention geometric "
     "--encoder-update copy_gate --readout first",
     "lstm": "--arch sg_lstm --embed-dim 8 --hidden-dim 8",
+    "dnc": "--arch sg_dnc --memory-variant mds --memory-cells 5 --memory-width 4 --read-heads 2 --controller-dim 6",
     "lm": f"--arch sg_transformer_lm {SIZES['decoder']} --decoder-layers 2 --decoder-attention relative --decoder-ffn "
     f"sigma_moe "
     "--moe-experts 4 --moe-k 2 --tokens-per-sample 5 --memory-length 7",
@@ -50,8 +51,8 @@ MODELS = {
 }
 CLASSIFIERS = ("encoder", "lstm")
 KINDS = {
-    "lm": "language_modeling", "regressor": "regression", "visual": "visual_qa", "operator": "operator",
-    "operator_2d": "operator",
+    "dnc": "tagging", "lm": "language_modeling", "regressor": "regression", "visual": "visual_qa",
+    "operator": "operator", "operator_2d": "operator",
 }  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def checkpoint(path: Path, data: Path, model: str, *more: str) -> Path:
     kind = "classification" if model in CLASSIFIERS else KINDS.get(model, "translation")
     criteria = {
         "classification": "classification", "visual_qa": "classification", "regression": "regression",
-        "operator": "relative_l2",
+        "operator": "relative_l2", "tagging": "tagging",
     }  # fmt: skip
     criterion = criteria.get(kind, "cross_entropy_orthogonality")
     fixed = f"{data} --task sg_{kind} --criterion {criterion} --optimizer torch_adam --cpu"
