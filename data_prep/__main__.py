@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import data_prep
 from data_prep.arithmetic import Arithmetic
 from data_prep.associative_recall import AssociativeRecall
+from data_prep.babi import Babi
 from data_prep.burgers import Burgers
 from data_prep.cfq import Cfq
 from data_prep.cogs import Cogs
@@ -52,6 +53,7 @@ DATASETS: tuple[Dataset, ...] = (
     RepeatCopy(),
     AssociativeRecall(),
     KeyValue(),
+    Babi(),
     InContext(),
     SortOfClevr(),
     Burgers(),

@@ -1,10 +1,11 @@
 """Associative recall: which block of words came after this one? (Graves et al. 2014; Csordás & Schmidhuber 2019)
 
-    a1 a2 a3 <next> b1 b2 b3 <next> c1 c2 c3 <query> a1 a2 a3 <query> . . .
-                                                             labels:  b1 b2 b3
+    00 01 <next> 10 00 <next> 11 10 <query> 00 01 <query> . .    ->  . . . . . . . . . . . . 10 00
+    01 <next> 10 <query> 01 <query> .                            ->  . . . . . . 10
 
-B blocks of 3 random words of 8 bits follow one another, each ended by a marker. Then one of the first B − 1 blocks is
-repeated, and the labels of the last three rows are the words of the next block. An example has 4 B + 7 rows.
+B blocks of 3 random words of 8 bits (2 and 1 words of 2 bits above) follow one another, each ended by a marker. Then
+one of the first B − 1 blocks is repeated. The labels of the last three rows are the words of the next block. An example
+has 4 B + 7 rows.
 
     train           50,000 examples (``--train``) with B of ``--blocks``
     valid           1,000 (``--test``) of the same kind; none of them is in train

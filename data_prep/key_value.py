@@ -1,10 +1,8 @@
 """Key–value retrieval: rows with a key and a value, then keys alone, whose values are the labels (Csordás &
 Schmidhuber 2019).
 
-    one      010|111  101|000  <query>      101|...  010|...  <query>
-                                  labels:   000      111
-    both     010|111  101|000  <by_key>     101|...  010|...  <by_value>     ...|111  ...|000  <end>
-                                  labels:   000      111                     010      101
+    00|11 01|00 <query> 01|.. 00|.. <query>                            ->  . . . 00 11 .
+    00|11 01|00 <by_key> 01|.. 00|.. <by_value> ..|11 ..|00 <end>      ->  . . . 00 11 . 00 01 .
 
 An example has L rows, their L keys in another order, and with ``--queries both`` then their L values in another order,
 whose keys are the labels. A row has ``--bits`` bits, half of them of its key.

@@ -1,6 +1,7 @@
 """Repeated copying: sequences of random words are to be repeated, one after another (Csordás & Schmidhuber 2019).
 
-    01101001 11100010 <copy> . . .          ->  . . . 01101001 11100010 <copy>
+    01101001 11100010 <copy> . . .    ->  . . . 01101001 11100010 <copy>
+    011 <copy> . . 110 <copy> . .     ->  . . 011 <copy> . . 110 <copy>
 
 One example has N such blocks with a length L of its own each: L words, the marker, L + 1 blanks. During the blanks the
 L words are the labels, and then the marker: the model must say when it is done. The blocks have more words together

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -108,6 +109,15 @@ def size_of(dataset: str, subset: str, pair: Pair) -> str:
     return str(sum("|" in row and "." not in row for row in source))
 
 
+@pytest.mark.parametrize("name", SOLVERS)
+def test_examples_of_the_docstrings_are_true(name):
+    text = {"repeat_copy": repeat_copy, "associative_recall": associative_recall, "key_value": key_value}[name].__doc__
+    found = re.findall(r"^ {4}(\S.*?) +->  (.+)$", text, re.MULTILINE)
+    assert len(found) == 2
+    for source, target in found:
+        assert [[label] for label in target.split()] == SOLVERS[name](source.split())
+
+
 # ---- rows
 
 
@@ -165,7 +175,11 @@ def test_the_draw_is_fixed(run, read_subset, tmp_path):
     assert first["repeat_copy"] == FIRST_COPY
     assert first["associative_recall"] == FIRST_RECALL
     assert first["key_value"] == FIRST_PAIRS
-    assert first["key_value --queries both"] != first["key_value --queries both --repeat-values"]
+    both, repeated = (
+        read_subset(tmp_path / name.replace(" ", "_"), "train")
+        for name in ("key_value --queries both", "key_value --queries both --repeat-values")
+    )
+    assert both != repeated
 
 
 FIRST_COPY = Pair("11001 <copy> . . 01100 <copy> . .", ". . 11001 <copy> . . 01100 <copy>")

@@ -1,0 +1,224 @@
+"""bAbI: twenty tasks of question answering about short stories (Weston et al. 2015), in the form of Csordás 2023.
+
+    mary moved to the hall . where is mary ? - - - -      ->  - - - - - - - - - - - - - hall
+    john took the ball . what is john carrying ? - - - -  ->  - - - - - - - - - - - - - ball
+
+A story is one sequence. Words are in small letters, and ``.``, ``?`` and ``,`` are words. After each question follow
+three steps to think (``--think``) and one step for each word of the answer, all of them ``-``; the labels are the words
+of the answer. A ``-`` in the target is no label. The type of a story is its task, ``task_1`` to ``task_20``.
+
+    train    all stories of the training files, but those of valid
+    valid    a tenth of them (``--holdout``), drawn among those that occur once; the published models have none
+    test     all stories of the test files
+
+The released code of Csordás & Schmidhuber 2019 leaves out the last story of every file; ``--drop-last`` does so too.
+
+The data are not downloaded, as no hash of the archive is known to us: get ``tasks_1-20_v1-2.tar.gz`` and name it by
+``--archive``, or its unpacked folder by ``--raw-dir``. The preparation was tested on stories of our own.
+
+Source: the files of Weston et al. 2015, as "bAbI tasks 1-20, v1.2"; Csordás 2023, section 2.3.2.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import (
+    DataError,
+    Dataset,
+    Options,
+    Pair,
+    Sources,
+    UsageError,
+    option,
+    seed_number,
+    share,
+    shorten,
+    whole_number,
+)
+from data_prep.draws import hold_out
+from data_prep.sources import members
+from data_prep.strings import format_lengths, lengths
+from data_prep.text import split_lines
+
+TASKS = range(1, 21)
+SETS = ("en", "en-10k", "hn", "hn-10k", "shuffled", "shuffled-10k")
+BLANK = "-"
+LARGEST = 1 << 28  # bytes of a file; the largest has some 15 MB
+DEFAULT_SEED = 1
+
+
+@dataclass(frozen=True)
+class BabiFiles(Sources):
+    """The archive, or the folder unpacked from it."""
+
+    archive: Path | None = option(None, "the tasks_1-20_v1-2.tar.gz", one_of="source", type=Path, metavar="FILE")
+    raw_dir: Path | None = option(
+        None, "the folder unpacked from it, or its folder of a set", one_of="source", type=Path, metavar="FOLDER"
+    )
+
+    def __post_init__(self) -> None:
+        if self.archive is not None and not self.archive.is_file():
+            raise DataError("--archive is not a file", self.archive)
+        if self.raw_dir is not None and not self.raw_dir.is_dir():
+            raise DataError("--raw-dir is not a folder", self.raw_dir)
+
+    def files(self, set_name: str, tasks: Sequence[int]) -> dict[tuple[int, str], tuple[Path, bytes]]:
+        """(task, ``train`` or ``test``) -> path and content. Raises DataError for a missing file."""
+        found = self._in_archive(set_name, tasks) if self.archive else self._in_folder(set_name, tasks)
+        for task in tasks:
+            for part in ("train", "test"):
+                if (task, part) not in found:
+                    raise DataError(f"has no file qa{task}_…_{part}.txt of {set_name}", self.archive or self.raw_dir)
+        return found
+
+    def _in_folder(self, set_name: str, tasks: Sequence[int]) -> dict[tuple[int, str], tuple[Path, bytes]]:
+        places = [self.raw_dir, self.raw_dir / set_name, self.raw_dir / "tasks_1-20_v1-2" / set_name]
+        named = [(name_of(path.name), path) for place in places for path in sorted(place.glob("qa*.txt"))]
+        wanted = {name: path for name, path in reversed(named) if name is not None and name[0] in tasks}
+        return {name: (path, self.read_bytes(path)) for name, path in sorted(wanted.items())}
+
+    def _in_archive(self, set_name: str, tasks: Sequence[int]) -> dict[tuple[int, str], tuple[Path, bytes]]:
+        try:
+            with tarfile.open(self.archive) as archive:
+                names = [name.removeprefix("./") for name in archive.getnames()]
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise DataError(f"not a complete tar or tar.gz archive ({error})", self.archive) from None
+        wanted = {
+            name: name_of(name.rpartition("/")[2])
+            for name in names
+            if f"/{name}".rpartition("/")[0].endswith(f"/{set_name}") and name_of(name.rpartition("/")[2]) is not None
+        }
+        wanted = {name: found for name, found in wanted.items() if found[0] in tasks}
+        with self.open(self.archive) as packed:
+            read = members(self.archive, packed, dict.fromkeys(wanted, LARGEST))
+            return {wanted[name]: (self.archive / name, stream.read()) for name, stream in read}
+
+
+def name_of(name: str) -> tuple[int, str] | None:
+    """The task and ``train`` or ``test`` of a file such as ``qa20_agents-motivations_test.txt``; None for others."""
+    match = re.fullmatch(r"qa(\d+)_.*_(train|test)\.txt", name)
+    return (int(match[1]), match[2]) if match and int(match[1]) in TASKS else None
+
+
+@dataclass(frozen=True)
+class BabiOptions(Options):
+    """The options of bAbI; ``source_sha256`` has the hashes of the files."""
+
+    set: str = option("en-10k", "the set of the archive (default: en-10k)", choices=SETS)
+    tasks: tuple[int, ...] = option(tuple(TASKS), "tasks (default: 1-20)", type=lengths, metavar="NUMBERS")
+    think: int = option(3, "steps between a question and its answer (default: 3)", type=whole_number(0, 100))
+    holdout: float = option(0.1, "share of the training stories that becomes valid (default: 0.1)", type=share)
+    seed: int = option(DEFAULT_SEED, f"seed of --holdout (default: {DEFAULT_SEED})", type=seed_number)
+    drop_last: bool = option(False, "leave out the last story of every file", given={"--drop-last": True})
+    source_sha256: tuple[str, ...] = field(default=())
+
+    def complete(self, sources: BabiFiles) -> BabiOptions:
+        if max(self.tasks) > max(TASKS):
+            raise UsageError(f"--tasks has {max(self.tasks)}: there are tasks 1 to {max(TASKS)}")
+        return self
+
+    def identify(self, sources: BabiFiles) -> BabiOptions:
+        paths = [sources.archive] if sources.archive else [p for p, _ in sources.files(self.set, self.tasks).values()]
+        return replace(self, source_sha256=tuple(map(sources.sha256, paths)))
+
+
+class Babi(Dataset):
+    """``python -m data_prep babi``."""
+
+    name = "babi"
+    title = "bAbI"
+    source = "Weston et al. 2015"
+    licence = "CC BY 3.0"
+    size = "not downloaded"
+    arch = "sg_dnc_babi"
+    splits = ("tasks",)
+    options = BabiOptions
+    sources = BabiFiles
+
+    def build(self, options: BabiOptions, sources: BabiFiles) -> Corpus:
+        files = sources.files(options.set, options.tasks)
+        parts: dict[str, list[tuple[Pair, str]]] = {"train": [], "test": []}
+        for (task, part), (path, data) in sorted(files.items()):
+            found = list(stories(path, data))
+            for rows in found[:-1] if options.drop_last else found:
+                parts[part].append((render(rows, options.think), f"task_{task}"))
+        train, held_out = [pair for pair, _ in parts["train"]], []
+        types = {pair.source: kind for pair, kind in parts["train"]}
+        if options.holdout:
+            train, held_out = hold_out(train, options.holdout, options.seed)
+        subsets = {"train": Subset(train)}
+        if held_out:
+            subsets["valid"] = Subset(held_out, [types[pair.source] for pair in held_out])
+        test = parts["test"]
+        if not test or not train:
+            raise DataError("the files have no story", sources.archive or sources.raw_dir)
+        subsets["test"] = Subset([pair for pair, _ in test], [kind for _, kind in test])
+        held = f"; valid is {options.holdout:g} of the training stories" if held_out else ""
+        return Corpus(
+            subsets,
+            f"tasks {format_lengths(list(options.tasks))} of {options.set}{held}",
+            "the stories of the files" + (", without the last of each" if options.drop_last else ""),
+            {"files": [{"name": path.name, "bytes": len(data)} for path, data in files.values()]},
+            no_label=BLANK,
+            official=True,
+        )
+
+
+#: A sentence, or a question and the words of its answer.
+Row = tuple[list[str], list[str]]
+
+
+def stories(path: Path, data: bytes) -> Iterator[list[Row]]:
+    """The stories of a file.
+
+    Raises DataError for a line that is not ``1 Mary moved to the hall.`` or ``2 Where is Mary?<tab>hall<tab>1``, for
+    numbers that do not count up, and for a story without a question.
+    """
+    rows: list[Row] = []
+    start = 1
+    for number, line in enumerate(split_lines(path, data), start=1):
+        match = re.fullmatch(r"(\d+) (.*)", line)
+        columns = match[2].split("\t") if match else []
+        if not match or len(columns) not in (1, 3):
+            raise DataError(
+                f"not a numbered sentence, or a question, its answer and facts: {shorten(line)}", path, number
+            )
+        position = int(match[1])
+        if position == 1 and rows:
+            yield checked(rows, path, start)
+            rows, start = [], number
+        if position != len(rows) + 1:
+            raise DataError(f"line {position} of a story follows line {len(rows)}", path, number)
+        answer = columns[1].lower().split(",") if len(columns) == 3 else []
+        if any(not word or len(word.split()) != 1 for word in answer) or not words(columns[0]):
+            raise DataError(f"an empty sentence or answer: {shorten(line)}", path, number)
+        rows.append((words(columns[0]), [word.strip() for word in answer]))
+    yield checked(rows, path, start)
+
+
+def checked(rows: list[Row], path: Path, line: int) -> list[Row]:
+    """The story. Raises DataError if it has no question."""
+    if not any(answer for _, answer in rows):
+        raise DataError("the story that begins here has no question: is the file cut off?", path, line)
+    return rows
+
+
+def words(sentence: str) -> list[str]:
+    """Words in small letters, and the signs of punctuation."""
+    return re.findall(r"[^\s.?,]+|[.?,]", sentence.lower())
+
+
+def render(rows: list[Row], think: int) -> Pair:
+    """A story as one sequence and its labels."""
+    source, target = [], []
+    for sentence, answer in rows:
+        steps = think + len(answer) if answer else 0
+        source += [*sentence, *[BLANK] * steps]
+        target += [*[BLANK] * (len(sentence) + (think if answer else 0)), *answer]
+    return Pair(" ".join(source), " ".join(target))
