@@ -103,13 +103,14 @@ def verified(tuning: Tuning, which: Sequence[tuple[str, str]], device: str, quic
     if ended:
         raise ValueError(f"{device} cannot be used in a process of its own: {ended}")
     failed, good = [], 0
-    print(f"{'operator':20}  {'implementation':14}  cases  seconds  largest error in float32, bfloat16, float16")
-    print("-" * 98, flush=True)
+    width = max(len("operator"), *(len(operator) for operator, _ in which))
+    print(f"{'operator':{width}}  {'implementation':14}  cases  seconds  largest error in float32, bfloat16, float16")
+    print("-" * (width + 78), flush=True)
     # On a GPU most of the time is the compilation of kernels.
     with ThreadPoolExecutor(JOBS[device]) as pool:
         for found in pool.map(lambda one: attempt(*one, device, quick), which):
             operator, name = found.operator, found.implementation
-            start = f"{operator:20}  {name:14}"
+            start = f"{operator:{width}}  {name:14}"
             if found.cannot:
                 print(f"{start}  cannot run here: {found.cannot}", flush=True)
                 continue

@@ -19,6 +19,7 @@ from fairseq_sg.ops import (
     geometric_attention,
     linear_attention,
     linear_attention_state,
+    memory,
     orthogonality_loss,
     relative_attention,
     relative_logits,
@@ -277,11 +278,56 @@ def spectral_multiply_cases(make: Make, tiny: bool) -> Iterator[Case]:
         yield Case(f"{' x '.join(map(str, points))} points, {modes} frequencies", inputs, function)
 
 
+def memory_cases(name: str, make: Make, tiny: bool) -> Iterator[Case]:
+    """An operator on a memory of ``cells``; weights over the cells sum up to less than 1."""
+
+    def function(implementation, **inputs) -> Outputs:
+        if "forward_sharpness" in inputs:
+            inputs["sharpness"] = inputs.pop("forward_sharpness"), inputs.pop("backward_sharpness")
+        out = getattr(memory, name)(**inputs, implementation=implementation)
+        return {"out": out} if isinstance(out, Tensor) else {"first": out[0], "second": out[1]}
+
+    for batch, cells, width, heads in [(1, 1 + (name == "links"), 1, 1), (2, 5, 3, 2)] + [(3, 33, 20, 4)] * (not tiny):
+        weights, gates = partial(_weights, make, cells), partial(_gates, make)
+        of_look_up = {"keys": make.normal(batch, heads, width), "strengths": 1 + make.positive(batch, heads)}
+        of_write = {"erase": gates(batch, width), "vector": make.normal(batch, width)}
+        of_links = {"links": weights(batch, cells), "read_weights": weights(batch, heads)}
+        calls: dict[str, list[dict[str, Tensor]]] = {
+            "content_weights": [of_look_up, of_look_up | {"masks": gates(batch, heads, width)}],
+            "retention": [{"read_weights": weights(batch, heads), "free": gates(batch, heads)}],
+            "usage": [{name: gates(batch, cells) for name in ("usage", "write_weights", "retention")}],
+            "allocation": [{"usage": gates(batch, cells)}],
+            "write": [of_write, of_write | {"retention": gates(batch, cells)}],
+            "links": [{"links": weights(batch, cells), "precedence": weights(batch), "write_weights": weights(batch)}],
+            "follow": [
+                of_links,
+                of_links | {f"{way}_sharpness": 1 + make.positive(batch, heads) for way in ("forward", "backward")},
+            ],
+            "read": [{"read_weights": weights(batch, heads)}],
+        }
+        for inputs in calls[name]:
+            if name in ("content_weights", "write", "read"):
+                inputs = {"memory": make.normal(batch, cells, width), **inputs}
+            if name == "write":
+                inputs["write_weights"] = weights(batch)
+            yield Case(f"{batch} memories, {cells} cells of {width}, {', '.join(inputs)}", inputs, function)
+
+
+def _weights(make: Make, cells: int, *shape: int) -> Tensor:
+    return make.positive(*shape, cells) / (1.05 * cells)
+
+
+def _gates(make: Make, *shape: int) -> Tensor:
+    """Numbers in (0, 1)."""
+    return make.positive(*shape) / 1.1
+
+
 #: operator -> its cases to verify, on a device; few of them and small ones if ``tiny``.
 CASES: dict[str, Callable[[Make, bool], Iterator[Case]]] = {
     "cvmm": cvmm_cases,
     "geometric_attention": geometric_attention_cases,
     "linear_attention": linear_attention_cases,
+    **{f"memory_{name}": partial(memory_cases, name) for name in memory.Functions._fields},
     "orthogonality_loss": orthogonality_loss_cases,
     "relative_attention": relative_attention_cases,
     "relative_logits": relative_logits_cases,

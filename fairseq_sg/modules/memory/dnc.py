@@ -142,7 +142,7 @@ class DNC(nn.Module):
         """
         state = self.initial(x) if state is None else state
         step = self._step()
-        constants = Constants(*self.interface.stacked(), ops.functions())
+        constants = Constants(*self.interface.stacked(), ops.functions(x))
         columns = self.controller.project(x).unbind(1)
         hidden, reads, records = [], [], []
         # In half precision a state would lose the small links and usages of old writes.

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, describe
-from fairseq_sg.ops.dispatch import AUTO, declare, resolve
+from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.memory import batched, naive
 from fairseq_sg.ops.memory.naive import EPS
 from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
@@ -46,14 +46,14 @@ for _name in Functions._fields:
     )
 
 
-def functions(implementation: str = AUTO) -> Functions:
+def functions(like: Tensor, implementation: str = AUTO) -> Functions:
     """The operators without checks, for a loop that calls them once a step: there the checks would take a tenth of the
     time. Tensors are to be float32 or float64 already and to fit, and autocast to be disabled; ε is `EPS`, and
-    ``follow`` takes s^f and s^b apart.
+    ``follow`` takes s^f and s^b apart. ``like`` has their device and dtype.
 
     Raises ValueError for an unknown implementation.
     """
-    return Functions(*(resolve(f"memory_{name}", implementation, "batched") for name in Functions._fields))
+    return Functions(*(choose(f"memory_{name}", implementation, like) for name in Functions._fields))
 
 
 def content_weights(
@@ -228,7 +228,7 @@ def _run(
     wrong = any(tensor.shape != expected.get(argument, tensor.shape) for argument, tensor in given.items())
     if wrong or first.dim() != (2 if name in ("usage", "allocation") else 3):
         raise ValueError(f"{name}: shapes do not fit: {describe(**given)}")
-    function = resolve(f"memory_{name}", implementation, "batched")
+    function = choose(f"memory_{name}", implementation, first)
     dtype = accumulation_dtype(*given.values())
     with autocast_disabled(first.device):
         return function(*(tensor.to(dtype) for tensor in given.values()), **options)
