@@ -4,20 +4,23 @@
     L = Σ_{words with a label} Σ_bits −log p(bit)   with --output bits
 
 ``loss`` and ``nll_loss`` are in bits per labelled word. ``accuracy`` is the percentage of sentences whose labels are
-all right, ``token_accuracy`` that of labels. A label of bits is right if all its bits are. Sentences with types have
-both by type (``--accuracy-by``). Words without a label count nowhere. With ``--score-blanks`` they are labelled as
-blank and count in the loss, not in the accuracies, as in the code released with Csordás & Schmidhuber 2019. That code
-divides the loss by the number of sentences (``--sentence-avg``).
+all right, ``token_accuracy`` that of labels, and ``word_error`` that of wrong labels. A label of bits is right if all
+its bits are. Sentences with types have ``accuracy`` and ``word_error`` by type (``--accuracy-by``), and the mean of the
+latter over types as ``mean_word_error``. Words without a label count nowhere. With ``--score-blanks`` they are labelled
+as blank and count in the loss, not in the accuracies, as in the code released with Csordás & Schmidhuber 2019. That
+code divides the loss by the number of sentences (``--sentence-avg``).
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.criterions import register_criterion
+from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_sg.criterions.base import Score, SGCriterion, SGCriterionConfig
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.breakdown import sums_of_logs
 
 
 @dataclass
@@ -56,3 +59,12 @@ class Tagging(SGCriterion):
             loss = self.task.nll(logits, target, self.label_smoothing).masked_fill(~counted, 0.0).sum()
         labels, right = asked.sum(-1), self.task.right(logits.detach(), target).sum(-1)  # (B,)
         return Score(loss, nll, right.eq(labels), labels.sum(), right.sum(), (labels, right))
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Logs the sums over all workers and accumulated batches, each by its own count."""
+        super().reduce_metrics(logging_outputs)
+        sums = sums_of_logs(logging_outputs)
+        labels = sums["ntokens"]
+        if labels:
+            metrics.log_scalar("word_error", 100.0 * (1 - sums["n_tokens_right"] / labels), labels, round=4)

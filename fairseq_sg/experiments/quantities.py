@@ -43,6 +43,15 @@ class Quantity:
 QUANTITIES = {
     "accuracy": Quantity("accuracy", "", "accuracy", "accuracy, %", "%", more_is_better=True),
     "loss": Quantity("nll_loss", "_loss", "loss in bits per token", "loss, bits per token", "bits per token"),
+    "word_error": Quantity("word_error", "_word_error", "wrong labels, in percent", "wrong labels, %", "%", digits=1),
+    "mean_word_error": Quantity(
+        "mean_word_error",
+        "_mean_word_error",
+        "wrong labels, in percent, mean over types",
+        "wrong labels, %, mean over types",
+        "%",
+        digits=1,
+    ),
     "mse_last": Quantity(
         "mse_last",
         "_mse_last",

@@ -30,7 +30,12 @@ RESERVED = {
     "--save-interval", "--keep-interval-updates", "--no-epoch-checkpoints", "--batch-size-valid", "--cpu",
     "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
 }  # fmt: skip
-METRICS = ("accuracy", "loss", "perplexity", "bleu", "length_ratio", "mse_last", "mse_last_mean", "relative_l2")
+METRICS = (
+    "accuracy", "word_error", "mean_word_error", "loss", "perplexity", "bleu", "length_ratio", "mse_last",
+    "mse_last_mean", "relative_l2",
+)  # fmt: skip
+#: Those that are also measured by type of example.
+BY_TYPE = ("accuracy", "word_error")
 #: Those of fairseq-generate -> their name.
 DECODED = {"bleu": "BLEU", "length_ratio": "length ratio"}
 #: sacreBLEU's choices, as in fairseq_sg.scoring.plain_bleu.
@@ -463,8 +468,8 @@ def check(recipe: Recipe, where: str) -> None:
         choice(f"{key}.metric", column.metric, METRICS)
         if column.at not in PLACES and not (isinstance(column.at, int) and column.at > 0):
             raise error(f"{key}.at", f"is {column.at!r}: it must be a number of steps, 'checkpoint', 'end' or 'best'")
-        if column.type and column.metric != "accuracy":
-            raise error(f"{key}.type", "is for accuracy: no other metric is measured by type")
+        if column.type and column.metric not in BY_TYPE:
+            raise error(f"{key}.type", f"is for {' and '.join(BY_TYPE)}: no other metric is measured by type")
         known(f"{key}.data", column.data or (), recipe.data, "data")
         if not any(name in recipe.columns_of(data) for data in recipe.data):
             raise error(f"{key}.subset", f"is {column.subset!r}, which no data has as a subset")

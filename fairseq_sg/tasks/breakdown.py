@@ -3,14 +3,15 @@
 ``data_prep`` writes the type of line N of ``raw/SUBSET.src`` as line N of ``raw/SUBSET.type``, and the groups of types
 into ``dataset.json``. ``--accuracy-by groups`` (the default) logs ``accuracy_GROUP`` beside ``accuracy`` for every
 group, and ``--accuracy-by types`` also ``accuracy_TYPE`` for every type, wherever a subset that has types is evaluated.
-With ``--task sg_tagging``, ``token_accuracy`` is logged by type too.
+With ``--task sg_tagging``, ``word_error_TYPE``, the percentage of wrong labels, is logged too, and over all types its
+mean, ``mean_word_error``.
 """
 
 import json
 import numbers
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -102,14 +103,26 @@ def sums_of_logs(logging_outputs: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def log_breakdown(sums: dict[str, float]) -> None:
-    """Logs ``accuracy_NAME`` and ``token_accuracy_NAME`` in % from the counts of ``Breakdown.logs``; for the
-    criterion's ``reduce_metrics``.
+    """Logs ``accuracy_NAME`` and ``word_error_NAME`` in % from the counts of ``Breakdown.logs``; for the criterion's
+    ``reduce_metrics``.
     """
-    for counted, right, logged in ((COUNT, EXACT, "accuracy"), (TOKENS, RIGHT, "token_accuracy")):
-        for key, count in sorted(sums.items()):
-            if key.startswith(counted) and count:
-                name = key[len(counted) :]
-                metrics.log_scalar(f"{logged}_{name}", 100.0 * sums.get(right + name, 0.0) / count, count, round=4)
+    for key, count in sorted(sums.items()):
+        if key.startswith(COUNT) and count:
+            name = key[len(COUNT) :]
+            exact = sums.get(EXACT + name, 0.0)
+            metrics.log_scalar(f"accuracy_{name}", 100.0 * exact / count, count, round=4)
+        if key.startswith(TOKENS) and count:
+            name = key[len(TOKENS) :]
+            wrong = count - sums.get(RIGHT + name, 0.0)
+            metrics.log_scalar(f"word_error_{name}", 100.0 * wrong / count, count, round=4)
+            # From the types' sums over all batches: the mean of a batch would weigh types by the batches they are in.
+            metrics.log_derived("mean_word_error", mean_word_error)
+
+
+def mean_word_error(meters: Mapping[str, Any]) -> float:
+    """The mean over types of the percentages of wrong labels, from fairseq's meters."""
+    errors = [meter.avg for name, meter in meters.items() if name.startswith("word_error_")]
+    return sum(errors) / len(errors)
 
 
 def read_manifest(folder: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 #: Metrics whose largest, and whose smallest, value is the best, by how their names begin.
 LARGEST, SMALLEST = (
     ("accuracy", "token_accuracy", "bleu"),
-    ("loss", "nll_loss", "ppl", "word_ppl", "bpc", "bpb", "mse", "relative_l2", "h1"),
+    ("loss", "nll_loss", "ppl", "word_ppl", "bpc", "bpb", "mse", "relative_l2", "h1", "word_error", "mean_word_error"),
 )
 #: The metrics of every validation.
 MEASURED = ("loss", "nll_loss", "accuracy")

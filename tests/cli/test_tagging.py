@@ -25,7 +25,7 @@ def test_trains_and_validates(kind, words, tmp_path):
     printed = succeed("fairseq-train", *training(words, tmp_path, *TAGGERS[kind].split(), "--max-epoch", 5))
     curves = {subset: metrics(printed, subset) for subset in ("valid", "gen")}
     assert curves["valid"][-1]["loss"] < 0.9 * curves["valid"][0]["loss"]
-    assert {"accuracy_repeats_3", "token_accuracy_repeats_4"} <= set(curves["gen"][-1])
+    assert {"accuracy_repeats_3", "word_error_repeats_4", "mean_word_error"} <= set(curves["gen"][-1])
     last = tmp_path / "checkpoint_last.pt"
     validated = succeed("fairseq-validate", *evaluation(words, last))
     succeed("fairseq_sg.evaluate", last, "--cpu", "--json", tmp_path / "found.json")

@@ -84,7 +84,8 @@ def test_accuracies(folder):
     with metrics.aggregate() as logged:
         Tagging.reduce_metrics([run(task, criterion, logits, batch)[2]] * 2)
     found = logged.get_smoothed_values()
-    expected = {"accuracy": 50, "token_accuracy": 66.6667, "accuracy_a": 0, "token_accuracy_a": 50, "accuracy_b": 100}
+    expected = {"accuracy": 50, "token_accuracy": 66.6667, "word_error": 33.3333, "accuracy_a": 0, "accuracy_b": 100}
+    expected |= {"word_error_a": 50, "word_error_b": 0, "mean_word_error": 25}
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-3), name
     right, wrong = math.log1p(math.exp(-3)), math.log1p(math.exp(3))

@@ -96,6 +96,22 @@ def test_the_command_of_prompts_trains(run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "dataset",
     [
+        "repeat_copy --lengths 1-2 --repeats 1-2 --test-lengths 3 --test-repeats 3 --bits 4",
+        "associative_recall --blocks 2-3 --test-blocks 4",
+        "key_value --lengths 2-3 --test-lengths 4 --queries both",
+    ],
+    ids=["repeat_copy", "associative_recall", "key_value"],
+)
+def test_the_commands_of_memory_tasks_train(dataset: str, run, tmp_path: Path) -> None:
+    result = run(*dataset.split(), "--train", 100, "--test", 10, "--out", tmp_path / "out")
+    (line,) = [line for line in result.out.splitlines() if line.startswith("next: ")]
+    losses, sizes = train([*shlex.split(line)[2:], "--memory-variant", "mds"], lr=1e-2)
+    assert min(losses[1:]) < losses[0] and sizes.pop("train") == 100 and set(sizes.values()) == {10}
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
         "burgers --points 64 --grid 32",
         "darcy --points 25 --grid 25",
         "darcy --points 25 --grid 25 --inverse --coarse 5",

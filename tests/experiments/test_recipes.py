@@ -240,7 +240,7 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("subset: test}", "subset: tset}", ["columns.all.subset: is 'tset', which no data has"]),
         ("at: end", "at: 0", ["columns.IID.at: is 0: it must be a number of steps, 'checkpoint', 'end' or 'best'"]),
         ("at: end", "at: 2.5", ["columns.IID.at: Value '2.5'", "int, str"]),
-        ("at: end", "metric: bits", ["columns.IID.metric: is 'bits': choose from accuracy, loss, perplexity, bleu"]),
+        ("at: end", "metric: bits", ["columns.IID.metric: is 'bits': choose from accuracy, word_error, mean_word_error, loss, perplexity, bleu"]),
         ("subset: gen}", "subset: gen, metric: bleu}", ["generate: is for a column with the metric 'bleu'"]),
         ("at: end", "at: end, metric: bleu", ["columns.IID.at: BLEU is measured only at the checkpoint"]),
         ("at: end", "at: end, generate: --beam 9", ["columns.IID.generate: is for the metrics bleu and length_ratio"]),
@@ -607,9 +607,9 @@ def test_every_row_is_a_model(name, variant, plans, parsed):
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
     from omegaconf import OmegaConf
 
-    from fairseq_sg.models import sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
+    from fairseq_sg.models import sg_dnc, sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
 
-    with_options = (sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm)
+    with_options = (sg_dnc, sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm)
     modules = {module.__name__.rpartition(".")[2]: module for module in with_options}
     content = shipped(name, variant)
     assert list(parsed[name, variant]) == list(reversed(content.trained)) and content.trained
@@ -618,7 +618,7 @@ def test_every_row_is_a_model(name, variant, plans, parsed):
         if model in modules:
             modules[model].resolve(OmegaConf.create(vars(args)))
         else:
-            assert model == "sg_lstm" and args.no_source_bos
+            assert model == "sg_lstm" and (args.no_source_bos or args.task == "sg_tagging")
         assert args.task == plans[name, variant][row].task and args.max_update == content.steps_of(row)
         weights = json.loads(args.aux_loss_weights)
         assert weights == ({"ponder": 0.03} if getattr(args, "depth", "") == "shared_act" else {})
@@ -629,7 +629,7 @@ def test_every_dataset_is_one_of_data_prep(name, variant):
     content = shipped(name, variant)
     for data in content.data.values():
         make_parser().parse_args([*shlex.split(data.prepare), "--out", data.folder])
-        assert data.needs_file == (data.prepare.split()[0] in ("cfq", "mathematics", "text"))
+        assert data.needs_file == (data.prepare.split()[0] in ("cfq", "mathematics", "text", "babi"))
     trainings = [(data.folder, data.arguments) for data in content.data.values()]
     assert len(set(trainings)) == len(trainings)
 
