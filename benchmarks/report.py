@@ -62,6 +62,11 @@ KINDS = {
         "Forward and backward of SCAN's universal transformer: milliseconds, median [quartiles]. The share is the time "
         "of the loss alone in a step with it, on all nine attentions or on the encoder's three, the default.",
     ),
+    "memory": (
+        "Differentiable neural computers",
+        "A training update, forward and backward, of `sg_dnc` beside torch's LSTM and a transcription of the "
+        "equations. Models of one size take turns.",
+    ),
     "points": (
         "Operator models by number of points",
         "A training update, forward and backward, of `sg_operator_burgers_small` with several attentions and of "

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from benchmarks import __main__ as run  # noqa: E402
-from benchmarks import attention, measure, operators, points, preparation, report, step, summary  # noqa: E402
+from benchmarks import attention, measure, memory, operators, points, preparation, report, step, summary  # noqa: E402
 from fairseq_sg.kernels import timing  # noqa: E402
 
 
@@ -101,6 +101,27 @@ class TestStep:
     def test_a_step_that_does_not_train(self):
         with pytest.raises(SystemExit, match="ours on random batches does not train: loss 1.0 -> 2.0"):
             step.check(step.Result("random", "ours", [1.0], [1.0, 1.5, 2.0], 1.0, 1.0))
+
+
+class TestMemory:
+    """Differentiable neural computers beside an LSTM and a transcription."""
+
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch):
+        monkeypatch.setattr(timing, "SHORTEST", 0.0)
+
+    def test_section(self):
+        (times,) = memory.sections(1, "cpu", cells=(4,), words=(3, 6), sentences=2)
+        assert [name for name, _ in times.columns] == ["model", "4 cells, 3 words", "4 cells, 6 words"]
+        assert [row[0] for row in times.rows] == ["plain", "mds", "mds, transcribed", "LSTM"]
+        assert times.cell("mds", "4 cells, 6 words")[:3] == [1.0, 1.0, 1.0]
+        assert times.cell("LSTM", "4 cells, 6 words")[0] < 1 and times.cell("plain", "4 cells, 3 words")[3] > 0
+        assert " words/s" in report.as_markdown(times)
+
+    def test_a_wrong_operator_is_not_timed(self, monkeypatch):
+        monkeypatch.setattr(memory, "retention", lambda r, free: 1 - 0.5 * (r * free[:, :, None]).sum(1))
+        with pytest.raises(SystemExit, match="transcribed: .* nothing was timed"):
+            memory.check("mds", "cpu")
 
 
 class TestPoints:

@@ -174,7 +174,15 @@ def test_every_default_is_inside_its_range(tmp_path):
 
     from fairseq_sg import command_line, ranges
 
-    for arch in ("sg_transformer", "sg_encoder", "sg_transformer_lm", "sg_lstm", "sg_dnc", "sg_regressor", "sg_operator"):
+    for arch in (
+        "sg_transformer",
+        "sg_encoder",
+        "sg_transformer_lm",
+        "sg_lstm",
+        "sg_dnc",
+        "sg_regressor",
+        "sg_operator",
+    ):
         config = MODEL_DATACLASS_REGISTRY[arch]
         ranges.check(config, config.declared)
     for scheduler in ("fixed", "inverse_sqrt", "cosine", "reduce_lr_on_plateau"):

@@ -240,7 +240,11 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("subset: test}", "subset: tset}", ["columns.all.subset: is 'tset', which no data has"]),
         ("at: end", "at: 0", ["columns.IID.at: is 0: it must be a number of steps, 'checkpoint', 'end' or 'best'"]),
         ("at: end", "at: 2.5", ["columns.IID.at: Value '2.5'", "int, str"]),
-        ("at: end", "metric: bits", ["columns.IID.metric: is 'bits': choose from accuracy, word_error, mean_word_error, loss, perplexity, bleu"]),
+        (
+            "at: end",
+            "metric: bits",
+            ["columns.IID.metric: is 'bits': choose from accuracy, word_error, mean_word_error, loss, perplexity"],
+        ),
         ("subset: gen}", "subset: gen, metric: bleu}", ["generate: is for a column with the metric 'bleu'"]),
         ("at: end", "at: end, metric: bleu", ["columns.IID.at: BLEU is measured only at the checkpoint"]),
         ("at: end", "at: end, generate: --beam 9", ["columns.IID.generate: is for the metrics bleu and length_ratio"]),
