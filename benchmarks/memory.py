@@ -6,8 +6,8 @@
 An update is forward and backward of ``sg_dnc`` with one read head on words of bits, without optimizer. ``transcribed``
 is the same model with the operators as one would first write them: the masked cosine from a (B, R, N, W) tensor, the
 allocation by ``cumprod``, the sharpness by powers. ``LSTM`` is torch's, as wide as the controller, with a linear layer
-on it. The models of one size take turns. Times are medians of the rounds, processor time on a CPU (``fairseq_sg.kernels.timing``).
-Compare them as ratios. Outputs and gradients are first compared with the naive operators in float64.
+on it. The models of one size take turns. Times are medians of the rounds, processor time on a CPU. Compare them as
+ratios. Outputs and gradients are first compared with the naive operators in float64.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from benchmarks.measure import as_in_training
 from fairseq_sg.kernels.timing import interleaved, quartiles
 from fairseq_sg.modules.memory import CONTROLLER_REGISTRY, DNC
 from fairseq_sg.ops import memory as ops
+from fairseq_sg.ops.memory import functions as ops_functions
 from fairseq_sg.ops.memory.naive import EPS
 
 CELLS, WORDS = (16, 64), (20, 100)
 BITS, WIDTH, CONTROLLER = 9, 32, 64
 BASE = "mds"
-OWN = ops.functions(torch.empty(0), "batched")
 VARIANTS = {"plain": (False, False, False), BASE: (True, True, True)}
 
 
@@ -70,10 +70,10 @@ def follow(
     return sharpened(found[0], ahead), sharpened(found[1], behind)
 
 
-def transcribed() -> ops.Functions:
+def transcribed(like: Tensor) -> ops.Functions:
     """The operators as one would first write them."""
     own = {"content_weights": content_weights, "allocation": allocation, "retention": retention, "follow": follow}
-    return OWN._replace(**own)
+    return ops_functions(like, "batched")._replace(**own)
 
 
 def dnc(variant: str, cells: int) -> DNC:
@@ -117,7 +117,7 @@ def check(variant: str, device: str) -> None:
         loss = update(model, sample(2, 6, device, dtype), functions)
         return [loss, *(parameter.grad for parameter in model.parameters())]
 
-    exact = run(torch.float64, functools.partial(ops.functions, "naive"))
+    exact = run(torch.float64, functools.partial(ops_functions, implementation="naive"))
     for name, functions in ((variant, None), ("transcribed", transcribed)):
         stop_if_wrong(name, run(torch.float32, functions), exact)
 
