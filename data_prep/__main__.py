@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import data_prep
+from data_prep.addition import AddMultiply, DoubleAddition
 from data_prep.arithmetic import Arithmetic
 from data_prep.associative_recall import AssociativeRecall
 from data_prep.babi import Babi
@@ -54,6 +55,8 @@ DATASETS: tuple[Dataset, ...] = (
     AssociativeRecall(),
     KeyValue(),
     Babi(),
+    DoubleAddition(),
+    AddMultiply(),
     InContext(),
     SortOfClevr(),
     Burgers(),

@@ -91,6 +91,20 @@ def nested_value(nested: int | list) -> int:
     return listops.apply(f"[{nested[0]}", arguments).value
 
 
+def double_addition_meaning(source: str) -> str:
+    numbers = [int(char) if char.isdecimal() else ord(char) - ord("a") for char in source.split(" ")]
+    total = numbers[0] + 10 * numbers[1] + numbers[2] + 10 * numbers[3]
+    result = f"{total % 10} {total // 10 % 10}"
+    return result if source[0].isdecimal() else result.translate(str.maketrans("0123456789", "abcdefghij"))
+
+
+def add_multiply_meaning(source: str) -> str:
+    operator, *numbers = source.split(" ")
+    one, other = int(numbers[1] + numbers[0]), int(numbers[3] + numbers[2])
+    result = one + other if operator == "+" else one * other
+    return f"{result % 10} {result // 10 % 10}"
+
+
 MEANINGS = {
     "scan": scan_grammar.interpret,
     "pcfg": pcfg_functions.interpret,
@@ -98,6 +112,8 @@ MEANINGS = {
     "listops": listops_value,
     "parity": lambda source: Parity().example(source.replace(" ", "").removesuffix("CLS")).target,
     "first": lambda source: First().example(source.replace(" ", "").removeprefix("CLS")).target,
+    "double_addition": double_addition_meaning,
+    "add_multiply": add_multiply_meaning,
     "ctl": ctl_meaning,
     "ctlpp": ctlpp_meaning,
 }

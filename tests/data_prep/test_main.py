@@ -13,7 +13,7 @@ NAMES = [dataset.name for dataset in DATASETS]
 
 def test_names() -> None:
     first = "scan cogs pcfg cfq mathematics ctl ctlpp arithmetic listops parity first".split()
-    first += "repeat_copy associative_recall key_value babi in_context".split()
+    first += "repeat_copy associative_recall key_value babi double_addition add_multiply in_context".split()
     assert NAMES == first + [
         *("sort_of_clevr", "burgers", "darcy", "iwslt_en_vi", "libreoffice_help", "parallel", "text"),
     ]
