@@ -65,6 +65,8 @@ OWN_DATA = True
 KEPT_ACCURACY = 0.95
 #: The name of the mask in tables.
 MASK = "mask"
+#: That of random masks, whose column has the mean over draws.
+RANDOM, DRAWS = "random", "random_draws"
 
 
 def words(text: str) -> list[str]:
@@ -168,7 +170,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     evaluated = [open_examples(loaded, name, args.data) for name in evaluated_subsets(loaded, args)]
     if args.save_checkpoint:
         check_writable("--save-checkpoint", args.save_checkpoint)
-    parameters, idle = maskable(loaded, args.parameters, examples, chosen)
+    parameters, idle = maskable(loaded, args.parameters)
     facts: dict[str, Any] = {
         "network": fingerprint(parameters),
         "examples": {"subset": examples.name, **part._asdict(), "number": len(chosen)},
@@ -231,8 +233,11 @@ def evaluated_subsets(loaded: Loaded, args: argparse.Namespace) -> list[str]:
 
 
 @torch.no_grad()
-def maskable(loaded: Loaded, which: str, examples: Examples, chosen: np.ndarray) -> tuple[dict[str, Tensor], list[str]]:
+def maskable(loaded: Loaded, which: str) -> tuple[dict[str, Tensor], list[str]]:
     """The parameters to mask, and the names of those that no output depends on, which are left as they are.
+
+    The outputs are those of 64 training examples, whatever the part of the mask: all masks of one model have the same
+    tensors.
 
     Raises UsageError for a choice that names none.
     """
@@ -241,7 +246,9 @@ def maskable(loaded: Loaded, which: str, examples: Examples, chosen: np.ndarray)
     except ValueError as error:
         raise UsageError(f"--parameters: {error}") from None
     parameters = {name: parameter for name, parameter in loaded.model.named_parameters() if name in set(names)}
-    inputs = next(batches(examples, chosen, 64, 1, torch.Generator()))[0]["net_input"]
+    examples = open_examples(loaded, getattr(loaded.task.cfg, "train_subset", "train"))
+    drawn = batches(examples, np.arange(len(examples)), 64, 1, torch.Generator().manual_seed(0))
+    inputs = next(drawn)[0]["net_input"]
     output = loaded.model(**inputs)[0]
     idle = []
     for name, parameter in parameters.items():
@@ -440,7 +447,7 @@ def variants(masks: Masks, args: argparse.Namespace) -> dict[str, Masks]:
     if args.halves:
         found |= halves(masks)
     for number in range(args.random):
-        found[f"random {number + 1}"] = random_like(masks, torch.Generator().manual_seed(args.seed + number))
+        found[f"{RANDOM} {number + 1}"] = random_like(masks, torch.Generator().manual_seed(args.seed + number))
     return found
 
 
@@ -468,20 +475,22 @@ def evaluate(
     plain: Mapping[str, np.ndarray],
     chosen: Mapping[str, Masks],
     batch_size: int,
-) -> dict[str, dict[str, dict[str, float]]]:
-    """subset -> part -> number of examples, value without a mask, and value with every mask."""
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """subset -> part -> number of examples, and the values without a mask and with every mask; of random ones the mean
+    and all draws.
+    """
     measured = {"unmasked": plain}
     for name, masks in chosen.items():
         with replaced(loaded.model, masked(loaded.model, on_device(masks, loaded))):
             measured[name] = {one.name: accuracies(one, batch_size) for one in evaluated}
-    return {
-        one.name: {
-            row: {"examples": int(members.sum())}
-            | {name: value_of(one, of_each[one.name], members) for name, of_each in measured.items()}
-            for row, members in parts[one.name].items()
-        }
-        for one in evaluated
-    }
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for one in evaluated:
+        for row, members in parts[one.name].items():
+            values = {name: value_of(one, of_each[one.name], members) for name, of_each in measured.items()}
+            draws = [values.pop(name) for name in chosen if name.startswith(RANDOM)]
+            means = {RANDOM: float(np.mean(draws)), DRAWS: draws} if draws else {}
+            found.setdefault(one.name, {})[row] = {"examples": int(members.sum()), **values, **means}
+    return found
 
 
 def kept_shares(masks: Masks) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
@@ -508,7 +517,7 @@ def output_words(loaded: Loaded, masks: Masks) -> dict[str, list[str]]:
 def table(evaluation: Mapping[str, Any], metric: str) -> list[str]:
     """The lines of a table: rows are the parts of subsets, columns the masks."""
     first = next(iter(next(iter(evaluation.values())).values()))
-    columns = [name for name in first if name != "examples"]
+    columns = [name for name in first if name not in ("examples", DRAWS)]
     cells = [["subset", "part", "n", *columns]]
     for subset, rows in evaluation.items():
         for part, row in rows.items():
@@ -587,8 +596,7 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
             rows.append(label)
             examples[label] = row["examples"]
             for name, value in row.items():
-                if name != "examples":
-                    # Random masks are draws of one kind.
-                    bars.setdefault(name.partition(" ")[0], {"": {}})[""].setdefault(label, []).append(value)
+                if name not in ("examples", DRAWS):
+                    bars.setdefault(name, {"": {}})[""][label] = row[DRAWS] if name == RANDOM else [value]
     figures["accuracy"] = plots.accuracies(bars, "subset and part", None, rows, {"": examples})
     return figures

@@ -88,7 +88,7 @@ def _subsets(recipe: Recipe, metrics: Sequence[str]) -> list[str]:
 
 def _drawn(recipe: Recipe) -> str:
     """The quantity that is drawn through training: accuracy if a column has it, otherwise that of the first column."""
-    found = [source_of(c.metric) for c in recipe.columns.values() if c.metric not in DECODED]
+    found = [source_of(c.metric) for c in recipe.columns.values() if c.metric not in (*DECODED, "analysis")]
     return "accuracy" if "accuracy" in found else found[0] if found else "loss"
 
 
@@ -104,7 +104,8 @@ def _courses(results: Results) -> dict[str, dict[str, list[Curve]]]:
 
 def _names(recipe: Recipe) -> dict[str, str]:
     """subset -> the column of its accuracy."""
-    whole = {name: c for name, c in recipe.columns.items() if not c.model_overrides and not c.type}
+    columns = {name: c for name, c in recipe.columns.items() if c.metric != "analysis"}
+    whole = {name: c for name, c in columns.items() if not c.model_overrides and not c.type}
     return {c.subset: name for name, c in reversed(whole.items())}
 
 
@@ -132,13 +133,14 @@ def bars(results: Results) -> Any:
                 axes.errorbar(cell.published.mean, y, xerr=cell.published.std, fmt="D", ms=3.5, color=COLOURS[1], lw=1)
         # The labels of narrow panels would touch.
         gap = " " if len(columns) <= NARROW else "\n"
-        axes.set(xlabel=f"{key},{gap}{_unit(recipe, key)}", yticks=range(len(found)))
+        unit = _unit(recipe, key)
+        axes.set(xlabel=f"{key},{gap}{unit}" if unit else key, yticks=range(len(found)))
         several = len(recipe.data) > 1
         axes.set_yticklabels([f"{line.label}, {line.data}" if several else line.label for line in found])
         axes.grid(axis="y", visible=False)
         if recipe.columns[key].metric == "accuracy":
             axes.set_xlim(0, 102 if recipe.unit == "percent" else 1.02)
-        elif recipe.columns[key].metric not in DECODED:
+        elif recipe.columns[key].metric not in (*DECODED, "analysis"):
             cells = [line.cells[key] for line in found if key in line.cells]
             there = [c.published.mean for c in cells if c.published and not c.published.fail]
             _log_if_wide(axes.set_xscale, [*there, *(v for c in cells for v in c.values)])
@@ -371,7 +373,7 @@ def _measured_twice(models: Curves, subsets: Sequence[str], quantity: str) -> bo
 
 def _unit(recipe: Recipe, key: str) -> str:
     metric = recipe.columns[key].metric
-    units = {name: quantity.unit for name, quantity in QUANTITIES.items()} | {"bleu": "BLEU"}
+    units = {name: quantity.unit for name, quantity in QUANTITIES.items()} | {"bleu": "BLEU", "analysis": ""}
     return "fraction" if metric == "accuracy" and recipe.unit == "fraction" else units.get(metric, metric)
 
 

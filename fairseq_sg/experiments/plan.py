@@ -57,7 +57,9 @@ class Plan:
 
     def used(self) -> list[str]:
         """The data of the plan."""
-        return [name for name in self.on if any(name in self.recipe.data_of(row) for row in self.rows)]
+        analysed = self.recipe.used_by_analyses()
+        trained = [name for name in self.on if any(name in self.recipe.data_of(row) for row in self.rows)]
+        return trained + [name for name in analysed if name not in trained]
 
     def prepare_command(self, data: str) -> list[str]:
         source = self.recipe.data[data]
@@ -112,6 +114,19 @@ class Plan:
             *(["--variant", self.recipe.variant] if self.recipe.variant else []),
         ]  # fmt: skip
 
+    def _analyses(self, folder: Path, seed: int) -> dict[str, list[str]]:
+        """The arguments of the analyses of a run, by name."""
+        recipe = self.recipe
+        known = {name: str(self.data / data.folder) for name, data in recipe.data.items()}
+        known |= {"checkpoint": str(folder / recipe.checkpoint_file), "seed": str(seed), "device": self.device}
+        found: dict[str, list[str]] = {}
+        for name, text in recipe.analyses.items():
+            place = str(folder / name)
+            words = [word.format_map(known) for word in shlex.split(text)]
+            found[name] = [*words, "--format", "none", "--out", place]
+            known[name] = place
+        return found
+
     def _run(self, row: str, data: str, seed: int) -> Run:
         recipe, source = self.recipe, self.recipe.data[data]
         steps = max(1, round(recipe.steps_of(row) * self.steps_scale))
@@ -120,10 +135,11 @@ class Plan:
         # Training shows accuracy only, by the first column of a subset.
         shown = {c.subset: key for key, c in reversed(columns.items()) if c.metric == "accuracy" and not c.type}
         label = recipe.rows[row].label
+        folder = self.out / f"{row}-{data}-seed{seed}"
         return Run(
             name=f"{label}, {data}" if len(recipe.data) > 1 else label,
             seed=seed,
-            folder=self.out / f"{row}-{data}-seed{seed}",
+            folder=folder,
             data=self.data / source.folder,
             steps=steps,
             arguments=[
@@ -140,6 +156,8 @@ class Plan:
             best=recipe.checkpoint == "best",
             checkpoint_metric=recipe.checkpoint_metric,
             model_overrides=recipe.rows[row].model_overrides,
+            analyses=self._analyses(folder, seed),
+            analysed=tuple(dict.fromkeys(c.value for c in columns.values() if c.value)),
             more_overrides=tuple(dict.fromkeys(c.model_overrides for c in columns.values() if c.model_overrides)),
         )
 

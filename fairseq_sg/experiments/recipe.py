@@ -32,7 +32,7 @@ RESERVED = {
 }  # fmt: skip
 METRICS = (
     "accuracy", "word_error", "mean_word_error", "loss", "perplexity", "bleu", "length_ratio", "mse_last",
-    "mse_last_mean", "relative_l2",
+    "mse_last_mean", "relative_l2", "analysis",
 )  # fmt: skip
 #: Those that are also measured by type of example.
 BY_TYPE = ("accuracy", "word_error")
@@ -117,6 +117,8 @@ class Column:
         model_overrides: ``--model-overrides`` of an evaluation for this column, such as more steps of a shared layer.
         generate: further arguments of fairseq-generate for this column, such as another beam.
         x: its place on the recipe's ``column_axis``.
+        value: for the metric "analysis", where the number is in the JSON of an analysis: ``NAME/key/key``.
+        digits: of that number in the table, after the point.
     """
 
     subset: str = MISSING
@@ -127,6 +129,8 @@ class Column:
     model_overrides: str = ""
     generate: str = ""
     x: float | None = None
+    value: str = ""
+    digits: int = 1
 
 
 @dataclass
@@ -202,6 +206,9 @@ class Recipe:
         x_axis: for rows with an x.
         column_axis: for columns with an x, such as the length of their strings.
         loss_figure: whether accuracy is also drawn over loss.
+        analyses: name -> the arguments of ``fairseq-sg analysis`` on every trained model, in their order. They may have
+            ``{checkpoint}``, ``{seed}``, ``{device}``, the name of a dataset for its folder, and the name of an earlier
+            analysis for its OUT.
         define: texts for ``${define.NAME}`` elsewhere in the file, or in the one it extends.
         name, variant: of the file; they are no keys of it.
     """
@@ -230,6 +237,7 @@ class Recipe:
     column_axis: XAxis | None = None
     loss_figure: bool = False
     define: dict[str, str] = field(default_factory=dict)
+    analyses: dict[str, str] = field(default_factory=dict)
     name: str = ""
     variant: str = ""
 
@@ -241,6 +249,11 @@ class Recipe:
     def trained(self) -> list[str]:
         """The rows that can be trained."""
         return [name for name, row in self.rows.items() if row.arguments is not None]
+
+    @property
+    def checkpoint_file(self) -> str:
+        """The name of the evaluated checkpoint."""
+        return f"checkpoint_{self.checkpoint}.pt"
 
     @property
     def has_published(self) -> bool:
@@ -261,6 +274,11 @@ class Recipe:
     def columns_of(self, data: str) -> dict[str, Column]:
         """The columns with numbers from trainings on ``data``."""
         return {name: c for name, c in self.columns.items() if data in (c.data or self._with_subset(c.subset))}
+
+    def used_by_analyses(self) -> list[str]:
+        """The datasets that the analyses name."""
+        found = {name for text in self.analyses.values() for name in placeholders(text)}
+        return [name for name in self.data if name in found]
 
     def published(self, row: str, data: str, column: str) -> Published | None:
         """As printed, with its sample standard deviation: √(n / (n − 1)) times that of the population of n seeds."""
@@ -285,6 +303,11 @@ class Recipe:
         recipe = _typed(where, content)
         check(recipe, where)
         return recipe
+
+
+def placeholders(text: str) -> list[str]:
+    """The names in braces."""
+    return re.findall(r"\{([^{}]*)\}", text)
 
 
 def names() -> list[str]:
@@ -473,6 +496,10 @@ def check(recipe: Recipe, where: str) -> None:
         known(f"{key}.data", column.data or (), recipe.data, "data")
         if not any(name in recipe.columns_of(data) for data in recipe.data):
             raise error(f"{key}.subset", f"is {column.subset!r}, which no data has as a subset")
+        if bool(column.value) != (column.metric == "analysis"):
+            raise error(f"{key}.value", "is for the metric 'analysis', which needs it")
+        if column.value:
+            known(f"{key}.value", [column.value.partition("/")[0]], recipe.analyses, "analyses")
         decoded = column.metric in DECODED
         if decoded and column.at != "checkpoint":
             raise error(f"{key}.at", f"{DECODED[column.metric]} is measured only at the checkpoint")
@@ -481,6 +508,13 @@ def check(recipe: Recipe, where: str) -> None:
         if column.generate and not decoded:
             raise error(f"{key}.generate", f"is for the metrics {' and '.join(DECODED)}")
         _check_arguments(error, f"{key}.generate", column.generate)
+    earlier = ["checkpoint", "seed", "device", *recipe.data]
+    for name, text in recipe.analyses.items():
+        if not _NAME.fullmatch(name) or name in earlier:
+            raise error("analyses", f"has the name {name!r}: use letters, digits and . _ + -, and no name of data")
+        known(f"analyses.{name}", placeholders(text), earlier, "names in braces")
+        _check_arguments(error, f"analyses.{name}", text, {"--out", "--format"})
+        earlier.append(name)
     for name, row in recipe.rows.items():
         _check_row(recipe, f"rows.{name}", name, row, error, known)
     if any(column.metric in DECODED for column in recipe.columns.values()) != bool(recipe.generate):
@@ -520,14 +554,14 @@ def _check_row(recipe: Recipe, key: str, name: str, row: Row, error: Any, known:
                 raise error(f"{key}.published.{data}.{column}", str(problem)) from None
 
 
-def _check_arguments(error: Any, key: str, text: str) -> None:
+def _check_arguments(error: Any, key: str, text: str, reserved: set[str] = RESERVED) -> None:
     try:
         words = shlex.split(text)
     except ValueError as problem:
         raise error(key, f"cannot be split into words ({problem})") from None
-    reserved = _has_option(words, RESERVED)
-    if reserved:
-        raise error(key, f"has {reserved}, which experiments sets itself")
+    found = _has_option(words, reserved)
+    if found:
+        raise error(key, f"has {found}, which experiments sets itself")
 
 
 def _has_option(words: Iterable[str], options: set[str]) -> str:

@@ -50,6 +50,8 @@ class Line:
 def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float | None:
     """The number of a column for a training, in the paper's unit; None if its record lacks it."""
     result = record["result"]
+    if column.metric == "analysis":
+        return result.get("analysed", {}).get(column.value)
     if column.metric in DECODED:
         key = " ".join(filter(None, (column.subset, column.generate)))
         return result["generated"].get(key, {}).get(column.metric)
@@ -163,6 +165,8 @@ def shown(recipe: Recipe, column: Column, values: Sequence[float]) -> str:
 
 def _digits(recipe: Recipe, column: Column) -> int:
     """The digits after the point of a column's numbers."""
+    if column.metric == "analysis":
+        return column.digits
     if column.metric in DECODED:
         return 2
     if column.metric == "accuracy" and recipe.unit == "percent":
@@ -230,6 +234,10 @@ def legend(recipe: Recipe) -> list[str]:
     }[recipe.checkpoint]
     found = []
     for key, column in recipe.columns.items():
+        if column.metric == "analysis":
+            analysis, _, path = column.value.partition("/")
+            found.append(f"{key}: `{path}` of the analysis `{analysis}`.")
+            continue
         metric = _metric(recipe, column)
         where = f"`{column.subset}`" + f", examples of `{column.type}`" * bool(column.type)
         at = {

@@ -167,7 +167,7 @@ def merged(before: Results, now: Results, path: Path) -> Results:
     def settings(recipe: Recipe, row: str, data: str) -> list[Any]:
         training = [recipe.arguments_of(row, data), recipe.steps_of(row), recipe.data[data].prepare]
         chosen = [recipe.checkpoint, recipe.checkpoint_metric]
-        return [*training, *chosen, recipe.generate, recipe.rows[row].model_overrides]
+        return [*training, *chosen, recipe.generate, recipe.rows[row].model_overrides, recipe.analyses]
 
     def same(record: Record) -> bool:
         row, data = record["row"], record["data"]

@@ -61,6 +61,8 @@ class Run:
         checkpoint_metric: one of ``QUANTITIES``.
         model_overrides: of the evaluation.
         more_overrides: of further evaluations.
+        analyses: name -> arguments of ``fairseq-sg analysis``, which writes NAME.json into the folder.
+        analysed: the numbers that are kept of them, ``NAME/key/key``.
     """
 
     name: str
@@ -78,6 +80,8 @@ class Run:
     checkpoint_metric: str = "accuracy"
     model_overrides: str = ""
     more_overrides: tuple[str, ...] = ()
+    analyses: dict[str, list[str]] = field(default_factory=dict)
+    analysed: tuple[str, ...] = ()
 
     @property
     def task(self) -> str:
@@ -125,6 +129,9 @@ class Run:
             self.folder / "validate.log": self.validate_command(),
             **{self.more_log(n): self.validate_command(more) for n, more in enumerate(self.more_overrides)},
             **{self.decoded_log(*how): self.generate_command(*how) for how in self.decodings},
+            **{
+                self.folder / f"{name}.log": ["fairseq-sg", "analysis", *words] for name, words in self.analyses.items()
+            },
         }
 
     def more_log(self, number: int) -> Path:
@@ -202,13 +209,15 @@ def schedule(every: int, device: str) -> list[str]:
 def executable(command: list[str]) -> list[str]:
     """The command with this interpreter and package, from whichever folder it is started.
 
-    ``fairseq-train`` becomes the module ``fairseq_cli.train``, ``--user-dir fairseq_sg`` the path of this package.
+    ``fairseq-train`` becomes the module ``fairseq_cli.train``, ``fairseq-sg`` the module ``fairseq_sg``, and
+    ``--user-dir fairseq_sg`` the path of this package.
     """
     program, *arguments = command
     for place, word in enumerate(arguments):
         if arguments[place - 1 : place + 1] == ["--user-dir", "fairseq_sg"]:
             arguments[place] = str(_HOME / word)
-    return [sys.executable, "-m", program.replace("fairseq-", "fairseq_cli."), *arguments]
+    module = "fairseq_sg" if program == "fairseq-sg" else program.replace("fairseq-", "fairseq_cli.")
+    return [sys.executable, "-m", module, *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -673,7 +682,21 @@ def _finish_evaluation(job: Job) -> None:
     }
     if run.more_overrides:
         result["more"] = {more: _measured(run, run.more_log(n)) for n, more in enumerate(run.more_overrides)}
+    if run.analysed:
+        result["analysed"] = {path: analysed(run.folder, path) for path in run.analysed}
     _record(run, result=result)
+
+
+def analysed(folder: Path, path: str) -> float | None:
+    """The number at ``NAME/key/key`` in NAME.json of a run's folder; keys of lists are numbers. None without it."""
+    name, *keys = path.split("/")
+    found = json.loads((folder / f"{name}.json").read_text("utf-8"))
+    try:
+        for key in keys:
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        return float(found)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
 
 
 def _measured(run: Run, log: Path) -> dict[str, dict[str, float]]:

@@ -149,7 +149,7 @@ def test_planted_modules_of_a_transformer_are_found(module, other, planted, foun
     assert set(rows) == {"all", "chosen", "rest", "first", "second"}
     assert rows["chosen"] == rows[module] and rows["rest"] == rows[other]
     assert rows[module] == {
-        "examples": 15, "unmasked": 100, "mask": 100, "inverse": 20, "random 1": 20, "random 2": 20, "random 3": 20,
+        "examples": 15, "unmasked": 100, "mask": 100, "inverse": 20, "random": 20, "random_draws": [20] * 3,
     }  # fmt: skip
     # All logits are equal: the first class.
     assert (rows[other]["unmasked"], rows[other]["mask"]) == (100, 20)
