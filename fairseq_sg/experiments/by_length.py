@@ -104,7 +104,9 @@ def read_text(folder: Path, subsets: Sequence[str]) -> Text:
                 f"{len(sources[subset]):,}: prepare the data again"
             )
     lengths = {subset: [LENGTHS[unit](line) for line in lines] for subset, lines in sources.items()}
-    return Text(references, lengths, unit, request.get("max_length") or 0)
+    # With --train-all, the limit is that of subsets, not of training.
+    limit = 0 if request.get("train_all") else request.get("max_length") or 0
+    return Text(references, lengths, unit, limit)
 
 
 def find_output(folder: Path, subset: str) -> Path:

@@ -477,6 +477,12 @@ steps: 4
     assert len(again["tiny"]["systems"]) > 1
 
 
+def test_long_sentences_in_training_are_no_limit(tmp_path):
+    write_data(tmp_path / "short", train_all=False)
+    write_data(tmp_path / "everything", train_all=True)
+    assert [read_text(tmp_path / name, list(LENGTHS)).limit for name in ("short", "everything")] == [4, 0]
+
+
 def test_a_recipe_without_translations_yet(tmp_path, capsys):
     plan = planned(tmp_path)
     command.publish(plan, plan.trials(), tmp_path / "x")
