@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import attention, operators, points, preparation, report, step
+from benchmarks import attention, memory, operators, points, preparation, report, step
 from benchmarks.measure import as_in_training
 
 SUITES = ("ops", "step", "decode", "data")
@@ -38,6 +38,7 @@ def sections(suite: str, args: argparse.Namespace) -> Iterator[report.Section]:
         yield attention.step_section(*on, ["linear elu"] if args.quick else ())
         yield attention.orthogonality_section(*on, attention.LENGTHS[: 2 if args.quick else None])
         yield from points.sections(*on, points=points.POINTS[: 2 if args.quick else None])
+        yield from memory.sections(*on, words=memory.WORDS[: 1 if args.quick else None])
     elif suite == "decode":
         yield attention.decoding_section(*on, (16, 64) if args.quick else attention.POSITIONS)
     else:

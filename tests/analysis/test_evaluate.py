@@ -122,7 +122,7 @@ def sentence(count: int):
 def any_model():
     """A model with a decoder; other parts are unused."""
     task = SimpleNamespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
-    return SimpleNamespace(has_decoder=True, task=task)
+    return SimpleNamespace(has_decoder=True, labels_words=False, task=task)
 
 
 def test_options_of_the_model_and_another_folder(saved, folders, evaluated):
