@@ -35,6 +35,8 @@ NOT_RUN = {
     "data_prep listops": "takes minutes",
     "data_prep parity": "takes half a minute",
     "data_prep sort_of_clevr": "takes ten seconds; two scenes stand for it",
+    "data_prep repeat_copy": "takes ten seconds; a few sentences stand for it",
+    "scripts/dnc_mechanics.py": "tests/modules/test_dnc_mechanics.py runs it",
     "data_prep verify": "tests/data_prep runs it",
     "fairseq_sg.experiments": "tests of the experiments run them",
     "fairseq_sg.kernels": "its own tests run it",
@@ -84,6 +86,8 @@ def desk(tmp_path_factory, data) -> Path:
     (folder / "data-bin").mkdir()
     os.symlink(data, folder / "data-bin" / "scan26")
     write_scenes(folder / "data-bin" / "scenes", scenes=2, test_scenes=2)
+    small = "repeat_copy --lengths 1-2 --repeats 1-2 --test-lengths 3 --test-repeats 3 --train 100 --test 10 --out"
+    assert run("data_prep", *small.split(), folder / "data-bin" / "words").code == 0
     (folder / "enwik8").write_bytes(b"the quick brown fox jumps over the lazy dog\n" * 400)
     (folder / "my_attentions").mkdir()
     example = re.search(r"```python\n(.*?)```", (REPOSITORY / "docs" / "extending.md").read_text(), re.DOTALL)[1]

@@ -55,6 +55,7 @@ DATA = {
     "sg_language_modeling": "enwik8",
     "language_modeling": "enwik8",
     "sg_regression": "regression",
+    "sg_tagging": "words",
     "sg_visual_qa": "scenes",
     "sg_operator": "burgers",
 }
@@ -194,7 +195,7 @@ def parse(command: Command) -> None:
 
     from fairseq_sg import command_line
     from fairseq_sg.errors import UsageError
-    from fairseq_sg.models import sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
+    from fairseq_sg.models import sg_dnc, sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
 
     words = command.arguments
     if "…" in words:
@@ -204,6 +205,7 @@ def parse(command: Command) -> None:
     cfg = convert_namespace_to_omegaconf(parsed)
     command_line.check(cfg, "train")
     models = {
+        "sg_dnc": sg_dnc,
         "sg_encoder": sg_encoder,
         "sg_operator": sg_operator,
         "sg_regressor": sg_regressor,
