@@ -95,8 +95,10 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
         "total": {name: describe(arrays[name]) for name in MEASURES},
         "tensors": {
             tensor: {name: arrays[f"{tensor}.{name}"].mean(0).tolist() for name in MEASURES}
+            | {"mean_of_pairs": {name: describe(of_pairs(arrays[f"{tensor}.{name}"])) for name in MEASURES}}
             for tensor in networks[0][names[0]].arrays
         },
+        "mean_of_pairs": {name: describe(of_pairs(arrays[name])) for name in MEASURES},
         "kept": {name: describe(np.array([share_kept(of[name]) for of in networks])) for name in names},
         "shared": {name: describe(np.array([shared(of, name) for of in networks])) for name in names},
     }
@@ -151,6 +153,12 @@ def describe(values: np.ndarray) -> dict[str, Any]:
     """Mean and sample standard deviation over networks, the first axis; no deviation of one network."""
     several = len(values) > 1
     return {"mean": values.mean(0).tolist()} | ({"std": values.std(0, ddof=1).tolist()} if several else {})
+
+
+def of_pairs(matrices: np.ndarray) -> np.ndarray:
+    """The mean over all pairs of different masks: (networks, masks, masks) -> (networks,)."""
+    rows, columns = np.triu_indices(matrices.shape[-1], 1)
+    return matrices[:, rows, columns].mean(1)
 
 
 def share_kept(mask: Result) -> float:

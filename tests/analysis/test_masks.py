@@ -167,6 +167,8 @@ def test_overlap_of_planted_modules(found, command):
     np.testing.assert_allclose(iomin, [[1, 0.2, 1], [0.2, 1, 1], [1, 1, 1]])
     tensors = {name.rpartition(".")[0].rpartition(".")[2]: rows for name, rows in facts["tensors"].items()}
     assert tensors["fc1"]["iou"][0] == [1, 0, 0.5] and tensors["classifier"]["iou"] == [[1] * 3] * 3
+    assert facts["mean_of_pairs"]["iou"] == {"mean": pytest.approx((5 / 45 + 2 * 25 / 45) / 3)}
+    assert tensors["fc1"]["mean_of_pairs"]["iomin"] == {"mean": pytest.approx(2 / 3)}
     chance = 4 * 25 / 256 + 25 / 80
     assert arrays["chance_iomin"][0][0][1] == pytest.approx(chance / 25)
     assert facts["shared"]["first"]["mean"] == 20 and facts["remaining"]["second"]["mean"] == pytest.approx(

@@ -67,6 +67,63 @@ def read(tmp_path: Path, text: str, variant: str = "", name: str = "small") -> r
     return recipe.read(path, variant)
 
 
+ANALYSED = SMALL.replace(
+    "rows:\n",
+    "  kept: {subset: gen, metric: analysis, value: control/kept_of_all/share}\n"
+    "analyses:\n  control: masks {checkpoint} --data {long} --seed {seed} --device {device}\n"
+    "  overlap: overlap a={control}.npz b={control}.npz\nrows:\n",
+)
+
+
+def test_analyses_have_the_paths_of_the_run(tmp_path):
+    found = read(tmp_path, ANALYSED)
+    assert found.used_by_analyses() == ["long"]
+    plan = make_plan(found, on="short", seeds="3,", data=Path("data"), out=Path("out"))
+    assert plan.used() == ["short", "long"]
+    (trial,) = plan.trials()
+    run = trial.run
+    assert run.analyses == {
+        "control": "masks out/plain-short-seed3/checkpoint_last.pt --data data/long --seed 3 --device cpu "
+        "--format none --out out/plain-short-seed3/control".split(),
+        "overlap": "overlap a=out/plain-short-seed3/control.npz b=out/plain-short-seed3/control.npz "
+        "--format none --out out/plain-short-seed3/overlap".split(),
+    }
+    assert run.analysed == ("control/kept_of_all/share",)
+    assert run.outputs()[Path("out/plain-short-seed3/overlap.log")][:3] == ["fairseq-sg", "analysis", "overlap"]
+
+
+@pytest.mark.parametrize(
+    "before,after,message",
+    [
+        ("{long}", "{far}", "analyses.control: names 'far', which is not among the names in braces: checkpoint, seed"),
+        ("{control}.npz b", "{overlap}.npz b", "analyses.overlap: names 'overlap'"),
+        ("--seed {seed}", "--out x", "analyses.control: has --out, which experiments sets itself"),
+        ("value: control/", "value: far/", "columns.kept.value: names 'far', which is not among the analyses"),
+        (", value: control/kept_of_all/share", "", "columns.kept.value: is for the metric 'analysis', which needs it"),
+        ("  overlap: o", "  long: o", "analyses: has the name 'long'"),
+    ],
+)
+def test_wrong_analyses(before, after, message, tmp_path):
+    with pytest.raises(recipe.RecipeError, match=re.escape(message)):
+        read(tmp_path, ANALYSED.replace(before, after))
+
+
+@pytest.mark.parametrize("name,variant", [(n, v) for n, v in ALL if shipped(n, v).analyses])
+def test_the_analyses_of_a_shipped_recipe_are_commands(name, variant):
+    """Every value is one that the analysis of its name writes into its JSON, by the first key."""
+    from fairseq_sg.analysis.__main__ import make_parser as parser_of_analyses
+
+    found = shipped(name, variant)
+    (trial, *_) = make_plan(found).trials()
+    for words in trial.run.analyses.values():
+        args = parser_of_analyses().parse_args(words)
+        assert args.command in ("masks", "overlap")
+    keys = {"masks": {"kept_of_all", "evaluation"}, "overlap": {"total", "mean_of_pairs", "tensors"}}
+    for path in trial.run.analysed:
+        analysis, key, *_ = path.split("/")
+        assert key in keys[trial.run.analyses[analysis][0]]
+
+
 def test_a_recipe_is_read(tmp_path):
     found = read(tmp_path, SMALL)
     plain, other = found.rows["plain"], found.rows["other"]

@@ -40,6 +40,14 @@ SHARED = TINY.replace(
     "  --encoder-attention-heads 2 --encoder-attention relative",
 ).replace("  OOD-20: {subset: gen, at: 20}\n", f'  OOD-deeper: {{subset: gen, model_overrides: "{DEEPER}"}}\n')
 SHARED = SHARED.replace("An LSTM_1", "An encoder_1").replace("    steps: 60\n", "")
+#: Masks of every trained model, and a number of them.
+MASKS = "masks {checkpoint} --data {tiny} --steps 3 --batch-size 8 --evaluate gen --seed {seed} --device {device}"
+SHARED = SHARED.replace(
+    "rows:\n",
+    "  shared-weights: {subset: gen, metric: analysis, value: overlap/total/iou/mean/0/1, digits: 3}\n"
+    f"analyses:\n  control: {MASKS}\n  other: {MASKS} --initial-logit 0.01 --lr 0.01\n"
+    "  overlap: overlap control={control}.npz other={other}.npz\nrows:\n",
+)
 STEPS = 120
 
 
@@ -162,6 +170,19 @@ def test_a_further_evaluation_has_its_column(trained):
     rows = [line.split(" | ") for line in (trained.folder / "tables" / "x_v0.2.md").read_text().splitlines()]
     header, row = (next(row for row in rows if name in row[0]) for name in ("model", "An encoder_1"))
     assert row[header.index("OOD-deeper here")] == f"{deeper['accuracy']['gen'] / 100:.2f}"
+
+
+def test_analyses_of_a_trained_model_have_their_column(trained):
+    """Masks that start at 0.01 and at 2: after three steps, some of the first are gone."""
+    found = of(trained.found, "good")
+    overlap = json.loads((trained.good / "overlap.json").read_text())
+    share = overlap["total"]["iou"]["mean"][0][1]
+    assert 0 < share < 1 and found["result"]["analysed"] == {"overlap/total/iou/mean/0/1": share}
+    control = json.loads((trained.good / "control.json").read_text())
+    assert control["training"]["seed"] == 1 and control["checkpoint"].endswith("good-tiny-seed1/checkpoint_best.pt")
+    assert any(command.startswith("fairseq-sg analysis overlap control=") for command in found["commands"])
+    page = (trained.folder / "tables" / "x_v0.2.md").read_text()
+    assert f" {share:.3f} " in page and "`total/iou/mean/0/1` of the analysis `overlap`" in page
 
 
 def test_pages_stand_beside_the_results(trained):
