@@ -40,6 +40,8 @@ NOT_RUN = {
     "data_prep verify": "tests/data_prep runs it",
     "fairseq_sg.experiments": "tests of the experiments run them",
     "fairseq_sg.kernels": "its own tests run it",
+    "masks/a": "takes minutes; tests/analysis/test_masks.py runs such commands",
+    "masks/b": "as masks/a",
     "parity_exact.pt": "tests/cli/test_construct_command.py runs them",
     "fairseq_sg.hydra_train": "tests/cli/test_hydra.py runs it",
     "fairseq-hydra-train": "a cluster; tests/cli/test_submitit.py runs a sweep on one machine",
