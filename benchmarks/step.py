@@ -32,9 +32,9 @@ import numpy as np
 import torch
 from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.trainer import Trainer
 
 from benchmarks import report
+from fairseq_sg.trainer import SGTrainer
 
 TITLES = {"scan": "SCAN", "pcfg": "PCFG"}
 #: Model -> its data, its arguments, and the variant and sizes of the reference's model.
@@ -75,7 +75,7 @@ class Measured:
 
 
 class OurStep:
-    """fairseq's trainer with our task, model and criterion."""
+    """The training step of ``fairseq-train``."""
 
     def __init__(self, arguments: Sequence[str], data: Path, device: str) -> None:
         plugin = report.REPOSITORY / "fairseq_sg"
@@ -90,7 +90,7 @@ class OurStep:
         self.task = tasks.setup_task(cfg.task)
         model = self.task.build_model(cfg.model)
         self.parameters = sum(p.numel() for p in model.parameters())
-        self.trainer = Trainer(cfg, self.task, model, self.task.build_criterion(cfg.criterion))
+        self.trainer = SGTrainer(cfg, self.task, model, self.task.build_criterion(cfg.criterion))
         # As in fairseq-train: the trainer, which owns the optimizer, makes the batches.
         self.iterator = self.trainer.get_train_iterator(epoch=1)
         self.trainer.begin_epoch(1)

@@ -41,6 +41,6 @@ REGISTERING = (
 )
 for _name in REGISTERING:
     importlib.import_module(f"fairseq_sg.{_name}")
-# Commands: their options, and how a training resumes.
-for _name in ("command_line", "resuming"):
+# Commands: their options, how a training resumes, and its step.
+for _name in ("command_line", "resuming", "trainer"):
     importlib.import_module(f"fairseq_sg.{_name}").install()

@@ -11,10 +11,15 @@ import hashlib
 import logging
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel, FairseqEncoder
+from fairseq.optim.amp_optimizer import AMPOptimizer
+from fairseq.tasks import FairseqTask
+from torch import nn
 
 from fairseq_sg.checkpoints import load_weights
 from fairseq_sg.compat import wrap
@@ -252,12 +257,39 @@ class SGTask:
                 )
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        """Loss, sample size and logs of a batch, after its backward pass: fairseq's, without its walks through all
+        modules. Another base's step, or mixed precision, is left to the base.
+        """
+        step = super().train_step
         with no_contribution(ignore_grad):
-            return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+            if step.__func__ is not FairseqTask.train_step or isinstance(optimizer, AMPOptimizer):
+                return step(sample, model, criterion, optimizer, update_num, ignore_grad)
+            if not model.training:
+                model.train()
+            for part in counting(model):
+                part.set_num_updates(update_num)
+            loss, size, logs = criterion(model, sample)
+            if ignore_grad:
+                loss *= 0
+            optimizer.backward(loss)
+            return loss, size, logs
 
     def begin_epoch(self, epoch, model) -> None:
         super().begin_epoch(epoch, model)
         keep_for_training(model)
+
+
+#: fairseq's ways to hand the number of updates on to the modules below.
+_HANDED_ON = (BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
+_counting: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+
+
+def counting(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that want to know the number of updates, found once."""
+    if model not in _counting:
+        parts = [part for part in model.modules() if hasattr(part, "set_num_updates")]
+        _counting[model] = [part for part in parts if part.set_num_updates.__func__ not in _HANDED_ON]
+    return _counting[model]
 
 
 def without_removed(group: str, cfg):

@@ -1,0 +1,237 @@
+"""The training step beside fairseq's own: the same updates and logs, the same answer to a step that fails."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
+from fairseq.trainer import Trainer
+
+import fairseq_sg.plugin  # noqa: F401
+from fairseq_sg import trainer as own
+from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments.runs import events
+from fairseq_sg.tasks.mixin import counting
+from fairseq_sg.trainer import SGTrainer
+from helpers.commands import SIZES, run
+from helpers.small_folders import random_pairs, write_folder
+
+TRANSLATION = [
+    *("--task", "sg_translation", "--arch", "sg_transformer", *SIZES, "--dropout", "0.2", "--batch-size", "8"),
+    *("--criterion", "cross_entropy_orthogonality", "--encoder-attention", "linear", "--orthogonality-weight", "1e-3"),
+]
+#: What a step depends on -> arguments of fairseq-train.
+CASES = {
+    "plain": [],
+    "accumulated": ["--update-freq", "3"],
+    "clipped": ["--clip-norm", "0.1", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "5"],
+    "bfloat16": ["--bf16"],
+    "fairseq's adam": ["--optimizer", "adam", "--weight-decay", "0.1"],
+    "sentences": ["--sentence-avg", "--label-smoothing", "0.1"],
+    "performer": ["--decoder-attention", "linear", "--feature-map", "performer", "--performer-redraw", "2"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    subsets = {"train": random_pairs(60, 1), "valid": random_pairs(12, 2)}
+    return write_folder(tmp_path_factory.mktemp("data") / "pairs", subsets)
+
+
+def build(kind: type[Trainer], folder, *arguments: str) -> Trainer:
+    metrics.reset()
+    command = [str(folder), *TRANSLATION, "--optimizer", "torch_adam", "--lr", "0.01", "--cpu", "--num-workers", "0"]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, *arguments])
+    config = convert_namespace_to_omegaconf(parsed)
+    config.common.tpu = False  # fairseq's parser turns it on with --bf16; the command turns it off again
+    torch.manual_seed(1)
+    task = tasks.setup_task(config.task)
+    built = kind(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
+    return built
+
+
+def groups(trainer: Trainer) -> list[list]:
+    """The batches of the updates of an epoch."""
+    batches = list(trainer.get_train_iterator(epoch=1).next_epoch_itr(shuffle=False))
+    trainer.begin_epoch(1)
+    size = trainer.cfg.optimization.update_freq[0]
+    return [batches[i : i + size] for i in range(0, len(batches), size)]
+
+
+def trained(kind: type[Trainer], folder, *arguments: str):
+    """Logs of every step, averages at the end, weights and the optimizer's state."""
+    built = build(kind, folder, *arguments)
+    logs = []
+    for samples in groups(built):
+        with metrics.aggregate("steps"):
+            logs.append(built.train_step(samples))
+    timed = {"ups", "wps", "train_wall", "wall"}
+    averages = {k: float(v) for k, v in metrics.get_smoothed_values("steps").items() if k not in timed}
+    return logs, averages, built.model.state_dict(), built.optimizer.state_dict()["state"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_fairseqs_to_the_bit(folder, case):
+    logs, averages, weights, state = trained(SGTrainer, folder, *CASES[case])
+    expected_logs, expected_averages, expected_weights, expected_state = trained(Trainer, folder, *CASES[case])
+    assert len(logs) > 2 and logs == expected_logs
+    assert averages == expected_averages and averages["num_updates"] == len(logs)
+    torch.testing.assert_close(weights, expected_weights, rtol=0, atol=0)
+    torch.testing.assert_close(state, expected_state, rtol=0, atol=0)
+
+
+def test_the_step_is_its_own_one(folder, monkeypatch):
+    built = build(SGTrainer, folder)
+    monkeypatch.setattr(Trainer, "train_step", None)
+    assert all(built.train_step(samples)["loss"] > 0 for samples in groups(built))
+
+
+@pytest.mark.parametrize("argument", ["--amp", "--store-ema", "--empty-cache-freq=2"])
+def test_other_trainings_have_fairseqs_step(folder, argument):
+    assert not build(SGTrainer, folder, argument).ordinary
+
+
+def test_a_gradient_that_is_not_finite_ends_the_training_before_the_update(folder, tmp_path):
+    built = build(SGTrainer, folder, "--save-dir", str(tmp_path))
+    first, second, *_ = groups(built)
+    built.train_step(first)
+    built.model.decoder.embedding.tokens.weight.register_hook(lambda gradient: gradient * math.nan)
+    before = [p.clone() for p in built.model.parameters()]
+    with pytest.raises(
+        FloatingPointError, match=r"Nan/Inf at update 2, of decoder.embedding.tokens.weight\. .*crash.pt"
+    ):
+        built.train_step(second)
+    torch.testing.assert_close(list(built.model.parameters()), before, rtol=0, atol=0)
+    assert (tmp_path / "crash.pt").exists() and built.get_num_updates() == 1
+
+
+def test_an_error_is_the_users_own(folder, tmp_path, monkeypatch):
+    built = build(SGTrainer, folder, "--save-dir", str(tmp_path))
+
+    def refuse(*_):
+        raise UsageError("the batch is refused")
+
+    monkeypatch.setattr(built.criterion, "forward", refuse)
+    with pytest.raises(UsageError, match="the batch is refused") as raised:
+        built.train_step(groups(built)[0])
+    assert raised.value.__context__ is None
+
+
+def test_without_enough_memory_the_batch_is_skipped(folder, monkeypatch):
+    built = build(SGTrainer, folder)
+    first, second, *_ = groups(built)
+    forward = built.criterion.forward
+
+    def too_large(model, sample, **options):
+        if sample is first[0]:
+            raise RuntimeError("CUDA out of memory")
+        return forward(model, sample, **options)
+
+    monkeypatch.setattr(built.criterion, "forward", too_large)
+    assert built.train_step(first) is None and built.get_num_updates() == 0
+    assert built.train_step(second)["loss"] > 0 and built.get_num_updates() == 1
+
+
+def test_batches_without_predictions_give_no_update(folder):
+    built = build(SGTrainer, folder, "--update-freq", "2")
+    samples = groups(built)[0]
+    for sample in samples:
+        sample["target"].fill_(built.task.target_dictionary.pad())
+        sample["ntokens"] = 0
+    before = [p.clone() for p in built.model.parameters()]
+    built.train_step(samples)
+    torch.testing.assert_close(list(built.model.parameters()), before, rtol=0, atol=0)
+
+
+def test_a_module_in_evaluation_is_trained_again(folder):
+    built = build(SGTrainer, folder)
+    built.model.eval(), built.criterion.eval()
+    built.train_step(groups(built)[0])
+    assert all(module.training for module in [*built.model.modules(), built.criterion])
+
+
+def test_who_counts_updates(folder):
+    redrawn = build(SGTrainer, folder, *CASES["performer"]).model
+    assert {type(part).__name__ for part in counting(redrawn)} == {"PerformerFeatureMap"}
+    assert counting(build(SGTrainer, folder).model) == []
+
+
+@pytest.mark.parametrize(
+    "arguments,due",
+    [
+        ([], {6}),
+        (["--save-interval-updates", "2"], {2, 4, 6}),
+        (["--validate-interval-updates", "3"], {3, 6}),
+        (["--save-interval-updates", "2", "--validate-interval-updates", "3"], {2, 3, 4, 6}),
+        (["--stop-time-hours", "5"], {1, 2, 3, 4, 5, 6}),
+    ],
+)
+def test_when_a_validation_a_checkpoint_or_the_end_may_follow(folder, arguments, due):
+    built = build(SGTrainer, folder, "--max-update", "6", *arguments)
+    asked = []
+
+    def fairseqs(*_):
+        asked.append(built.get_num_updates())
+        return [None], False
+
+    for made in range(1, 7):
+        built.set_num_updates(made)
+        assert own.validate_and_save(fairseqs, built.cfg, built, built.task, None, ["valid"], False) == ([None], False)
+    assert set(asked) == due
+    built.set_num_updates(1)
+    own.validate_and_save(fairseqs, built.cfg, built, built.task, None, ["valid"], True)
+    assert asked[-1] == 1
+
+
+def test_another_task_has_fairseqs_trainer(folder):
+    class Theirs:
+        """A task of fairseq's."""
+
+    class Fairseqs:
+        def __init__(self, *arguments):
+            self.arguments = arguments
+
+    built = own.make(Fairseqs, "cfg", Theirs(), "model")
+    assert type(built) is Fairseqs and built.arguments[::2] == ("cfg", "model")
+
+
+def test_fairseq_train_uses_it(folder, tmp_path):
+    """Epochs, validations within them, the end and a resumed training are those of fairseq's trainer."""
+    command = [
+        *("fairseq-train", folder, "--user-dir", "fairseq_sg", *TRANSLATION, "--optimizer", "torch_adam", "--cpu"),
+        *("--lr", "0.01", "--num-workers", "0", "--log-format", "json", "--log-interval", "2"),
+        *("--validate-interval-updates", "5", "--save-interval-updates", "5", "--max-update"),
+    ]
+    logs = {}
+    for name, code in (("own", ""), ("fairseqs", "own.make = lambda fairseqs, *given: fairseqs(*given)")):
+        done = [
+            run("-c", f"{START}\n{code}\n{TRAIN}", *command[1:], steps, "--save-dir", tmp_path / name)
+            for steps in (11, 20)
+        ]
+        assert [result.code for result in done] == [0, 0], done[0].err + done[1].err
+        assert all(f"trainer: {'SG' if name == 'own' else ''}Trainer\n" in result.out for result in done)
+        (tmp_path / "log").write_text("".join(result.out + result.err for result in done))
+        logs[name] = [lasting(event) for event in events(tmp_path / "log")]
+    assert logs["own"] == logs["fairseqs"]
+    assert {event["kind"] for event in logs["own"]} == {"train_inner", "train", "valid"} and len(logs["own"]) > 15
+
+
+START = "import sys\nfrom fairseq_cli import train\nimport fairseq_sg.plugin\nfrom fairseq_sg import trainer as own\n"
+TRAIN = (
+    "from fairseq import checkpoint_utils as c\nload = c.load_checkpoint\n"
+    "def seen(cfg, trainer, **k):\n    print('trainer:', type(trainer).__name__)\n    return load(cfg, trainer, **k)\n"
+    "c.load_checkpoint = seen\ntrain.cli_main()"
+)
+
+
+def lasting(event: dict) -> dict:
+    """An event without times."""
+    timed = ("wps", "ups", "wall")
+    return {name: value for name, value in event.items() if not name.endswith(timed)}
