@@ -8,7 +8,11 @@ The update is fairseq's, to the bit. What is left out:
   with a stack trace for each;
 - between two validations or checkpoints nothing is asked about them.
 
-``fairseq-train`` uses it for the tasks of this plugin on one worker, in float32 or bfloat16. In every other case, and
+On a GPU with ``--optimizer torch_adam``, the host does not wait for a step either. Logs stay on the GPU until
+``--log-interval``, and the optimizer itself leaves out an update whose gradients are not finite. With ``--step-graphs``
+a step is a CUDA graph (``graphs``).
+
+``fairseq-train`` uses this for the tasks of this plugin on one worker, in float32 or bfloat16. In every other case, and
 after an error, fairseq's own step runs: it repeats this one, and knows what to save. A gradient that is not finite ends
 the training as in fairseq, with the names of the parameters that have it.
 """
@@ -27,6 +31,10 @@ from fairseq.trainer import Trainer
 from torch import Tensor
 
 from fairseq_sg import checkpoints, compat
+from fairseq_sg.errors import UsageError
+from fairseq_sg.graphs import StepGraphs
+from fairseq_sg.optim.torch_adam import TorchAdam
+from fairseq_sg.tasks.mixin import counting
 
 
 def install() -> None:
@@ -63,8 +71,53 @@ class Batch(NamedTuple):
     size: float | Tensor
 
 
+class Row(NamedTuple):
+    """The numbers of a step, on its device.
+
+    Attributes:
+        values: (n,) float64: the norm of the gradients and what the names stand for.
+        names: where each further value belongs: the number of the batch, and the name; (None, "") is the size.
+        known: the logs of each batch that are no tensors.
+        size: as in `Batch`, None where it is a tensor.
+    """
+
+    values: Tensor
+    names: list[tuple[int | None, str]]
+    known: list[dict[str, Any]]
+    size: float | None
+
+    @classmethod
+    def of(cls, batch: Batch, norm: Tensor) -> Row:
+        names, values, known = [], [norm], []
+        if torch.is_tensor(batch.size):
+            names.append((None, ""))
+            values.append(batch.size)
+        for number, log in enumerate(batch.logs):
+            known.append({name: value for name, value in log.items() if not torch.is_tensor(value)})
+            for name, value in log.items():
+                if torch.is_tensor(value) and value.numel() == 1:
+                    names.append((number, name))
+                    values.append(value)
+        stacked = torch.stack([value.detach().reshape(()).double() for value in values])
+        return cls(stacked, names, known, None if torch.is_tensor(batch.size) else batch.size)
+
+    def read(self, values: Sequence[float]) -> tuple[Batch, Tensor]:
+        """The batch's numbers and the norm, from the values on the host."""
+        logs, size = [dict(log) for log in self.known], self.size
+        for (number, name), value in zip(self.names, values[1:], strict=True):
+            if number is None:
+                size = value
+            else:
+                logs[number][name] = value
+        return Batch(logs, size), torch.tensor(values[0], dtype=torch.float32)
+
+
 class SGTrainer(Trainer):
-    """See the module's docstring."""
+    """See the module's docstring.
+
+    Raises:
+        UsageError: ``--step-graphs`` where steps are not recorded.
+    """
 
     def __init__(self, cfg, task, model, criterion, quantizer=None):
         super().__init__(cfg, task, model, criterion, quantizer)
@@ -76,6 +129,7 @@ class SGTrainer(Trainer):
             for every in (cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates)
             if every and every > 0
         ]
+        self._log_interval = cfg.common.log_interval
         self._most_updates = cfg.optimization.max_update or math.inf
         self._limited_time = cfg.optimization.stop_time_hours > 0
         #: Whether the step below is fairseq's. It is where one worker trains without a loss scale.
@@ -86,63 +140,138 @@ class SGTrainer(Trainer):
                 cfg.distributed_training.ddp_backend == "slowmo",
             )
         )  # fmt: skip
+        #: Steps whose logs are still on the device: the number of each update, and its numbers.
+        self._unread: list[tuple[int, Row]] = []
+        #: fairseq's meters of speed begin with the first step that is logged.
+        self._has_read = False
+        self._graphs: StepGraphs | None = None
+        most = getattr(cfg.optimizer, "step_graphs", 0) or 0
+        if most:
+            self._check_graphs()
+            self._graphs = StepGraphs(self._step_on_device, most)
+
+    def _check_graphs(self) -> None:
+        if counting(self._model):
+            raise UsageError("--step-graphs: this model changes by the number of updates (--performer-redraw)")
+        if not self.ordinary or self._converts or not self.cuda:
+            raise UsageError("--step-graphs is for one worker that trains in float32 on a GPU: leave it out")
+        if getattr(self.task, "memory_length", 0):
+            raise UsageError("--step-graphs: a graph has no place for a memory of earlier segments (--memory-length)")
+
+    @functools.cached_property
+    def ahead(self) -> bool:
+        """Whether the host goes on without waiting for a step."""
+        return self.ordinary and self.cuda and isinstance(self.optimizer, TorchAdam)
 
     def train_step(self, samples: Sequence[dict[str, Any]], raise_oom: bool = False) -> dict[str, Any] | None:
-        """An update with the gradients of all ``samples``; its logs, or None where memory did not suffice.
+        """An update with the gradients of all ``samples``; its logs (on a GPU {}), or None without enough memory.
 
         Raises:
             FloatingPointError: a gradient is not finite.
         """
         metrics.log_start_time("train_wall", priority=800, round=0)
-        batch = self._backward(samples) if self.ordinary and all(samples) else None
-        if batch is None:
+        if not self.ordinary or not all(samples):
             return super().train_step(samples, raise_oom)
+        self._set_seed()
+        if self.ahead:
+            logged = self._step_ahead(samples)
+        else:
+            batch = attempt(self._backward, samples)
+            logged = None if batch is None else self._step(samples, batch)
+        if logged is None:
+            self.flush()
+            return super().train_step(samples, raise_oom)
+        metrics.log_stop_time("train_wall")
+        return logged
+
+    def _step(self, samples: Sequence[dict[str, Any]], batch: Batch) -> dict[str, Any]:
+        """The update after a backward pass, and its logs."""
         norm = self.clip_grad_norm(self._clip_norm)
         if not torch.isfinite(norm).all():
             self._give_up(samples)
         self.task.optimizer_step(self.optimizer, model=self.model, update_num=self.get_num_updates())
         self.set_num_updates(self.get_num_updates() + 1)
-        if self.cuda_env is not None:
-            used = torch.cuda.max_memory_allocated() / 2**30
-            torch.cuda.reset_peak_memory_stats()
-            metrics.log_scalar("gb_free", self.cuda_env.total_memory_in_GB - used, priority=1500, round=1, weight=0)
-        logged = self._reduce_and_log_stats(batch.logs, batch.size, norm)
-        metrics.log_stop_time("train_wall")
-        return logged
+        return self._reduce_and_log_stats(batch.logs, batch.size, norm)
 
-    def _backward(self, samples: Sequence[dict[str, Any]]) -> Batch | None:
-        """Makes the gradients of the mean loss over ``samples``; None after an error."""
-        try:
-            self._set_seed()
-            for module in (self.model, self.criterion):
-                if not module.training:
-                    module.train()
-            self.zero_grad()
-            logs, size = [], 0
-            for sample in samples:
-                sample, _ = self._prepare_sample(sample)
-                _, of_sample, log = self.task.train_step(
-                    sample=sample,
-                    model=self.model,
-                    criterion=self.criterion,
-                    optimizer=self.optimizer,
-                    update_num=self.get_num_updates(),
-                    ignore_grad=False,
-                )
-                logs.append(log)
-                size += of_sample
-            size = size.float() if torch.is_tensor(size) else float(size)
-            # Without predictions, gradients are 0. A tensor is not looked at: the host would wait for the device.
-            self.optimizer.multiply_grads(1 / (size + (size == 0)))
-            return Batch(logs, size)
-        except Exception:  # fairseq's step meets it again
-            return None
+    def _step_ahead(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """The whole step, whose logs are read later; None after an error."""
+        if self._graphs is None:
+            row = attempt(self._step_on_device, samples)
+            if row is None:
+                return None
+        else:
+            self.optimizer.keep_rate_on(self.device)
+            row = self._graphs([self._prepare_sample(sample)[0] for sample in samples])
+            row = row._replace(values=row.values.clone())
+        self.set_num_updates(self.get_num_updates() + 1)
+        self._unread.append((self.get_num_updates(), row))
+        if self.get_num_updates() % self._log_interval == 0 or not self._has_read:
+            self.flush()
+        return {}
+
+    def _step_on_device(self, samples: Sequence[dict[str, Any]]) -> Row:
+        batch = self._backward(samples)
+        norm = self.clip_grad_norm(self._clip_norm)
+        self.optimizer.skip_unless_finite(norm)
+        self.task.optimizer_step(self.optimizer, model=self.model, update_num=self.get_num_updates())
+        return Row.of(batch, norm)
+
+    def flush(self) -> None:
+        """Reads and logs the steps whose logs are still on the device.
+
+        Raises:
+            FloatingPointError: the gradients of one were not finite; the model has left out its update.
+        """
+        unread, self._unread = self._unread, []
+        if not unread:
+            return
+        self._has_read = True
+        values = torch.cat([row.values for _, row in unread]).tolist()
+        # As if each had been read at once, within fairseq's loop over batches.
+        with metrics.aggregate("train_inner"):
+            for update, row in unread:
+                batch, norm = row.read(values[: row.values.numel()])
+                del values[: row.values.numel()]
+                if not math.isfinite(norm):
+                    raise FloatingPointError(
+                        f"gradients are Nan/Inf at update {update}, which was left out. The model after update "
+                        f"{self.get_num_updates()} is in {self._save_crash()}. A lower --lr or --clip-norm may help"
+                    )
+                self._reduce_and_log_stats(batch.logs, batch.size, norm)
+            if self.cuda_env is not None:
+                used = torch.cuda.max_memory_allocated() / 2**30
+                torch.cuda.reset_peak_memory_stats()
+                metrics.log_scalar("gb_free", self.cuda_env.total_memory_in_GB - used, priority=1500, round=1, weight=0)
+
+    def _backward(self, samples: Sequence[dict[str, Any]]) -> Batch:
+        """Makes the gradients of the mean loss over ``samples``."""
+        for module in (self.model, self.criterion):
+            if not module.training:
+                module.train()
+        self.zero_grad()
+        logs, size = [], 0
+        for sample in samples:
+            sample, _ = self._prepare_sample(sample)
+            _, of_sample, log = self.task.train_step(
+                sample=sample,
+                model=self.model,
+                criterion=self.criterion,
+                optimizer=self.optimizer,
+                update_num=self.get_num_updates(),
+                ignore_grad=False,
+            )
+            logs.append(log)
+            size += of_sample
+        size = size.float() if torch.is_tensor(size) else float(size)
+        # Without predictions, gradients are 0. A tensor is not looked at: the host would wait for the device.
+        self.optimizer.multiply_grads(1 / (size + (size == 0)))
+        return Batch(logs, size)
 
     def _give_up(self, samples: Sequence[dict[str, Any]]) -> NoReturn:
         """Saves ``crash.pt`` and names the parameters whose gradients are not finite."""
-        self.consolidate_optimizer()
-        crash = self.save_checkpoint(os.path.join(self.cfg.checkpoint.save_dir, "crash.pt"), {})
+        crash = self._save_crash()
         # Once more: clipping has spread it to all gradients.
+        self._set_seed()
         self._backward(samples)
         of = [
             name
@@ -154,6 +283,11 @@ class SGTrainer(Trainer):
             f"gradients are Nan/Inf at update {self.get_num_updates() + 1}, of {some or 'all parameters together'}. "
             f"The model before this update is in {crash}. A lower --lr or --clip-norm may help"
         )
+
+    def _save_crash(self) -> str | None:
+        """The path of a checkpoint beside the others."""
+        self.consolidate_optimizer()
+        return self.save_checkpoint(os.path.join(self.cfg.checkpoint.save_dir, "crash.pt"), {})
 
     def _set_seed(self) -> None:
         seed = self._first_seed + self.get_num_updates()
@@ -170,8 +304,18 @@ class SGTrainer(Trainer):
         return self._limited_time or made >= self._most_updates or any(made % every == 0 for every in self._intervals)
 
 
+def attempt(step: Callable[[Any], Any], samples: Sequence[dict[str, Any]]) -> Any:
+    """The result of a step; None after an error, which fairseq's step then meets again."""
+    try:
+        return step(samples)
+    except Exception:
+        return None
+
+
 def validate_and_save(fairseqs: Callable, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch: bool):
     """fairseq's function, which runs after every update."""
     if isinstance(trainer, SGTrainer) and not end_of_epoch and not trainer.due():
         return [None], False
+    if isinstance(trainer, SGTrainer):
+        trainer.flush()
     return fairseqs(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)

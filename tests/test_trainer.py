@@ -9,8 +9,6 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
@@ -20,13 +18,10 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.runs import events
 from fairseq_sg.tasks.mixin import counting
 from fairseq_sg.trainer import SGTrainer
-from helpers.commands import SIZES, run
+from helpers.commands import run
 from helpers.small_folders import random_pairs, write_folder
+from helpers.trainers import TRANSLATION, build, groups
 
-TRANSLATION = [
-    *("--task", "sg_translation", "--arch", "sg_transformer", *SIZES, "--dropout", "0.2", "--batch-size", "8"),
-    *("--criterion", "cross_entropy_orthogonality", "--encoder-attention", "linear", "--orthogonality-weight", "1e-3"),
-]
 #: What a step depends on -> arguments of fairseq-train.
 CASES = {
     "plain": [],
@@ -43,26 +38,6 @@ CASES = {
 def folder(tmp_path_factory):
     subsets = {"train": random_pairs(60, 1), "valid": random_pairs(12, 2)}
     return write_folder(tmp_path_factory.mktemp("data") / "pairs", subsets)
-
-
-def build(kind: type[Trainer], folder, *arguments: str) -> Trainer:
-    metrics.reset()
-    command = [str(folder), *TRANSLATION, "--optimizer", "torch_adam", "--lr", "0.01", "--cpu", "--num-workers", "0"]
-    parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, *arguments])
-    config = convert_namespace_to_omegaconf(parsed)
-    config.common.tpu = False  # fairseq's parser turns it on with --bf16; the command turns it off again
-    torch.manual_seed(1)
-    task = tasks.setup_task(config.task)
-    built = kind(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
-    return built
-
-
-def groups(trainer: Trainer) -> list[list]:
-    """The batches of the updates of an epoch."""
-    batches = list(trainer.get_train_iterator(epoch=1).next_epoch_itr(shuffle=False))
-    trainer.begin_epoch(1)
-    size = trainer.cfg.optimization.update_freq[0]
-    return [batches[i : i + size] for i in range(0, len(batches), size)]
 
 
 def trained(kind: type[Trainer], folder, *arguments: str):

@@ -40,6 +40,14 @@ class TorchAdamConfig(FairseqDataclass):
     )
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam", "above": 0})
     weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay", "least": 0})
+    step_graphs: int = field(
+        default=0,
+        metadata={
+            "help": "most CUDA graphs of whole training steps, one for each shape of batch; 0: none. On one GPU, in "
+            "float32",
+            "least": 0,
+        },
+    )
     lr: list[float] = II("optimization.lr")
 
 
@@ -78,6 +86,8 @@ class TorchAdam(FairseqOptimizer):
     def __init__(self, cfg: TorchAdamConfig, params):
         super().__init__(cfg)
         self._optimizer = torch.optim.AdamW(list(params), fused=True, **self.optimizer_config)
+        #: The learning rate on the device, () float32, where steps are recorded.
+        self._rate: torch.Tensor | None = None
 
     @property
     def optimizer_config(self):
@@ -88,6 +98,37 @@ class TorchAdam(FairseqOptimizer):
             "eps": self.cfg.adam_eps,
             "weight_decay": self.cfg.weight_decay,
         }
+
+    # Steps that the host does not wait for.
+
+    def skip_unless_finite(self, norm: torch.Tensor) -> None:
+        """Makes the next ``step`` leave out its update if the norm of the gradients, (), is not finite."""
+        self._optimizer.found_inf = torch.isfinite(norm).logical_not().float()
+
+    def keep_rate_on(self, device: torch.device) -> None:
+        """Keeps the learning rate in a tensor, so that a recorded step has that of each update."""
+        if self._rate is None:
+            self._known_rate = self.get_lr()
+            self._rate = torch.tensor(self._known_rate, device=device)
+            for group in self.param_groups:
+                group.update(lr=self._rate, capturable=True)
+
+    def set_lr(self, lr: float) -> None:
+        if self._rate is None:
+            super().set_lr(lr)
+        else:
+            self._known_rate = lr
+            self._rate.fill_(lr)
+
+    def get_lr(self) -> float:
+        return super().get_lr() if self._rate is None else self._known_rate
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if self._rate is not None:
+            for group in state["param_groups"]:
+                group.update(lr=self._known_rate, capturable=False)
+        return state
 
     @property
     def supports_memory_efficient_fp16(self) -> bool:

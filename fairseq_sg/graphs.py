@@ -1,0 +1,139 @@
+"""CUDA graphs of whole training steps: forward and backward pass, clipping and update, launched at once.
+
+A step of a small model is a thousand operations, and Python takes longer to launch one than a GPU to run it. A graph
+launches all of them in one call. It is recorded for a shape of batch and has its inputs at fixed places, so a step
+copies its batch there and replays the graph of its shape.
+
+What is no tensor is part of a graph: a number in a batch makes another graph, except ``ntokens``, which becomes a
+tensor. What a step does on the host alone is done when it is recorded, and never again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_sg.errors import UsageError
+
+
+class CudaGraph:
+    """One recorded function."""
+
+    #: Graphs take turns, and none needs what another has left, so they share their memory.
+    _pool: Any = None
+
+    def __init__(self):
+        self._graph = torch.cuda.CUDAGraph()
+
+    def record(self, function: Callable[[], Any]) -> Any:
+        """Runs a function while it is recorded; returns what it returns, which every replay fills again."""
+        if CudaGraph._pool is None:
+            CudaGraph._pool = torch.cuda.graph_pool_handle()
+        # Threads that pin batches go on allocating: only this one is watched.
+        with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
+            made = function()
+        # A recording runs nothing.
+        self._graph.replay()
+        return made
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class Recorded(NamedTuple):
+    """A graph, the tensors that it reads, and what it returned."""
+
+    graph: Any
+    inputs: list[Tensor]
+    made: Any
+
+
+class StepGraphs:
+    """A step that is recorded for each shape of its batches, and replayed.
+
+    The first step of a shape runs as it is, which also lets libraries allocate what they need; the second is recorded.
+
+    Args:
+        step: gets batches, runs without waiting for the device, and returns tensors.
+        most: the number of graphs; other shapes run as they are.
+        recorder: makes a graph.
+    """
+
+    def __init__(self, step: Callable[[list], Any], most: int, recorder: Callable[[], Any] = CudaGraph):
+        self.step, self.most, self.recorder = step, most, recorder
+        self._seen: set[tuple] = set()
+        self._recorded: dict[tuple, Recorded] = {}
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+    def __call__(self, batches: Sequence[dict[str, Any]]) -> Any:
+        """The result of the step; the next step of the same shape overwrites it.
+
+        Raises:
+            UsageError: the step does what a graph cannot record.
+        """
+        batches = [counted(batch) for batch in batches]
+        tensors: list[Tensor] = []
+        shape = described(batches, tensors)
+        if shape in self._recorded:
+            graph, inputs, made = self._recorded[shape]
+            for there, tensor in zip(inputs, tensors, strict=True):
+                there.copy_(tensor, non_blocking=True)
+            graph.replay()
+            return made
+        if shape not in self._seen or len(self._recorded) >= self.most:
+            self._seen.add(shape)
+            return self.step(batches)
+        inputs = [tensor.clone() for tensor in tensors]
+        fixed = replaced(batches, iter(inputs))
+        graph = self.recorder()
+        try:
+            made = graph.record(lambda: self.step(fixed))
+        except Exception as error:
+            why = next(iter(str(error).splitlines()), "")
+            raise UsageError(
+                f"--step-graphs: a step of this model cannot be recorded ({why}): leave --step-graphs out"
+            ) from error
+        self._recorded[shape] = Recorded(graph, inputs, made)
+        return made
+
+
+def counted(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch whose number of tokens is a tensor, as it differs between batches of one shape."""
+    if not isinstance(batch.get("ntokens"), int):
+        return batch
+    device = next((leaf.device for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
+    return batch | {"ntokens": torch.tensor(batch["ntokens"]).to(device, non_blocking=True)}
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for part in value.values() for leaf in leaves(part)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for part in value for leaf in leaves(part)]
+    return [value]
+
+
+def described(value: Any, tensors: list[Tensor]) -> tuple:
+    """The shape of nested batches, which can be compared; adds their tensors to ``tensors``, in order."""
+    if isinstance(value, dict):
+        return tuple((name, described(part, tensors)) for name, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(described(part, tensors) for part in value)
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return "tensor", tuple(value.shape), value.dtype
+    return type(value).__name__, value
+
+
+def replaced(value: Any, tensors: Any) -> Any:
+    """Nested batches with the next of ``tensors`` in the place of each tensor."""
+    if isinstance(value, dict):
+        return {name: replaced(part, tensors) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [replaced(part, tensors) for part in value]
+    return next(tensors) if isinstance(value, Tensor) else value

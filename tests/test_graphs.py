@@ -1,0 +1,241 @@
+"""Recorded steps, in graphs of software (``helpers.software_graph``), and steps whose logs are read later."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq.logging import metrics
+
+import fairseq_sg.plugin  # noqa: F401
+from fairseq_sg.errors import UsageError
+from fairseq_sg.graphs import StepGraphs
+from fairseq_sg.trainer import SGTrainer, validate_and_save
+from helpers.small_folders import random_pairs, write_folder
+from helpers.software_graph import SoftwareGraph
+from helpers.trainers import build, groups
+
+MOST = 100
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    subsets = {"train": random_pairs(60, 1), "valid": random_pairs(12, 2)}
+    return write_folder(tmp_path_factory.mktemp("data") / "pairs", subsets)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Without what is for CPUs alone, and asks for values on the host."""
+    monkeypatch.setattr("fairseq_sg.models.encoder.packing_for_training", lambda _: None)
+    monkeypatch.setattr("fairseq_sg.models.decoder.packing_for_training", lambda _: None)
+    monkeypatch.setattr("fairseq_sg.modules.attention.softmax.closed_form_is_faster", lambda *_: False)
+
+
+# Any function.
+
+
+def step_of(batches):
+    (batch,) = batches
+    return (batch["tokens"] * batch["scale"]).sum() / batch["ntokens"]
+
+
+def test_a_shape_runs_once_is_recorded_and_is_then_replayed():
+    ran = []
+
+    def step(batches):
+        ran.append(1)
+        return step_of(batches)
+
+    graphs = StepGraphs(step, MOST, SoftwareGraph)
+    for n in range(1, 6):
+        batch = {"tokens": torch.arange(4.0) + n, "scale": 2.0, "ntokens": n}
+        assert graphs([batch]).item() == pytest.approx((6 + 4 * n) * 2 / n)
+    assert len(graphs) == 1 and len(ran) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"tokens": torch.zeros(5)}, {"tokens": torch.zeros(4).double()}, {"scale": 3.0}, {"more": None}],
+    ids=["size", "dtype", "number", "name"],
+)
+def test_another_shape_or_number_has_another_graph(other):
+    graphs = StepGraphs(step_of, MOST, SoftwareGraph)
+    batch = {"tokens": torch.ones(4), "scale": 2.0, "ntokens": 2}
+    for given in (batch, batch | other) * 3:
+        expected = step_of([given])
+        assert torch.equal(graphs([given]), expected)
+    assert len(graphs) == 2
+
+
+def test_beyond_the_most_graphs_steps_run_as_they_are():
+    graphs = StepGraphs(step_of, 2, SoftwareGraph)
+    for _ in range(3):
+        for size in (1, 2, 3, 4):
+            batch = {"tokens": torch.ones(size), "scale": 2.0, "ntokens": 1}
+            assert graphs([batch]).item() == 2 * size
+    assert len(graphs) == 2
+
+
+def test_a_step_that_waits_for_the_device_is_refused_in_one_line():
+    graphs = StepGraphs(lambda batches: batches[0]["tokens"].sum().item(), MOST, SoftwareGraph)
+    batch = {"tokens": torch.ones(2)}
+    graphs([batch])
+    with pytest.raises(UsageError, match="--step-graphs: a step of this model cannot be recorded .the host waits"):
+        graphs([batch])
+
+
+# Trainings.
+
+CASES = {
+    "translation": [],
+    "accumulated": ["--update-freq", "2"],
+    "clipped, a schedule": ["--clip-norm", "0.1", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "5"],
+    "sentences": ["--sentence-avg", "--label-smoothing", "0.1", "--weight-decay", "0.1"],
+    "relative, softmax": ["--encoder-attention", "relative", "--decoder-attention", "softmax", "--position", "rotary"],
+    "router": ["--encoder-attention", "geometric", "--encoder-update", "copy_gate", "--depth", "shared"],
+    "linear": ["--decoder-attention", "linear", "--cross-attention", "linear", "--feature-map", "hedgehog"],
+}
+
+
+def prepared(folder, how: str, *arguments: str) -> SGTrainer:
+    """A trainer whose steps are read at once, later (``ahead``), or recorded (``graphs``)."""
+    built = build(SGTrainer, folder, "--dropout", "0", "--length-window", "0", "--adam-eps", "1e-4", *arguments)
+    built.ahead = how != "at once"
+    if how == "graphs":
+        built._graphs = StepGraphs(built._step_on_device, MOST, SoftwareGraph)
+    return built
+
+
+def trained(built: SGTrainer, epochs: int = 3):
+    with metrics.aggregate("train"):
+        for _ in range(epochs):
+            for samples in groups(built):
+                with metrics.aggregate("train_inner"):
+                    assert built.train_step(samples) is not None
+        built.flush()
+    timed = {"ups", "wps", "train_wall", "wall"}
+    averages = {k: float(v) for k, v in metrics.get_smoothed_values("train").items() if k not in timed}
+    return averages, built.model.state_dict(), built.optimizer.state_dict()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_read_later_and_recorded_steps_are_the_same(folder, case, as_on_a_gpu):
+    expected = trained(prepared(folder, "at once", *CASES[case]))
+    averages, weights, state = trained(prepared(folder, "ahead", *CASES[case]))
+    assert averages == expected[0]
+    torch.testing.assert_close((weights, state), expected[1:], rtol=0, atol=0)
+    recorded = prepared(folder, "graphs", *CASES[case])
+    averages, weights, state = trained(recorded)
+    assert 0 < len(recorded._graphs) < recorded.get_num_updates() / 2
+    # The rate and the number of tokens of a recorded step are tensors.
+    assert averages == pytest.approx(expected[0], rel=1e-4)
+    torch.testing.assert_close(weights, expected[1], rtol=1e-4, atol=1e-4)
+    assert state["param_groups"] == expected[2]["param_groups"]
+
+
+@pytest.mark.parametrize("how", ["ahead", "graphs"])
+def test_a_gradient_that_is_not_finite_is_left_out_and_told_when_logs_are_read(folder, how, tmp_path, as_on_a_gpu):
+    built = prepared(folder, how, "--save-dir", str(tmp_path), "--log-interval", "1000")
+    samples = groups(built)[0]
+    for _ in range(4):
+        built.train_step(samples)
+    weight = built.model.decoder.embedding.tokens.weight
+    state = built.optimizer.optimizer.state[weight]
+    with torch.no_grad():
+        kept = weight[4].clone()
+        weight[4] = math.nan
+    before = [p.clone() for p in built.model.parameters()]
+    steps = state["step"].clone()
+    assert built.train_step(samples) == {}
+    torch.testing.assert_close(list(built.model.parameters()), before, rtol=0, atol=0, equal_nan=True)
+    assert state["step"] == steps
+    with torch.no_grad():
+        weight[4] = kept
+    built.train_step(samples)
+    assert state["step"] == steps + 1 and weight.isfinite().all()
+    with pytest.raises(
+        FloatingPointError, match="Nan/Inf at update 5, which was left out. The model after update 6 is"
+    ):
+        built.flush()
+    assert (tmp_path / "crash.pt").exists()
+
+
+def test_logs_are_read_at_the_first_step_and_at_every_interval(folder, monkeypatch):
+    built = prepared(folder, "ahead", "--log-interval", "3")
+    read = []
+    monkeypatch.setattr(built, "_reduce_and_log_stats", lambda *_: read.append(built.get_num_updates()))
+    for samples in groups(built)[:7]:
+        built.train_step(samples)
+    assert read == [1, 3, 3, 6, 6, 6]
+    built.flush()
+    assert read == [1, 3, 3, 6, 6, 6, 7]
+    built.flush()
+    assert len(read) == 7
+
+
+def test_logs_are_read_before_a_validation_and_at_the_end_of_an_epoch(folder):
+    built = prepared(folder, "ahead", "--log-interval", "1000", "--validate-interval-updates", "4")
+    unread = []
+
+    def fairseqs(*_):
+        unread.append((built.get_num_updates(), len(built._unread)))
+        return [None], False
+
+    with metrics.aggregate("train"):
+        for samples in groups(built)[:5]:
+            built.train_step(samples)
+            ends = built.get_num_updates() == 5
+            validate_and_save(fairseqs, built.cfg, built, built.task, None, ["valid"], ends)
+    assert unread == [(4, 0), (5, 0)]
+
+
+def test_after_an_error_fairseqs_step_runs(folder, monkeypatch):
+    built = prepared(folder, "ahead")
+    first, second, *_ = groups(built)
+    forward = built.criterion.forward
+    built.train_step(first)
+
+    def too_large(model, sample, **options):
+        if sample is first[0]:
+            raise RuntimeError("CUDA out of memory")
+        return forward(model, sample, **options)
+
+    monkeypatch.setattr(built.criterion, "forward", too_large)
+    assert built.train_step(first) is None and built.get_num_updates() == 1
+    assert built.train_step(second) == {} and built.get_num_updates() == 2
+
+
+def test_a_checkpoint_of_recorded_steps_is_an_ordinary_one(folder, as_on_a_gpu):
+    recorded, ordinary = (
+        prepared(folder, how, "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "5")
+        for how in ("graphs", "at once")
+    )
+    for built in (recorded, ordinary):
+        for samples in groups(built):
+            built.train_step(samples)
+    state = recorded.optimizer.state_dict()
+    assert state["param_groups"] == ordinary.optimizer.state_dict()["param_groups"]
+    assert isinstance(state["param_groups"][0]["lr"], float) and recorded.get_lr() == ordinary.get_lr()
+    resumed = prepared(folder, "at once", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "5")
+    resumed.optimizer.load_state_dict(state)
+    assert resumed.train_step(groups(resumed)[0])["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments,said",
+    [
+        ([], "one worker that trains in float32 on a GPU"),
+        (
+            ["--feature-map", "performer", "--performer-redraw", "2", "--decoder-attention", "linear"],
+            "--performer-redraw",
+        ),
+    ],
+)
+def test_where_steps_are_not_recorded_it_is_said_at_the_start(folder, arguments, said):
+    with pytest.raises(UsageError, match=said):
+        build(SGTrainer, folder, "--step-graphs", "8", *arguments)
