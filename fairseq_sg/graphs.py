@@ -19,34 +19,29 @@ from torch import Tensor
 from fairseq_sg.errors import UsageError
 
 
-class CudaGraph:
-    """One recorded function."""
-
-    #: Graphs take turns, and none needs what another has left, so they share their memory.
-    _pool: Any = None
+class CudaGraphs:
+    """Records functions. Its graphs take turns, and none needs what another has left, so they share their memory."""
 
     def __init__(self):
-        self._graph = torch.cuda.CUDAGraph()
+        self._pool: Any = None
 
-    def record(self, function: Callable[[], Any]) -> Any:
-        """Runs a function while it is recorded; returns what it returns, which every replay fills again."""
-        if CudaGraph._pool is None:
-            CudaGraph._pool = torch.cuda.graph_pool_handle()
+    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Runs a function once; returns its replay, and what it returned, which every replay fills again."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
         # Threads that pin batches go on allocating: only this one is watched.
-        with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             made = function()
         # A recording runs nothing.
-        self._graph.replay()
-        return made
-
-    def replay(self) -> None:
-        self._graph.replay()
+        graph.replay()
+        return graph.replay, made
 
 
 class Recorded(NamedTuple):
-    """A graph, the tensors that it reads, and what it returned."""
+    """The replay of a graph, the tensors that it reads, and what it returned."""
 
-    graph: Any
+    replay: Callable[[], None]
     inputs: list[Tensor]
     made: Any
 
@@ -59,11 +54,11 @@ class StepGraphs:
     Args:
         step: gets batches, runs without waiting for the device, and returns tensors.
         most: the number of graphs; other shapes run as they are.
-        recorder: makes a graph.
+        recorder: makes graphs.
     """
 
-    def __init__(self, step: Callable[[list], Any], most: int, recorder: Callable[[], Any] = CudaGraph):
-        self.step, self.most, self.recorder = step, most, recorder
+    def __init__(self, step: Callable[[list], Any], most: int, recorder: Any = None):
+        self.step, self.most, self.recorder = step, most, recorder or CudaGraphs()
         self._seen: set[tuple] = set()
         self._recorded: dict[tuple, Recorded] = {}
 
@@ -80,25 +75,24 @@ class StepGraphs:
         tensors: list[Tensor] = []
         shape = described(batches, tensors)
         if shape in self._recorded:
-            graph, inputs, made = self._recorded[shape]
+            replay, inputs, made = self._recorded[shape]
             for there, tensor in zip(inputs, tensors, strict=True):
                 there.copy_(tensor, non_blocking=True)
-            graph.replay()
+            replay()
             return made
         if shape not in self._seen or len(self._recorded) >= self.most:
             self._seen.add(shape)
             return self.step(batches)
         inputs = [tensor.clone() for tensor in tensors]
         fixed = replaced(batches, iter(inputs))
-        graph = self.recorder()
         try:
-            made = graph.record(lambda: self.step(fixed))
+            replay, made = self.recorder.record(lambda: self.step(fixed))
         except Exception as error:
             why = next(iter(str(error).splitlines()), "")
             raise UsageError(
                 f"--step-graphs: a step of this model cannot be recorded ({why}): leave --step-graphs out"
             ) from error
-        self._recorded[shape] = Recorded(graph, inputs, made)
+        self._recorded[shape] = Recorded(replay, inputs, made)
         return made
 
 

@@ -119,6 +119,9 @@ class SGTrainer(Trainer):
         UsageError: ``--step-graphs`` where steps are not recorded.
     """
 
+    #: Called before every step; the trainings of one process take turns there (``together``).
+    between_steps: Callable[[], None] = staticmethod(lambda: None)
+
     def __init__(self, cfg, task, model, criterion, quantizer=None):
         super().__init__(cfg, task, model, criterion, quantizer)
         self._first_seed = cfg.common.seed
@@ -169,6 +172,7 @@ class SGTrainer(Trainer):
         Raises:
             FloatingPointError: a gradient is not finite.
         """
+        self.between_steps()
         metrics.log_start_time("train_wall", priority=800, round=0)
         if not self.ordinary or not all(samples):
             return super().train_step(samples, raise_oom)
@@ -183,6 +187,10 @@ class SGTrainer(Trainer):
             return super().train_step(samples, raise_oom)
         metrics.log_stop_time("train_wall")
         return logged
+
+    def valid_step(self, sample: dict[str, Any], raise_oom: bool = False) -> dict[str, Any]:
+        self.between_steps()
+        return super().valid_step(sample, raise_oom)
 
     def _step(self, samples: Sequence[dict[str, Any]], batch: Batch) -> dict[str, Any]:
         """The update after a backward pass, and its logs."""

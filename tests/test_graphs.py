@@ -16,7 +16,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.graphs import StepGraphs
 from fairseq_sg.trainer import SGTrainer, validate_and_save
 from helpers.small_folders import random_pairs, write_folder
-from helpers.software_graph import SoftwareGraph
+from helpers.software_graph import SoftwareGraphs
 from helpers.trainers import build, groups
 
 MOST = 100
@@ -51,7 +51,7 @@ def test_a_shape_runs_once_is_recorded_and_is_then_replayed():
         ran.append(1)
         return step_of(batches)
 
-    graphs = StepGraphs(step, MOST, SoftwareGraph)
+    graphs = StepGraphs(step, MOST, SoftwareGraphs())
     for n in range(1, 6):
         batch = {"tokens": torch.arange(4.0) + n, "scale": 2.0, "ntokens": n}
         assert graphs([batch]).item() == pytest.approx((6 + 4 * n) * 2 / n)
@@ -64,7 +64,7 @@ def test_a_shape_runs_once_is_recorded_and_is_then_replayed():
     ids=["size", "dtype", "number", "name"],
 )
 def test_another_shape_or_number_has_another_graph(other):
-    graphs = StepGraphs(step_of, MOST, SoftwareGraph)
+    graphs = StepGraphs(step_of, MOST, SoftwareGraphs())
     batch = {"tokens": torch.ones(4), "scale": 2.0, "ntokens": 2}
     for given in (batch, batch | other) * 3:
         expected = step_of([given])
@@ -73,7 +73,7 @@ def test_another_shape_or_number_has_another_graph(other):
 
 
 def test_beyond_the_most_graphs_steps_run_as_they_are():
-    graphs = StepGraphs(step_of, 2, SoftwareGraph)
+    graphs = StepGraphs(step_of, 2, SoftwareGraphs())
     for _ in range(3):
         for size in (1, 2, 3, 4):
             batch = {"tokens": torch.ones(size), "scale": 2.0, "ntokens": 1}
@@ -82,7 +82,7 @@ def test_beyond_the_most_graphs_steps_run_as_they_are():
 
 
 def test_a_step_that_waits_for_the_device_is_refused_in_one_line():
-    graphs = StepGraphs(lambda batches: batches[0]["tokens"].sum().item(), MOST, SoftwareGraph)
+    graphs = StepGraphs(lambda batches: batches[0]["tokens"].sum().item(), MOST, SoftwareGraphs())
     batch = {"tokens": torch.ones(2)}
     graphs([batch])
     with pytest.raises(UsageError, match="--step-graphs: a step of this model cannot be recorded .the host waits"):
@@ -107,7 +107,7 @@ def prepared(folder, how: str, *arguments: str) -> SGTrainer:
     built = build(SGTrainer, folder, "--dropout", "0", "--length-window", "0", "--adam-eps", "1e-4", *arguments)
     built.ahead = how != "at once"
     if how == "graphs":
-        built._graphs = StepGraphs(built._step_on_device, MOST, SoftwareGraph)
+        built._graphs = StepGraphs(built._step_on_device, MOST, SoftwareGraphs())
     return built
 
 

@@ -6,6 +6,7 @@ asks for a tensor's value is an error.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,22 +19,24 @@ VIEWS = {torch.ops.aten._reshape_alias.default, torch.ops.aten._unsafe_view.defa
 WAITING = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
 
 
-class SoftwareGraph:
-    def __init__(self):
-        self.calls: list[tuple[Callable, tuple, dict, Any]] = []
+class SoftwareGraphs:
+    """In the place of ``fairseq_sg.graphs.CudaGraphs``."""
 
-    def record(self, function: Callable[[], Any]) -> Any:
-        with _Recording(self.calls):
-            return function()
+    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        calls: list[tuple[Callable, tuple, dict, Any]] = []
+        with _Recording(calls):
+            made = function()
+        return functools.partial(_replay, calls), made
 
-    def replay(self) -> None:
-        with torch.no_grad():
-            for operator, arguments, options, recorded in self.calls:
-                made = operator(*arguments, **options)
-                if _makes_new(operator):
-                    for place, value in zip(tree_leaves(recorded), tree_leaves(made), strict=True):
-                        if isinstance(place, torch.Tensor):
-                            place.copy_(value)
+
+def _replay(calls: list[tuple[Callable, tuple, dict, Any]]) -> None:
+    with torch.no_grad():
+        for operator, arguments, options, recorded in calls:
+            made = operator(*arguments, **options)
+            if _makes_new(operator):
+                for place, value in zip(tree_leaves(recorded), tree_leaves(made), strict=True):
+                    if isinstance(place, torch.Tensor):
+                        place.copy_(value)
 
 
 class _Recording(TorchDispatchMode):

@@ -1,0 +1,119 @@
+"""Several trainings in one process: each is what it is alone, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from data_prep.__main__ import main as data_prep
+from fairseq_sg.experiments.runs import events
+from helpers import classifiers
+from helpers.commands import LINEAR, RELATIVE, REPOSITORY, run, succeed, training
+from helpers.labelled_data import write_labelled
+from helpers.states import assert_same_state
+
+BEST = (
+    "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --patience 3 --keep-best-checkpoints 1".split()
+)
+
+
+@pytest.fixture(scope="module")
+def sources(data, tmp_path_factory) -> dict[str, Path]:
+    folder, draw = tmp_path_factory.mktemp("sources"), random.Random(0)
+    (folder / "letters").write_text("".join(draw.choices("abcdefgh", k=6000)))
+    text = ["text", "--unit", "bytes", "--input", str(folder / "letters"), "--out", str(folder / "text")]
+    assert not data_prep(text)
+    write_labelled(folder / "labelled")
+    return {"pairs": data, "text": folder / "text", "labelled": folder / "labelled"}
+
+
+def commands(sources: dict[str, Path], folder: Path) -> dict[str, list[str]]:
+    """Name -> arguments of ``fairseq-train``: other tasks, lengths, numbers of validations, and moments of the end."""
+    language = (
+        "--user-dir fairseq_sg --task sg_language_modeling --tokens-per-sample 16 --memory-length 16 --cpu "
+        "--arch sg_transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 "
+        "--decoder-attention relative --decoder-ffn-embed-dim 32 --dropout 0.1 --optimizer adam --lr 1e-2 "
+        "--criterion cross_entropy_orthogonality --batch-size 8 --no-epoch-checkpoints --log-format json "
+        "--max-epoch 2"
+    ).split()
+    made = {
+        "linear": training(
+            sources["pairs"], folder / "linear", *LINEAR, *BEST, "--dropout", "0.2", "--max-epoch", "3",
+            "--orthogonality-weight", "1e-3", "--validate-interval-updates", "4", "--seed", "2",
+        ),
+        "relative": training(sources["pairs"], folder / "relative", *RELATIVE, *BEST, "--max-update", "7"),
+        "classifier": classifiers.training(
+            sources["labelled"], folder / "classifier", *classifiers.KINDS["sg_encoder"], "--max-epoch", 1
+        ),
+        "language": [sources["text"], *language, "--save-dir", folder / "language"],
+    }  # fmt: skip
+    return {name: [*map(str, arguments), "--log-interval", "3"] for name, arguments in made.items()}
+
+
+def together(folder: Path, made: dict[str, list[str]], **environment: str):
+    """The result of the process, and the exit code of each training."""
+    plan = []
+    for name, arguments in made.items():
+        files = {key: str(folder / f"{name}.{key}") for key in ("log", "end", "stop")}
+        plan.append({"arguments": arguments, "lock": None, **files})
+    (folder / "plan.json").write_text(json.dumps(plan))
+    done = run("fairseq_sg.together", folder / "plan.json", cwd=REPOSITORY, **environment)
+    return done, {name: (folder / f"{name}.end").read_text() for name in made}
+
+
+def lasting(log: Path) -> list[dict]:
+    """The events of a log, without times."""
+    return [
+        {name: value for name, value in event.items() if not name.endswith(("wps", "ups", "wall"))}
+        for event in events(log)
+    ]
+
+
+def test_checkpoints_and_logs_are_those_of_single_trainings(sources, tmp_path):
+    alone, beside = tmp_path / "alone", tmp_path / "beside"
+    for folder in (alone, beside):
+        folder.mkdir()
+    for name, arguments in commands(sources, alone).items():
+        (alone / f"{name}.log").write_text(succeed("fairseq-train", *arguments))
+    done, ends = together(beside, commands(sources, beside))
+    assert done.code == 0 and set(ends.values()) == {"0"}, done.err
+    for name in ends:
+        files = sorted(path.name for path in (alone / name).glob("*.pt"))
+        assert files == sorted(path.name for path in (beside / name).glob("*.pt")) and "checkpoint_last.pt" in files
+        for file in files:
+            assert_same_state(alone / name / file, beside / name / file)
+        assert lasting(beside / f"{name}.log") == lasting(alone / f"{name}.log") != []
+
+
+def test_one_that_fails_or_is_stopped_does_not_disturb_the_others(sources, tmp_path):
+    made = commands(sources, tmp_path)
+    made["wrong"] = [*made["linear"], "--best-checkpoint-metric", "accurracy", "--save-dir", str(tmp_path / "wrong")]
+    made["diverging"] = [*made["relative"], "--lr", "1e30", "--save-dir", str(tmp_path / "diverging")]
+    (tmp_path / "language.stop").touch()
+    done, ends = together(tmp_path, made)
+    assert done.code == 1
+    assert ends == {"linear": "0", "relative": "0", "classifier": "0", "language": "1", "wrong": "1", "diverging": "1"}
+    logs = {name: (tmp_path / f"{name}.log").read_text() for name in made}
+    assert "error: --best-checkpoint-metric is 'accurracy'" in logs["wrong"] and "Traceback" not in logs["wrong"]
+    assert "\nFloatingPointError: gradients are Nan/Inf at update" in logs["diverging"]
+    assert logs["language"].endswith("stopped\n")
+    assert [event["kind"] for event in events(tmp_path / "relative.log")].count("valid") > 0
+
+
+def test_a_stopped_process_is_resumed_by_the_same_plan(sources, tmp_path):
+    """Trainings go on from their own checkpoints. Without patience: the last update of a stop is validated too."""
+
+    def train(folder: Path, *most: str) -> None:
+        folder.mkdir(exist_ok=True)
+        made = {name: commands(sources, folder)[name] for name in ("linear", "relative")}
+        done, _ = together(folder, {name: [*words, "--patience", "-1", *most] for name, words in made.items()})
+        assert done.code == 0, done.err
+
+    train(tmp_path / "whole")
+    train(tmp_path / "parts", "--max-update", "5")
+    train(tmp_path / "parts")
+    for name in ("linear", "relative"):
+        assert_same_state(*(tmp_path / folder / name / "checkpoint_last.pt" for folder in ("whole", "parts")))
