@@ -63,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
                 "has of other trainings stay",
             )
         if name in ("run", "slurm"):
-            one.add_argument("--jobs", type=int, help="parallel trainings (default: one per core; three per GPU)")
+            one.add_argument("--jobs", type=int, help="parallel trainings (default: a process per core; three per GPU)")
         if name == "run":
             one.add_argument(
                 "--memory-guard",
@@ -71,6 +71,13 @@ def make_parser() -> argparse.ArgumentParser:
                 default=3.0,
                 metavar="GB",
                 help="start another training only if so much memory is free, on machine and GPU (default 3; 0: off)",
+            )
+            one.add_argument(
+                "--together",
+                type=int,
+                default=1,
+                metavar="K",
+                help="trainings in one process, which take turns: a start for all, and a GPU for all (default: 1)",
             )
             one.add_argument("--index", type=int, metavar="I", help="do only run I of the plan, from 0 (for SLURM)")
 
@@ -161,12 +168,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--memory-guard is {args.memory_guard}: choose 0 or more")
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs is {args.jobs}: choose at least 1")
+    if args.together < 1:
+        raise UsageError(f"--together is {args.together}: choose at least 1")
     if args.index is not None and not 0 <= args.index < len(trials):
         raise UsageError(f"--index is {args.index}: the plan has runs 0 to {len(trials) - 1}")
     chosen = trials if args.index is None else [trials[args.index]]
     runs = [trial.run for trial in chosen]
     gpus = visible_gpus() if plan.device == "cuda" else []
-    jobs = min(len(runs), args.jobs or (3 * len(gpus) if gpus else os.cpu_count() or 1))
+    processes = 3 * len(gpus) if gpus else os.cpu_count() or 1
+    jobs = min(len(runs), args.jobs or processes * args.together)
     prefix = _prefix(args, plan)
     earlier = _earlier(prefix)
     results.merged(earlier, results.collect(plan, trials), _file(prefix)) if earlier else None
@@ -179,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
             f"for every command: fairseq-sg experiments show {shlex.join([args.recipe, *plan.options()])}\n", flush=True
         )
         with contextlib.closing(Progress(runs, plan.recipe.full_name)) as progress:
-            run_all(runs, jobs, progress, place=Guard(args.memory_guard, gpus), share=True)
+            run_all(runs, jobs, progress, Guard(args.memory_guard, gpus), share=True, together=args.together)
     except KeyboardInterrupt:
         print("stopped; the same command resumes from the last checkpoints", file=sys.stderr)
         return 130

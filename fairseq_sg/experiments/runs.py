@@ -26,6 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from fairseq_sg.experiments import groups
 from fairseq_sg.experiments.quantities import QUANTITIES, part
 
 #: The folder that has the package: a clone, or site-packages.
@@ -166,7 +167,7 @@ class Job:
     run: Run
     lock: IO[str]
     where: dict[str, str]
-    process: subprocess.Popen | None = None
+    process: subprocess.Popen | groups.Member | None = None
     stage: str = "training"
     since: float = field(default_factory=time.time)
     size: int = 0
@@ -458,6 +459,7 @@ def run_all(
     watch: Callable[[list[Run], dict[str, str]], None],
     place: Callable[[list[Job]], dict[str, str] | None] | None = None,
     share: bool = False,
+    together: int = 1,
 ) -> list[dict[str, Any]]:
     """Trains and evaluates unfinished runs, ``jobs`` in parallel, and returns every run's record, in order.
 
@@ -472,6 +474,7 @@ def run_all(
         place: gets the running jobs and returns the environment variables for another one, or None to wait. By default,
             every job may start.
         share: whether to wait for a folder in which another process is training, instead of refusing it.
+        together: trainings that begin together in one process (``groups``).
 
     Raises:
         Busy: another process is training in a folder, without ``share``.
@@ -490,22 +493,10 @@ def run_all(
             waiting.append(run)
     try:
         while waiting or active:
-            for run in list(waiting):
-                if len(active) >= jobs:
+            while waiting and jobs - len(active) >= min(together, len(waiting)):
+                begun = _begin_some(waiting, active, state, min(together, jobs - len(active)), place, share)
+                if not begun:
                     break
-                where = place(list(active.values())) if place else {}
-                if where is None:
-                    break
-                try:
-                    job = _start(run, where)
-                except Busy:
-                    if not share:
-                        raise
-                    state[str(run.folder)] = "elsewhere"
-                    continue
-                waiting.remove(run)
-                active[str(run.folder)] = job
-                state[str(run.folder)] = "training" if job.process else _ended(run)
             for key, job in list(active.items()):
                 if job.process is None or _advance(job):
                     state[key] = _ended(job.run)
@@ -518,9 +509,35 @@ def run_all(
     finally:
         for job in active.values():
             # The whole group, so that data loaders or evaluation commands end too.
-            _signal(job.process, signal.SIGTERM)
+            if job.process:
+                _signal(job.process, signal.SIGTERM)
     watch(runs, state)
     return [saved(run) for run in runs]
+
+
+def _begin_some(waiting, active, state, most, place, share) -> int:
+    """Starts up to ``most`` waiting runs in one process, or its own for one; returns how many were begun."""
+    where = place(list(active.values())) if place else {}
+    if where is None:
+        return 0
+    begun = []
+    for run in list(waiting):
+        if len(begun) == most:
+            break
+        try:
+            job = _begin(run, where)
+        except Busy:
+            if not share:
+                raise
+            state[str(run.folder)] = "elsewhere"
+            continue
+        waiting.remove(run)
+        active[str(run.folder)] = job
+        begun.append(job)
+    _train([job for job in begun if not (diverged(job.run) or result_of(job.run))])
+    for job in begun:
+        state[str(job.run.folder)] = "training" if job.process else _ended(job.run)
+    return len(begun)
 
 
 def starts_of(record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -567,13 +584,16 @@ def begun(job: Job) -> bool:
     return job.begun
 
 
-def _signal(process: subprocess.Popen, number: int) -> None:
+def _signal(process: subprocess.Popen | groups.Member, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
-def _stop(process: subprocess.Popen) -> None:
-    """Ends a process and its group, by SIGKILL after ten seconds."""
+def _stop(process: subprocess.Popen | groups.Member) -> None:
+    """Ends a process and its group, by SIGKILL after ten seconds; of a shared process, its training alone."""
+    if isinstance(process, groups.Member):
+        process.stop()
+        return
     _signal(process, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)
@@ -581,7 +601,8 @@ def _stop(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _start(run: Run, where: dict[str, str]) -> Job:
+def _begin(run: Run, where: dict[str, str]) -> Job:
+    """A job that holds its folder and has recorded where it runs; its training is not started."""
     run.folder.mkdir(parents=True, exist_ok=True)
     job = Job(run, _lock(run.folder), where)
     if diverged(run) or result_of(run):
@@ -598,8 +619,24 @@ def _start(run: Run, where: dict[str, str]) -> Job:
         log.write(f"$ {shlex.join(run.train_command())}\n")
         log.flush()
         job.start = job.size = log.tell()
-        job.process = _launch(executable(run.train_command()), job, stdout=log, stderr=subprocess.STDOUT)
     return job
+
+
+def _train(jobs: list[Job]) -> None:
+    """Starts the trainings of jobs at one place: one in a process of its own, several in one process."""
+    if len(jobs) == 1:
+        (job,) = jobs
+        with open(job.run.log, "a") as log:
+            job.process = _launch(executable(job.run.train_command()), job, stdout=log, stderr=subprocess.STDOUT)
+    elif jobs:
+        entries = [
+            groups.entry(job.run.folder, job.run.log, executable(job.run.train_command())[3:], job.lock.fileno())
+            for job in jobs
+        ]
+        output = jobs[0].run.folder.parent / "together.log"
+        process = groups.launch(entries, environment() | jobs[0].where, output)
+        for job in jobs:
+            job.process = groups.Member(process, job.run.folder, job.run.log, output)
 
 
 def _lock(folder: Path) -> IO[str]:

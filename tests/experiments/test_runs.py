@@ -16,7 +16,7 @@ import pytest
 
 import fairseq_sg
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments import memory, runs
+from fairseq_sg.experiments import groups, memory, runs
 from fairseq_sg.experiments.runs import Run
 from helpers.experiment_files import STAMP, course, evaluated, inner, make_run, of_subset
 
@@ -100,6 +100,27 @@ def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path
     commands |= {"bad": "exit 9", "good": "exit 9", "broken": GOOD}
     bad, good, broken = runs.run_all(all_runs, 3, lambda *_: None)
     assert bad["diverged"]["step"] == 2 and "result" in good and "result" in broken and "failed" not in broken
+
+
+def test_where_the_process_of_several_trainings_ends_early_only_those_that_had_not_ended_have_failed(tmp_path):
+    """It may have been killed for its memory, say."""
+    process = subprocess.Popen(["bash", "-c", "kill -9 $$"])
+    members = {}
+    for name in ("ended", "other"):
+        run = make_run(tmp_path / name)
+        members[name] = groups.Member(process, run.folder, run.log, tmp_path / "together.log")
+    (tmp_path / "ended" / groups.END).write_text("0")
+    process.wait()
+    assert {name: member.poll() for name, member in members.items()} == {"ended": 0, "other": -9}
+    assert members["other"].poll() == members["other"].returncode == -9
+    log = (tmp_path / "other" / "train.log").read_text()
+    assert log == f"the process of this training ended with exit code -9; it printed {tmp_path / 'together.log'}\n"
+    assert (tmp_path / "ended" / "train.log").read_text() == ""
+    # The next start forgets how the last one ended.
+    members["other"].stop()
+    entry = groups.entry(tmp_path / "ended", tmp_path / "log", ["data", "--seed", "1"], 5)
+    assert entry["arguments"] == ["data", "--seed", "1"] and entry["lock"] == 5
+    assert not Path(entry["end"]).exists() and (tmp_path / "other" / groups.STOP).exists()
 
 
 def test_a_collapse_at_the_end_is_a_fail(commands, tmp_path):
@@ -274,10 +295,9 @@ def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
 
 
 def test_every_commit_and_machine_that_a_training_was_started_at_is_kept(run, monkeypatch):
-    monkeypatch.setattr(runs, "_launch", lambda *_, **__: None)
     for commit in ("aaa", "aaa", "bbb"):
         monkeypatch.setenv("SG_COMMIT", commit)
-        runs._start(run, {}).lock.close()
+        runs._begin(run, {}).lock.close()
     starts = runs.starts_of(runs.saved(run))
     assert [(start["step"], start["commit"]) for start in starts] == [(250, "aaa"), (250, "bbb")]
     assert starts[0]["machine"] == runs.machine()

@@ -133,6 +133,20 @@ def test_a_killed_command_leaves_its_trainings_locked_and_is_resumed(trained):
     assert "resumes" not in trained.second.err and "minutes in all" in trained.second.out
 
 
+def test_trainings_of_one_process_have_the_results_of_two(trained):
+    """One of them diverges, and is ended without the other."""
+    plan = ["out/beside" if word == "out" else word.replace("tables/x_v0.2", "out/beside/results") for word in PLAN]
+    done = run(trained.folder, "run", *plan, "--together", 2)
+    assert done.code == 0, done.out + done.err
+    found = results.read(trained.folder / "out" / "beside" / "results.json")
+    assert of(found, "good")["result"] == of(trained.found, "good")["result"]
+    assert of(found, "bad")["diverged"] == of(trained.found, "bad")["diverged"]
+    beside = trained.folder / "out" / "beside"
+    assert (beside / "together.log").exists() and not locked(beside / "good-tiny-seed1")
+    logs = [(beside / f"{name}-tiny-seed1" / "train.log").read_text() for name in ("good", "bad")]
+    assert [log.count("$ fairseq-train") for log in logs] == [1, 1] and "done training in" in logs[0]
+
+
 def test_every_start_has_its_commit_and_machine(trained):
     starts = of(trained.found, "good")["starts"]
     assert [start["commit"] for start in starts] == ["first", "second"] and starts[0]["step"] == 0
