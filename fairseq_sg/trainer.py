@@ -24,17 +24,18 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel, FairseqEncoder
 from fairseq.trainer import Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_sg import checkpoints, compat
 from fairseq_sg.errors import UsageError
 from fairseq_sg.graphs import StepGraphs
 from fairseq_sg.optim.torch_adam import TorchAdam
-from fairseq_sg.tasks.mixin import counting
 
 
 def install() -> None:
@@ -327,3 +328,16 @@ def validate_and_save(fairseqs: Callable, cfg, trainer, task, epoch_itr, valid_s
     if isinstance(trainer, SGTrainer):
         trainer.flush()
     return fairseqs(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+
+
+#: fairseq's ways to hand the number of updates on to the modules below.
+_HANDED_ON = (BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
+_counting: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+
+
+def counting(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that want to know the number of updates, found once."""
+    if model not in _counting:
+        parts = [part for part in model.modules() if hasattr(part, "set_num_updates")]
+        _counting[model] = [part for part in parts if part.set_num_updates.__func__ not in _HANDED_ON]
+    return _counting[model]

@@ -16,8 +16,7 @@ import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import trainer as own
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.runs import events
-from fairseq_sg.tasks.mixin import counting
-from fairseq_sg.trainer import SGTrainer
+from fairseq_sg.trainer import SGTrainer, counting
 from helpers.commands import run
 from helpers.small_folders import random_pairs, write_folder
 from helpers.trainers import TRANSLATION, build, groups
@@ -210,3 +209,8 @@ def lasting(event: dict) -> dict:
     """An event without times."""
     timed = ("wps", "ups", "wall")
     return {name: value for name, value in event.items() if not name.endswith(timed)}
+
+
+def test_it_can_be_imported_before_the_plugin():
+    code = "from fairseq_sg import trainer\nimport fairseq_sg.plugin\nprint(trainer.SGTrainer.__name__)"
+    assert run("-c", code).out == "SGTrainer\n"

@@ -11,15 +11,12 @@ import hashlib
 import logging
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
-from fairseq.models import BaseFairseqModel, FairseqEncoder
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import FairseqTask
-from torch import nn
 
 from fairseq_sg.checkpoints import load_weights
 from fairseq_sg.compat import wrap
@@ -29,6 +26,7 @@ from fairseq_sg.modules.feedforward.workers import no_contribution
 from fairseq_sg.registry import emitted_losses
 from fairseq_sg.resuming import early_stopping
 from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.trainer import counting
 
 logger = logging.getLogger(__name__)
 #: Metrics whose largest, and whose smallest, value is the best, by how their names begin.
@@ -277,19 +275,6 @@ class SGTask:
     def begin_epoch(self, epoch, model) -> None:
         super().begin_epoch(epoch, model)
         keep_for_training(model)
-
-
-#: fairseq's ways to hand the number of updates on to the modules below.
-_HANDED_ON = (BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
-_counting: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
-
-
-def counting(model: nn.Module) -> list[nn.Module]:
-    """The modules of a model that want to know the number of updates, found once."""
-    if model not in _counting:
-        parts = [part for part in model.modules() if hasattr(part, "set_num_updates")]
-        _counting[model] = [part for part in parts if part.set_num_updates.__func__ not in _HANDED_ON]
-    return _counting[model]
 
 
 def without_removed(group: str, cfg):
