@@ -101,7 +101,7 @@ def counted(batch: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(batch.get("ntokens"), int):
         return batch
     device = next((leaf.device for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
-    return batch | {"ntokens": torch.tensor(batch["ntokens"]).to(device, non_blocking=True)}
+    return batch | {"ntokens": torch.full((), batch["ntokens"], device=device)}
 
 
 def leaves(value: Any) -> list[Any]:

@@ -109,7 +109,7 @@ class TorchAdam(FairseqOptimizer):
         """Keeps the learning rate in a tensor, so that a recorded step has that of each update."""
         if self._rate is None:
             self._known_rate = self.get_lr()
-            self._rate = torch.tensor(self._known_rate, device=device)
+            self._rate = torch.full((), self._known_rate, device=device)
             for group in self.param_groups:
                 group.update(lr=self._rate, capturable=True)
 

@@ -16,16 +16,20 @@ import pytest
 import torch
 from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.optim import build_optimizer
+from fairseq.logging import metrics
 
 from data_prep.__main__ import main as data_prep
+from fairseq_sg import graphs
+from fairseq_sg.graphs import StepGraphs
 from fairseq_sg.ops import orthogonality_loss
 from fairseq_sg.ops.cvmm.grouped import has_grouped_mm
+from fairseq_sg.trainer import SGTrainer
 from helpers import simulated
 from helpers.labelled_data import write_labelled
 from helpers.models import MODELS, PAD, model_of, pair
 from helpers.scenes import write_scenes
 from helpers.small_folders import random_pairs, write_folder
+from helpers.software_graph import SoftwareGraphs
 
 simulated.register(Path(os.environ["SIMULATED_DEVICE"]))
 # Once a process, what torch has for mixtures is tried out.
@@ -126,35 +130,71 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_a_step_of_training_and_of_validation(name, folders, monkeypatch):
+def trainer_on_device(name: str, folders, monkeypatch, *more: str) -> tuple[SGTrainer, list]:
+    """The trainer of ``STEPS[name]`` with its model on the device, and the batches of an epoch there."""
     words = STEPS[name].split()
     task_name = words[words.index("--task") + 1]
-    line = [str(folders[task_name]), *words, "--user-dir", "fairseq_sg", "--batch-size", "8", "--lr", "1e-2"]
-    args = options.parse_args_and_arch(options.get_training_parser(), [*line, "--optimizer", "torch_adam"])
+    line = [str(folders[task_name]), *words, "--user-dir", "fairseq_sg", "--batch-size", "8", "--lr", "1e-2", *more]
+    args = options.parse_args_and_arch(options.get_training_parser(), [*line, "--optimizer", "torch_adam", "--cpu"])
     cfg = convert_namespace_to_omegaconf(args)
+    metrics.reset()
+    torch.manual_seed(1)
     task = tasks.setup_task(cfg.task)
-    model, criterion = task.build_model(cfg.model).to(simulated.NAME), task.build_criterion(cfg.criterion)
-    optimizer = build_optimizer(cfg.optimizer, list(model.parameters()))
+    trainer = SGTrainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    trainer.get_model().to(simulated.NAME)
+    trainer.device, trainer.ahead = torch.device(simulated.NAME), True
     for subset in ("train", "valid"):
         task.load_dataset(subset)
     # Pinned memory is a GPU's.
     loader = torch.utils.data.DataLoader
     unpinned = lambda *more, pin_memory=False, **options: loader(*more, **options)  # noqa: E731
     monkeypatch.setattr(torch.utils.data, "DataLoader", unpinned)
-    before = [p.detach().cpu() for p in model.parameters()]
     batches = task.get_batch_iterator(task.dataset("train"), max_sentences=8, seed=1).next_epoch_itr()
-    steps = [utils.apply_to_sample(lambda x: x.to(simulated.NAME), next(batches)) for _ in range(3)]
-    for update, sample in enumerate(steps):
+    return trainer, [utils.apply_to_sample(lambda x: x.to(simulated.NAME), batch) for batch in batches]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_training_and_of_validation(name, folders, monkeypatch):
+    trainer, batches = trainer_on_device(name, folders, monkeypatch, "--clip-norm", "1", "--log-interval", "1000")
+    model, task, criterion = trainer.get_model(), trainer.task, trainer.criterion
+    before = [p.detach().cpu() for p in model.parameters()]
+    logged = []
+    monkeypatch.setattr(trainer, "_reduce_and_log_stats", lambda *numbers: logged.append(numbers))
+    trainer._has_read = True  # the first step is read at once
+    for sample in batches[:3]:
         with simulated.without_waiting():
-            loss, size, logs = task.train_step(sample, model, criterion.train(), optimizer, update)
-            optimizer.multiply_grads(1 / size)
-            optimizer.clip_grad_norm(1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        assert loss.item() > 0 and logs["nsentences"] == len(sample["id"])
+            assert trainer.train_step([sample]) == {}
+    assert not logged
+    trainer.flush()
+    for ((logs,), size, norm), sample in zip(logged, batches, strict=False):
+        assert logs["loss"] > 0 and logs["nsentences"] == len(sample["id"]) and size > 0 and 0 < norm < 1e4
+    assert len(logged) == 3 and trainer.get_num_updates() == 3
     assert all(not torch.equal(p.detach().cpu(), old) for p, old in zip(model.parameters(), before) if old.any())
     batches = task.get_batch_iterator(task.dataset("valid"), max_sentences=8, seed=1).next_epoch_itr(shuffle=False)
     sample = utils.apply_to_sample(lambda x: x.to(simulated.NAME), next(batches))
     loss, _, logs = task.valid_step(sample, model, criterion.eval())
     assert loss.item() > 0 and "n_exact" in logs
+
+
+@pytest.mark.parametrize("name", sorted({*STEPS} - {"language model", "linear language model"}))
+def test_recorded_steps_are_those_that_run(name, folders, monkeypatch):
+    """Dropout has the same masks. A graph is recorded for each shape alone, and no step waits."""
+    trained = {}
+    for how in ("run", "recorded"):
+        trainer, batches = trainer_on_device(name, folders, monkeypatch, "--log-interval", "1000")
+        if how == "recorded":
+            trainer._graphs = StepGraphs(trainer._step_on_device, 100, SoftwareGraphs())
+        else:
+            trainer.optimizer.keep_rate_on(trainer.device)
+        for sample in batches[:2] * 4:
+            with simulated.without_waiting() if trainer._has_read else contextlib.nullcontext():
+                trainer.train_step([sample])
+        trained[how] = trainer
+    recorded = trained["recorded"]._graphs
+    assert len(recorded) == len({described(batch) for batch in batches[:2]})
+    weights, expected = ({k: v.cpu() for k, v in trained[how].get_model().state_dict().items()} for how in trained)
+    torch.testing.assert_close(weights, expected, rtol=1e-3, atol=1e-3)
+
+
+def described(batch: dict) -> tuple:
+    return graphs.described(graphs.counted(batch), [])
