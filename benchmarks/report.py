@@ -72,6 +72,10 @@ KINDS = {
         "A training update, forward and backward, of `sg_operator_burgers_small` with several attentions and of "
         "`sg_operator_fno_small`. Models of one number of points take turns.",
     ),
+    "together": (
+        "Many small trainings",
+        "Steps per second of several trainings of `fairseq-train` at once, in processes of their own or in one.",
+    ),
     "preparation": (
         "Data preparation",
         "One command each, fairseq's binary files included. MB is the peak memory of the process.",

@@ -185,7 +185,9 @@ def _write(path: Path, text: str) -> None:
 def train_all(plan: Sequence[dict[str, Any]]) -> int:
     """Trains all; returns 1 if one has failed, else 0."""
     sys.stdout, sys.stderr = ByThread(sys.stdout), ByThread(sys.stderr)
-    # After that: fairseq's log goes to what is the standard output when it is imported.
+    # fairseq's log goes to what is the standard output when its command is imported, which has to come first.
+    from fairseq_cli import train  # noqa: F401, I001
+
     import fairseq_sg.plugin  # noqa: F401
     from fairseq_sg.trainer import SGTrainer
 

@@ -42,7 +42,7 @@ class Member:
         (self._folder / STOP).touch()
 
 
-def entry(folder: Path, log: Path, arguments: Sequence[str], lock: int) -> dict[str, Any]:
+def entry(folder: Path, log: Path, arguments: Sequence[str], lock: int | None) -> dict[str, Any]:
     """The entry of a training in the plan of ``fairseq_sg.together``; an earlier end or stop is forgotten."""
     for name in (END, STOP):
         (folder / name).unlink(missing_ok=True)
@@ -57,7 +57,7 @@ def launch(entries: Sequence[dict[str, Any]], environment: dict[str, str], outpu
             [sys.executable, "-m", "fairseq_sg.together", "/dev/stdin"],
             env=environment,
             start_new_session=True,
-            pass_fds=[entry["lock"] for entry in entries],
+            pass_fds=[entry["lock"] for entry in entries if entry["lock"] is not None],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from benchmarks import __main__ as run  # noqa: E402
-from benchmarks import attention, measure, memory, operators, points, preparation, report, step, summary  # noqa: E402
+from benchmarks import attention, measure, memory, operators, points, preparation, report, step, summary, together  # noqa: E402
 from fairseq_sg.kernels import timing  # noqa: E402
 
 
@@ -122,6 +122,59 @@ class TestMemory:
         monkeypatch.setattr(memory, "retention", lambda r, free: 1 - 0.5 * (r * free[:, :, None]).sum(1))
         with pytest.raises(SystemExit, match="transcribed: .* nothing was timed"):
             memory.check("mds", "cpu")
+
+
+class TestTogether:
+    """Many small trainings."""
+
+    def test_ways(self):
+        assert together.ways(4, "cpu") == {"4 processes": (4, False), "one process": (1, False)}
+        assert together.ways(15, "cuda") == {
+            "15 processes": (15, False),
+            "15 processes, graphs": (15, True),
+            "3 processes, graphs": (3, True),
+            "one process, graphs": (1, True),
+        }
+
+    def test_rates_are_those_of_the_logs(self, tmp_path, monkeypatch):
+        """The first interval, with the start, is left out."""
+        monkeypatch.setattr(together, "environment", dict)
+
+        class Process:
+            def __init__(self, entries):
+                for entry in entries:
+                    log = [f'x | INFO | train_inner | {{"num_updates": "{n}", "ups": "{n}"}}' for n in (20, 40, 60, 80)]
+                    Path(entry["log"]).write_text("\n".join(log))
+                    given.append(entry["arguments"])
+
+            def wait(self):
+                return 0
+
+        given = []
+        monkeypatch.setattr(together.groups, "launch", lambda entries, *_: Process(entries))
+        assert together.rate(Path("data"), 3, 2, 100, "cpu", 0) == 3 * 60
+        assert [words[words.index("--seed") + 1] for words in given] == ["1", "3", "2"]
+        assert all("--cpu" in words and words[words.index("--step-graphs") + 1] == "0" for words in given)
+
+    def test_section(self, monkeypatch):
+        monkeypatch.setattr(together, "rate", lambda _, models, processes, *more: 2.0 * processes)
+        section = together.section(4, 100, 3, "cpu", 8, Path("data"))
+        assert section.rows == [["4 processes", 8.0, 1.0], ["one process", 2.0, 0.25]]
+        assert section.note == "100 steps, 3 rounds" and section.kind in report.KINDS
+
+    def test_a_training_that_fails_is_shown(self, monkeypatch):
+        class Process:
+            def wait(self):
+                return 1
+
+        def launch(entries, environment, output):
+            output.write_text("killed")
+            Path(entries[0]["log"]).write_text("out of memory")
+            return Process()
+
+        monkeypatch.setattr(together.groups, "launch", launch)
+        with pytest.raises(SystemExit, match="a training failed: killedout of memory"):
+            together.rate(Path("data"), 1, 1, 100, "cpu", 0)
 
 
 class TestPoints:

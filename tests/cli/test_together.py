@@ -11,7 +11,7 @@ import pytest
 from data_prep.__main__ import main as data_prep
 from fairseq_sg.experiments.runs import events
 from helpers import classifiers
-from helpers.commands import LINEAR, RELATIVE, REPOSITORY, run, succeed, training
+from helpers.commands import LINEAR, RELATIVE, REPOSITORY, launch, run, succeed, training
 from helpers.labelled_data import write_labelled
 from helpers.states import assert_same_state
 
@@ -117,3 +117,13 @@ def test_a_stopped_process_is_resumed_by_the_same_plan(sources, tmp_path):
     train(tmp_path / "parts")
     for name in ("linear", "relative"):
         assert_same_state(*(tmp_path / folder / name / "checkpoint_last.pt" for folder in ("whole", "parts")))
+
+
+def test_logs_of_a_process_that_starts_anew_can_be_read(sources, tmp_path):
+    """Who imports fairseq first decides on the form of its log."""
+    words = [*commands(sources, tmp_path)["classifier"], "--max-update", "3", "--disable-validation", "--no-save"]
+    files = {key: str(tmp_path / key) for key in ("log", "end", "stop")}
+    (tmp_path / "plan.json").write_text(json.dumps([{"arguments": words, "lock": None, **files}]))
+    done = launch("python", "-m", "fairseq_sg.together", tmp_path / "plan.json")
+    assert done.code == 0, done.err
+    assert [event["kind"] for event in events(tmp_path / "log")] == ["train_inner", "train"]
