@@ -4,6 +4,7 @@
     python -m benchmarks --suite ops --peers --out runs/ops    # one suite, also into runs/ops/RESULTS.md
     python -m benchmarks --suite step --reference PATH         # a training step, beside the reference repository's
     python -m benchmarks --suite data                          # preparing the datasets; takes half an hour
+    python -m benchmarks --suite together                      # many small trainings at once
     python -m benchmarks --quick                               # a smoke test; its numbers mean nothing
 
 Each suite has its own command with more options: ``benchmarks/README.md``. The command fails if an implementation of an
@@ -17,10 +18,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import attention, memory, operators, points, preparation, report, step
+from benchmarks import attention, memory, operators, points, preparation, report, step, together
 from benchmarks.measure import as_in_training
 
-SUITES = ("ops", "step", "decode", "data")
+SUITES = ("ops", "step", "decode", "data", "together")
 DEFAULT_SUITES = SUITES[:3]
 
 
@@ -41,6 +42,8 @@ def sections(suite: str, args: argparse.Namespace) -> Iterator[report.Section]:
         yield from memory.sections(*on, words=memory.WORDS[: 1 if args.quick else None])
     elif suite == "decode":
         yield attention.decoding_section(*on, (16, 64) if args.quick else attention.POSITIONS)
+    elif suite == "together":
+        yield together.section_of(together.usual(args.device), 20 if args.quick else 200, *on)
     else:
         yield preparation.preparation_section("parity" if args.quick else "")
 
@@ -48,7 +51,9 @@ def sections(suite: str, args: argparse.Namespace) -> Iterator[report.Section]:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=formatter)
-    parser.add_argument("--suite", choices=SUITES, nargs="+", default=DEFAULT_SUITES, help="default: all but data")
+    parser.add_argument(
+        "--suite", choices=SUITES, nargs="+", default=DEFAULT_SUITES, help="default: all but data and together"
+    )
     parser.add_argument("--peers", action="store_true", help="also measure installed peers of the operators")
     parser.add_argument("--reference", type=Path, metavar="PATH", help="a copy of the reference repository")
     parser.add_argument("--quick", action="store_true", help="small sizes, as a smoke test; do not quote the numbers")

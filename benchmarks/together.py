@@ -41,6 +41,11 @@ def ways(models: int, device: str) -> dict[str, tuple[int, bool]]:
     }
 
 
+def usual(device: str) -> int:
+    """The number of trainings at once."""
+    return 15 if device == "cuda" else 4
+
+
 def rate(data: Path, models: int, processes: int, steps: int, device: str, graphs: int) -> float:
     """Steps per second of all models together."""
     every = max(1, steps // 5)
@@ -86,6 +91,16 @@ def section(models: int, steps: int, rounds: int, device: str, graphs: int, data
     return report.Section("together", title, device, columns, report.rounded(rows), about=about, note=note)
 
 
+def section_of(models: int, steps: int, rounds: int, device: str, graphs: int = 64) -> report.Section:
+    """``section`` on data that it prepares."""
+    from data_prep.__main__ import main as data_prep
+
+    with tempfile.TemporaryDirectory() as folder:
+        if data_prep([*shlex.split(MODELS["scan"]["data"]), "--out", f"{folder}/scan"]):
+            raise SystemExit("the data could not be prepared")
+        return section(models, steps, rounds, device, graphs, Path(folder) / "scan")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, help="trainings at once (default: 15 on a GPU, 4 on a CPU)")
@@ -95,13 +110,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = report.parse(parser, argv, "benchmarks.together")
     if min(args.steps // 10, args.models or 1, args.graphs) < 1:
         parser.error("choose at least 10 steps, 1 model and 1 graph")
-    models = args.models or (15 if args.device == "cuda" else 4)
-    with tempfile.TemporaryDirectory() as folder:
-        from data_prep.__main__ import main as data_prep
-
-        if data_prep([*shlex.split(MODELS["scan"]["data"]), "--out", f"{folder}/scan"]):
-            raise SystemExit("the data could not be prepared")
-        found = section(models, args.steps, args.rounds, args.device, args.graphs, Path(folder) / "scan")
+    models = args.models or usual(args.device)
+    found = section_of(models, args.steps, args.rounds, args.device, args.graphs)
     report.publish(found, args.command, args.out)
 
 

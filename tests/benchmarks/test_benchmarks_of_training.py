@@ -298,10 +298,23 @@ class TestAll:
         monkeypatch.setattr(memory, "sections", lambda *on, **options: [cells(*on)])
         monkeypatch.setattr(attention, "decoding_section", section("decoding", ["a"], [["1"]]))
         monkeypatch.setattr(preparation, "preparation_section", section("preparation", ["b"], [["2"]]))
-        line = ["--suite", "step", "decode", "data", "--reference", "THERE", "--rounds", "3", "--device", "cpu"]
+        monkeypatch.setattr(together, "section_of", section("together", ["c"], [["3"]]))
+        line = [
+            "--suite",
+            "step",
+            "decode",
+            "data",
+            "together",
+            "--reference",
+            "THERE",
+            "--rounds",
+            "3",
+            "--device",
+            "cpu",
+        ]
         assert run.main([*line, "--out", str(tmp_path / "new")]) == 0
         models = ["step", "attentions", "orthogonality", "points", "memory"]
-        assert [one[0] for one in seen] == [*models, "decoding", "preparation"]
+        assert [one[0] for one in seen] == [*models, "decoding", "preparation", "together"]
         assert Path("THERE") in seen[0] and all(3 in one and "cpu" in one for one in seen[:6])
         found = report.load(tmp_path / "new")
         assert {one.command for one in found} == {report.command("benchmarks", [*line, "--out", str(tmp_path / "new")])}
