@@ -85,9 +85,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json and os.path.isdir(args.json):
         raise UsageError(f"--json is {args.json}, which is a folder: name a file")
     device = "cpu" if args.cpu else "auto"
-    loaded = load(
-        args.checkpoint, args.data, args.model_overrides, device, args.user_dir, language_models=True, images=True
-    )
+    loaded = load(args.checkpoint, args.data, args.model_overrides, device, args.user_dir, ("words", "text", "images"))
     names = choose_subsets(loaded, args.subset)
     if args.json:
         folder = Path(args.json).absolute().parent

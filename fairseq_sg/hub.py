@@ -87,7 +87,7 @@ def load(
         raise UsageError(f"`device` is {device!r}: choose cpu, cuda, cuda:1 (and so on) or auto")
     with arguments():
         return TrainedModel(
-            checkpoints.load(checkpoint, data, overrides, device, user_dir, language_models=True, images=True),
+            checkpoints.load(checkpoint, data, overrides, device, user_dir, ("words", "text", "images")),
             checkpoint,
         )
 

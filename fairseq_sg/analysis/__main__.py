@@ -195,10 +195,10 @@ def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
     """Runs a command on one checkpoint."""
     if hasattr(module, "READS"):
         return module.measure(checkpoint, args)
-    kinds = ("language_models", "regressors", "images", "operators")
-    accepted = {name: getattr(module, name.upper(), False) for name in kinds}
     data = None if getattr(module, "OWN_DATA", False) else args.data
-    loaded = load(checkpoint, data, args.model_overrides, args.device, args.user_dir, **accepted)
+    loaded = load(
+        checkpoint, data, args.model_overrides, args.device, args.user_dir, getattr(module, "KINDS", ("words",))
+    )
     result = module.measure(loaded, args)
     shown = {"command": args.command, "checkpoint": checkpoint, "arch": loaded.arch, "data": loaded.data}
     result.facts = {**shown, "model_overrides": args.model_overrides, **result.facts}

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 BY = {"source_length": "words in the source", "target_length": "words in the target", "type": "type of example"}
 
 
-#: Models of images and questions are accepted.
-IMAGES = True
+#: The kinds of models that are accepted.
+KINDS = ("words", "images")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,8 +20,8 @@ from fairseq_sg.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Models of images and questions are accepted.
-IMAGES = True
+#: The kinds of models that are accepted.
+KINDS = ("words", "images")
 SHOWN = 3  # questions of a group in the picture
 
 

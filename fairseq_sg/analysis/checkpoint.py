@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,10 +121,7 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     device: str = "cpu",
     user_dir: str | None = None,
-    language_models: bool = False,
-    regressors: bool = False,
-    images: bool = False,
-    operators: bool = False,
+    kinds: Collection[str] = ("words",),
 ) -> Loaded:
     """Loads the model of a checkpoint as fairseq's commands do.
 
@@ -134,9 +131,8 @@ def load(
         overrides: new values of training options by name, such as ``{"encoder_layers": 24}``.
         device: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``.
         user_dir: a folder with the user's own mechanisms, as fairseq's ``--user-dir``.
-        language_models: whether models without an encoder are accepted.
-        images: whether models of images and questions are accepted.
-        regressors, operators: whether models of numbers, or of functions, are wanted, instead of those of words.
+        kinds: of models that are accepted: of ``words``, of ``text`` (language models), of ``images`` and questions;
+            or of ``numbers`` or ``functions`` alone.
 
     Raises:
         UsageError: a missing file, folder, option or GPU; a truncated checkpoint; weights that do not fit the model; an
@@ -179,10 +175,10 @@ def load(
     except ValidationError as error:
         raise UsageError(f"--model-overrides has an invalid value: {error}") from error
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
-    wanted = "numbers" if regressors else "functions" if operators else "words"
+    wanted = next((kind for kind in PREDICTED if kind in kinds), "words")
     check_kind(model, arch, checkpoint, wanted)
     alone = hasattr(model, "decoder") and not hasattr(model, "encoder") and not labels_words(task)
-    if wanted == "words" and not language_models and alone:
+    if wanted == "words" and "text" not in kinds and alone:
         raise UsageError(
             f"{arch} is a language model: this analysis needs an encoder–decoder model or a classifier; "
             "`experts` also takes language models"
@@ -191,7 +187,7 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
     loaded = Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg, updates)
-    if loaded.reads_images and not images:
+    if loaded.reads_images and "images" not in kinds:
         raise UsageError(f"{arch} was trained on images: this analysis needs a model of words")
     return loaded
 

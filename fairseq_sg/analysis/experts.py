@@ -38,10 +38,8 @@ from fairseq_sg.modules.feedforward import FeedForward
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Language models are accepted.
-LANGUAGE_MODELS = True
-#: So are models of images and questions.
-IMAGES = True
+#: The kinds of models that are accepted.
+KINDS = ("words", "text", "images")
 #: side -> the arrays of OUT.npz for one batch, per application in turn.
 Calls = dict[str, list[dict[str, Tensor]]]
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 ACROSS = 6
 
 
-#: Models of images and questions are accepted.
-IMAGES = True
+#: The kinds of models that are accepted.
+KINDS = ("words", "images")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -54,10 +54,8 @@ from fairseq_sg.modules.masks import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Language models are accepted.
-LANGUAGE_MODELS = True
-#: So are models of images and questions.
-IMAGES = True
+#: The kinds of models that are accepted.
+KINDS = ("words", "text", "images")
 #: The model has the folder of its training; ``--data`` is that of the masks.
 OWN_DATA = True
 

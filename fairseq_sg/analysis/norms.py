@@ -45,8 +45,8 @@ PLAIN = {
 }
 
 
-#: Models of images and questions are accepted.
-IMAGES = True
+#: The kinds of models that are accepted.
+KINDS = ("words", "images")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,8 +29,8 @@ from fairseq_sg.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Marks a command that takes models of ``sg_operator``.
-OPERATORS = True
+#: Models of ``sg_operator``.
+KINDS = ("functions",)
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -39,8 +39,8 @@ from fairseq_sg.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Marks a command that takes models of ``sg_regression``.
-REGRESSORS = True
+#: Models of ``sg_regression``.
+KINDS = ("numbers",)
 #: Numbers of examples up to which all have a row; after it, powers of 2 and the last one.
 ALL_ROWS = 8
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: Models of images and questions are accepted.
-IMAGES = True
+#: The kinds of models that are accepted.
+KINDS = ("words", "images")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -721,6 +721,8 @@ def _finish_evaluation(job: Job) -> None:
         result["more"] = {more: _measured(run, run.more_log(n)) for n, more in enumerate(run.more_overrides)}
     if run.analysed:
         result["analysed"] = {path: analysed(run.folder, path) for path in run.analysed}
+        for path in (path for path, value in result["analysed"].items() if value is None):
+            print(f"warning: {run.folder}: {path.partition('/')[0]}.json has no number {path}", file=sys.stderr)
     _record(run, result=result)
 
 

@@ -112,6 +112,8 @@ class TorchAdam(FairseqOptimizer):
             self._rate = torch.full((), self._known_rate, device=device)
             for group in self.param_groups:
                 group.update(lr=self._rate, capturable=True)
+            # The first steps are not recorded, which torch would warn of.
+            self._optimizer._warned_capturable_if_run_uncaptured = True
 
     def set_lr(self, lr: float) -> None:
         if self._rate is None:

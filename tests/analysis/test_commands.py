@@ -535,7 +535,7 @@ def test_experts_of_a_language_model(limit, batches, analyse, saved, loaded):
     options = ("--subset", "valid", "--batch-size", "4", "--limit", str(limit))
     arrays, facts, _ = analyse("experts", saved("lm"), *options)
     assert facts["steps"] == {"decoder": 2}
-    model = load(saved("lm"), language_models=True)
+    model = load(saved("lm"), kinds=("text",))
     streams = model.subset("valid").streams(4, 4, 5, all_tokens=True)
     seen = []
     layer = model.model.decoder.stack.layers[1].update.ffn

@@ -39,7 +39,7 @@ def visual(folder, tmp_path_factory) -> str:
 
 @pytest.fixture
 def loaded(visual):
-    return load(visual, images=True)
+    return load(visual, kinds=("images",))
 
 
 def test_maps_of_a_question(loaded, folder):

@@ -39,7 +39,7 @@ def saved(folder, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def loaded(saved):
-    return load(str(saved), operators=True)
+    return load(str(saved), kinds=("functions",))
 
 
 def test_errors_are_those_of_the_criterion(loaded):
@@ -108,7 +108,7 @@ def test_pictures_of_two_dimensions(tmp_path):
     assert prepare(["darcy", *sizes, str(tmp_path / "darcy")]) == 0
     saved = checkpoint(tmp_path / "one.pt", tmp_path / "darcy", "operator_2d")
     args = Namespace(subset="test", samples=(0, 2), batch_size=4, limit=None)
-    found = operator.measure(load(str(saved), operators=True), args)
+    found = operator.measure(load(str(saved), kinds=("functions",)), args)
     figures = operator.draw(found, args)
     assert list(figures) == ["samples"]
     maps = [ax.images[0] for ax in figures["samples"].axes if ax.images]
@@ -138,7 +138,7 @@ def test_wrong_models_functions_and_subsets(loaded, saved, tmp_path, capsys):
     assert f"predicts functions: run `fairseq-sg analysis operator {saved}`" in capsys.readouterr().err
     other = checkpoint(tmp_path / "numbers.pt", write_prompts(tmp_path / "prompts"), "regressor")
     with pytest.raises(UsageError, match="sg_regressor predicts no functions: this analysis needs sg_operator"):
-        load(str(other), operators=True)
+        load(str(other), kinds=("functions",))
     with pytest.raises(SystemExit):
         main(["operator", str(saved), "--samples", "first"])
     assert "must be numbers of functions such as 0,1,5" in capsys.readouterr().err

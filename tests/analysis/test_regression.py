@@ -39,7 +39,7 @@ def saved(folder, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def loaded(saved):
-    return load(str(saved), regressors=True)
+    return load(str(saved), kinds=("numbers",))
 
 
 def test_errors_are_those_of_the_criterion(loaded):
@@ -72,7 +72,7 @@ def test_exact_predictors(loaded):
 def test_the_floor_of_more_examples(saved, tmp_path):
     """σ² (1 + ⅔ + ⅓) over the points of the prompts, whose number is not that of training."""
     longer = write_prompts(tmp_path / "longer", "--long", 9)
-    model = load(str(saved), data=str(longer), regressors=True)
+    model = load(str(saved), data=str(longer), kinds=("numbers",))
     found = regression.measure(model, Namespace(subset="test,long", batch_size=4, limit=None)).facts["subsets"]
     assert [found[name]["floor"] for name in ("test", "long")] == [pytest.approx(4 * 2 / p) for p in (6, 10)]
     assert len(found["long"]["errors"]) == 10
@@ -141,7 +141,7 @@ def test_the_command(saved, folder, tmp_path, capsys):
 
 def test_wrong_models_and_subsets(saved, folder, tmp_path, capsys):
     with pytest.raises(UsageError, match="the data folder .* has no subset 'gen': it has valid, test"):
-        regression.measure(load(str(saved), regressors=True), Namespace(subset="gen", batch_size=4, limit=None))
+        regression.measure(load(str(saved), kinds=("numbers",)), Namespace(subset="gen", batch_size=4, limit=None))
     for command in (["maps", str(saved), "--input", "a"], ["norms", str(saved)]):
         assert main([*command, "--device", "cpu"]) == 1
         assert f"predicts numbers: run `fairseq-sg analysis regression {saved}`" in capsys.readouterr().err
@@ -154,4 +154,4 @@ def test_models_of_words_are_refused(tmp_path):
 
     path = checkpoint(tmp_path / "words.pt", pairs_folder(tmp_path / "pairs"), "softmax")
     with pytest.raises(UsageError, match="sg_transformer predicts no numbers: this analysis needs a regressor"):
-        load(str(path), regressors=True)
+        load(str(path), kinds=("numbers",))

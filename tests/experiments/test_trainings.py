@@ -45,6 +45,7 @@ MASKS = "masks {checkpoint} --data {tiny} --steps 3 --batch-size 8 --evaluate ge
 SHARED = SHARED.replace(
     "rows:\n",
     "  shared-weights: {subset: gen, metric: analysis, value: overlap/total/iou/mean/0/1, digits: 3}\n"
+    "  nothing: {subset: gen, metric: analysis, value: overlap/no/number}\n"
     f"analyses:\n  control: {MASKS}\n  other: {MASKS} --initial-logit 0.01 --lr 0.01\n"
     "  overlap: overlap control={control}.npz other={other}.npz\nrows:\n",
 )
@@ -191,7 +192,11 @@ def test_analyses_of_a_trained_model_have_their_column(trained):
     found = of(trained.found, "good")
     overlap = json.loads((trained.good / "overlap.json").read_text())
     share = overlap["total"]["iou"]["mean"][0][1]
-    assert 0 < share < 1 and found["result"]["analysed"] == {"overlap/total/iou/mean/0/1": share}
+    assert 0 < share < 1 and found["result"]["analysed"] == {
+        "overlap/total/iou/mean/0/1": share,
+        "overlap/no/number": None,
+    }
+    assert f"warning: {Path('out/good-tiny-seed1')}: overlap.json has no number overlap/no/number" in trained.second.err
     control = json.loads((trained.good / "control.json").read_text())
     assert control["training"]["seed"] == 1 and control["checkpoint"].endswith("good-tiny-seed1/checkpoint_best.pt")
     assert any(command.startswith("fairseq-sg analysis overlap control=") for command in found["commands"])
