@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
+from fairseq import utils
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel, FairseqEncoder
 from fairseq.trainer import Trainer
@@ -40,9 +41,9 @@ from fairseq_sg.optim.torch_adam import TorchAdam
 
 def install() -> None:
     """Makes ``fairseq-train`` and ``fairseq-hydra-train`` use this trainer."""
-    from fairseq.distributed import utils
+    from fairseq.distributed import utils as distributed
 
-    compat.wrap(utils, "call_main", _call_main)
+    compat.wrap(distributed, "call_main", _call_main)
 
 
 def _call_main(call, cfg, main, **kwargs):
@@ -195,7 +196,7 @@ class SGTrainer(Trainer):
 
     def _step(self, samples: Sequence[dict[str, Any]], batch: Batch) -> dict[str, Any]:
         """The update after a backward pass, and its logs."""
-        norm = self.clip_grad_norm(self._clip_norm)
+        norm = self.optimizer.clip_grad_norm(self._clip_norm)
         if not torch.isfinite(norm).all():
             self._give_up(samples)
         self.task.optimizer_step(self.optimizer, model=self.model, update_num=self.get_num_updates())
@@ -220,7 +221,7 @@ class SGTrainer(Trainer):
 
     def _step_on_device(self, samples: Sequence[dict[str, Any]]) -> Row:
         batch = self._backward(samples)
-        norm = self.clip_grad_norm(self._clip_norm)
+        norm = self.optimizer.clip_grad_norm(self._clip_norm)
         self.optimizer.skip_unless_finite(norm)
         self.task.optimizer_step(self.optimizer, model=self.model, update_num=self.get_num_updates())
         return Row.of(batch, norm)
@@ -304,8 +305,10 @@ class SGTrainer(Trainer):
         if self.cuda:
             torch.cuda.manual_seed(seed)
 
-    def _fp_convert_sample(self, sample):
-        return super()._fp_convert_sample(sample) if self._converts else sample
+    def _prepare_sample(self, sample, is_dummy: bool = False):
+        if not self.ordinary or self._converts or not sample:
+            return super()._prepare_sample(sample, is_dummy)
+        return utils.move_to_cuda(sample) if self.cuda else sample, False
 
     def due(self) -> bool:
         """Whether, within an epoch, a validation, a checkpoint or the end may follow the last update."""
