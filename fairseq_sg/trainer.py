@@ -342,5 +342,5 @@ def counting(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that want to know the number of updates, found once."""
     if model not in _counting:
         parts = [part for part in model.modules() if hasattr(part, "set_num_updates")]
-        _counting[model] = [part for part in parts if part.set_num_updates.__func__ not in _HANDED_ON]
+        _counting[model] = [part for part in parts if getattr(part.set_num_updates, "__func__", None) not in _HANDED_ON]
     return _counting[model]
