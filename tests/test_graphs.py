@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import pytest
@@ -239,3 +240,18 @@ def test_a_checkpoint_of_recorded_steps_is_an_ordinary_one(folder, as_on_a_gpu):
 def test_where_steps_are_not_recorded_it_is_said_at_the_start(folder, arguments, said):
     with pytest.raises(UsageError, match=said):
         build(SGTrainer, folder, "--step-graphs", "8", *arguments)
+
+
+@pytest.mark.parametrize("how", ["at once", "ahead", "graphs"])
+def test_no_tensors_are_left_by_a_step(folder, how, as_on_a_gpu):
+    built = prepared(folder, how, "--log-interval", "2", "--update-freq", "2")
+    samples = groups(built)[0]
+
+    def tensors_after(steps: int) -> int:
+        for _ in range(steps):
+            built.train_step(samples)
+        gc.collect()
+        return sum(isinstance(found, torch.Tensor) for found in gc.get_objects())
+
+    tensors_after(6)
+    assert tensors_after(2) == tensors_after(8)
