@@ -115,6 +115,7 @@ def test_wrong_choices_are_refused(name, options, message, here, capsys):
     [
         ("--jobs 0", "--jobs is 0: choose at least 1"),
         ("--jobs=-1", "--jobs is -1: choose at least 1"),
+        ("--together 0", "--together is 0: choose at least 1"),
         ("--memory-guard=-1", "--memory-guard is -1.0: choose 0 or more"),
         ("--memory-guard nan", "--memory-guard is nan: choose 0 or more"),
         ("--index 4", "--index is 4: the plan has runs 0 to 3"),
@@ -290,10 +291,18 @@ def test_compare_without_anything_in_common(here, capsys):
 
 
 @pytest.mark.parametrize(
-    "device,gpus,jobs,expected", [("cpu", [], None, 4), ("cpu", [], 2, 2), ("cuda", ["0"], None, 3), ("cpu", [], 9, 4)]
+    "device,gpus,words,expected",
+    [
+        ("cpu", [], "", (4, 1)),
+        ("cpu", [], "--jobs 2", (2, 1)),
+        ("cuda", ["0"], "", (3, 1)),
+        ("cpu", [], "--jobs 9", (4, 1)),
+        ("cuda", ["0"], "--together 2", (4, 2)),
+        ("cuda", ["0"], "--together 2 --jobs 2", (2, 2)),
+    ],
 )
-def test_parallel_trainings(device, gpus, jobs, expected, here, monkeypatch):
-    """One per core, three per GPU, at most as many as there are runs."""
+def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
+    """A process per core, three per GPU, at most as many trainings as there are runs."""
     seen = []
     monkeypatch.setattr(command, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(command.os, "cpu_count", lambda: 8)
@@ -301,15 +310,14 @@ def test_parallel_trainings(device, gpus, jobs, expected, here, monkeypatch):
     monkeypatch.setattr(command, "publish", lambda *_: None)
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
 
-    def run_all(runs, jobs, watch, place, share):
-        seen.append((len(runs), jobs, share, place.gpus, isinstance(place, memory.Guard)))
+    def run_all(runs, jobs, watch, place, share, together):
+        seen.append((len(runs), (jobs, together), share, place.gpus, isinstance(place, memory.Guard)))
 
     monkeypatch.setattr(command, "run_all", run_all)
-    more = ["--jobs", str(jobs)] if jobs else []
-    assert command.main(["run", "tiny.yaml", "--device", device, *more]) == 0
+    assert command.main(["run", "tiny.yaml", "--device", device, *words.split()]) == 0
     assert seen == [(4, expected, True, gpus, True)]
     assert command.main(["run", "tiny.yaml", "--device", device, "--index", "2"]) == 0
-    assert seen[1][:2] == (1, 1)
+    assert seen[1][:2] == (1, (1, 1))
 
 
 def test_a_stopped_run_says_how_to_resume(here, monkeypatch, capsys):
