@@ -6,7 +6,7 @@ A figure is at most two panels wide. matplotlib is imported only to draw.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,7 @@ def bars(results: Results) -> Any:
         elif recipe.columns[key].metric not in (*DECODED, "analysis"):
             cells = [line.cells[key] for line in found if key in line.cells]
             there = [c.published.mean for c in cells if c.published and not c.published.fail]
-            _log_if_wide(axes.set_xscale, [*there, *(v for c in cells for v in c.values)])
+            _log_if_wide(axes.xaxis, [*there, *(v for c in cells for v in c.values)])
     panels[0].invert_yaxis()
     if recipe.has_published:
         figure.suptitle("bars: here, points: seeds, diamonds: published", fontsize=7)
@@ -189,7 +189,7 @@ def _through(axes: Any, models: Curves, subset: str, quantity: str, colours: Map
     if quantity == "accuracy":
         axes.set(ylim=(-2, 102))
     else:
-        _log_if_wide(axes.set_yscale, everything)
+        _log_if_wide(axes.yaxis, everything)
     axes.set_xlabel("training step")
 
 
@@ -250,7 +250,7 @@ def loss_and_accuracy(results: Results, subsets: Sequence[str]) -> Any:
             ]
             for loss, accuracy, share, colour in points:
                 axes.plot(loss, accuracy, ".", color=colour, alpha=0.15 + 0.85 * share)
-            _log_if_wide(axes.set_xscale, [loss for loss, *_ in points])
+            _log_if_wide(axes.xaxis, [loss for loss, *_ in points])
             title = names.get(subset, subset)
             axes.set(xlabel=QUANTITIES["loss"].axis, ylabel=QUANTITIES["accuracy"].axis, ylim=(-2, 102))
             axes.set_title(f"{data}: {title}" if len(courses) > 1 else title)
@@ -377,9 +377,18 @@ def _unit(recipe: Recipe, key: str) -> str:
     return "fraction" if metric == "accuracy" and recipe.unit == "fraction" else units.get(metric, metric)
 
 
-def _log_if_wide(set_scale: Callable[[str], None], values: Sequence[float]) -> None:
-    if values and min(values) > 0 and max(values) >= 10 * min(values):
-        set_scale("log")
+def _log_if_wide(axis: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis for values that span a factor of ten; with labels at 1, 2 and 5 where it is short."""
+    if not values or min(values) <= 0 or max(values) < 10 * min(values):
+        return
+    from matplotlib import ticker
+
+    scale = {"x": axis.axes.set_xscale, "y": axis.axes.set_yscale}[axis.axis_name]
+    scale("log")
+    if max(values) < 100 * min(values):
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _std(values: Sequence[float]) -> float:
