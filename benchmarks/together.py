@@ -67,7 +67,8 @@ def rate(data: Path, models: int, processes: int, steps: int, device: str, graph
         failed = [number for number, process in enumerate(started) if process.wait()]
         logs = sorted(Path(folder).glob("*/train.log"))
         if failed:
-            shown = (Path(folder) / f"{failed[0]}.log").read_text() + logs[failed[0]].read_text()[-2000:]
+            printed = [Path(folder) / f"{failed[0]}.log", Path(entries[failed[0]]["log"])]
+            shown = "".join(path.read_text()[-2000:] for path in printed)
             raise SystemExit(f"a training failed: {shown}")
         return sum(
             statistics.median(e["ups"] for e in events(log) if e["kind"] == "train_inner" and e["num_updates"] > every)

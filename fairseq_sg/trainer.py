@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
@@ -48,11 +49,10 @@ def install() -> None:
 
 def _call_main(call, cfg, main, **kwargs):
     """fairseq's ``call_main``, through which its commands begin; ``main`` finds the trainer in its own module."""
-    command = main.__globals__
-    if "validate_and_save" in command:
-        for name, wrapper in (("Trainer", make), ("validate_and_save", validate_and_save)):
-            if getattr(command[name], "func", None) is not wrapper:
-                command[name] = functools.partial(wrapper, command[name])
+    command = sys.modules[main.__module__]
+    if hasattr(command, "validate_and_save"):
+        compat.wrap(command, "Trainer", make)
+        compat.wrap(command, "validate_and_save", validate_and_save)
     return call(cfg, main, **kwargs)
 
 

@@ -18,7 +18,7 @@ from fairseq_sg.graphs import StepGraphs
 from fairseq_sg.trainer import SGTrainer, validate_and_save
 from helpers.small_folders import random_pairs, write_folder
 from helpers.software_graph import SoftwareGraphs
-from helpers.trainers import build, groups
+from helpers.trainers import build, groups, lasting, without_memory_for
 
 MOST = 100
 
@@ -119,8 +119,7 @@ def trained(built: SGTrainer, epochs: int = 3):
                 with metrics.aggregate("train_inner"):
                     assert built.train_step(samples) is not None
         built.flush()
-    timed = {"ups", "wps", "train_wall", "wall"}
-    averages = {k: float(v) for k, v in metrics.get_smoothed_values("train").items() if k not in timed}
+    averages = {k: float(v) for k, v in lasting(metrics.get_smoothed_values("train")).items()}
     return averages, built.model.state_dict(), built.optimizer.state_dict()
 
 
@@ -198,15 +197,8 @@ def test_logs_are_read_before_a_validation_and_at_the_end_of_an_epoch(folder):
 def test_after_an_error_fairseqs_step_runs(folder, monkeypatch):
     built = prepared(folder, "ahead")
     first, second, *_ = groups(built)
-    forward = built.criterion.forward
     built.train_step(first)
-
-    def too_large(model, sample, **options):
-        if sample is first[0]:
-            raise RuntimeError("CUDA out of memory")
-        return forward(model, sample, **options)
-
-    monkeypatch.setattr(built.criterion, "forward", too_large)
+    without_memory_for(built, first[0], monkeypatch)
     assert built.train_step(first) is None and built.get_num_updates() == 1
     assert built.train_step(second) == {} and built.get_num_updates() == 2
 

@@ -19,7 +19,7 @@ from fairseq_sg.experiments.runs import events
 from fairseq_sg.trainer import SGTrainer, counting
 from helpers.commands import run
 from helpers.small_folders import random_pairs, write_folder
-from helpers.trainers import TRANSLATION, build, groups
+from helpers.trainers import TRANSLATION, build, groups, lasting, without_memory_for
 
 #: What a step depends on -> arguments of fairseq-train.
 CASES = {
@@ -46,8 +46,7 @@ def trained(kind: type[Trainer], folder, *arguments: str):
     for samples in groups(built):
         with metrics.aggregate("steps"):
             logs.append(built.train_step(samples))
-    timed = {"ups", "wps", "train_wall", "wall"}
-    averages = {k: float(v) for k, v in metrics.get_smoothed_values("steps").items() if k not in timed}
+    averages = {k: float(v) for k, v in lasting(metrics.get_smoothed_values("steps")).items()}
     return logs, averages, built.model.state_dict(), built.optimizer.state_dict()["state"]
 
 
@@ -101,14 +100,7 @@ def test_an_error_is_the_users_own(folder, tmp_path, monkeypatch):
 def test_without_enough_memory_the_batch_is_skipped(folder, monkeypatch):
     built = build(SGTrainer, folder)
     first, second, *_ = groups(built)
-    forward = built.criterion.forward
-
-    def too_large(model, sample, **options):
-        if sample is first[0]:
-            raise RuntimeError("CUDA out of memory")
-        return forward(model, sample, **options)
-
-    monkeypatch.setattr(built.criterion, "forward", too_large)
+    without_memory_for(built, first[0], monkeypatch)
     assert built.train_step(first) is None and built.get_num_updates() == 0
     assert built.train_step(second)["loss"] > 0 and built.get_num_updates() == 1
 
@@ -203,12 +195,6 @@ TRAIN = (
     "def seen(cfg, trainer, **k):\n    print('trainer:', type(trainer).__name__)\n    return load(cfg, trainer, **k)\n"
     "c.load_checkpoint = seen\ntrain.cli_main()"
 )
-
-
-def lasting(event: dict) -> dict:
-    """An event without times."""
-    timed = ("wps", "ups", "wall")
-    return {name: value for name, value in event.items() if not name.endswith(timed)}
 
 
 def test_it_can_be_imported_before_the_plugin():

@@ -14,6 +14,7 @@ from helpers import classifiers
 from helpers.commands import LINEAR, RELATIVE, REPOSITORY, launch, run, succeed, training
 from helpers.labelled_data import write_labelled
 from helpers.states import assert_same_state
+from helpers.trainers import lasting
 
 BEST = (
     "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --patience 3 --keep-best-checkpoints 1".split()
@@ -64,14 +65,6 @@ def together(folder: Path, made: dict[str, list[str]], **environment: str):
     return done, {name: (folder / f"{name}.end").read_text() for name in made}
 
 
-def lasting(log: Path) -> list[dict]:
-    """The events of a log, without times."""
-    return [
-        {name: value for name, value in event.items() if not name.endswith(("wps", "ups", "wall"))}
-        for event in events(log)
-    ]
-
-
 def test_checkpoints_and_logs_are_those_of_single_trainings(sources, tmp_path):
     alone, beside = tmp_path / "alone", tmp_path / "beside"
     for folder in (alone, beside):
@@ -85,7 +78,8 @@ def test_checkpoints_and_logs_are_those_of_single_trainings(sources, tmp_path):
         assert files == sorted(path.name for path in (beside / name).glob("*.pt")) and "checkpoint_last.pt" in files
         for file in files:
             assert_same_state(alone / name / file, beside / name / file)
-        assert lasting(beside / f"{name}.log") == lasting(alone / f"{name}.log") != []
+        logged = [[lasting(event) for event in events(folder / f"{name}.log")] for folder in (beside, alone)]
+        assert logged[0] == logged[1] != []
 
 
 def test_one_that_fails_or_is_stopped_does_not_disturb_the_others(sources, tmp_path):
@@ -119,7 +113,7 @@ def test_a_stopped_process_is_resumed_by_the_same_plan(sources, tmp_path):
         assert_same_state(*(tmp_path / folder / name / "checkpoint_last.pt" for folder in ("whole", "parts")))
 
 
-def test_logs_of_a_process_that_starts_anew_can_be_read(sources, tmp_path):
+def test_logs_of_a_true_process_can_be_read(sources, tmp_path):
     """Who imports fairseq first decides on the form of its log."""
     words = [*commands(sources, tmp_path)["classifier"], "--max-update", "3", "--disable-validation", "--no-save"]
     files = {key: str(tmp_path / key) for key in ("log", "end", "stop")}

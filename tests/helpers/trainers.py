@@ -34,3 +34,20 @@ def groups(trainer: Trainer) -> list[list]:
     trainer.begin_epoch(1)
     size = trainer.cfg.optimization.update_freq[0]
     return [batches[i : i + size] for i in range(0, len(batches), size)]
+
+
+def without_memory_for(built: Trainer, batch: dict, monkeypatch) -> None:
+    """Makes the criterion fail on a batch as it does where memory is too small."""
+    forward = built.criterion.forward
+
+    def limited(model, sample, **options):
+        if sample is batch:
+            raise RuntimeError("CUDA out of memory")
+        return forward(model, sample, **options)
+
+    monkeypatch.setattr(built.criterion, "forward", limited)
+
+
+def lasting(event: dict) -> dict:
+    """An event of a log, or averages, without times."""
+    return {name: value for name, value in event.items() if not name.endswith(("wps", "ups", "wall"))}
