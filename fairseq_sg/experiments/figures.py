@@ -301,7 +301,9 @@ def over_columns(results: Results) -> Any:
     found: dict[str, dict[str, dict[float, list[float]]]] = {}
     for data, there in of_data.items():
         values = {
-            line.label: {x: line.cells[key].values for key, x in columns.items() if line.cells[key].values}
+            line.label: {
+                x: line.cells[key].values for key, x in columns.items() if key in line.cells and line.cells[key].values
+            }
             for line in there
         }
         found[data] = {model: at for model, at in values.items() if at}

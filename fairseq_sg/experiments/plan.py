@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments.recipe import DECODED, Recipe
+from fairseq_sg.experiments.recipe import DECODED, Recipe, Row
 from fairseq_sg.experiments.runs import Run, check_data, environment, on, schedule
 
 
@@ -158,7 +158,7 @@ class Plan:
             model_overrides=recipe.rows[row].model_overrides,
             analyses=self._analyses(folder, seed),
             analysed=tuple(dict.fromkeys(c.value for c in columns.values() if c.value)),
-            more_overrides=tuple(dict.fromkeys(c.model_overrides for c in columns.values() if c.model_overrides)),
+            more_overrides=recipe.overrides(row, data),
         )
 
 
@@ -182,7 +182,7 @@ def make_plan(
     scale = f"-x{steps_scale:g}" if steps_scale != 1 else ""
     plan = Plan(
         recipe=recipe,
-        rows=_chosen("--rows", rows, recipe.trained, {name: row.missing for name, row in recipe.rows.items()}),
+        rows=_chosen("--rows", rows, recipe.trained, {name: _untrained(row) for name, row in recipe.rows.items()}),
         on=_chosen("--on", on, list(recipe.data), {}),
         seeds=list(range(1, recipe.seeds + 1)) if seeds is None else read_seeds(seeds),
         steps_scale=steps_scale,
@@ -193,6 +193,11 @@ def make_plan(
     if not plan.trials():
         raise UsageError("no row in --rows is trained on the data in --on")
     return plan
+
+
+def _untrained(row: Row) -> str:
+    """Why a row cannot be trained; empty for one that can."""
+    return f"it is an evaluation of {row.evaluates!r}, and comes with that" if row.evaluates else row.missing
 
 
 def _chosen(option: str, text: str, there: list[str], reasons: dict[str, str]) -> list[str]:

@@ -132,6 +132,11 @@ class Column:
     value: str = ""
     digits: int = 1
 
+    @property
+    def takes_overrides(self) -> bool:
+        """Whether it can be measured with other ``--model-overrides`` than its own."""
+        return self.at == "checkpoint" and not self.model_overrides and self.metric not in (*DECODED, "analysis")
+
 
 @dataclass
 class Row:
@@ -139,7 +144,9 @@ class Row:
 
     Attributes:
         label: its name in the table; by default its key.
-        arguments: its training arguments; None for a line that is only shown.
+        arguments: its training arguments; None for a line without trainings of its own.
+        evaluates: the row whose trainings this line evaluates with its own ``model_overrides``. Its numbers are those
+            of columns at the checkpoint; it has no decodings or analyses.
         missing: why a line is only shown.
         data: the datasets of its trainings; by default all.
         steps: of its training; by default those of the recipe.
@@ -150,6 +157,7 @@ class Row:
 
     label: str = ""
     arguments: str | None = None
+    evaluates: str = ""
     missing: str = ""
     data: list[str] | None = None
     steps: int | None = None
@@ -259,9 +267,13 @@ class Recipe:
     def has_published(self) -> bool:
         return any(row.published for row in self.rows.values())
 
+    def trained_as(self, row: str) -> str:
+        """The row whose trainings a row shows: itself, or the one that it evaluates."""
+        return self.rows[row].evaluates or row
+
     def data_of(self, row: str) -> list[str]:
-        """The datasets of a row's trainings."""
-        return self.rows[row].data or list(self.data)
+        """The datasets of the trainings that a row shows."""
+        return self.rows[self.trained_as(row)].data or list(self.data)
 
     def steps_of(self, row: str) -> int:
         return self.rows[row].steps or self.steps
@@ -274,6 +286,19 @@ class Recipe:
     def columns_of(self, data: str) -> dict[str, Column]:
         """The columns with numbers from trainings on ``data``."""
         return {name: c for name, c in self.columns.items() if data in (c.data or self._with_subset(c.subset))}
+
+    def measured(self, row: str, data: str) -> dict[str, Column]:
+        """The columns with numbers of a row from trainings on ``data``."""
+        columns, overrides = self.columns_of(data), self.rows[row].model_overrides
+        if not self.rows[row].evaluates:
+            return columns
+        return {name: replace(c, model_overrides=overrides) for name, c in columns.items() if c.takes_overrides}
+
+    def overrides(self, row: str, data: str) -> tuple[str, ...]:
+        """The ``--model-overrides`` of the further evaluations of a row's trainings on ``data``."""
+        of_columns = [c.model_overrides for c in self.columns_of(data).values()]
+        of_rows = [other.model_overrides for other in self.rows.values() if other.evaluates == row]
+        return tuple(dict.fromkeys(filter(None, of_columns + of_rows)))
 
     def used_by_analyses(self) -> list[str]:
         """The datasets that the analyses name."""
@@ -516,7 +541,7 @@ def check(recipe: Recipe, where: str) -> None:
         _check_arguments(error, f"analyses.{name}", text, {"--out", "--format"})
         earlier.append(name)
     for name, row in recipe.rows.items():
-        _check_row(recipe, f"rows.{name}", name, row, error, known)
+        _check_row(recipe, f"rows.{name}", name, row, error, known, choice)
     if any(column.metric in DECODED for column in recipe.columns.values()) != bool(recipe.generate):
         raise error("generate", "is for a column with the metric 'bleu', which needs it (such as --max-len-b 200)")
     if recipe.by_length:
@@ -530,12 +555,21 @@ def check(recipe: Recipe, where: str) -> None:
         raise error("column_axis", "cannot be drawn beside an x_axis: remove one")
 
 
-def _check_row(recipe: Recipe, key: str, name: str, row: Row, error: Any, known: Any) -> None:
+def _check_row(recipe: Recipe, key: str, name: str, row: Row, error: Any, known: Any, choice: Any) -> None:
     row.label = row.label or name
-    if (row.arguments is None) == (not row.missing):
+    if sum((row.arguments is not None, bool(row.evaluates), bool(row.missing))) != 1:
         raise error(
-            f"{key}.arguments", "is needed, or 'missing' with the reason why the row cannot be trained; not both"
+            f"{key}.arguments",
+            "is needed, or 'evaluates' with the row whose trainings it evaluates, or 'missing' with the reason why the "
+            "row cannot be trained; one of them",
         )
+    if row.evaluates:
+        choice(f"{key}.evaluates", row.evaluates, recipe.trained)
+        if not row.model_overrides:
+            raise error(f"{key}.model_overrides", f"are needed: without them the row is the row {row.evaluates!r}")
+        for other, given in (("data", row.data), ("steps", row.steps)):
+            if given is not None:
+                raise error(f"{key}.{other}", f"is that of the row {row.evaluates!r}: remove it")
     if row.steps is not None and row.steps < 1:
         raise error(f"{key}.steps", f"is {row.steps}: it must be above 0")
     known(f"{key}.data", row.data or (), recipe.data, "data")

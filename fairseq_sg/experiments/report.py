@@ -32,7 +32,7 @@ class Line:
         steps: the steps of its numbers; 0 without numbers.
         of: the steps of the recipe.
         done, diverged, planned: numbers of seeds.
-        curves: of the finished seeds.
+        curves: of the finished seeds; none for a row that evaluates another.
     """
 
     row: str
@@ -94,18 +94,20 @@ def lines(results: Results) -> list[Line]:
     planned = {(record["row"], record["data"]) for record in results.records}
     for name, row in recipe.rows.items():
         for data in recipe.data_of(name):
-            shown = row.arguments is None and any(data == d for _, d in planned)
-            if shown or (name, data) in planned:
+            shown = row.missing and any(data == d for _, d in planned)
+            if shown or (recipe.trained_as(name), data) in planned:
                 found.append(_line(results, name, data))
     return found
 
 
 def _line(results: Results, name: str, data: str) -> Line:
-    recipe, group = results.recipe, results.of(name, data)
+    recipe = results.recipe
+    trained = recipe.trained_as(name)
+    group = results.of(trained, data)
     done = [record for record in group if "result" in record and "diverged" not in record]
     failed = sum("diverged" in record for record in group)
     cells = {}
-    for key, column in recipe.columns_of(data).items():
+    for key, column in recipe.measured(name, data).items():
         values = [value(recipe, column, record, results.steps_scale) for record in done]
         values = [v for v in values if v is not None]
         published = recipe.published(name, data, key)
@@ -115,12 +117,12 @@ def _line(results: Results, name: str, data: str) -> Line:
         label=recipe.rows[name].label,
         data=data,
         steps=max((record["result"]["steps"] for record in done), default=0),
-        of=recipe.steps_of(name),
+        of=recipe.steps_of(trained),
         done=len(done),
         diverged=failed,
         planned=len(group),
         cells=cells,
-        curves=[record["result"]["curve"] for record in done],
+        curves=[record["result"]["curve"] for record in done if trained == name],
     )
 
 
@@ -248,6 +250,12 @@ def legend(recipe: Recipe) -> list[str]:
         overrides = f', evaluated with `--model-overrides "{column.model_overrides}"`' * bool(column.model_overrides)
         overrides += f", decoded with `{column.generate}`" * bool(column.generate)
         found.append(f"{key}: {metric}, on {where} {at}{overrides}.")
+    found += [
+        f"{row.label}: the models of {recipe.rows[row.evaluates].label}, evaluated with `--model-overrides "
+        f'"{row.model_overrides}"`.'
+        for row in recipe.rows.values()
+        if row.evaluates
+    ]
     spread = "the median" if recipe.statistic == "median" else "mean ± sample standard deviation"
     found.append(f"Numbers are {spread} over the seeds that did not diverge.")
     if recipe.has_published and recipe.published_std == "population":
@@ -324,14 +332,16 @@ def as_csv(results: Results) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "label", "data", "seed", "steps", "column", "value"])
     for record in results.records:
-        name, data = record["row"], record["data"]
+        data = record["data"]
         if "diverged" in record or "result" not in record:
             continue
-        for key, column in recipe.columns_of(data).items():
-            number = value(recipe, column, record, results.steps_scale)
-            if number is not None:
-                steps = record["result"]["steps"]
-                writer.writerow([name, recipe.rows[name].label, data, record["seed"], steps, key, f"{number:.6g}"])
+        for name, row in recipe.rows.items():
+            columns = recipe.measured(name, data) if recipe.trained_as(name) == record["row"] else {}
+            for key, column in columns.items():
+                number = value(recipe, column, record, results.steps_scale)
+                if number is not None:
+                    steps = record["result"]["steps"]
+                    writer.writerow([name, row.label, data, record["seed"], steps, key, f"{number:.6g}"])
     return text.getvalue()
 
 
@@ -344,7 +354,7 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
     others = {(line.row, line.data): line for line in lines(b)}
     for line in lines(a):
         other = others.get((line.row, line.data))
-        for key in line.cells if other else ():
+        for key in [key for key in line.cells if key in other.cells] if other else ():
             if a.recipe.columns[key] != b.recipe.columns.get(key) or a.recipe.unit != b.recipe.unit:
                 continue
             column, ours, theirs = a.recipe.columns[key], line.cells[key].values, other.cells[key].values

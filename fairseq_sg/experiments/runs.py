@@ -417,6 +417,22 @@ def result_of(run: Run) -> dict[str, Any] | None:
     return done if done and done["steps"] >= run.steps else None
 
 
+def evaluated(run: Run) -> bool:
+    """Whether a finished run has the evaluations that ``run`` asks for: a recipe may have got more since then."""
+    result = saved(run)["result"]
+    decoded = [" ".join(filter(None, how)) for how in run.decodings]
+    return all(
+        name in result.get(kind, {})
+        for kind, names in (("generated", decoded), ("more", run.more_overrides), ("analysed", run.analysed))
+        for name in names
+    )
+
+
+def _nothing_left(run: Run) -> bool:
+    """Whether a run has diverged, or is trained and evaluated."""
+    return bool(diverged(run) or (result_of(run) and evaluated(run)))
+
+
 def diverged(run: Run) -> dict[str, Any] | None:
     """The reason and step of a recorded divergence, or None. Raises ValueError as ``result_of`` does."""
     return _checked(run).get("diverged")
@@ -486,7 +502,10 @@ def run_all(
     for run in runs:
         if diverged(run):
             state[str(run.folder)] = "diverged"
-        elif result_of(run):
+        elif _nothing_left(run):
+            state[str(run.folder)] = "done"
+        elif result_of(run) and not run.checkpoint.exists():
+            print(f"warning: {run.checkpoint} is gone, so what is new in the recipe stays empty", file=sys.stderr)
             state[str(run.folder)] = "done"
         else:
             _check_steps(run)
@@ -534,7 +553,7 @@ def _begin_some(waiting, active, state, most, place, share) -> int:
         waiting.remove(run)
         active[str(run.folder)] = job
         begun.append(job)
-    _train([job for job in begun if not (diverged(job.run) or result_of(job.run))])
+    _train([job for job in begun if not _nothing_left(job.run)])
     for job in begun:
         state[str(job.run.folder)] = "training" if job.process else _ended(job.run)
     return len(begun)
@@ -605,7 +624,7 @@ def _begin(run: Run, where: dict[str, str]) -> Job:
     """A job that holds its folder and has recorded where it runs; its training is not started."""
     run.folder.mkdir(parents=True, exist_ok=True)
     job = Job(run, _lock(run.folder), where)
-    if diverged(run) or result_of(run):
+    if _nothing_left(run):
         # Another process has finished it in the meantime.
         return job
     before = saved(run)

@@ -29,7 +29,7 @@ pytest.importorskip("fairseq")
 
 import fairseq_sg
 from fairseq_sg.experiments import __main__ as experiments
-from fairseq_sg.experiments import results, runs
+from fairseq_sg.experiments import report, results, runs
 from fairseq_sg.experiments.results import Results
 
 DEEPER = "{'encoder_layers': 4}"
@@ -228,6 +228,39 @@ def test_finished_trainings_are_not_repeated(trained, monkeypatch, capsys):
     finally:
         changed.unlink()
     assert "holds a training with other settings" in capsys.readouterr().err
+
+
+def test_what_a_recipe_has_got_since_is_evaluated_without_training(trained):
+    """A column with other steps, and a row that evaluates another with its types of columns."""
+    shallower = "{'encoder_layers': 1}"
+    recipe = (trained.folder / "tiny.yaml").read_text()
+    recipe = recipe.replace(
+        "analyses:\n", f'  IID-shallower: {{subset: valid, model_overrides: "{shallower}"}}\nanalyses:\n'
+    )
+    recipe = recipe.replace(
+        "  bad:\n", f'  deep: {{label: deeper, evaluates: good, model_overrides: "{DEEPER}"}}\n  bad:\n'
+    )
+    changed = trained.folder / "more.yaml"
+    changed.write_text(recipe)
+    before, log = of(trained.found, "good")["result"], (trained.good / "train.log").read_text()
+    try:
+        again = run(trained.folder, "run", "more.yaml", *PLAN[1:-1], "out/more", "--rows", "good", SG_COMMIT="third")
+    finally:
+        changed.unlink()
+    assert again.code == 0, again.out + again.err
+    results_file = results.read(trained.folder / "out" / "more.json")
+    found = of(results_file, "good")
+    added = (trained.good / "train.log").read_text().removeprefix(log)
+    assert f"{STEPS} of {STEPS} updates are made" in added and "train_inner" not in added
+    more = found["result"].pop("more")
+    assert found["result"] == {key: value for key, value in before.items() if key != "more"}
+    assert set(more) == {DEEPER, shallower} and more[DEEPER] == before["more"][DEEPER]
+    assert [start["commit"] for start in found["starts"]] == ["first", "second", "third"]
+    lines = {line.row: line for line in report.lines(results_file)}
+    assert set(lines) == {"good", "deep", "shown"} and lines["deep"].curves == []
+    assert set(lines["deep"].cells) == {"OOD"}
+    assert lines["deep"].cells["OOD"].values == lines["good"].cells["OOD-deeper"].values
+    assert "deeper: the models of An encoder_1, evaluated with" in (trained.folder / "out" / "more.md").read_text()
 
 
 # Translations, by SLURM.
