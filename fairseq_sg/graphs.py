@@ -89,9 +89,11 @@ class StepGraphs:
             replay, made = self.recorder.record(lambda: self.step(fixed))
         except Exception as error:
             why = next(iter(str(error).splitlines()), "")
-            raise UsageError(
-                f"--step-graphs: a step of this model cannot be recorded ({why}): leave --step-graphs out"
-            ) from error
+            if isinstance(error, torch.OutOfMemoryError):
+                fix = f"there is no memory for graph {len(self) + 1} ({why}): use --step-graphs {len(self)}"
+            else:
+                fix = f"a step of this model cannot be recorded ({why}): leave --step-graphs out"
+            raise UsageError(f"--step-graphs: {fix}") from error
         self._recorded[shape] = Recorded(replay, inputs, made)
         return made
 

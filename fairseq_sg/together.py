@@ -117,14 +117,17 @@ class Training(threading.Thread):
 
     def run(self) -> None:
         self.go.acquire()
-        self.state.take()
         code = 1
         try:
+            self.state.take()
             with _stream():
                 code = self._train()
         finally:
-            self.log.close()
-            _write(self.end, str(code))
+            # A full disk must not keep the others waiting.
+            with contextlib.suppress(OSError):
+                self.log.close()
+            with contextlib.suppress(OSError):
+                _write(self.end, str(code))
             if self.lock is not None:
                 os.close(self.lock)
             self._leave()

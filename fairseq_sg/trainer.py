@@ -207,11 +207,13 @@ class SGTrainer(Trainer):
         """The whole step, whose logs are read later; None after an error."""
         if self._graphs is None:
             row = attempt(self._step_on_device, samples)
-            if row is None:
-                return None
         else:
             self.optimizer.keep_rate_on(self.device)
-            row = self._graphs([self._prepare_sample(sample)[0] for sample in samples])
+            row = attempt(self._graphs, [self._prepare_sample(sample)[0] for sample in samples])
+        if row is None:
+            return None
+        if self._graphs is not None:
+            # The next step of the same graph overwrites its numbers.
             row = row._replace(values=row.values.clone())
         self.set_num_updates(self.get_num_updates() + 1)
         self._unread.append((self.get_num_updates(), row))
@@ -317,9 +319,15 @@ class SGTrainer(Trainer):
 
 
 def attempt(step: Callable[[Any], Any], samples: Sequence[dict[str, Any]]) -> Any:
-    """The result of a step; None after an error, which fairseq's step then meets again."""
+    """The result of a step; None after an error, which fairseq's step then meets again.
+
+    Raises:
+        UsageError: the step cannot be recorded.
+    """
     try:
         return step(samples)
+    except UsageError:
+        raise
     except Exception:
         return None
 

@@ -203,6 +203,32 @@ def test_after_an_error_fairseqs_step_runs(folder, monkeypatch):
     assert built.train_step(second) == {} and built.get_num_updates() == 2
 
 
+def test_after_an_error_of_a_step_that_is_not_recorded_fairseqs_step_runs(folder, monkeypatch):
+    built = prepared(folder, "graphs")
+    forward, (first, second, *_) = built.criterion.forward, groups(built)
+
+    def failing(*_, **__):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(built.criterion, "forward", failing)
+    assert built.train_step(first) is None and built.get_num_updates() == 0
+    monkeypatch.setattr(built.criterion, "forward", forward)
+    assert built.train_step(second) == {} and built.get_num_updates() == 1
+
+
+def test_without_memory_for_another_graph_fewer_are_advised(folder):
+    class Full:
+        def record(self, function):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    built = prepared(folder, "graphs")
+    built._graphs.recorder = Full()
+    samples = groups(built)[0]
+    built.train_step(samples)
+    with pytest.raises(UsageError, match="no memory for graph 1 .* use --step-graphs 0"):
+        built.train_step(samples)
+
+
 def test_a_checkpoint_of_recorded_steps_is_an_ordinary_one(folder, as_on_a_gpu):
     recorded, ordinary = (
         prepared(folder, how, "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "5")

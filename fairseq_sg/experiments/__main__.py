@@ -70,7 +70,8 @@ def make_parser() -> argparse.ArgumentParser:
                 type=float,
                 default=3.0,
                 metavar="GB",
-                help="start another training only if so much memory is free, on machine and GPU (default 3; 0: off)",
+                help="start another training, or group of --together, only if so much memory is free, on machine and "
+                "GPU (default 3; 0: off)",
             )
             one.add_argument(
                 "--together",
@@ -179,7 +180,9 @@ def run(args: argparse.Namespace) -> int:
     jobs = min(len(runs), args.jobs or processes * args.together)
     prefix = _prefix(args, plan)
     earlier = _earlier(prefix)
-    results.merged(earlier, results.collect(plan, trials), _file(prefix)) if earlier else None
+    if earlier:
+        # Refuses results of another recipe before hours of training, not after them.
+        results.merged(earlier, results.collect(plan, trials), _file(prefix))
     started = time.time()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also ends the trainings
     try:
@@ -220,8 +223,9 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
     found.write(_file(prefix))
     written = render.write_pages(found, prefix)
     print(f"\n{plan.recipe.title}\n{report.about_source(plan.recipe)}\n")
-    print(report.as_text(report.table(plan.recipe, report.lines(found))))
-    print("\n" + "\n".join(report.legend(plan.recipe)).replace("`", ""))
+    lines = report.lines(found)
+    print(report.as_text(report.table(plan.recipe, lines)))
+    print("\n" + "\n".join(report.legend(plan.recipe, {line.row for line in lines})).replace("`", ""))
     if found.bleu:
         print("\n" + by_length.as_tables(found.bleu))
     print(f"\nresults: {', '.join([str(_file(prefix)), *(path.name.removeprefix(prefix.name) for path in written)])}")

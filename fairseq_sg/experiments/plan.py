@@ -133,7 +133,8 @@ class Plan:
         every = max(1, min(steps, round(recipe.validate_every * min(1.0, self.steps_scale))))
         columns = recipe.columns_of(data)
         # Training shows accuracy only, by the first column of a subset.
-        shown = {c.subset: key for key, c in reversed(columns.items()) if c.metric == "accuracy" and not c.type}
+        plain = {key: c for key, c in columns.items() if not c.type and not c.model_overrides}
+        shown = {c.subset: key for key, c in reversed(plain.items()) if c.metric == "accuracy"}
         label = recipe.rows[row].label
         folder = self.out / f"{row}-{data}-seed{seed}"
         return Run(

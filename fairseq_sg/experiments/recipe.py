@@ -451,6 +451,11 @@ def _without_null(content: Any) -> Any:
 
 def _typed(where: str, content: dict[str, Any]) -> Recipe:
     """The content as a Recipe, by OmegaConf's checks of keys and types."""
+    chosen = content.get("chosen") if isinstance(content, dict) else None
+    for sentence in chosen if isinstance(chosen, list) else ():
+        # OmegaConf makes a text of a mapping.
+        if isinstance(sentence, dict):
+            raise RecipeError(f"{where}: chosen: {sentence} is no text: quote a sentence with a colon")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Recipe), _texts(content))
         assert isinstance(merged, DictConfig)
@@ -535,8 +540,12 @@ def check(recipe: Recipe, where: str) -> None:
         _check_arguments(error, f"{key}.generate", column.generate)
     earlier = ["checkpoint", "seed", "device", *recipe.data]
     for name, text in recipe.analyses.items():
-        if not _NAME.fullmatch(name) or name in earlier:
-            raise error("analyses", f"has the name {name!r}: use letters, digits and . _ + -, and no name of data")
+        if not _NAME.fullmatch(name) or name in earlier or re.match(r"(run|train|validate|generate)\b", name):
+            raise error(
+                "analyses",
+                f"has the name {name!r}: use letters, digits and . _ + -, no name of data, and none that begins with "
+                "run, train, validate or generate, the files of a training",
+            )
         known(f"analyses.{name}", placeholders(text), earlier, "names in braces")
         _check_arguments(error, f"analyses.{name}", text, {"--out", "--format"})
         earlier.append(name)
@@ -570,6 +579,8 @@ def _check_row(recipe: Recipe, key: str, name: str, row: Row, error: Any, known:
         for other, given in (("data", row.data), ("steps", row.steps)):
             if given is not None:
                 raise error(f"{key}.{other}", f"is that of the row {row.evaluates!r}: remove it")
+        if not any(recipe.measured(name, data) for data in recipe.data_of(name)):
+            raise error(f"{key}.evaluates", "has no column: it shows those measured at the checkpoint")
     if row.steps is not None and row.steps < 1:
         raise error(f"{key}.steps", f"is {row.steps}: it must be above 0")
     known(f"{key}.data", row.data or (), recipe.data, "data")
@@ -580,7 +591,7 @@ def _check_row(recipe: Recipe, key: str, name: str, row: Row, error: Any, known:
                 raise error(f"{key}.arguments", "have no --task, nor has 'train'")
     known(f"{key}.published", row.published, recipe.data_of(name), "data of the row")
     for data, numbers in row.published.items():
-        known(f"{key}.published.{data}", numbers, recipe.columns_of(data), "columns of these data")
+        known(f"{key}.published.{data}", numbers, recipe.measured(name, data), "columns of these data")
         for column in numbers:
             try:
                 recipe.published(name, data, column)

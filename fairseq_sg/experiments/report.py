@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from fairseq_sg.experiments.quantities import QUANTITIES, part, source_of
@@ -227,8 +227,8 @@ def table(recipe: Recipe, found: Sequence[Line]) -> Table:
     return rows
 
 
-def legend(recipe: Recipe) -> list[str]:
-    """The explanation of the table's numbers, a sentence each."""
+def legend(recipe: Recipe, rows: Collection[str] | None = None) -> list[str]:
+    """The explanation of the table's numbers, a sentence each; ``rows`` are those of the table, by default all."""
     selector = next(iter(recipe.data.values())).subsets[0]
     which = {
         "last": "of the last checkpoint",
@@ -253,8 +253,8 @@ def legend(recipe: Recipe) -> list[str]:
     found += [
         f"{row.label}: the models of {recipe.rows[row.evaluates].label}, evaluated with `--model-overrides "
         f'"{row.model_overrides}"`.'
-        for row in recipe.rows.values()
-        if row.evaluates
+        for name, row in recipe.rows.items()
+        if row.evaluates and (rows is None or name in rows)
     ]
     spread = "the median" if recipe.statistic == "median" else "mean ± sample standard deviation"
     found.append(f"Numbers are {spread} over the seeds that did not diverge.")
@@ -316,9 +316,10 @@ def page(results: Results, pictures: Sequence[str]) -> str:
     recipe = results.recipe
     choices = "Chosen where the paper is silent, or differently from it:" if recipe.has_published else "Chosen:"
     found = [f"# {recipe.title}", "", f"{about_source(recipe)}.", ""]
-    found += [*markdown_table(table(recipe, lines(results))), ""]
+    shown = lines(results)
+    found += [*markdown_table(table(recipe, shown)), ""]
     found += [line for name in pictures for line in (f"![{recipe.title}]({name})", "")]
-    found += [f"- {sentence}" for sentence in legend(recipe)]
+    found += [f"- {sentence}" for sentence in legend(recipe, {line.row for line in shown})]
     if recipe.chosen:
         found += ["", choices, "", *(f"- {sentence}" for sentence in recipe.chosen)]
     if results.commits:

@@ -166,14 +166,18 @@ def merged(before: Results, now: Results, path: Path) -> Results:
 
     def settings(recipe: Recipe, row: str, data: str) -> list[Any]:
         training = [recipe.arguments_of(row, data), recipe.steps_of(row), recipe.data[data].prepare]
-        chosen = [recipe.checkpoint, recipe.checkpoint_metric]
-        return [*training, *chosen, recipe.generate, recipe.rows[row].model_overrides, recipe.analyses]
+        chosen = [recipe.checkpoint, recipe.checkpoint_metric, recipe.rows[row].model_overrides]
+        # What only one of the recipes has was not evaluated yet, or is not shown any more.
+        decoded = recipe.generate if before.recipe.generate and now.recipe.generate else ""
+        common = before.recipe.analyses.keys() & now.recipe.analyses.keys()
+        return [*training, *chosen, decoded, {name: recipe.analyses[name] for name in common}]
+
+    def planned(record: Record) -> bool:
+        return record["row"] in now.recipe.trained and record["data"] in now.recipe.data
 
     def same(record: Record) -> bool:
         row, data = record["row"], record["data"]
-        if row not in now.recipe.rows or data not in now.recipe.data:
-            return False
-        return settings(before.recipe, row, data) == settings(now.recipe, row, data)
+        return planned(record) and settings(before.recipe, row, data) == settings(now.recipe, row, data)
 
     def key(record: Record) -> tuple[str, str, int]:
         return record["row"], record["data"], record["seed"]
@@ -184,11 +188,11 @@ def merged(before: Results, now: Results, path: Path) -> Results:
 
     other = next((record for record in before.records if reached(record) >= 0 and not same(record)), None)
     if other or before.steps_scale != now.steps_scale:
-        what = f"its row {other['row']!r} was trained otherwise" if other else "with another --steps-scale"
+        what = f"its row {other['row']!r} was trained or evaluated otherwise" if other else "with another --steps-scale"
         raise UsageError(f"{path} has results of another version of the recipe ({what}): choose another --results")
     found = {key(record): record for record in now.records}
     for record in before.records:
-        if key(record) not in found or reached(record) > reached(found[key(record)]):
+        if planned(record) and (key(record) not in found or reached(record) > reached(found[key(record)])):
             found[key(record)] = record
     rows, data = list(now.recipe.rows), list(now.recipe.data)
     ordered = sorted(found.values(), key=lambda r: (rows.index(r["row"]), data.index(r["data"]), r["seed"]))

@@ -157,7 +157,7 @@ class Job:
         lock: of its folder; its process inherits it.
         where: environment variables of its processes.
         process: None if the run had ended before.
-        stage: "training" or "evaluation".
+        stage: "training" or "evaluating".
         since: time of the start.
         size: of the log when it was last read.
         start: where the log of this start begins.
@@ -270,9 +270,15 @@ def _values(run: Run, event: dict[str, Any]) -> Iterator[tuple[str, str, float]]
                 yield name, part(subset, kind), event[logged]
 
 
-def complete(run: Run, point: dict[str, float]) -> bool:
-    """Whether a point of a curve has every subset."""
-    return all(any(q.key(subset) in point for q in QUANTITIES.values()) for subset in run.subsets)
+def _has(point: dict[str, float], subset: str) -> bool:
+    """Whether a point of a curve has a number of the subset."""
+    return any(quantity.key(subset) in point for quantity in QUANTITIES.values())
+
+
+def complete(run: Run, points: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The points of a curve that have every subset of the training: the recipe may have got more since then."""
+    there = [subset for subset in run.subsets if any(_has(point, subset) for point in points)]
+    return [point for point in points if all(_has(point, subset) for subset in there)]
 
 
 def divergence(run: Run, finished: bool = False) -> dict[str, Any] | None:
@@ -313,7 +319,7 @@ def selected(run: Run, points: list[dict[str, float]]) -> dict[str, float]:
     """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the
     best on the first subset.
     """
-    points = [point for point in points if complete(run, point)]
+    points = complete(run, points)
     selector, quantity = next(iter(run.subsets)), QUANTITIES[run.checkpoint_metric]
     return max(points, key=lambda point: (quantity.rank(point, selector) if run.best else 0, point["step"]))
 
@@ -321,7 +327,7 @@ def selected(run: Run, points: list[dict[str, float]]) -> dict[str, float]:
 def partial_result(run: Run, step: int) -> dict[str, Any] | None:
     """The result at ``step`` of an unfinished training from its log: accuracies, curve and minutes up to there."""
     points = [point for point in curve(run) if point["step"] <= step]
-    if not points or points[-1]["step"] != step or not complete(run, points[-1]):
+    if not points or points[-1]["step"] != step or points[-1] not in complete(run, points):
         return None
     chosen = selected(run, points)
     places = [part(subset, kind) for subset in run.subsets for kind in ("", *run.types)]
@@ -418,13 +424,15 @@ def result_of(run: Run) -> dict[str, Any] | None:
 
 
 def evaluated(run: Run) -> bool:
-    """Whether a finished run has the evaluations that ``run`` asks for: a recipe may have got more since then."""
-    result = saved(run)["result"]
-    decoded = [" ".join(filter(None, how)) for how in run.decodings]
-    return all(
-        name in result.get(kind, {})
-        for kind, names in (("generated", decoded), ("more", run.more_overrides), ("analysed", run.analysed))
-        for name in names
+    """Whether a finished run was evaluated as ``run`` asks: its recipe may have got more since then."""
+    record = saved(run)
+    result = record["result"]
+    measured = {place for name in QUANTITIES for place in result.get(name, {})}
+    return (
+        "failed" not in record
+        and {shlex.join(command) for command in run.outputs().values()} <= set(record["commands"])
+        and all(any(part(subset, kind) in measured for subset in run.subsets) for kind in run.types)
+        and all(name in result.get("analysed", {}) for name in run.analysed)
     )
 
 
@@ -440,7 +448,11 @@ def diverged(run: Run) -> dict[str, Any] | None:
 
 def _checked(run: Run) -> dict[str, Any]:
     record = saved(run)
-    if record and record["settings"] != _settings(run):
+    now, then = _settings(run), record.get("settings", {})
+    # Another choice of the best checkpoint makes another training. Records of earlier versions do not tell it.
+    if not run.best or "best" not in then:
+        now, then = ({key: value for key, value in d.items() if key != "best"} for d in (now, then))
+    if record and then != now:
         raise ValueError(
             f"{run.folder} holds a training with other settings (see its run.json): choose "
             "another --out, or delete the folder"
@@ -449,7 +461,8 @@ def _checked(run: Run) -> dict[str, Any]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    return {"data": str(run.data), "seed": run.seed, "arguments": run.arguments}
+    best = [run.checkpoint_metric if run.best else "", next(iter(run.subsets))]
+    return {"data": str(run.data), "seed": run.seed, "arguments": run.arguments, "best": best}
 
 
 def _check_steps(run: Run) -> None:
@@ -490,12 +503,13 @@ def run_all(
         place: gets the running jobs and returns the environment variables for another one, or None to wait. By default,
             every job may start.
         share: whether to wait for a folder in which another process is training, instead of refusing it.
-        together: trainings that begin together in one process (``groups``).
+        together: trainings that begin together in one process (``groups``), at most ``jobs``.
 
     Raises:
         Busy: another process is training in a folder, without ``share``.
         ValueError: a folder holds a run with other settings, or one with more steps.
     """
+    together = min(together, jobs)
     state = {str(run.folder): "waiting" for run in runs}
     active: dict[str, Job] = {}
     waiting = []
@@ -513,8 +527,7 @@ def run_all(
     try:
         while waiting or active:
             while waiting and jobs - len(active) >= min(together, len(waiting)):
-                begun = _begin_some(waiting, active, state, min(together, jobs - len(active)), place, share)
-                if not begun:
+                if not _begin_some(waiting, active, state, min(together, jobs - len(active)), place, share):
                     break
             for key, job in list(active.items()):
                 if job.process is None or _advance(job):
@@ -522,7 +535,7 @@ def run_all(
                     job.lock.close()
                     del active[key]
                 else:
-                    state[key] = "training" if job.stage == "training" else "evaluating"
+                    state[key] = job.stage
             watch(runs, state)
             time.sleep(1)
     finally:
@@ -535,13 +548,13 @@ def run_all(
 
 
 def _begin_some(waiting, active, state, most, place, share) -> int:
-    """Starts up to ``most`` waiting runs in one process, or its own for one; returns how many were begun."""
+    """Starts up to ``most`` waiting runs, whose trainings are in one process; returns how many were begun."""
     where = place(list(active.values())) if place else {}
     if where is None:
         return 0
-    begun = []
+    jobs: list[Job] = []
     for run in list(waiting):
-        if len(begun) == most:
+        if len(jobs) == most:
             break
         try:
             job = _begin(run, where)
@@ -552,21 +565,27 @@ def _begin_some(waiting, active, state, most, place, share) -> int:
             continue
         waiting.remove(run)
         active[str(run.folder)] = job
-        begun.append(job)
-    _train([job for job in begun if not _nothing_left(job.run)])
-    for job in begun:
-        state[str(job.run.folder)] = "training" if job.process else _ended(job.run)
-    return len(begun)
+        jobs.append(job)
+    left = [job for job in jobs if not _nothing_left(job.run)]
+    _train([job for job in left if job.stage == "training"])
+    for job in left:
+        if job.stage == "evaluating":
+            _evaluate(job)
+    for job in jobs:
+        state[str(job.run.folder)] = job.stage if job.process else _ended(job.run)
+    return len(jobs)
 
 
 def starts_of(record: dict[str, Any]) -> list[dict[str, Any]]:
     """The commits and machines of a run's starts, each with its first step."""
-    return record.get("starts", [record])
+    if "starts" in record or "commit" not in record:
+        return record.get("starts", [])
+    return [{"step": 0, "commit": record["commit"], "machine": record["machine"]}]
 
 
 def _ended(run: Run) -> str:
     record = saved(run)
-    return "diverged" if "diverged" in record else "done" if "result" in record else "failed"
+    return next((state for state in ("diverged", "failed") if state in record), "done")
 
 
 def _advance(job: Job) -> bool:
@@ -585,7 +604,7 @@ def _advance(job: Job) -> bool:
     if not ended:
         return False
     if process.returncode != 0:
-        _record(run, failed=job.stage)
+        _record(run, failed="training" if job.stage == "training" else "evaluation")
         return True
     if job.stage == "training":
         _finish_training(job)
@@ -627,18 +646,27 @@ def _begin(run: Run, where: dict[str, str]) -> Job:
     if _nothing_left(run):
         # Another process has finished it in the meantime.
         return job
+    if result_of(run):
+        # The recipe has got more since then. The earlier result stays until there is another.
+        job.stage = "evaluating"
+        return job
     before = saved(run)
-    start = {"commit": commit(), "machine": machine(gpu="--cpu" not in run.arguments)}
-    starts = before.get("starts", [])
-    if not starts or any(starts[-1][key] != start[key] for key in start):
-        starts = [*starts, {"step": position(run)["step"], **start}]
-    record = {"settings": _settings(run), "minutes": before.get("minutes", 0.0), **start, "starts": starts}
+    record = {"settings": _settings(run), "minutes": before.get("minutes", 0.0), "starts": _starts(run, before)}
     write_json(run.folder / "run.json", record)
     with open(run.log, "a") as log:
         log.write(f"$ {shlex.join(run.train_command())}\n")
         log.flush()
         job.start = job.size = log.tell()
     return job
+
+
+def _starts(run: Run, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The starts of a record, and this one where its commit or machine is another."""
+    start = {"commit": commit(), "machine": machine(gpu="--cpu" not in run.arguments)}
+    starts = starts_of(record)
+    if starts and all(starts[-1].get(key) == start[key] for key in start):
+        return starts
+    return [*starts, {"step": position(run)["step"], **start}]
 
 
 def _train(jobs: list[Job]) -> None:
@@ -718,12 +746,17 @@ def _minutes(job: Job) -> float:
 def _finish_training(job: Job) -> None:
     run = job.run
     write_json(run.folder / "run.json", saved(run) | {"minutes": _minutes(job)})
+    _evaluate(job)
+
+
+def _evaluate(job: Job) -> None:
+    run = job.run
     # Evaluation is one shell command, so it is also one process to wait for.
     script = " && ".join(
         f"{shlex.join(executable(command))} > {shlex.quote(str(output))} 2>&1"
         for output, command in run.outputs().items()
     )
-    job.process, job.stage = _launch(["bash", "-c", script], job), "evaluation"
+    job.process, job.stage = _launch(["bash", "-c", script], job), "evaluating"
 
 
 def _finish_evaluation(job: Job) -> None:
@@ -742,7 +775,8 @@ def _finish_evaluation(job: Job) -> None:
         result["analysed"] = {path: analysed(run.folder, path) for path in run.analysed}
         for path in (path for path, value in result["analysed"].items() if value is None):
             print(f"warning: {run.folder}: {path.partition('/')[0]}.json has no number {path}", file=sys.stderr)
-    _record(run, result=result)
+    record = saved(run)
+    _record(run, result=result, starts=_starts(run, record), failed=None)
 
 
 def analysed(folder: Path, path: str) -> float | None:
@@ -767,13 +801,15 @@ def _measured(run: Run, log: Path) -> dict[str, dict[str, float]]:
 
 
 def _record(run: Run, **more: Any) -> None:
+    """Writes more of a run's record; None removes."""
     record = saved(run) | {
         "name": run.name,
         "seed": run.seed,
         "folder": str(run.folder),
         "commands": [shlex.join(c) for c in run.commands()],
     }
-    write_json(run.folder / "run.json", record | more)
+    record = {key: value for key, value in (record | more).items() if value is not None}
+    write_json(run.folder / "run.json", record)
 
 
 def _generated(path: Path) -> dict[str, float]:

@@ -101,6 +101,8 @@ def test_analyses_have_the_paths_of_the_run(tmp_path):
         ("value: control/", "value: far/", "columns.kept.value: names 'far', which is not among the analyses"),
         (", value: control/kept_of_all/share", "", "columns.kept.value: is for the metric 'analysis', which needs it"),
         ("  overlap: o", "  long: o", "analyses: has the name 'long'"),
+        ("  overlap: o", "  train: o", "analyses: has the name 'train'"),
+        ("  overlap: o", "  generate-gen: o", "analyses: has the name 'generate-gen'"),
     ],
 )
 def test_wrong_analyses(before, after, message, tmp_path):
@@ -299,6 +301,11 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
             "rows:\n  more: {evaluates: plain, model_overrides: x, steps: 3}\n",
             ["rows.more.steps: is that of the row 'plain'"],
         ),
+        (
+            "rows:\n",
+            'rows:\n  more: {evaluates: plain, model_overrides: x, published: {long: {IID: ".9"}}}\n',
+            ["rows.more.published.long: names 'IID'", "not among the columns of these data: all"],
+        ),
         ("--task sg_translation --arch", "--arch", ["rows.plain.arguments: have no --task, nor has 'train'"]),
         ("data: [long]", "data: [longer]", ["rows.other.data: names 'longer'", "not among the data: short, long"]),
         ("data: [long]", "data: long", ["rows.other.data: must be a list"]),
@@ -333,6 +340,7 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("length,", "length --out=x,", ["data.short.prepare: has --out, which experiments sets"]),
         ("unit: percent", "unit: dB", ["unit: is 'dB': choose from fraction, percent"]),
         ("chosen: [the seeds]", "chosen: the seeds", ["chosen: must be a list"]),
+        ("chosen: [the seeds]", "chosen: [a seed: 3]", ["chosen: {'a seed': 3} is no text: quote a sentence"]),
         ("chosen: [the seeds]", "variants: [small]", ["variants: must be a mapping (key: value), not ['small']"]),
         ("chosen: [the seeds]", "variants: {small: 3}", ["variants.small: must be a mapping (key: value), not 3"]),
         ("chosen: [the seeds]", "only: [plane]", ["only: there is no row 'plane': plain, other"]),

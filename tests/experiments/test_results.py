@@ -228,6 +228,22 @@ def test_other_trainings_are_refused(old, new, now, tmp_path):
         assert len(merged(earlier, now, tmp_path / "x.json").records) == 3
 
 
+def test_a_row_that_was_only_planned_may_be_gone(now, tmp_path):
+    earlier = Results(read_recipe(write_recipe(tmp_path, TINY.replace("  good:", "  better:"))), 1.0, [])
+    earlier.records = [record("better", 1), record("bad", 2, diverged={"step": 3})]
+    found = merged(earlier, now, tmp_path / "x.json").records
+    assert "better" not in {r["row"] for r in found} and record("bad", 2, diverged={"step": 3}) in found
+
+
+def test_an_analysis_that_is_new_does_not_refuse_the_results(now, tmp_path):
+    earlier = Results(replace(now.recipe, analyses={}), 1.0, [record("good", 1, gen=9.0)])
+    now.recipe = replace(now.recipe, analyses={"experts": "experts {checkpoint}"})
+    assert len(merged(earlier, now, tmp_path / "x.json").records) == 3
+    earlier.recipe = replace(now.recipe, analyses={"experts": "experts {checkpoint} --inverse"})
+    with pytest.raises(UsageError, match="its row 'good' was trained or evaluated otherwise"):
+        merged(earlier, now, tmp_path / "x.json")
+
+
 def test_another_steps_scale_is_refused(now, tmp_path):
     earlier = Results(now.recipe, 0.5, [record("good", 1, gen=9.0)])
     with pytest.raises(UsageError, match=r"another version of the recipe \(with another --steps-scale\)"):

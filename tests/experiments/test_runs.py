@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import fairseq_sg
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import groups, memory, runs
 from fairseq_sg.experiments.runs import Run
-from helpers.experiment_files import STAMP, course, evaluated, inner, make_run, of_subset
+from helpers.experiment_files import STAMP, course, evaluated, inner, make_run, of_subset, save
 
 PACKAGE = Path(fairseq_sg.__file__).parent
 
@@ -159,8 +160,7 @@ def test_a_folder_of_another_process_is_waited_for(finishes, commands, tmp_path)
     def watch(_, state):
         seen.append(state[str(run.folder)])
         if len(seen) == 3 and finishes:
-            result = {"steps": run.steps, "accuracy": {"gen": 40}}
-            runs.write_json(run.folder / "run.json", {"settings": runs._settings(run), "result": result})
+            save(run, result={"steps": run.steps, "accuracy": {"gen": 40}})
         if len(seen) == 3:
             lock.close()
 
@@ -177,6 +177,57 @@ def test_a_further_evaluation_is_in_the_result(commands, tmp_path):
     words = [shlex.split(command) for command in record["commands"][1:]]
     assert all("--model-overrides" not in first for first in words[:1])
     assert [more[more.index("--model-overrides") + 1] for more in words[1:]] == list(run.more_overrides)
+
+
+def test_what_a_recipe_has_got_since_is_evaluated_and_an_error_keeps_the_result(
+    commands, tmp_path, monkeypatch, capsys
+):
+    """Another subset, type and overrides; the training is not started again."""
+    commands["r"] = GOOD
+    run = make_run(tmp_path / "r")
+    run.checkpoint.touch()
+    (before,) = runs.run_all([run], 1, lambda *_: None)
+    commands["r"] = "exit 9"
+    executable, states = runs.executable, []
+    more = replace(run, more_overrides=("{'encoder_layers': 3}",), types=("long",))
+    more.subsets = run.subsets | {"other": "other"}
+    monkeypatch.setattr(runs, "executable", lambda _: ["false"])
+    (failed,) = runs.run_all([more], 1, lambda _, state: states.append(dict(state)))
+    assert failed["failed"] == "evaluation" and failed["result"] == before["result"]
+    assert list(states[-1].values()) == ["failed"] and all("training" not in state.values() for state in states)
+    final = evaluated(100, 61, 41) + of_subset("other", 100, 5).replace("other_nll_loss", "other_accuracy_long")
+    monkeypatch.setattr(runs, "executable", lambda _: ["printf", "%s", final])
+    (after,) = runs.run_all([more], 1, lambda *_: None)
+    assert "failed" not in after and after["result"]["checkpoint_step"] == 100
+    assert after["result"]["accuracy"] == {"valid": 61, "gen": 41, "other": 5, "other/long": 0.5}
+    assert list(after["result"]["more"]) == ["{'encoder_layers': 3}"] and after["minutes"] == before["minutes"]
+    # Now nothing is left. Without the checkpoint, nothing can be evaluated.
+    monkeypatch.setattr(runs, "executable", executable)
+    assert runs.run_all([more], 1, lambda *_: None) == [after]
+    run.checkpoint.unlink()
+    more.more_overrides = ("{'encoder_layers': 5}",)
+    assert runs.run_all([more], 1, lambda *_: None) == [after]
+    assert "is gone, so what is new in the recipe stays empty" in capsys.readouterr().err
+
+
+def test_another_choice_of_the_best_checkpoint_is_another_training(commands, tmp_path):
+    commands["r"] = GOOD
+    run = make_run(tmp_path / "r", best=True)
+    runs.run_all([run], 1, lambda *_: None)
+    run.best = False
+    assert runs.result_of(run)
+    run.best, run.subsets = True, {"gen": "OOD", "valid": "IID"}
+    with pytest.raises(ValueError, match="other settings"):
+        runs.result_of(run)
+
+
+def test_more_trainings_in_a_process_than_jobs(commands, tmp_path, monkeypatch):
+    commands |= {"a": GOOD, "b": GOOD}
+    sizes = []
+    train = runs._train
+    monkeypatch.setattr(runs, "_train", lambda jobs: (sizes.append(len(jobs)), train(jobs)))
+    records = runs.run_all([make_run(tmp_path / name) for name in commands], 1, lambda *_: None, together=3)
+    assert all("result" in record for record in records) and sizes == [1, 1]
 
 
 def test_commands_are_those_of_this_package_from_every_folder():
@@ -347,7 +398,7 @@ def test_the_least_squared_error_is_the_best(tmp_path):
     assert points[0] == {
         "step": 1, "valid_mse_last": 0.5, "valid_mse_last_mean": 0.6, "gen_mse_last": 0.5, "gen_mse_last_mean": 0.6,
     }  # fmt: skip
-    assert all(runs.complete(run, point) for point in points) and not runs.complete(run, {"step": 5})
+    assert runs.complete(run, [*points, {"step": 5}]) == points
     assert runs.selected(run, points)["step"] == 3
     run.checkpoint_metric = "mse_last_mean"
     assert runs.selected(run, points)["step"] == 4

@@ -250,8 +250,7 @@ def test_what_a_recipe_has_got_since_is_evaluated_without_training(trained):
     assert again.code == 0, again.out + again.err
     results_file = results.read(trained.folder / "out" / "more.json")
     found = of(results_file, "good")
-    added = (trained.good / "train.log").read_text().removeprefix(log)
-    assert f"{STEPS} of {STEPS} updates are made" in added and "train_inner" not in added
+    assert (trained.good / "train.log").read_text() == log
     more = found["result"].pop("more")
     assert found["result"] == {key: value for key, value in before.items() if key != "more"}
     assert set(more) == {DEEPER, shallower} and more[DEEPER] == before["more"][DEEPER]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,9 @@ def make_run(folder: Path, log: str = "", steps: int = 100, **more: Any) -> runs
 def save(run: runs.Run, **more: Any) -> None:
     """Writes the run's record."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    kept = {"settings": runs._settings(run), "minutes": 1.0, "commit": "abc", "machine": {"cpu": "x"}}
+    commands = [shlex.join(command) for command in run.commands()]
+    start = {"commit": "abc", "machine": {"cpu": "x"}}
+    kept = {"settings": runs._settings(run), "minutes": 1.0, "commands": commands, **start}
     runs.write_json(run.folder / "run.json", kept | more)
 
 
