@@ -161,6 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return print_error(str(error), 1)
     except OSError as error:
         return print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    except MemoryError as error:
+        return print_error(f"not enough memory ({error or 'for so much data'}): choose fewer or smaller examples", 1)
     except KeyboardInterrupt:
         return print_error("interrupted; nothing was made", 130)
     return 0

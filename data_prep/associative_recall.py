@@ -41,6 +41,8 @@ from data_prep.words_of_bits import (
 )
 
 NEXT, QUERY = "<next>", "<query>"
+#: Possible blocks for every pair of blocks in a sentence: at most one sentence in so many has two blocks alike.
+POSSIBLE = 100
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,12 @@ class AssociativeRecallOptions(WordOptions):
         for flag, numbers in (("--blocks", self.blocks), ("--test-blocks", self.test_blocks)):
             if min(numbers) < 2:
                 raise UsageError(f"{flag} has 1: the block after the repeated one needs a second")
+        pairs = max(*self.blocks, *self.test_blocks) ** 2
+        if 2 ** (self.bits * self.block_words) < POSSIBLE * pairs:
+            raise UsageError(
+                f"--bits {self.bits} --block-words {self.block_words} makes blocks that are often alike, so that a "
+                "question has several answers: choose more of either, or fewer blocks"
+            )
         return self
 
 

@@ -78,9 +78,13 @@ class BabiFiles(Sources):
         return found
 
     def _in_folder(self, set_name: str, tasks: Sequence[int]) -> dict[tuple[int, str], tuple[Path, bytes]]:
-        places = [self.raw_dir, self.raw_dir / set_name, self.raw_dir / "tasks_1-20_v1-2" / set_name]
-        named = [(name_of(path.name), path) for place in places for path in sorted(place.glob("qa*.txt"))]
-        wanted = {name: path for name, path in reversed(named) if name is not None and name[0] in tasks}
+        places = [self.raw_dir / set_name, self.raw_dir / "tasks_1-20_v1-2" / set_name, self.raw_dir]
+        place = next((place for place in places if any(place.glob("qa*.txt"))), self.raw_dir)
+        own = place.resolve().name
+        if own in SETS and own != set_name:
+            raise DataError(f"is the set {own}: add --set {own}, or give the folder of {set_name}", place)
+        named = [(name_of(path.name), path) for path in sorted(place.glob("qa*.txt"))]
+        wanted = {name: path for name, path in named if name is not None and name[0] in tasks}
         return {name: (path, self.read_bytes(path)) for name, path in sorted(wanted.items())}
 
     def _in_archive(self, set_name: str, tasks: Sequence[int]) -> dict[tuple[int, str], tuple[Path, bytes]]:

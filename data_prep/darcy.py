@@ -95,6 +95,8 @@ class DarcyOptions(FieldOptions):
                 if getattr(self, name) is not None:
                     raise UsageError(f"--{name} is for --inverse: leave it out")
         found = self.decide_all(sources)
+        if sources.raw_dir is None and found.low >= found.high:
+            raise UsageError(f"--low {found.low:g} is not below --high {found.high:g}: exchange or change them")
         found.check_grids(sources, 2, cells, "the points, less one,")
         if sources.raw_dir is not None:
             found.check_rows(FUNCTIONS, ("train",), ("valid", "test"))

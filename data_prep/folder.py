@@ -26,6 +26,7 @@ from data_prep.text import sha256
 FORMAT = 2
 MANIFEST = "dataset.json"
 WORKSPACE = ".data_prep-"
+REPLACED = "replaced"  # in a workspace: the folder that the new one replaces
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing; they name no file
 
 
@@ -273,6 +274,7 @@ def discard_dead(out: Path) -> None:
         lock = lock_file(room / "lock", create=False)
         if lock is not None:
             with lock:
+                put_back(room, out)
                 discard(room)
         else:
             # In use, or dead before it was locked: then it is empty, and rmdir removes only empty folders.
@@ -288,15 +290,26 @@ def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> None
     """
     for path in [made, *made.rglob("*")]:
         sync(path)
+    replaced = room / REPLACED
     if replace:
-        os.rename(out, room / "replaced")
+        # Again: files may have come while the new ones were made.
+        check_replaceable(out)
     try:
-        os.rename(made, out)
-    except OSError as error:
         if replace:
-            os.rename(room / "replaced", out)
+            os.rename(out, replaced)
+        os.rename(made, out)
+    except BaseException as error:
+        put_back(room, out)
+        if not isinstance(error, OSError):
+            raise
         raise DataError(f"cannot be moved there ({error.strerror}): is another run making it?", out) from None
     sync(out.parent)
+
+
+def put_back(room: Path, out: Path) -> None:
+    """Moves a replaced folder back where no other has taken its place."""
+    if (room / REPLACED).exists() and not out.exists():
+        os.rename(room / REPLACED, out)
 
 
 def sync(path: Path) -> None:

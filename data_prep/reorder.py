@@ -113,7 +113,8 @@ class Reordered(Material):
             link_labels(folder, subsets)
 
     def describe(self) -> Json:
-        return {name: self.found[name] for name in ("subsets", "vocabulary", "groups", "labels") if name in self.found}
+        kept = ("subsets", "vocabulary", "groups", "labels", "no_label", "bits")
+        return {name: self.found[name] for name in kept if name in self.found}
 
     def summary(self, description: Json) -> list[str]:
         return [f"words in the order of {self.like or 'a new preparation'}"]

@@ -36,7 +36,7 @@ def lengths(text: str) -> list[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last <= LONGEST:
             raise argparse.ArgumentTypeError(
-                f"must be lengths from 1 to {LONGEST} such as 30 or 10,30 or 1-40, not {shorten(text)}"
+                f"must be numbers from 1 to {LONGEST} such as 30 or 10,30 or 1-40, not {shorten(text)}"
             )
         found.update(range(first, last + 1))
     return sorted(found)

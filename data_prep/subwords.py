@@ -20,6 +20,7 @@ from data_prep.dataset import DataError, UsageError
 
 KINDS = ("unigram", "bpe")
 SPACE = "\u2581"  # SentencePiece's sign for a space
+SKIPPED = "\u2585"  # its sign for unknown letters: it leaves out lines that have it
 LONGEST_LINE = 1 << 24  # bytes; SentencePiece's default skips lines of more than 4,192
 NORMALIZATION = "identity"
 
@@ -37,7 +38,7 @@ class Subwords:
         return [self._processor.id_to_piece(number) for number in range(len(self._processor))]
 
     def split(self, line: str) -> str:
-        """The pieces of a line, separated by spaces. Unknown letters are their own pieces."""
+        """The pieces of a line, separated by spaces. Unknown letters in a row are a piece."""
         return " ".join(self._processor.encode(line, out_type=str))
 
     def numbers(self, line: str) -> list[int]:
@@ -65,7 +66,7 @@ def learn(
     model = io.BytesIO()
     try:
         sentencepiece().SentencePieceTrainer.train(
-            sentence_iterator=(line for line in lines if line.strip()),
+            sentence_iterator=(line.replace(SKIPPED, " ") for line in lines if line.strip()),
             model_writer=model,
             model_type=kind,
             vocab_size=size,

@@ -154,12 +154,16 @@ def exact(part: float) -> Fraction:
 
 
 def check_apart(sources: TextFiles) -> None:
-    """Raises DataError for a file in training and in another subset."""
-    trained = set(map(sources.sha256, sources.input))
-    for subset, paths in sources.others.items():
+    """Raises DataError for a text that is given twice: models would be tested on what they are trained on."""
+    given = {"--input": sources.input} | {f"--{subset}-input": paths for subset, paths in sources.others.items()}
+    seen: dict[str, str] = {}
+    for flag, paths in given.items():
         for path in paths:
-            if sources.sha256(path) in trained:
-                raise DataError(f"--{subset}-input has the same text as --input", path)
+            before = seen.get(sources.sha256(path))
+            if before is not None:
+                what = "is given twice" if before == flag else f"has the same text as {before}"
+                raise DataError(f"{flag} {what}", path)
+            seen[sources.sha256(path)] = flag
 
 
 def check_lines(files: Sequence[Path]) -> None:

@@ -36,7 +36,8 @@ FAIRSEQ: dict[str, dict[str, float]] = {
     **_limits(
         "lr clip_norm weight_decay max_update max_epoch stop_time_hours warmup_updates seed num_workers", least=0
     ),
-    **_limits("save_interval save_interval_updates validate_interval validate_interval_updates", least=0),
+    **_limits("save_interval validate_interval", least=1),
+    **_limits("save_interval_updates validate_interval_updates", least=0),
     **_limits("validate_after_updates max_valid_steps data_buffer_size curriculum max_len_a max_len_b", least=0),
     **_limits("batch_size batch_size_valid max_tokens max_tokens_valid tokens_per_sample update_freq", least=1),
     **_limits("max_source_positions max_target_positions required_batch_size_multiple log_interval", least=1),
@@ -129,6 +130,9 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
     needed = {"task": "sg_translation", "arch": "sg_transformer"}
     for name in needed if training else ["task"]:
         if getattr(chosen, name) is None:
+            if not training:
+                # A checkpoint that cannot be read is the reason why its task is not known.
+                _check_checkpoints(chosen, given)
             which = "one" if training else "the one of the training"
             parser.error(f"--{name} is missing: give {which}, such as {needed[name]}")
     parsed = parse(parser, input_args, parse_known, suppress_defaults, **kwargs)

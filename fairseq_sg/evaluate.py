@@ -159,7 +159,10 @@ def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
         logits, target = loaded.run(batch)[0], batch["target"]
         right, real = right_tokens(loaded, logits, target)
         if loaded.labels_words:
-            nll = loaded.task.nll(logits, target).masked_fill(~real, 0.0)
+            # As in the criterion: blanks have a loss with --score-blanks alone.
+            blanks = getattr(loaded.cfg.criterion, "score_blanks", False)
+            counted = target.ne(loaded.task.target_dictionary.pad()) if blanks else real
+            nll = loaded.task.nll(logits, target).masked_fill(~counted, 0.0)
         elif loaded.has_decoder:
             padding = loaded.task.target_dictionary.pad()
             nll = F.cross_entropy(
@@ -256,10 +259,14 @@ def table(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> list[str]:
 
 
 def write_json(path: str, facts: dict[str, Any]) -> None:
-    """Atomic: until all of it is written, the file before stays."""
+    """Atomic: until all of it is written, the file before stays. A pipe or a device is written to."""
+    text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+    if os.path.exists(path) and not os.path.isfile(path):
+        Path(path).write_text(text, encoding="utf-8")
+        return
     temporary = Path(f"{path}.tmp")
     try:
-        temporary.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

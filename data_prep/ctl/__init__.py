@@ -77,8 +77,8 @@ class CtlOptions(Options):
     )
     functions: int | None = option(
         None,
-        f"a smaller task, of our own: number of functions, 2 to {COMPOSED}",
-        type=whole_number(2, COMPOSED),
+        f"a smaller task, of our own: number of functions, 3 to {COMPOSED}",
+        type=whole_number(3, COMPOSED),
         when_given=True,
     )
     longest: int | None = option(

@@ -290,12 +290,16 @@ def read_archive(sources: MathematicsSources, module: str) -> tuple[Contents, li
     if size != ARCHIVE.size:
         raise DataError(f"not the official {ARCHIVE.name}: {size:,} bytes, expected {ARCHIVE.size:,}", path)
     try:
-        return sources.read(module)
-    finally:
-        # Known without a second pass, unless reading has failed: then another archive is the better reason.
-        found = sources.sha256(path)
-        if found != ARCHIVE.sha256:
-            raise DataError(f"not the official {ARCHIVE.name}: sha256 {found}, expected {ARCHIVE.sha256}", path)
+        found, failure = sources.read(module), None
+    except DataError as error:
+        found, failure = None, error
+    # Known without a second pass, unless reading has failed: then another archive is the better reason.
+    digest = sources.sha256(path)
+    if digest != ARCHIVE.sha256:
+        raise DataError(f"not the official {ARCHIVE.name}: sha256 {digest}, expected {ARCHIVE.sha256}", path)
+    if failure is not None:
+        raise failure
+    return found
 
 
 def parse(stream: BinaryIO, path: Path) -> Iterator[Pair]:

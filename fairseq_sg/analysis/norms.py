@@ -93,7 +93,9 @@ def real_positions(inputs: dict[str, Tensor], loaded: Loaded) -> dict[str, Tenso
         return {"source": torch.ones(len(inputs["images"]), positions, dtype=torch.bool, device=loaded.device)}
     real = {"source": inputs["src_tokens"].ne(loaded.task.source_dictionary.pad())}
     if loaded.has_decoder:
-        real["target"] = inputs["prev_output_tokens"].ne(loaded.task.target_dictionary.pad())
+        # A decoder that labels words reads them as its input.
+        words = inputs.get("prev_output_tokens", inputs["src_tokens"])
+        real["target"] = words.ne(loaded.task.target_dictionary.pad())
     return real
 
 

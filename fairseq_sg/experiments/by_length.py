@@ -392,7 +392,9 @@ def score(
         columns = [c for c in recipe.columns_of(data).values() if c.metric == "bleu" and not c.generate]
         subsets = list(dict.fromkeys(column.subset for column in columns))
         finished = {
-            (record["row"], record["seed"]) for record in results.records if record.get("result", {}).get("generated")
+            (record["row"], record["seed"])
+            for record in results.records
+            if record["data"] == data and record.get("result", {}).get("generated")
         }
         systems = [
             System(

@@ -88,6 +88,7 @@ def check_and_fill(config):
     refuse_unused_options(config, MECHANISMS, used)
     check_norm(config)
     check_position(config)
+    check_window(config)
     for name in ("activation_dropout", "attention_dropout", "attention_residual_dropout"):
         if getattr(config, name) is None:
             setattr(config, name, config.dropout)
@@ -105,6 +106,15 @@ def check_norm(config) -> None:
         raise UsageError("--pre-norm has no effect with --norm none: leave it out")
     if config.no_final_norm and not config.pre_norm:
         raise UsageError("--no-final-norm is for --pre-norm: a post-norm model has no norm after the last layer")
+
+
+def check_window(config) -> None:
+    """Raises UsageError for ``--attention-window`` without a decoder's self-attention that has one."""
+    decoders = layer_names(config, "decoder_attention") if hasattr(config, "decoder_attention") else []
+    if config.attention_window and not any(
+        hasattr(ATTENTION_REGISTRY.find(name).options, "attention_window") for name in decoders
+    ):
+        raise UsageError("--attention-window is for softmax self-attention of a decoder: leave it out")
 
 
 def check_position(config) -> None:

@@ -79,10 +79,11 @@ def image_encoder(config, task) -> ImageQuestionEncoder:
         raise UsageError("--embedding-scaling is for tokens: leave it out with --task sg_visual_qa")
     if config.input_embedding is not None:
         raise UsageError("--input-embedding is for tokens: leave it out with --task sg_visual_qa")
-    if config.position is not None and POSITION_REGISTRY.find(config.position).gives_with(config) == "embedding":
+    place = None if config.position is None else POSITION_REGISTRY.find(config.position).gives_with(config)
+    if place in ("embedding", "nothing"):
         raise UsageError(
-            f"--position {config.position} is for tokens, and patches have positions of their own: leave it out, or "
-            "choose one inside the attention, such as rotary"
+            f"--position {config.position} is for tokens, and patches have positions of their own in any case: leave "
+            "it out, or choose one inside the attention, such as rotary"
         )
     return ImageQuestionEncoder(config, task.image_shape, task.question_bits)
 

@@ -40,18 +40,27 @@ class Breakdown:
         if accuracy_by not in CHOICES:
             raise UsageError(f"--accuracy-by is {accuracy_by!r}: choose from {', '.join(CHOICES)}")
         self.folders = utils.split_paths(data)
-        manifests = [read_manifest(folder) for folder in self.folders] if accuracy_by != "none" else []
-        subsets = [
-            subset for manifest in manifests for name, subset in manifest.get("subsets", {}).items() if name != "train"
-        ]
+        self.manifests = manifests = [read_manifest(f) for f in self.folders] if accuracy_by != "none" else []
+        subsets = [subset for manifest in manifests for subset in manifest.get("subsets", {}).values()]
         self.types: list[str] = sorted({kind for subset in subsets for kind in subset.get("types", ())})
         number = {kind: i for i, kind in enumerate(self.types)}
         self.reports: dict[str, list[int]] = {}
         for manifest in manifests:
             for group, kinds in manifest.get("groups", {}).items():
-                self.reports[group] = [number[kind] for kind in kinds if kind in number]
+                # Folders may have other types in a group of the same name.
+                there = self.reports.setdefault(group, [])
+                there += [number[kind] for kind in kinds if kind in number and number[kind] not in there]
         if accuracy_by == "types":
             self.reports.update({kind: [i] for kind, i in number.items()})
+
+    def names_in(self, subset: str) -> list[str]:
+        """The types and groups that are logged for a subset of every folder."""
+        folders = [set(manifest.get("subsets", {}).get(subset, {}).get("types", ())) for manifest in self.manifests]
+        return [
+            name
+            for name, numbers in self.reports.items()
+            if folders and all(any(self.types[i] in kinds for i in numbers) for kinds in folders)
+        ]
 
     def types_of(self, subset: str, size: int, epoch: int = 1) -> Tensor | None:
         """The number of the type of every example, int64 ``(size,)``; None without types, or if nothing is logged."""

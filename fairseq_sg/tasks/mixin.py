@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -34,8 +35,6 @@ LARGEST, SMALLEST = (
     ("accuracy", "token_accuracy", "bleu"),
     ("loss", "nll_loss", "ppl", "word_ppl", "bpc", "bpb", "mse", "relative_l2", "h1", "word_error", "mean_word_error"),
 )
-#: The metrics of every validation.
-MEASURED = ("loss", "nll_loss", "accuracy")
 #: The first ``format`` of ``dataset.json`` whose dictionaries have the canonical order of their family of data.
 CANONICAL_ORDER = 2
 
@@ -245,14 +244,20 @@ class SGTask:
                 "leave --maximize-best-checkpoint-metric out" if largest else "add --maximize-best-checkpoint-metric"
             )
             raise UsageError(f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best: {change}")
-        if metric not in MEASURED:
-            subset = trainer.cfg.dataset.valid_subset.split(",")[0]
+        # fairseq reads it in the logs of every subset.
+        for subset in trainer.cfg.dataset.valid_subset.split(",") if metric != "loss" else ():
             known = measured(trainer, subset)
-            if metric not in known:
+            if metric not in known and metric not in self.measured_by_type(subset, known):
                 raise UsageError(
                     f"--best-checkpoint-metric is {metric!r}, and a validation on {subset!r} measures "
                     f"{', '.join(known)}"
                 )
+
+    def measured_by_type(self, subset: str, known: Sequence[str]) -> list[str]:
+        """The metrics by type or group of a whole subset; the first batch, with ``known``, may lack some types."""
+        breakdown = getattr(self, "breakdown", None)
+        names = breakdown.names_in(subset) if breakdown is not None else []
+        return [f"{metric}_{name}" for metric in ("accuracy", "word_error") if metric in known for name in names]
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """Loss, sample size and logs of a batch, after its backward pass: fairseq's, without its walks through all

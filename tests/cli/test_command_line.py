@@ -87,7 +87,7 @@ def test_what_must_be_given():
 @pytest.mark.parametrize(
     "command,more,message",
     [
-        ("validate", [], "--task is missing: give the one of the training, such as sg_translation"),
+        ("validate", [], "there is no checkpoint no.pt: check --path"),
         ("generate", ["--task", "sg_translation", "--bem", "2"], "there is no option --bem: did you mean --beam .*"),
         ("generate", ["--task", "sg_translation", "--beam", "0"], "--beam is 0: choose 1 or more"),
         ("interactive", ["--task", "sg_translaton"], "--task is 'sg_translaton': did you mean sg_translation .*"),
@@ -135,6 +135,9 @@ VALUES = {
     "--max-update -5": "--max-update is -5: choose 0 or more",
     "--max-epoch -5": "--max-epoch is -5: choose 0 or more",
     "--batch-size 0": "--batch-size is 0: choose 1 or more",
+    "--validate-interval 0": "--validate-interval is 0: choose 1 or more",
+    "--save-interval 0": "--save-interval is 0: choose 1 or more",
+    "--attention-window 2 --decoder-attention linear": "--attention-window is for softmax self-attention of a decoder",
     "--batch-size-valid -3": "--batch-size-valid is -3: choose 1 or more",
     "--max-tokens 0": "--max-tokens is 0: choose 1 or more",
     "--update-freq 1,0": "--update-freq is [1, 0]: choose 1 or more",

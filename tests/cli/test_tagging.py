@@ -45,6 +45,27 @@ def test_resumed_training_equals_an_uninterrupted_one(words, tmp_path):
     assert_same_state(*(tmp_path / name / "checkpoint_last.pt" for name in ("whole", "stopped")))
 
 
+def test_blanks_that_are_scored_count_in_every_command(words, tmp_path):
+    arguments = [*TAGGERS["sg_transformer_lm"].split(), "--score-blanks", "--max-update", 2]
+    curve = metrics(succeed("fairseq-train", *training(words, tmp_path, *arguments)), "gen")
+    last = tmp_path / "checkpoint_last.pt"
+    (validated,) = metrics(succeed("fairseq-validate", *evaluation(words, last)), "gen")
+    succeed("fairseq_sg.evaluate", last, "--cpu", "--json", tmp_path / "found.json")
+    measured = json.loads((tmp_path / "found.json").read_text())["subsets"]["gen"]["nll_loss"]
+    assert measured == pytest.approx(validated["nll_loss"], abs=2e-4) == pytest.approx(curve[-1]["nll_loss"], abs=2e-4)
+    assert "mean norm of all heads" in succeed(
+        "fairseq_sg.analysis", "norms", last, "--subset", "gen", "--format", "none"
+    )
+
+
+def test_the_best_checkpoint_by_a_type_that_the_first_batch_lacks(words, tmp_path):
+    """Batches are sorted by length, so the first ones have the fewest repeats."""
+    arguments = [*TAGGERS["sg_lstm"].split(), "--batch-size-valid", 1, "--max-update", 2, "--valid-subset", "gen"]
+    arguments += ["--best-checkpoint-metric", "accuracy_repeats_4"]
+    succeed("fairseq-train", *training(words, tmp_path, *arguments))
+    assert (tmp_path / "checkpoint_best.pt").exists()
+
+
 def test_other_cells_at_test_time(words, tmp_path):
     succeed("fairseq-train", *training(words, tmp_path, *TAGGERS["sg_dnc"].split(), "--max-update", 2))
     more = ["--model-overrides", "{'memory_cells': 9}"]
@@ -69,6 +90,10 @@ def test_a_dnc_classifies(common_folder, tmp_path):
         ("--criterion cross_entropy", "--task sg_tagging needs another criterion: choose --criterion tagging"),
         ("--arch sg_transformer", "choose sg_dnc, sg_lstm, sg_encoder or sg_transformer_lm"),
         ("--no-source-bos", "--no-source-bos has no effect with --task sg_tagging"),
+        (
+            "--best-checkpoint-metric accuracy_repeats_4 --valid-subset gen,valid",
+            "accuracy_repeats_4', and a validation on 'valid' measures",
+        ),
         ("--output letters", "--output is 'letters': choose from words, bits"),
         ("--arch sg_dnc --memory-variant mm", "--memory-variant is 'mm': letters of 'mds'"),
         (

@@ -87,6 +87,14 @@ def test_the_archive_is_the_folder(folder, run, read_subset, tmp_path):
     assert result.code == 1 and "not a complete tar or tar.gz archive" in result.err and not (tmp_path / "c").exists()
 
 
+def test_the_folder_of_a_set_is_that_set(folder, run, tmp_path):
+    sets = folder / "tasks_1-20_v1-2"
+    (sets / "en-10k").rename(sets / "en")
+    result = prepare(run, tmp_path / "o", "--raw-dir", sets / "en")
+    assert result.code == 1 and "is the set en: add --set en, or give the folder of en-10k" in result.err
+    assert prepare(run, tmp_path / "o", "--raw-dir", sets / "en", "--set", "en", "--holdout", 0.4).code == 0
+
+
 def test_missing_files(folder, run, tmp_path):
     result = run("babi", "--raw-dir", folder, "--raw-only", "--out", tmp_path / "o")
     assert result.code == 1 and "has no file qa2_…_train.txt of en-10k" in result.err

@@ -294,9 +294,9 @@ def test_smaller_task(tmp_path):
     "options,message",
     [
         ("--longest 4", "--longest is for the smaller task: give its --functions too"),
-        ("--functions 12", "argument --functions: must be a whole number from 2 to 9, not '12'"),
+        ("--functions 12", "argument --functions: must be a whole number from 3 to 9, not '12'"),
         ("--functions 4 --longest 9", "argument --longest: must be a whole number from 3 to 6, not '9'"),
-        ("--functions 2", "--functions 2 --longest 4 has too few examples"),
+        ("--functions 2", "argument --functions: must be a whole number from 3 to 9"),
     ],
 )
 def test_refused_sizes_of_the_smaller_task(options, message, run, tmp_path):

@@ -194,6 +194,7 @@ def test_the_inverse_problem(tmp_path, folder):
         ("--inverse --grid 43 --coarse 40", "--grid 43 has no 40 blocks"),
         ("--points 421 --grid 421 --train 9999", "the subset train would have"),
         ("--high 0", "must be a number above 0"),
+        ("--low 12 --high 3", "--low 12 is not below --high 3"),
     ],
 )
 def test_refusals(options, message, tmp_path, capsys):

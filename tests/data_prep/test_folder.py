@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import folder
 from data_prep.dataset import DataError
 from data_prep.folder import lock_file, publish, verify
 
@@ -184,7 +185,7 @@ import data_prep.corpus, data_prep.folder
 original, calls = data_prep.{where}, []
 def pause(*arguments, **options):
     calls.append(arguments)
-    if len(calls) < {call}:
+    if len(calls) != {call}:
         return original(*arguments, **options)
     print("paused", flush=True)
     time.sleep(600)
@@ -225,15 +226,41 @@ def test_killed_overwrite_keeps_what_was_there(run, tmp_path: Path) -> None:
 
 
 def test_run_killed_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -> None:
-    """The old folder has been moved away, the new one is not yet there: the next run makes it and cleans up."""
+    """The old folder has been moved away, the new one is not yet there: the next run moves it back and cleans up."""
     out = tmp_path / "out"
     assert run(*LENGTH, "--out", out).code == 0
     right = contents(out)
     with start_and_pause("folder.os.rename", [*LENGTH, "--overwrite", "--out", str(out)], call=2) as process:
         process.send_signal(signal.SIGKILL)
     assert not out.exists()
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
+
+
+def test_run_interrupted_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    right = contents(out)
+    with start_and_pause("folder.os.rename", [*LENGTH, "--overwrite", "--out", str(out)], call=2) as process:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    assert contents(out) == right and list(tmp_path.iterdir()) == [out]
+
+
+def test_overwrite_does_not_delete_what_came_in_the_meantime(run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    write = folder.write
+
+    def writing(*arguments):
+        (out / "notes.txt").write_text("precious", "utf-8")
+        return write(*arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(folder, "write", writing)
+        result = run(*LENGTH, "--out", out, "--overwrite")
+    assert result.code == 1 and "--overwrite would delete notes.txt" in result.err
+    assert (out / "notes.txt").read_text("utf-8") == "precious" and list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])

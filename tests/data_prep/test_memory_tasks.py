@@ -216,10 +216,11 @@ def test_the_form_of_the_words(run, tmp_path):
         ("repeat_copy --test-lengths 3-4 --lengths 1-3", "--test-lengths has 3, which train has too"),
         ("repeat_copy --repeats 4 --test-repeats 4", "--test-repeats has 4, which train has too"),
         ("associative_recall --blocks 1-4", "--blocks has 1: the block after the repeated one needs a second"),
+        ("associative_recall --bits 4 --block-words 1", "makes blocks that are often alike"),
         ("key_value --bits 7", "--bits is 7: a row has two halves"),
         ("key_value --bits 8", "--bits 8 has 16 keys, too few for 24 different ones"),
         ("key_value --repeat-values", "--repeat-values is for --queries both"),
-        ("repeat_copy --lengths 0-3", "must be lengths from 1 to 10000"),
+        ("repeat_copy --lengths 0-3", "must be numbers from 1 to 10000"),
     ],
 )
 def test_wrong_options(arguments, message, run, tmp_path):

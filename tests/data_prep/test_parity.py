@@ -78,7 +78,7 @@ WRONG = ["", "0", "0-3", "3-2", "10001", "1-10001", "1,", ",1", "1 2", "1, 2", "
 def test_wrong_lengths(text: str) -> None:
     with pytest.raises(ArgumentTypeError) as caught:
         lengths(text)
-    assert "must be lengths from 1 to 10000 such as 30 or 10,30 or 1-40, not" in str(caught.value)
+    assert "must be numbers from 1 to 10000 such as 30 or 10,30 or 1-40, not" in str(caught.value)
     assert len(str(caught.value)) < 200
 
 
@@ -186,8 +186,8 @@ def test_strings_of_a_length_do_not_depend_on_other_lengths(run, read_subset, tm
     [
         ("--train-lengths 4", "the following arguments are required: --test-lengths"),
         ("--test-lengths 4", "the following arguments are required: --train-lengths"),
-        ("--train-lengths 0 --test-lengths 4", "argument --train-lengths: must be lengths from 1 to 10000 such as"),
-        ("--train-lengths 4 --test-lengths 9-5", "argument --test-lengths: must be lengths from 1 to 10000 such as"),
+        ("--train-lengths 0 --test-lengths 4", "argument --train-lengths: must be numbers from 1 to 10000 such as"),
+        ("--train-lengths 4 --test-lengths 9-5", "argument --test-lengths: must be numbers from 1 to 10000 such as"),
         ("--train-lengths 1-40 --test-lengths 40,60", "length 40 is in --train-lengths and --test-lengths: valid has"),
         ("--train-lengths 1-3 --test-lengths 4", "--train-lengths: 8 strings are too few for a valid set; add"),
         ("--train-lengths 4 --test-lengths 5 --train 99", "argument --train: must be a whole number from 100"),

@@ -13,6 +13,7 @@ from data_prep.binarize import make_dictionary
 
 FIRST = ("first", "--train-lengths", 4, "--test-lengths", 8, "--train", 100, "--test", 10)
 PARITY = ("parity", "--train-lengths", "5-6", "--test-lengths", 9, "--train", 110, "--test", 10)
+RECALL = ("associative_recall", "--blocks", "2-3", "--test-blocks", 4, "--train", 100, "--test", 10)
 PCFG = ("pcfg", "--condition", "iid", "--generate", 1000)
 
 
@@ -131,7 +132,9 @@ def test_reorder_like_another_folder(run, old, tmp_path: Path, new) -> None:
     assert run("verify", out).code == 0
 
 
-@pytest.mark.parametrize("data", [FIRST, PCFG, [*PARITY, "--raw-only"]], ids=["classes", "joined", "raw-only"])
+@pytest.mark.parametrize(
+    "data", [FIRST, PCFG, [*PARITY, "--raw-only"], RECALL], ids=["classes", "joined", "raw-only", "labels"]
+)
 def test_reorder_makes_what_is_prepared_today(data, run, old, new, tmp_path: Path) -> None:
     folder = old(*data)
     assert run("reorder", folder, "--out", tmp_path / "reordered").code == 0

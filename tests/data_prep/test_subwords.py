@@ -80,6 +80,10 @@ def test_long_lines_are_learnt_too() -> None:
     assert "zebra" in " ".join(learn([*TEXT, "zebra " * 2_000], "bpe", 80).pieces).replace(SPACE, "")
 
 
+def test_lines_with_the_sign_of_unknown_letters_are_learnt_too() -> None:
+    assert "zebra" in " ".join(learn([*TEXT, *["zebra \u2585"] * 2_000], "bpe", 80).pieces).replace(SPACE, "")
+
+
 @pytest.mark.parametrize(
     ("size", "message"),
     [

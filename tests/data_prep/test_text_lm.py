@@ -259,6 +259,7 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
         (b"a\n" * 99, ["--valid-share", "0.5", "--test-share", "0.5"], 2, "leave nothing to train on"),
         (b"a\n" * 99, ["--valid-share", "0.5", "--valid-input", "FILE"], 2, "--valid-share and --valid-input both"),
         (b"a\n" * 99, ["--valid-input", "FILE"], 1, "--valid-input has the same text as --input"),
+        (b"a\n" * 99, ["--input", "FILE", "FILE"], 1, "--input is given twice"),
         (b"a\n", [], 1, "subset valid is empty"),
         (b"a\n" * 99, ["--test-input", "nowhere"], 1, "nowhere: No such file or directory"),
         (

@@ -149,6 +149,24 @@ def test_second_folder_of_a_list_has_its_own_types(typed, tmp_path):
     assert by_epoch == [TYPES, TYPES[::-1], TYPES]
 
 
+def test_the_training_set_may_have_types_of_its_own(typed):
+    (typed / "raw" / "train.type").write_text("no\n" * 20)
+    breakdown = Breakdown(str(typed), "types")
+    assert [breakdown.types[i] for i in breakdown.types_of("train", 20)] == ["no"] * 20
+    assert breakdown.names_in("train") == ["no"] and set(breakdown.names_in("gen")) == {*GROUPS, *TYPES}
+
+
+def test_a_group_of_two_folders_has_the_types_of_both(typed, tmp_path):
+    import shutil
+
+    other = tmp_path / "other"
+    shutil.copytree(typed, other)
+    manifest = json.loads((typed / "dataset.json").read_text()) | {"groups": {"structural": ["odd"]}}
+    (other / "dataset.json").write_text(json.dumps(manifest))
+    breakdown = Breakdown(f"{typed}:{other}")
+    assert [breakdown.types[i] for i in breakdown.reports["structural"]] == ["deep", "odd"]
+
+
 def test_nothing_counted_nothing_logged():
     with metrics.aggregate() as values:
         log_breakdown({"n_of_a": 0.0, "exact_of_a": 0.0, "loss": 1.0})

@@ -17,11 +17,14 @@ class SinusoidalPosition(EmbeddedPosition):
     def __init__(self, dim: int):
         super().__init__(dim)
         self.register_buffer("table", sinusoid(torch.arange(128), dim), persistent=False)
+        #: Shorter tables: recorded CUDA graphs go on reading them.
+        self._earlier: list[Tensor] = []
 
     def forward(self, positions: Tensor, length: int) -> Tensor:
         if length > PRECISE:  # positions in a stream are unbounded, the table is not
             return sinusoid(positions, self.dim, torch.float64).type_as(self.table)
         if length > self.table.size(0):
+            self._earlier.append(self.table)
             self.table = sinusoid(torch.arange(min(2 * length, PRECISE), device=self.table.device), self.dim).type_as(
                 self.table
             )
