@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
 import logging
 import math
 import random
@@ -34,6 +33,7 @@ from fairseq_sg.analysis.options import Parser, finish
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.figures import COLOURS, PAGE, pyplot
 from fairseq_sg.experiments.figures import save as save_figure
+from fairseq_sg.files import write_json
 from fairseq_sg.models import constructions
 from fairseq_sg.models.sg_encoder import SGEncoder
 
@@ -235,8 +235,9 @@ def write_figures(args: argparse.Namespace) -> None:
         "around_one_weight": {n: around_one_weight(n) for n in (10, 30, 100) if n <= args.longest},
     }
     args.prefix.parent.mkdir(parents=True, exist_ok=True)
-    args.prefix.with_suffix(".json").write_text(json.dumps(found, ensure_ascii=False) + "\n", "utf-8")
-    draw(found, args.prefix.with_suffix(".png"))
+    # Not with_suffix, which cuts at a dot in PREFIX.
+    write_json(f"{args.prefix}.json", found, indent=None)
+    draw(found, Path(f"{args.prefix}.png"))
     print(f"{args.prefix}.json and {args.prefix}.png: the cross-entropies of strings of up to {lengths[-1]}")
 
 

@@ -13,7 +13,6 @@ byte.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import os
@@ -32,6 +31,7 @@ from fairseq_sg.analysis.accuracy import lengths, natural, right_tokens
 from fairseq_sg.analysis.checkpoint import Loaded, load
 from fairseq_sg.analysis.options import Command, choice, finish, overrides, positive
 from fairseq_sg.errors import UsageError
+from fairseq_sg.files import write_json
 from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.sg_language_modeling import UNITS
 from fairseq_sg.tasks.streams import Text
@@ -256,20 +256,6 @@ def table(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> list[str]:
         "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)) for row in cells
     ]
     return [lines[0], "-" * len(lines[0]), *lines[1:]]
-
-
-def write_json(path: str, facts: dict[str, Any]) -> None:
-    """Atomic: until all of it is written, the file before stays. A pipe or a device is written to."""
-    text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
-    if os.path.exists(path) and not os.path.isfile(path):
-        Path(path).write_text(text, encoding="utf-8")
-        return
-    temporary = Path(f"{path}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def main(line: Sequence[str] | None = None) -> int:

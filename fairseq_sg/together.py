@@ -30,6 +30,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_sg.files import write_text
+
 
 class ByThread(io.TextIOBase):
     """A standard stream that is another file in each training's thread."""
@@ -127,7 +129,7 @@ class Training(threading.Thread):
             with contextlib.suppress(OSError):
                 self.log.close()
             with contextlib.suppress(OSError):
-                _write(self.end, str(code))
+                write_text(self.end, str(code))
             if self.lock is not None:
                 os.close(self.lock)
             self._leave()
@@ -177,12 +179,6 @@ def _stream() -> Iterator[None]:
         return
     with torch.cuda.stream(torch.cuda.Stream()):
         yield
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def train_all(plan: Sequence[dict[str, Any]]) -> int:

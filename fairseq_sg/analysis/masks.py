@@ -39,6 +39,7 @@ from fairseq_sg.analysis.result import Result
 from fairseq_sg.checkpoints import read
 from fairseq_sg.errors import UsageError
 from fairseq_sg.evaluate import SENTENCE_COLUMNS, TEXT_COLUMNS, by_type, choose_subsets, scores, summary
+from fairseq_sg.files import replacing
 from fairseq_sg.modules.masks import (
     CHOICES,
     Masks,
@@ -345,14 +346,9 @@ def train(
 
 
 def save_state(path: str, state: Mapping[str, Any]) -> None:
-    """Atomic: until all of it is written, the file before stays."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    temporary = f"{path}.tmp"
-    try:
+    with replacing(path) as temporary:
         torch.save(state, temporary)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def read_state(path: str, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,10 +71,8 @@ def finish(run: Callable[[argparse.Namespace], None], args: argparse.Namespace) 
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 1
     except OSError as error:
-        print(
-            f"error: {error.filename}: {os.strerror(error.errno)}" if error.errno else f"error: {error}",
-            file=sys.stderr,
-        )
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        print(f"error: {error.filename}: {reason}" if error.filename else f"error: {reason}", file=sys.stderr)
         return 1
     return 0
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fairseq_sg.files import replacing, write_json
 
 
 @dataclass
@@ -26,6 +27,8 @@ class Result:
         """Writes PREFIX.npz and PREFIX.json; returns their names."""
         names = [f"{prefix}.npz", f"{prefix}.json"]
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(names[0], **self.arrays)
-        Path(names[1]).write_text(json.dumps(self.facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        # numpy adds .npz to the name of a file that has another end.
+        with replacing(names[0]) as temporary, open(temporary, "wb") as file:
+            np.savez_compressed(file, **self.arrays)
+        write_json(names[1], self.facts)
         return names

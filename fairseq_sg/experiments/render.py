@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import by_length, figures, recipe, report, results
 from fairseq_sg.experiments.results import Results
+from fairseq_sg.files import write_text
 
 QUESTIONS = "questions.yaml"
 #: A place of the README for questions, by their keys: what stands between these marks is made.
@@ -92,7 +93,7 @@ def write_pages(found: Results, prefix: Path) -> list[Path]:
     written = []
     for suffix, text in texts(found, prefix.name, [picture.name for picture in pictures]).items():
         written.append(Path(f"{prefix}{suffix}"))
-        written[-1].write_text(text, "utf-8")
+        write_text(written[-1], text)
     return [*written, *pictures]
 
 
@@ -115,9 +116,9 @@ def render_questions(folder: Path, readme: Path | None = None) -> list[Path]:
         UsageError: a question names a file, row, data or column that does not exist.
     """
     written = [folder / "README.md"]
-    written[0].write_text(questions_page(folder), "utf-8")
+    write_text(written[0], questions_page(folder))
     if readme and readme.is_file() and "<!-- results: " in readme.read_text("utf-8"):
-        readme.write_text(with_results(readme.read_text("utf-8"), folder), "utf-8")
+        write_text(readme, with_results(readme.read_text("utf-8"), folder))
         written.append(readme)
     return written
 

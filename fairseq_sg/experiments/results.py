@@ -17,7 +17,8 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.plan import Plan, Trial, as_seeds
 from fairseq_sg.experiments.quantities import QUANTITIES
 from fairseq_sg.experiments.recipe import Recipe, RecipeError
-from fairseq_sg.experiments.runs import curve, diverged, partial_result, result_of, saved, starts_of, write_json
+from fairseq_sg.experiments.runs import curve, diverged, partial_result, result_of, saved, starts_of
+from fairseq_sg.files import write_json
 
 Record = dict[str, Any]
 #: What a results file keeps of a run's record (``run.json``).
@@ -92,7 +93,7 @@ class Results:
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, self.as_dict())
+        write_json(path, self.as_dict(), indent=1)
 
 
 def read(path: Path) -> Results:

@@ -28,6 +28,7 @@ from typing import IO, Any
 
 from fairseq_sg.experiments import groups
 from fairseq_sg.experiments.quantities import QUANTITIES, part
+from fairseq_sg.files import write_json
 
 #: The folder that has the package: a clone, or site-packages.
 _HOME = Path(__file__).resolve().parents[2]
@@ -368,12 +369,6 @@ def position(run: Run) -> dict[str, Any]:
     return state
 
 
-def write_json(path: Path, value: Any) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1, default=str, ensure_ascii=False) + "\n", "utf-8")
-    temporary.replace(path)
-
-
 def check_data(folder: Path, arguments: Sequence[str]) -> None:
     """Compares a prepared folder with the request of ``python -m data_prep ARGUMENTS``.
 
@@ -652,7 +647,7 @@ def _begin(run: Run, where: dict[str, str]) -> Job:
         return job
     before = saved(run)
     record = {"settings": _settings(run), "minutes": before.get("minutes", 0.0), "starts": _starts(run, before)}
-    write_json(run.folder / "run.json", record)
+    write_json(run.folder / "run.json", record, indent=1)
     with open(run.log, "a") as log:
         log.write(f"$ {shlex.join(run.train_command())}\n")
         log.flush()
@@ -745,7 +740,7 @@ def _minutes(job: Job) -> float:
 
 def _finish_training(job: Job) -> None:
     run = job.run
-    write_json(run.folder / "run.json", saved(run) | {"minutes": _minutes(job)})
+    write_json(run.folder / "run.json", saved(run) | {"minutes": _minutes(job)}, indent=1)
     _evaluate(job)
 
 
@@ -809,7 +804,7 @@ def _record(run: Run, **more: Any) -> None:
         "commands": [shlex.join(c) for c in run.commands()],
     }
     record = {key: value for key, value in (record | more).items() if value is not None}
-    write_json(run.folder / "run.json", record)
+    write_json(run.folder / "run.json", record, indent=1)
 
 
 def _generated(path: Path) -> dict[str, float]:

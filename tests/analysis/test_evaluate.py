@@ -17,7 +17,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
-from fairseq_sg import evaluate
+from fairseq_sg import evaluate, files
 from fairseq_sg.analysis import load
 from fairseq_sg.evaluate import main
 from helpers import analysis_models
@@ -187,5 +187,5 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypat
     file.write_text("before")
     monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError(28, "no space")))
     with pytest.raises(OSError):
-        evaluate.write_json(str(file), {"a": 1})
+        files.write_json(str(file), {"a": 1})
     assert file.read_text() == "before" and os.listdir(tmp_path) == [file.name]

@@ -14,6 +14,7 @@ import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
+from fairseq_sg import files
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import __main__ as command
 from fairseq_sg.experiments import by_length, figures, results, runs
@@ -368,7 +369,7 @@ RESULT = {
 def save(run, **more: object) -> None:
     kept = {"settings": runs._settings(run), "minutes": 1.0, "commit": "abc", "machine": {"cpu": "x"}}
     run.folder.mkdir(parents=True, exist_ok=True)
-    runs.write_json(run.folder / "run.json", kept | more)
+    files.write_json(run.folder / "run.json", kept | more)
 
 
 def test_translations_of_a_recipe(tmp_path, capsys):

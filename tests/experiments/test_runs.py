@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import fairseq_sg
+from fairseq_sg import files
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import groups, memory, runs
 from fairseq_sg.experiments.runs import Run
@@ -324,7 +325,7 @@ def test_partial_result_is_cut_at_the_step(run):
 
 
 def test_a_folder_with_other_settings_is_refused(run):
-    runs.write_json(
+    files.write_json(
         run.folder / "run.json", {"settings": runs._settings(run), "minutes": 1.0, "result": {"steps": 400}}
     )
     assert runs.result_of(run) == {"steps": 400}

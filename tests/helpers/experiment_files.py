@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_sg import files
 from fairseq_sg.experiments import runs
 from fairseq_sg.experiments.plan import Plan, make_plan
 from fairseq_sg.experiments.recipe import Recipe, read
@@ -53,7 +54,7 @@ def save(run: runs.Run, **more: Any) -> None:
     commands = [shlex.join(command) for command in run.commands()]
     start = {"commit": "abc", "machine": {"cpu": "x"}}
     kept = {"settings": runs._settings(run), "minutes": 1.0, "commands": commands, **start}
-    runs.write_json(run.folder / "run.json", kept | more)
+    files.write_json(run.folder / "run.json", kept | more)
 
 
 def points(*course: Sequence[float]) -> list[dict[str, float]]:
