@@ -310,7 +310,13 @@ def over_columns(results: Results) -> Any:
     found = {data: models for data, models in found.items() if models}
     styles = _styles(dict.fromkeys(model for models in found.values() for model in models))
     figure, panels = _panels(len(found), 2.6, sharey=True)
+    # Names of models stand beside the panels.
+    figure.set_figwidth(PAGE)
+    metric = recipe.columns[next(iter(columns))].metric
     for axes, (data, models) in zip(panels, found.items()):
+        if metric not in ("accuracy", "analysis") and source_of(metric) in QUANTITIES:
+            means = [statistics.mean(values) for at in models.values() for values in at.values()]
+            _log_if_wide(axes.yaxis, [] if QUANTITIES[source_of(metric)].more_is_better else means)
         for model, at in models.items():
             xs = sorted(at)
             axes.plot(xs, [statistics.mean(at[x]) for x in xs], ms=3, label=model, **styles[model])
@@ -321,7 +327,7 @@ def over_columns(results: Results) -> Any:
         places = sorted(columns.values())
         axes.set_xticks(places, [f"{x:g}" for x in places])
         axes.minorticks_off()
-    panels[0].set_ylabel(f"{recipe.columns[next(iter(columns))].metric}, {unit}")
+    panels[0].set_ylabel(f"{metric}, {unit}")
     panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     return figure
 
