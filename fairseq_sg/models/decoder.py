@@ -125,6 +125,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             cross = Context(
                 padding_mask=source_mask,
                 key_padding_mask=source_mask,
+                query_padding_mask=padding_mask if self.left_pad_target else None,
                 return_weights=need_attn,
                 return_values="cross" in value_roles,
                 packing=packing,

@@ -48,6 +48,14 @@ def tiny(left_pad_target=False, **options) -> SGTransformer:
 KINDS = {
     "softmax": {},
     "linear": dict(encoder_attention="linear", decoder_attention="linear", cross_attention="linear", qk_norm="l2"),
+    # Its features depend on positions, which count real tokens.
+    "cosformer": dict(
+        encoder_attention="linear",
+        decoder_attention="linear",
+        cross_attention="linear",
+        feature_map="cosformer",
+        cosformer_horizon=40,
+    ),
     "relative": dict(encoder_attention="relative", decoder_attention="relative"),
     "mixed": dict(encoder_attention="relative", decoder_attention="linear", cross_attention="softmax"),
     "abs_rel": dict(encoder_attention="abs_rel", decoder_attention="abs_rel"),
