@@ -154,30 +154,40 @@ def _differentiable(model: nn.Module) -> AbstractContextManager:
     return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
+def _role(module: nn.Module) -> str:
+    """ "table" and "norm" for modules whose parameters are no weights; else "". Others than torch's say it themselves, by
+    an attribute ``mask_as``.
+    """
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return "table"
+    if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
+        return "norm"
+    return getattr(module, "mask_as", "")
+
+
 def select(model: nn.Module, which: str = "weights") -> list[str]:
     """The names of the parameters to mask.
 
-    ``weights``     those of two dimensions or more, without biases and embedding tables
+    ``weights``     those of two dimensions or more, without biases, norms, and tables of words and positions
     ``reference``   these, and gains and biases of layer norms: what the released code masks in transformers
-    ``all``         all but embedding tables
+    ``all``         all but tables
     other           a regular expression that is searched for in the names of all parameters
 
     Raises ValueError for a wrong regular expression, and where no parameter is found.
     """
-    tables, norms = set(), set()
+    found: dict[str, set[int]] = {"table": set(), "norm": set(), "": set()}
     for module in model.modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            tables.update(map(id, module.parameters(recurse=False)))
-        elif isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
-            norms.update(map(id, module.parameters(recurse=False)))
+        found[_role(module)].update(map(id, module.parameters(recurse=False)))
+    tables, norms = found["table"], found["norm"]
 
     def chosen(name: str, parameter: Tensor) -> bool:
         if which not in CHOICES:
             return re.search(which, name) is not None
         if id(parameter) in tables:
             return False
-        matrix = parameter.dim() > 1 and "bias" not in name.rpartition(".")[2]
-        return which == "all" or matrix or (which == "reference" and id(parameter) in norms)
+        if id(parameter) in norms:
+            return which in ("reference", "all")
+        return which == "all" or (parameter.dim() > 1 and "bias" not in name.rpartition(".")[2])
 
     try:
         names = [name for name, parameter in model.named_parameters() if chosen(name, parameter)]

@@ -137,6 +137,15 @@ def test_choice_of_parameters():
         select(model, "(")
 
 
+def test_gains_of_heads_and_vectors_of_positions_are_no_weights():
+    model = build(encoder_attention="galerkin", decoder_attention="softmax", position="learned", learned_positions=12)
+    names = dict(model.named_parameters())
+    assert {"k_norm", "positions"} <= {part for name in names for part in name.split(".")}
+    assert not [name for name in select(model) if "norm" in name or "positions" in name]
+    gains = [name for name in set(select(model, "reference")) - set(select(model)) if "k_norm" in name]
+    assert {name.rpartition(".")[2] for name in gains} == {"weight", "bias"}
+
+
 def test_a_tied_table_is_one_parameter_replaced_in_both_places():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     model[1].weight = model[0].weight

@@ -61,6 +61,8 @@ class FourierOptions(GalerkinOptions):
 class HeadNorm(nn.Module):
     """Layer norm over the features of each head, (B, H, N, D) -> the same, with a gain and a bias (H, 1, D)."""
 
+    mask_as = "norm"
+
     def __init__(self, heads: int, dim: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(heads, 1, dim))

@@ -39,6 +39,8 @@ class Position(Mechanism, nn.Module):
     continues: ClassVar[bool] = True
     #: Whether a position depends on the length of its sentence, which a decoder does not know.
     needs_length: ClassVar[bool] = False
+    #: What masks of weights take its parameters for (``modules.masks``).
+    mask_as: ClassVar[str] = "table"
 
     @classmethod
     def gives_with(cls, config: Any) -> str:
