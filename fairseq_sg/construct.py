@@ -36,6 +36,7 @@ from fairseq_sg.experiments.figures import save as save_figure
 from fairseq_sg.files import write_json
 from fairseq_sg.models import constructions
 from fairseq_sg.models.sg_encoder import SGEncoder
+from fairseq_sg.tasks.breakdown import read_manifest
 
 #: The ε of Figure 2; None is the construction without a norm.
 EPSILONS = (None, 1e-3, 1e-5, 1e-7, 1e-9, 0.0)
@@ -90,8 +91,11 @@ def number(text: str) -> float:
 
 
 def write_checkpoint(args: argparse.Namespace) -> None:
-    """Writes the checkpoint of one construction."""
+    """Writes the checkpoint of one construction. Raises UsageError for a folder of another language."""
     task = tasks.setup_task(_configuration(args.data, {}).task)
+    made_by = read_manifest(args.data).get("request", {}).get("dataset", args.command)
+    if made_by != args.command:
+        raise UsageError(f"{args.data} has {made_by}, not {args.command}: give a folder of data_prep {args.command}")
     task.load_dataset("valid")
     source = task.source_dictionary
     symbols = [source[token] for token in task.dataset("valid")[0]["source"].tolist()]

@@ -80,6 +80,7 @@ def test_a_construction_is_a_checkpoint_like_others(folder, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["parity", "first", "--out", "x.pt"], "first has first, not parity: give a folder of data_prep parity"),
         (["parity", "nowhere", "--out", "x.pt"], "there is no folder nowhere: prepare it with"),
         (["parity", "parity", "--out", "x.pt", "--bits", "0.1"], "--layer-norm-eps 0 can be sharpened"),
         (["parity", "parity", "--out", "x.pt", "--layer-norm-eps", "0", "--bits", "1"], "1.0 bits is out of reach"),

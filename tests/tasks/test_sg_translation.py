@@ -337,6 +337,16 @@ def test_missing_subset(folder):
         task(folder, subsets=("test",))
 
 
+@pytest.mark.parametrize("end", ["bin", "idx"])
+@pytest.mark.parametrize("language", ["src", "tgt"])
+def test_a_file_that_is_cut_off(tmp_path, end, language):
+    folder = write_folder(tmp_path / "bin", {"train": random_pairs(30, 5), "gen": random_pairs(30, 6)})
+    (path,) = folder.glob(f"gen.*.{language}.{end}")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UsageError, match="the files of subset 'gen' of .* cannot be read, and may be cut off"):
+        task(folder, subsets=("gen",))
+
+
 @pytest.mark.parametrize(
     "side,pair", [("source", ("never s2", "T1")), ("source", ("s1 s2 never", "T1")), ("target", ("s1", "NEVER"))]
 )
