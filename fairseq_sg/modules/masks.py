@@ -155,8 +155,8 @@ def _differentiable(model: nn.Module) -> AbstractContextManager:
 
 
 def _role(module: nn.Module) -> str:
-    """ "table" and "norm" for modules whose parameters are no weights; else "". Others than torch's say it themselves, by
-    an attribute ``mask_as``.
+    """ "table" or "norm" for a module whose parameters are no weights, else "". Those that are not torch's have an
+    attribute ``mask_as``.
     """
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return "table"
