@@ -43,7 +43,13 @@ LAYERS = {
     "optim": ("fairseq", "fairseq_sg.optim", "fairseq_sg.errors"),
     "scoring": ("fairseq", "fairseq_sg.scoring", "fairseq_sg.errors"),
     # Experiments run fairseq's commands and read their logs.
-    "experiments": ("data_prep", "fairseq_sg.experiments", "fairseq_sg.scoring", "fairseq_sg.errors"),
+    "experiments": (
+        "data_prep",
+        "fairseq_sg.experiments",
+        "fairseq_sg.scoring",
+        "fairseq_sg.errors",
+        "fairseq_sg.files",
+    ),
 }
 
 

@@ -137,7 +137,6 @@ VALUES = {
     "--batch-size 0": "--batch-size is 0: choose 1 or more",
     "--validate-interval 0": "--validate-interval is 0: choose 1 or more",
     "--save-interval 0": "--save-interval is 0: choose 1 or more",
-    "--attention-window 2 --decoder-attention linear": "--attention-window is for softmax self-attention of a decoder",
     "--batch-size-valid -3": "--batch-size-valid is -3: choose 1 or more",
     "--max-tokens 0": "--max-tokens is 0: choose 1 or more",
     "--update-freq 1,0": "--update-freq is [1, 0]: choose 1 or more",

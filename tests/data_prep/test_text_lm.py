@@ -270,7 +270,7 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
         ),
         (b"\xef\xbb\xbfa\n", ["--unit", "sentencepiece"], 1, ":1: starts with a byte order mark"),
         (b"a\nb\r\n", ["--unit", "sentencepiece"], 1, ":2: has a carriage return"),
-        (b"a\nb", ["--unit", "sentencepiece", "--input", "FILE", "FILE"], 1, "does not end with a newline"),
+        (b"a\nb", ["--unit", "sentencepiece", "--input", "FILE", "OTHER"], 1, "does not end with a newline"),
         (b"a b\n" * 99, ["--unit", "sentencepiece"], 2, "--vocab-size 8000 is too large"),
         (b"a b\n" * 99, ["--unit", "sentencepiece", "--vocab-size", "9"], 2, "--vocab-size 9 is too small"),
         (b"\n" * 99, ["--unit", "sentencepiece"], 1, "there is no text to learn subwords from"),
@@ -279,7 +279,8 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
 )
 def test_refusals(run, text, data: bytes, options: list[str], code: int, message: str, tmp_path: Path) -> None:
     path = text(data)
-    options = [path if option == "FILE" else option for option in options]
+    files = {"FILE": path, "OTHER": text(b"another\n", "other")}
+    options = [files.get(option, option) for option in options]
     result = run("text", "--unit", "bytes", "--input", path, *options, "--out", tmp_path / "out")
     assert result.code == code and message in result.err and result.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

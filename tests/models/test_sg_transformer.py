@@ -13,6 +13,7 @@ import torch
 from fairseq.data import Dictionary
 
 import fairseq_sg.plugin  # noqa: F401
+from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES
 from fairseq_sg.models.sg_transformer import Config, SGTransformer, resolve
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
@@ -111,6 +112,12 @@ def test_every_architecture_builds(arch):
     config = resolve(SimpleNamespace(**ARCHITECTURES[arch]))
     assert config.encoder_embed_dim % config.encoder_attention_heads == 0
     assert config.depth == ("shared" if "universal" in arch else "separate")
+
+
+def test_a_window_that_no_attention_has_is_refused():
+    tiny(attention_window=2)
+    with pytest.raises(UsageError, match="--attention-window is for softmax self-attention of a decoder"):
+        tiny(attention_window=2, decoder_attention="linear")
 
 
 def batch(left_pad=False):
