@@ -31,6 +31,7 @@ import typing
 import warnings
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.files import replacing
 
 FAIRSEQ = "fairseq-fixed==0.12.3.1"
 
@@ -211,17 +212,11 @@ def _copy_file(copy, src_path, dst_path, overwrite=False):
 
 
 def _write_atomically(path: str, write: typing.Callable[[str], typing.Any]) -> str:
-    """``write`` makes a temporary file, which is then renamed to ``path``; on an error, ``path`` is as before.
-
-    Raises UsageError where the disk is full.
-    """
-    temporary = f"{path}.tmp"
+    """``files.replacing`` for what ``write`` makes. Raises UsageError where the disk is full."""
     try:
-        write(temporary)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            write(str(temporary))
     except Exception as error:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
         full = _disk_full(error)
         if full is None:
             raise

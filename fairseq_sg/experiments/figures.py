@@ -314,9 +314,9 @@ def over_columns(results: Results) -> Any:
     figure.set_figwidth(PAGE)
     metric = recipe.columns[next(iter(columns))].metric
     for axes, (data, models) in zip(panels, found.items()):
-        if metric not in ("accuracy", "analysis") and source_of(metric) in QUANTITIES:
-            means = [statistics.mean(values) for at in models.values() for values in at.values()]
-            _log_if_wide(axes.yaxis, [] if QUANTITIES[source_of(metric)].more_is_better else means)
+        quantity = QUANTITIES.get(source_of(metric))
+        if quantity is not None and not quantity.more_is_better:
+            _log_if_wide(axes.yaxis, [statistics.mean(values) for at in models.values() for values in at.values()])
         for model, at in models.items():
             xs = sorted(at)
             axes.plot(xs, [statistics.mean(at[x]) for x in xs], ms=3, label=model, **styles[model])
