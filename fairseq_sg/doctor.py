@@ -203,7 +203,7 @@ def check_registration() -> Iterator[Finding]:
     from fairseq.tasks import TASK_REGISTRY
 
     import fairseq_sg.plugin  # noqa: F401
-    from fairseq_sg.models.checks import MECHANISMS
+    from fairseq_sg.models.checks import REGISTRIES
 
     theirs = {
         "architectures": ARCH_MODEL_REGISTRY,
@@ -216,7 +216,7 @@ def check_registration() -> Iterator[Finding]:
         names = sorted(name for name, cls in registry.items() if cls.__module__.startswith("fairseq_sg."))
         missing = wrong(f"no {kind} are registered", f"reinstall fairseq_sg; {SETUP}")
         yield ok(f"{kind}: {', '.join(names)}") if names else missing
-    for registry in MECHANISMS:
+    for registry in REGISTRIES:
         yield ok(f"{registry.option}: {', '.join(sorted(registry))}")
 
 

@@ -69,12 +69,12 @@ def owners() -> list[Owner]:
     """Everything of the plugin that a name on the command line chooses."""
     from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
-    from fairseq_sg.models.checks import MECHANISMS
+    from fairseq_sg.models.checks import REGISTRIES
 
     models = [name for name in ARCH_MODEL_INV_REGISTRY if name.startswith("sg_")]
     architectures = dict.fromkeys(arch for model in models for arch in (model, *ARCH_MODEL_INV_REGISTRY[model]))
     found = [Owner("model", name, ("--arch",)) for name in architectures]
-    for registry in MECHANISMS:
+    for registry in REGISTRIES:
         flags = tuple(registry.option.split(", "))
         found += [Owner(registry.kind, name, flags, cls.paper) for name, cls in registry.items()]
     for kind, (classes, _) in _registered().items():
@@ -111,9 +111,9 @@ def _model_sections() -> Iterator[Section]:
 
 
 def _mechanism_sections() -> Iterator[Section]:
-    from fairseq_sg.models.checks import MECHANISMS
+    from fairseq_sg.models.checks import REGISTRIES
 
-    kinds = {(registry.kind, name): cls for registry in MECHANISMS for name, cls in registry.items()}
+    kinds = {(registry.kind, name): cls for registry in REGISTRIES for name, cls in registry.items()}
     owned = [(mechanism, cls.options) for mechanism, cls in kinds.items() if cls.options is not None]
     for _, takers, options in _by_declaration(owned):
         titles = []
@@ -186,9 +186,9 @@ def _shown(declared: Iterable[Field]) -> dict[str, Field]:
 
 def choices(option: str) -> list[str]:
     """The mechanisms that an option chooses from; [] for an option that does not choose a mechanism."""
-    from fairseq_sg.models.checks import MECHANISMS
+    from fairseq_sg.models.checks import REGISTRIES
 
-    registries = [r for r in MECHANISMS if ranges.flag(option) in r.option.split(", ")]
+    registries = [r for r in REGISTRIES if ranges.flag(option) in r.option.split(", ")]
     return sorted(name for registry in registries for name in registry)
 
 

@@ -3,7 +3,8 @@
     dropout: float = field(default=0.1, metadata={"help": "…", "least": 0, "most": 1})
 
 ``least`` and ``most`` belong to the range, ``above`` and ``below`` do not. In a list, and in text such as JSON, every
-number is checked. NaN is outside every range, and infinity outside every declared one.
+number is checked. NaN is outside every range, and infinity outside every declared one. ``choices`` are all values that
+an option may have beside None.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ def check(options: type, values: Mapping[str, Any]) -> None:
 
 def check_value(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     """Raises UsageError for an option's value outside the range in ``limits``; other keys of it are ignored."""
+    choices = limits.get("choices")
+    if choices is not None and value is not None and value not in choices:
+        raise UsageError(f"{flag(name)} is {value!r}: choose from {', '.join(choices)}")
     declared = {key: limits[key] for key in _INSIDE if key in limits}
     for number in _numbers(value, of_text=bool(declared)):
         inside = math.isfinite(number) if declared else not math.isnan(number)
@@ -44,6 +48,8 @@ def flag(name: str) -> str:
 
 def wording(limits: Mapping[str, Any]) -> str:
     """A range in words; empty where none is declared."""
+    if "choices" in limits:
+        return f"one of {', '.join(limits['choices'])}"
     from_ = f"from {limits['least']}" if "least" in limits else f"above {limits['above']}" if "above" in limits else ""
     to = f"to {limits['most']}" if "most" in limits else f"to below {limits['below']}" if "below" in limits else ""
     if from_ and to:

@@ -58,6 +58,15 @@ class Registry(dict[str, type]):
         #: Called after each registration, so that the options of a user's own mechanism are shown too.
         self.watchers: list[Callable[[], None]] = []
 
+    @property
+    def choosers(self) -> list[str]:
+        """The names of the options that choose among them: ``encoder_attention``, …"""
+        return [flag.removeprefix("--").replace("-", "_") for flag in self.option.split(", ")]
+
+    def with_option(self, option: str) -> set[str]:
+        """The names of the mechanisms that declare an option."""
+        return {name for name, cls in self.items() if option in option_names(cls.options)}
+
     def register(self, name: str) -> Callable[[T], T]:
         """Class decorator. Raises ValueError when ``name`` is taken by another class."""
 
@@ -91,7 +100,12 @@ class Registry(dict[str, type]):
 
 def option_values(options: type | None, config: Any) -> dict[str, Any]:
     """The values that ``config`` has for the fields of a dataclass of options; {} for None."""
-    return {} if options is None else {f.name: getattr(config, f.name) for f in fields(options)}
+    return {name: getattr(config, name) for name in option_names(options)}
+
+
+def option_names(options: type | None) -> list[str]:
+    """The names of the fields of a dataclass of options; [] for None."""
+    return [] if options is None else [f.name for f in fields(options)]
 
 
 def emitted_losses(model: Any) -> dict[str, float] | None:

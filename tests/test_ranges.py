@@ -20,6 +20,7 @@ class Options:
     weights: str = field(default="{}", metadata={"help": "text", "least": 0})
     bias: float = field(default=0.0, metadata={"help": "text"})
     name: str = "softmax"
+    start: str | None = field(default="ones", metadata={"help": "text", "choices": ("ones", "uniform")})
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,8 @@ class Options:
         {"weights": "(0.9, 0.98)", "name": "-1"},
         {"weights": [0, 1.5], "layers": True},
         {"weights": "no JSON", "of something else": -1},
+        {"start": "uniform"},
+        {"start": None},
     ],
 )
 def test_values_inside(values):
@@ -49,6 +52,8 @@ def test_values_inside(values):
         ({"weights": "[0.5, NaN]"}, "--weights is [0.5, NaN]: choose 0 or more"),
         ({"weights": (0.9, -0.98)}, "--weights is (0.9, -0.98): choose 0 or more"),
         ({"bias": math.nan}, "--bias is nan: choose a number"),
+        ({"start": "zeros"}, "--start is 'zeros': choose from ones, uniform"),
+        ({"start": ""}, "--start is '': choose from ones, uniform"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

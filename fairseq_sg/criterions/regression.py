@@ -19,19 +19,22 @@ from typing import Any
 
 from fairseq.criterions import register_criterion
 
+from fairseq_sg import ranges
 from fairseq_sg.criterions.base import LayerLosses, LayerLossesConfig
 from fairseq_sg.errors import UsageError
 from fairseq_sg.registry import emitted_losses
 
 logger = logging.getLogger(__name__)
-LOOP_LOSSES = ("all", "last")
 
 
 @dataclass
 class RegressionConfig(LayerLossesConfig):
     loop_loss: str = field(
         default="all",
-        metadata={"help": "predictions of a looped model that the loss is on: those of 'all' loops, or of the 'last'"},
+        metadata={
+            "help": "predictions of a looped model that the loss is on: those of 'all' loops, or of the 'last'",
+            "choices": ("all", "last"),
+        },
     )
 
 
@@ -46,8 +49,7 @@ class Regression(LayerLosses):
         super().__init__(cfg, task)
         if not hasattr(task, "unit"):
             raise UsageError("--criterion regression needs numbers: choose --task sg_regression")
-        if cfg.loop_loss not in LOOP_LOSSES:
-            raise UsageError(f"--loop-loss is {cfg.loop_loss!r}: choose from {', '.join(LOOP_LOSSES)}")
+        ranges.check(RegressionConfig, {"loop_loss": cfg.loop_loss})
         self.unit, self.loop_loss = task.unit, cfg.loop_loss
 
     @classmethod

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.config import refuse_unused_options
-from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
@@ -17,7 +16,7 @@ from fairseq_sg.modules.position import POSITION_REGISTRY, attention_position, g
 from fairseq_sg.modules.update import UPDATE_REGISTRY
 from fairseq_sg.ops.dispatch import check_environment
 
-#: All registries: the options of their mechanisms are options of the models.
+#: The registries of mechanisms of layers, whose options are options of the models with layers.
 MECHANISMS = (
     ATTENTION_REGISTRY,
     FEATURE_MAP_REGISTRY,
@@ -27,8 +26,8 @@ MECHANISMS = (
     UPDATE_REGISTRY,
     DEPTH_REGISTRY,
     NORM_REGISTRY,
-    CONTROLLER_REGISTRY,
 )
+REGISTRIES = (*MECHANISMS, CONTROLLER_REGISTRY)
 
 SELF_ATTENTIONS = ("encoder_attention", "decoder_attention")
 #: The options that name one mechanism, or one a layer -> the registry that they choose from.
@@ -77,7 +76,6 @@ def check_and_fill(config):
     except ValueError as error:
         raise UsageError(str(error)) from error
     ranges.check(type(config), vars(config))
-    compilation.check_mode(config.compile)
     used = DEPTH_REGISTRY.find(config.depth).option_classes(config)
     used |= NORM_REGISTRY.find(config.norm).option_classes(config)
     for option in _present_options(config, MECHANISMS_OF_LAYERS):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model_architecture
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf, open_dict
 
@@ -129,7 +130,11 @@ class Configuration:
         self.dataclass = join_options(own, registries, architectures)
 
     def follow(self, model: type, name: str) -> None:
-        """Updates what fairseq knows of the options of the registered ``model`` at every later registration."""
+        """Registers the architectures of the registered ``model``, and updates what fairseq knows of its options at
+        every later registration of a mechanism.
+        """
+        for architecture, values in self.architectures.items():
+            register_model_architecture(name, architecture)(partial(self.fill, values=values))
 
         def refresh() -> None:
             self.dataclass = join_options(self.own, self.registries, self.architectures)
@@ -146,6 +151,30 @@ class Configuration:
     def read(self, cfg: Any) -> Any:
         """``as_dataclass`` of the current class."""
         return as_dataclass(self.dataclass, cfg)
+
+    def fill(self, cfg: Any, values: Mapping[str, Any]) -> None:
+        """Sets the ``values`` of an architecture that the user has not set.
+
+        Options that no mechanism of the user's choice has are left out: they would be refused. In ``values``, the
+        option that chooses a mechanism comes before those of the mechanism.
+        """
+        for name, value in values.items():
+            if getattr(cfg, name, None) is None and self._is_of_use(cfg, name):
+                setattr(cfg, name, value)
+
+    def _is_of_use(self, cfg: Any, name: str) -> bool:
+        """Whether ``name`` is no option of a mechanism, or of one that is chosen."""
+        takers = [(registry, registry.with_option(name)) for registry in self.registries]
+        takers = [(registry, names) for registry, names in takers if names]
+        return not takers or any(names & self._chosen(cfg, registry) for registry, names in takers)
+
+    def _chosen(self, cfg: Any, registry: Registry) -> set[str]:
+        """The mechanisms of one kind that are chosen so far, by the user, the architecture or default."""
+        chosen: set[str] = set()
+        for option in set(registry.choosers) & set(self.dataclass.declared):
+            value = getattr(cfg, option, None) or self.dataclass.declared[option] or ""
+            chosen.update(part.strip() for part in value.split(","))
+        return chosen
 
 
 def _optional(kind: Any) -> Any:

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.bits import BitEmbedding
 
-EMBEDDINGS = ("learned", "bits")
-
 
 @dataclass
 class InputConfig:
@@ -22,7 +20,8 @@ class InputConfig:
         default=None,
         metadata={
             "help": "'learned', a vector for every word, or 'bits', the word's own bits as ±1, and a linear map of "
-            "them (default: bits with --task sg_tagging where the data have them, else learned)"
+            "them (default: bits with --task sg_tagging where the data have them, else learned)",
+            "choices": ("learned", "bits"),
         },
     )
 
@@ -42,13 +41,11 @@ def labels_words(task) -> bool:
 def source_bits(config, task) -> Tensor | None:
     """The bits of the task's source words, (V, bits); None for learned embeddings.
 
-    Raises UsageError for an unknown choice, and for bits that the data do not have.
+    Raises UsageError for bits that the data do not have.
     """
     bits = getattr(task, "source_bits", None)
     if config.input_embedding is None:
         return bits
-    if config.input_embedding not in EMBEDDINGS:
-        raise UsageError(f"--input-embedding is {config.input_embedding!r}: choose from {', '.join(EMBEDDINGS)}")
     if config.input_embedding == "learned":
         return None
     if bits is None:
@@ -59,16 +56,17 @@ def source_bits(config, task) -> Tensor | None:
     return bits
 
 
-def word_embedding(config, task, dim: int | None) -> nn.Module:
-    """The embedding of the task's source words: learned, ``config.embed_dim`` wide, or of bits (`BitEmbedding`).
+def word_embedding(config, task) -> nn.Module:
+    """The embedding of the task's source words, ``config.embed_dim`` wide: learned, or of bits (`BitEmbedding`).
 
-    Its width is ``embedding_dim``.
+    Its width is ``embedding_dim``. Without ``config.embed_dim``, learned embeddings are 256 wide, and bits enter as
+    they are.
     """
-    bits = source_bits(config, task)
+    bits, dim = source_bits(config, task), config.embed_dim
     if bits is not None:
         return BitEmbedding(bits, dim)
     dictionary = task.source_dictionary
-    return nn.Embedding(len(dictionary), config.embed_dim, padding_idx=dictionary.pad())
+    return nn.Embedding(len(dictionary), 256 if dim is None else dim, padding_idx=dictionary.pad())
 
 
 # Padding on either side.

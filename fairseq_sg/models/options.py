@@ -5,6 +5,8 @@ The options of the mechanisms themselves are declared beside each mechanism.
 
 from dataclasses import dataclass, field
 
+from fairseq_sg.modules import compilation, embedding
+
 
 @dataclass
 class EncoderConfig:
@@ -135,8 +137,9 @@ class StackConfig:
     compile: str = field(
         default="none",
         metadata={
-            "help": "torch.compile of the layers in training, for models so small that a GPU waits for Python: none, "
-            "default, reduce-overhead (CUDA graphs), max-autotune; see docs/speed.md"
+            "help": "torch.compile of the layers in training, for models so small that a GPU waits for Python; "
+            "reduce-overhead and max-autotune have CUDA graphs (docs/speed.md)",
+            "choices": compilation.MODES,
         },
     )
 
@@ -149,6 +152,7 @@ class ShellConfig(StackConfig):
         default="auto",
         metadata={
             "help": "scaling of token and position embeddings: token_up (TEU), none (NoS), position_down (PED); "
-            "'auto' is position_down, and the reference's unscaled Glorot start on a side without absolute positions"
+            "'auto' is position_down, and the reference's unscaled Glorot start on a side without absolute positions",
+            "choices": embedding.CHOICES,
         },
     )

@@ -10,13 +10,13 @@ equations.
 from dataclasses import dataclass, field
 
 import torch
-from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
+from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.architectures import DNC_ARCHITECTURES, preset
-from fairseq_sg.models.config import Configuration
+from fairseq_sg.models.architectures import DNC_ARCHITECTURES
+from fairseq_sg.models.config import Configuration, refuse_unused_options
 from fairseq_sg.models.labels import (
     InputConfig,
     labels_words,
@@ -36,7 +36,13 @@ SWITCHES = {"m": "memory_mask", "d": "memory_deallocate", "s": "memory_sharpen"}
 class SGDNCConfig(InputConfig):
     """Sizes and switches of ``sg_dnc``."""
 
-    embed_dim: int = field(default=256, metadata={"help": "width of learned embeddings", "least": 1})
+    embed_dim: int | None = field(
+        default=None,
+        metadata={
+            "help": "width of the embeddings (default: 256 for learned ones, and bits as they are)",
+            "least": 1,
+        },
+    )
     controller: str = field(default="lstm", metadata={"help": "controller of the memory: 'lstm' or 'feedforward'"})
     controller_dim: int = field(default=256, metadata={"help": "width of a layer of the controller", "least": 1})
     controller_layers: int = field(default=1, metadata={"help": "layers of the controller", "least": 1})
@@ -71,17 +77,22 @@ class SGDNCConfig(InputConfig):
     )
     compile: str = field(
         default="none",
-        metadata={"help": "torch.compile of a step in training: none, or default; see docs/memory.md"},
+        metadata={
+            "help": "torch.compile of a step in training; see docs/memory.md",
+            "choices": (compilation.NONE, "default"),
+        },
     )
 
 
-configuration = Configuration(SGDNCConfig, (), DNC_ARCHITECTURES)
+configuration = Configuration(SGDNCConfig, (CONTROLLER_REGISTRY,), DNC_ARCHITECTURES)
 
 
 def resolve(cfg):
     """A checked configuration, its switches filled in. Raises UsageError for one that makes no sense."""
     config = configuration.read(cfg)
-    ranges.check(SGDNCConfig, vars(config))
+    ranges.check(type(config), vars(config))
+    used = CONTROLLER_REGISTRY.find(config.controller).option_classes(config)
+    refuse_unused_options(config, configuration.registries, used)
     variant, single = config.memory_variant, [name for name in SWITCHES.values() if getattr(config, name)]
     if variant is not None:
         letters = "" if variant == "dnc" else variant
@@ -95,8 +106,6 @@ def resolve(cfg):
         for name in ("mask_floor", "mask_bias"):
             if getattr(config, name) != configuration.dataclass.declared[name]:
                 raise UsageError(f"{ranges.flag(name)} is for masks: add --memory-mask, or leave it out")
-    if config.compile not in (compilation.NONE, "default"):
-        raise UsageError(f"--compile is {config.compile!r}: sg_dnc compiles a step, with none or default")
     return config
 
 
@@ -116,15 +125,9 @@ class SGDNC(BaseFairseqModel):
         super().__init__()
         self.padding_idx, self.every = padding, every
         self.embedding = embedding
-        kind = CONTROLLER_REGISTRY.find(config.controller)
-        controller = kind(
-            embedding.embedding_dim,
-            config.read_heads * config.memory_width,
-            config.controller_dim,
-            config.controller_layers,
-        )
+        sizes = config.read_heads * config.memory_width, config.controller_dim, config.controller_layers
         self.dnc = DNC(
-            controller,
+            CONTROLLER_REGISTRY.build(config.controller, config, embedding.embedding_dim, *sizes),
             outputs,
             cells=config.memory_cells,
             width=config.memory_width,
@@ -145,7 +148,7 @@ class SGDNC(BaseFairseqModel):
         config, outputs = resolve(cfg), outputs_of(task)
         if getattr(task, "inputs", "tokens") != "tokens":
             raise UsageError("sg_dnc reads words: choose --task sg_tagging or sg_classification")
-        embedding = word_embedding(config, task, None)
+        embedding = word_embedding(config, task)
         return cls(config, embedding, task.source_dictionary.pad(), outputs, labels_words(task))
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None):
@@ -171,5 +174,4 @@ class SGDNC(BaseFairseqModel):
         return int(1e9)
 
 
-for _name, _values in DNC_ARCHITECTURES.items():
-    register_model_architecture("sg_dnc", _name)(preset(_values))
+configuration.follow(SGDNC, "sg_dnc")

@@ -20,19 +20,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from fairseq.models import FairseqEncoderModel, register_model, register_model_architecture
+from fairseq.models import FairseqEncoderModel, register_model
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, preset
+from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES
 from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.encoder import ImageQuestionEncoder, SGTransformerEncoder, StackedEncoder
 from fairseq_sg.models.labels import InputConfig, first_column, labels_words, last_column, outputs_of, source_bits
 from fairseq_sg.models.options import EncoderConfig, ShellConfig
+from fairseq_sg.modules.patches import BACKGROUNDS
 from fairseq_sg.modules.position import POSITION_REGISTRY
-
-READOUTS = ("first", "last")
 
 
 @dataclass
@@ -43,14 +42,16 @@ class SGEncoderConfig(InputConfig, ShellConfig, EncoderConfig):
         default="last",
         metadata={
             "help": "column that the class is read from: 'first' (the begin symbol) or 'last' (the end symbol); with "
-            "--task sg_tagging all are read"
+            "--task sg_tagging all are read",
+            "choices": ("first", "last"),
         },
     )
     pixels: str | None = field(
         default=None,
         metadata={
             "help": "with --task sg_visual_qa: 'white', images as they are, from 0 to 1, or 'black', 1 - image, so "
-            "that the background is 0 (default: white)"
+            "that the background is 0 (default: white)",
+            "choices": BACKGROUNDS,
         },
     )
 
@@ -60,10 +61,7 @@ configuration = Configuration(SGEncoderConfig, MECHANISMS, ENCODER_ARCHITECTURES
 
 def resolve(cfg):
     """A checked configuration with every default filled in. Raises UsageError for one that makes no sense."""
-    config = check_and_fill(configuration.read(cfg))
-    if config.readout not in READOUTS:
-        raise UsageError(f"--readout is {config.readout!r}: choose from {', '.join(READOUTS)}")
-    return config
+    return check_and_fill(configuration.read(cfg))
 
 
 def token_encoder(config, task) -> SGTransformerEncoder:
@@ -147,5 +145,3 @@ class SGEncoder(FairseqEncoderModel):
 
 
 configuration.follow(SGEncoder, "sg_encoder")
-for _name, _values in ENCODER_ARCHITECTURES.items():
-    register_model_architecture("sg_encoder", _name)(preset(_values))

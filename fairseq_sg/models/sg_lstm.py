@@ -9,13 +9,13 @@ backward directions of two layers instead. With ``--task sg_tagging`` the classi
 from dataclasses import dataclass, field
 
 import torch
-from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
+from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.architectures import LSTM_ARCHITECTURES, preset
+from fairseq_sg.models.architectures import LSTM_ARCHITECTURES
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.labels import InputConfig, labels_words, moved_back, moved_left, outputs_of, word_embedding
 from fairseq_sg.modules.cpu.dropout import Dropout
@@ -80,7 +80,7 @@ class SGLSTM(BaseFairseqModel):
         """A model for the task's dictionary and classes. Raises UsageError for an impossible size."""
         classes, config = outputs_of(task), configuration.read(cfg)
         ranges.check(SGLSTMConfig, vars(config))
-        embedding = word_embedding(config, task, config.embed_dim)
+        embedding = word_embedding(config, task)
         return cls(config, embedding, task.source_dictionary.pad(), classes, labels_words(task))
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None):
@@ -105,5 +105,4 @@ class SGLSTM(BaseFairseqModel):
         return int(1e9)
 
 
-for _name, _values in LSTM_ARCHITECTURES.items():
-    register_model_architecture("sg_lstm", _name)(preset(_values))
+configuration.follow(SGLSTM, "sg_lstm")

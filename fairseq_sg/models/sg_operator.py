@@ -11,16 +11,17 @@ bring positions depend on it through their distances.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
-from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
+from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.architectures import OPERATOR_ARCHITECTURES, preset
+from fairseq_sg.models.architectures import OPERATOR_ARCHITECTURES
 from fairseq_sg.models.checks import MECHANISMS, check_and_fill, layer_names
-from fairseq_sg.models.config import Configuration
+from fairseq_sg.models.config import Configuration, options_by_mechanism
 from fairseq_sg.models.options import EncoderConfig, StackConfig
 from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import Context
@@ -30,9 +31,20 @@ from fairseq_sg.modules.layers import EncoderLayer
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.operator import Downsampling, FieldScaling, SpectralDecoder, Upsampling, coordinates
 
-COORDINATES = ("input", "heads", "none")
-SCALINGS = ("none", "scalar")
-DEFAULT_ATTENTION = "galerkin"
+#: Options of layers beside those of mechanisms.
+OF_LAYERS = (
+    "encoder_attention",
+    "encoder_ffn",
+    "encoder_update",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+    "depth",
+    "attention_residual_dropout",
+    "norm",
+    "pre_norm",
+    "no_final_norm",
+    "compile",
+)
 
 
 @dataclass
@@ -43,7 +55,7 @@ class SGOperatorConfig(EncoderConfig, StackConfig):
         default=4, metadata={"help": "layers of attention; 0 leaves a Fourier neural operator", "least": 0}
     )
     encoder_attention: str = field(
-        default=DEFAULT_ATTENTION,
+        default="galerkin",
         metadata={"help": "attention between points, by name or names (docs/attention.md has the list)"},
     )
     dropout: float = field(
@@ -58,7 +70,8 @@ class SGOperatorConfig(EncoderConfig, StackConfig):
         default="input",
         metadata={
             "help": "coordinates of the points: features of the 'input', columns of all 'heads' of galerkin and "
-            "fourier attention (as published), or 'none'"
+            "fourier attention (as published), or 'none'",
+            "choices": ("input", "heads", "none"),
         },
     )
     decoder_coordinates: bool = field(
@@ -76,7 +89,8 @@ class SGOperatorConfig(EncoderConfig, StackConfig):
     field_scaling: str = field(
         default="none",
         metadata={
-            "help": "'scalar': inputs and targets are scaled to mean 0 and standard deviation 1 of training; or 'none'"
+            "help": "'scalar': inputs and targets are scaled to mean 0 and standard deviation 1 of training; or 'none'",
+            "choices": ("none", "scalar"),
         },
     )
     coarse_points: int = field(
@@ -106,15 +120,9 @@ def resolve(cfg):
             f"--position {config.position} is not for a grid, whose points have coordinates: leave it out, and choose "
             "--coordinates"
         )
-    config = check_and_fill(config)
-    for option, value, choices in (
-        ("--coordinates", config.coordinates, COORDINATES),
-        ("--field-scaling", config.field_scaling, SCALINGS),
-    ):
-        if value not in choices:
-            raise UsageError(f"{option} is {value!r}: choose from {', '.join(choices)}")
     if config.encoder_layers == 0:
-        check_without_attention(config)
+        check_without_layers(config)
+    config = check_and_fill(config)
     if config.coarse_output and not config.coarse_points:
         raise UsageError("--coarse-output needs the grid of --coarse-points: give it, or leave --coarse-output out")
     if config.embedding_dropout is None:
@@ -122,10 +130,16 @@ def resolve(cfg):
     return config
 
 
-def check_without_attention(config) -> None:
-    """Raises UsageError for options that have no effect with ``--encoder-layers 0``."""
-    if config.encoder_attention != DEFAULT_ATTENTION:
-        raise UsageError(f"--encoder-attention {config.encoder_attention} has no effect with --encoder-layers 0")
+def check_without_layers(config) -> None:
+    """Raises UsageError for options that have no effect with ``--encoder-layers 0``.
+
+    The values that architectures set are let through: ``sg_operator_darcy --encoder-layers 0`` is a model.
+    """
+    of_mechanisms = {f.name for _, options in options_by_mechanism(MECHANISMS) for f in fields(options)}
+    for name in (*OF_LAYERS, *sorted(of_mechanisms)):
+        set_by_us = [values.get(name) for values in OPERATOR_ARCHITECTURES.values()]
+        if getattr(config, name) not in (configuration.dataclass.declared[name], *set_by_us):
+            raise UsageError(f"{ranges.flag(name)} has no effect with --encoder-layers 0: leave it out")
     if config.coordinates == "heads":
         raise UsageError("--coordinates heads needs attention, and --encoder-layers is 0: choose input or none")
 
@@ -258,5 +272,3 @@ def without_edge(u: Tensor) -> Tensor:
 
 
 configuration.follow(SGOperator, "sg_operator")
-for _name, _values in OPERATOR_ARCHITECTURES.items():
-    register_model_architecture("sg_operator", _name)(preset(_values))

@@ -12,11 +12,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
-from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
+from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.architectures import REGRESSOR_ARCHITECTURES, preset
+from fairseq_sg.models.architectures import REGRESSOR_ARCHITECTURES
 from fairseq_sg.models.checks import MECHANISMS, check_and_fill, layer_names
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.encoder import max_length, side_positions
@@ -128,5 +128,3 @@ class SGRegressor(BaseFairseqModel):
 
 
 configuration.follow(SGRegressor, "sg_regressor")
-for _name, _values in REGRESSOR_ARCHITECTURES.items():
-    register_model_architecture("sg_regressor", _name)(preset(_values))

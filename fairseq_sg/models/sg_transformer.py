@@ -10,12 +10,12 @@ feedforward, residuals and embeddings. Differences between its text and its rele
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fairseq.models import FairseqEncoderDecoderModel, register_model, register_model_architecture
+from fairseq.models import FairseqEncoderDecoderModel, register_model
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.architectures import ARCHITECTURES, preset
+from fairseq_sg.models.architectures import ARCHITECTURES
 from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.decoder import SGTransformerDecoder
@@ -106,5 +106,3 @@ class SGTransformer(FairseqEncoderDecoderModel):
 
 
 configuration.follow(SGTransformer, "sg_transformer")
-for _name, _values in ARCHITECTURES.items():
-    register_model_architecture("sg_transformer", _name)(preset(_values))

@@ -22,13 +22,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from fairseq.models import FairseqLanguageModel, register_model
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.architectures import LM_ARCHITECTURES, preset
+from fairseq_sg.models.architectures import LM_ARCHITECTURES
 from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.decoder import Memory, SGTransformerDecoder, uniform_of_linear_
@@ -37,8 +37,6 @@ from fairseq_sg.models.options import CausalConfig, ShellConfig
 from fairseq_sg.modules.attention import Attention
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.feedforward.dense import CUT_OFF_STD
-
-LINEAR_INITS = ("mechanism", "depth")
 
 
 @dataclass
@@ -60,7 +58,8 @@ class SGTransformerLMConfig(InputConfig, ShellConfig, CausalConfig):
         metadata={
             "help": "start of the linear layers of attention and of dense feedforward layers: that of each "
             "'mechanism', or 'depth', a truncated normal of standard deviation √(2/(layers · fan-in)) with zero "
-            "biases, as the reference's language models (layers is 1 in a post-norm model)"
+            "biases, as the reference's language models (layers is 1 in a post-norm model)",
+            "choices": ("mechanism", "depth"),
         },
     )
 
@@ -74,8 +73,6 @@ configuration = Configuration(SGTransformerLMConfig, MECHANISMS, LM_ARCHITECTURE
 def resolve(cfg) -> Any:
     """A checked configuration with every default filled in. Raises UsageError for one that makes no sense."""
     config = check_and_fill(configuration.read(cfg))
-    if config.linear_init not in LINEAR_INITS:
-        raise UsageError(f"--linear-init is {config.linear_init!r}: choose from {', '.join(LINEAR_INITS)}")
     for option in ("attention_init", "ffn_init") if config.linear_init == "depth" else ():
         if getattr(config, option) != "reference":
             raise UsageError(
@@ -175,5 +172,3 @@ class SGTransformerLM(FairseqLanguageModel):
 
 
 configuration.follow(SGTransformerLM, "sg_transformer_lm")
-for _name, _values in LM_ARCHITECTURES.items():
-    register_model_architecture("sg_transformer_lm", _name)(preset(_values))

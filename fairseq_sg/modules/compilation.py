@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.losses import Statistic
@@ -37,12 +38,6 @@ MODES = (NONE, "default", *CUDA_GRAPHS)
 CONSTANT = (requested, why_not_here)
 #: The compiler's backend; tests put a cheaper one here.
 BACKEND: str | Callable = "inductor"
-
-
-def check_mode(mode: str) -> None:
-    """Raises UsageError for a mode that does not exist."""
-    if mode not in MODES:
-        raise UsageError(f"--compile is {mode!r}: choose from {', '.join(MODES)}")
 
 
 class Compilable(nn.Module):
@@ -63,7 +58,7 @@ def compile_in_training(modules: nn.Module, mode: str) -> None:
     Raises:
         UsageError: a mode that does not exist; at the first step of training, ``reduce-overhead`` without a GPU.
     """
-    check_mode(mode)
+    ranges.check_value("compile", mode, {"choices": MODES})
     for module in modules.modules():
         if isinstance(module, Compilable):
             module._compilation = None if mode == NONE else Compilation(mode)

@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg import ranges
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.position import EmbeddedPosition, token_positions
 
@@ -29,6 +29,7 @@ SCALINGS = {
     "none": ("normal", lambda d: 1.0, lambda d: 1.0),
     "position_down": ("kaiming", lambda d: 1.0, lambda d: 1.0 / math.sqrt(d)),
 }
+CHOICES = ("auto", *SCALINGS)
 _INITS = {
     "glorot": nn.init.xavier_uniform_,
     "normal": nn.init.normal_,
@@ -120,10 +121,9 @@ class VectorEmbedding(nn.Module):
 
 
 def _scaling(scaling: str, has_positions: bool):
+    ranges.check_value("embedding_scaling", scaling, {"choices": CHOICES})
     if scaling == "auto":
         if not has_positions:
             return "glorot", lambda d: 1.0, lambda d: 1.0
         scaling = "position_down"
-    if scaling not in SCALINGS:
-        raise UsageError(f"--embedding-scaling is {scaling!r}: choose from auto, {', '.join(SCALINGS)}")
     return SCALINGS[scaling]

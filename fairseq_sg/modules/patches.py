@@ -20,6 +20,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.cpu.dropout import Dropout
 
@@ -64,8 +65,7 @@ class PatchEmbedding(nn.Module):
         height, width, channels = image_shape
         if dim % 4:
             raise UsageError(f"--encoder-embed-dim is {dim}: patches and questions need a multiple of 4")
-        if pixels not in BACKGROUNDS:
-            raise UsageError(f"--pixels is {pixels!r}: choose from {', '.join(BACKGROUNDS)}")
+        ranges.check_value("pixels", pixels, {"choices": BACKGROUNDS})
         if height % PATCH or width % PATCH:
             raise UsageError(f"images of {height} × {width} pixels cannot be cut into patches of {PATCH} × {PATCH}")
         self.pixels = pixels

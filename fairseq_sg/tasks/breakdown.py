@@ -19,6 +19,7 @@ from fairseq import utils
 from fairseq.logging import metrics
 from torch import Tensor
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 
 CHOICES = ("none", "groups", "types")
@@ -37,8 +38,7 @@ class Breakdown:
     """
 
     def __init__(self, data: str, accuracy_by: str = "groups"):
-        if accuracy_by not in CHOICES:
-            raise UsageError(f"--accuracy-by is {accuracy_by!r}: choose from {', '.join(CHOICES)}")
+        ranges.check_value("accuracy_by", accuracy_by, {"choices": CHOICES})
         self.folders = utils.split_paths(data)
         self.manifests = manifests = [read_manifest(f) for f in self.folders] if accuracy_by != "none" else []
         subsets = [subset for manifest in manifests for subset in manifest.get("subsets", {}).values()]

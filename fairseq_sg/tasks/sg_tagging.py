@@ -20,12 +20,11 @@ from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import register_task
 from torch import Tensor
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.bits import bits_of
 from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
-
-OUTPUTS = ("words", "bits")
 
 
 @dataclass
@@ -33,7 +32,8 @@ class SGTaggingConfig(SGTranslationConfig):
     output: Optional[str] = field(  # noqa: UP045  (the only form that fairseq's parser reads)
         default=None,
         metadata={
-            "help": "labels: 'words', or the 'bits' of each (default: bits where the data have them, else words)"
+            "help": "labels: 'words', or the 'bits' of each (default: bits where the data have them, else words)",
+            "choices": ("words", "bits"),
         },
     )
 
@@ -61,8 +61,7 @@ class SGTaggingTask(SGTranslationTask):
                 "--no-source-bos has no effect with --task sg_tagging, whose sources have none: leave it out"
             )
         task = super().setup_task(cfg, **kwargs)
-        if cfg.output not in (None, *OUTPUTS):
-            raise UsageError(f"--output is {cfg.output!r}: choose from {', '.join(OUTPUTS)}")
+        ranges.check(SGTaggingConfig, {"output": cfg.output})
         for folder in utils.split_paths(cfg.data):
             manifest = read_manifest(folder)
             if "no_label" not in manifest:

@@ -30,7 +30,7 @@ from torch import Tensor
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_transformer import SGTransformer
-from fairseq_sg.tasks.breakdown import Breakdown
+from fairseq_sg.tasks.breakdown import CHOICES, Breakdown
 from fairseq_sg.tasks.mixin import SGTask, asks_for_training
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ class SGTranslationConfig(TranslationConfig):
         default="groups",
         metadata={
             "help": "also log the accuracy of groups of types of examples ('groups'), of these and every type "
-            "('types'), or 'none'; for data that have types, such as COGS"
+            "('types'), or 'none'; for data that have types, such as COGS",
+            "choices": CHOICES,
         },
     )
 

@@ -25,12 +25,12 @@ from torch import Tensor
 from data_prep.sort_of_clevr import VERSION
 from data_prep.sort_of_clevr.questions import ANSWERS, BITS, QUESTIONS, SUBTYPES, types_of
 from data_prep.sort_of_clevr.scenes import PATCH, PIXELS
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.arrays import ArrayTask
-from fairseq_sg.tasks.breakdown import Breakdown
+from fairseq_sg.tasks.breakdown import CHOICES, Breakdown
 
 COMMAND = "python -m data_prep sort_of_clevr"
-QUESTION_BATCHES = ("separate", "mixed")
 IMAGE_SHAPE = (PIXELS, PIXELS, 3)
 TOKENS = 1 + (PIXELS // PATCH) ** 2  # of a sample: CLS and patches
 #: Array -> its type and its shape without the number of scenes.
@@ -48,7 +48,8 @@ class SGVisualQAConfig(FairseqDataclass):
         default="separate",
         metadata={
             "help": "batches of training: 'separate', each of unary, binary or ternary questions alone, as the "
-            "released code; or 'mixed'"
+            "released code; or 'mixed'",
+            "choices": ("separate", "mixed"),
         },
     )
     rebuild_batches: bool = field(
@@ -59,7 +60,8 @@ class SGVisualQAConfig(FairseqDataclass):
         default="groups",
         metadata={
             "help": "also log the accuracy of unary, binary and ternary questions ('groups'), of these and of the nine "
-            "types ('types'), or 'none'"
+            "types ('types'), or 'none'",
+            "choices": CHOICES,
         },
     )
     train_subset: str = II("dataset.train_subset")
@@ -164,10 +166,7 @@ class SGVisualQATask(ArrayTask):
 
     @classmethod
     def setup_task(cls, cfg: SGVisualQAConfig, **kwargs) -> "SGVisualQATask":
-        if cfg.question_batches not in QUESTION_BATCHES:
-            raise UsageError(
-                f"--question-batches is {cfg.question_batches!r}: choose from {', '.join(QUESTION_BATCHES)}"
-            )
+        ranges.check(SGVisualQAConfig, {"question_batches": cfg.question_batches})
         cls.manifest_of(cfg.data)
         return cls(cfg, Breakdown(cfg.data, cfg.accuracy_by))
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
 
 import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main
 from data_prep.sort_of_clevr.questions import ANSWERS, BITS
 from data_prep.sort_of_clevr.scenes import PIXELS
-from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, preset
 from fairseq_sg.models.sg_encoder import SGEncoder
 
 ARCH = "sg_encoder_sort_of_clevr"
@@ -31,7 +31,7 @@ def build(seed: int = 1, **options) -> SGEncoder:
     """The architecture in small unless ``options`` say otherwise, in evaluation mode."""
     torch.manual_seed(seed)
     cfg = SimpleNamespace(**options)
-    preset(ENCODER_ARCHITECTURES[ARCH])(cfg)
+    ARCH_CONFIG_REGISTRY[ARCH](cfg)
     return SGEncoder.build_model(cfg, TASK).eval()
 
 

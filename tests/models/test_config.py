@@ -21,8 +21,8 @@ from torch import nn
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.architectures import ARCHITECTURES, preset
-from fairseq_sg.models.config import REMOVED, as_dataclass, join_options, refuse_unused_options
+from fairseq_sg.models.architectures import ARCHITECTURES
+from fairseq_sg.models.config import REMOVED, Configuration, as_dataclass, join_options, refuse_unused_options
 from fairseq_sg.models.sg_transformer import Config, resolve
 from fairseq_sg.modules.depth import SharedACT
 from fairseq_sg.registry import Registry
@@ -341,7 +341,29 @@ def test_dropout_reaches_where_none_of_its_own_is_set(given, attention, activati
     assert vars(source) == given  # what the checkpoint keeps is what the user set
 
 
-def test_preset_fills_only_what_is_not_set():
+def test_an_architecture_fills_only_what_is_not_set():
     config = Namespace(width=1, height=None)
-    preset({"width": 5, "height": 6, "depth": 7})(config)
+    Configuration(Own, (), {}).fill(config, {"width": 5, "height": 6, "depth": 7})
     assert vars(config) == {"width": 1, "height": 6, "depth": 7}
+
+
+@dataclass
+class WithGadgets(Own):
+    gadget: str = option("plain")
+
+
+@pytest.mark.parametrize(
+    "given,values,filled",
+    [
+        ({}, {"gadget": "lever", "length": 2.0}, {"gadget": "lever", "length": 2.0}),
+        ({"gadget": "wheel"}, {"gadget": "lever", "length": 2.0}, {"gadget": "wheel"}),
+        ({"gadget": "plain, lever"}, {"gadget": "wheel", "length": 2.0}, {"gadget": "plain, lever", "length": 2.0}),
+        # The default has no options, and both others have this one.
+        ({}, {"bias": True, "width": 3}, {"width": 3}),
+        ({"gadget": "wheel"}, {"bias": True}, {"gadget": "wheel", "bias": True}),
+    ],
+)
+def test_an_architecture_leaves_out_options_of_mechanisms_that_are_not_chosen(given, values, filled):
+    config = Namespace(**given)
+    Configuration(WithGadgets, [GADGETS], {"small": values}).fill(config, values)
+    assert vars(config) == filled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,8 @@ from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.models.sg_lstm import SGLSTM
 from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
 from fairseq_sg.modules import compilation
+from fairseq_sg.modules.memory import CONTROLLER_REGISTRY
+from fairseq_sg.modules.memory.feedforward import FeedForwardController
 
 PAD = 1
 SENTENCES = [[4, 5, 6, 7, 8], [9, 8], [4, 4, 5]]
@@ -88,13 +91,51 @@ def test_every_parameter_learns(kind, bits):
 
 
 def test_bits_are_the_input(monkeypatch):
-    """As they are for a DNC: its first layer sees ±1."""
-    model = build("sg_dnc mds", bits=True)
+    """As they are for a DNC without --embed-dim: its first layer sees ±1."""
+    model = SGDNC.build_model(SimpleNamespace(**SMALL | {"embed_dim": None}, memory_variant="mds"), task(bits=True))
     seen = []
     model.dnc.controller.register_forward_pre_hook(lambda module, args: None)
     monkeypatch.setattr(model.dnc.controller, "project", lambda x: seen.append(x) or x.new_zeros(*x.shape[:2], 20))
     model(pad(SENTENCES, True))
     assert set(seen[0].unique().tolist()) == {-1.0, 1.0} and seen[0].shape == (3, 5, 7)
+
+
+def test_width_of_embeddings():
+    def embedding(bits, **values):
+        return SGDNC.build_model(SimpleNamespace(**SMALL | {"embed_dim": None} | values), task(bits=bits)).embedding
+
+    assert [embedding(bits).embedding_dim for bits in (False, True)] == [256, 7]
+    assert [embedding(bits, embed_dim=4).embedding_dim for bits in (False, True)] == [4, 4]
+
+
+@dataclass
+class GearOptions:
+    gear_teeth: int = field(default=3, metadata={"help": "text", "least": 1})
+
+
+def test_a_controller_of_the_user_has_options(monkeypatch):
+    class Gear(FeedForwardController):
+        options = GearOptions
+
+        def __init__(self, inputs, reads, dim, layers, *, gear_teeth=3):
+            super().__init__(inputs, reads, dim, layers)
+            self.teeth = gear_teeth
+
+    monkeypatch.setattr(CONTROLLER_REGISTRY, "watchers", [*CONTROLLER_REGISTRY.watchers])
+    before = dict(CONTROLLER_REGISTRY)
+    try:
+        CONTROLLER_REGISTRY.register("gear")(Gear)
+        config = SimpleNamespace(**SMALL, controller="gear", gear_teeth=5)
+        assert SGDNC.build_model(config, task()).dnc.controller.teeth == 5
+        with pytest.raises(UsageError, match="--gear-teeth 5 has no effect"):
+            resolve(SimpleNamespace(**SMALL, gear_teeth=5))
+        with pytest.raises(UsageError, match="--gear-teeth is 0: choose 1 or more"):
+            resolve(SimpleNamespace(**SMALL, controller="gear", gear_teeth=0))
+    finally:
+        CONTROLLER_REGISTRY.clear()
+        CONTROLLER_REGISTRY.update(before)
+        for refresh in CONTROLLER_REGISTRY.watchers:
+            refresh()
 
 
 def test_switches():

@@ -15,7 +15,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import OPERATOR_ARCHITECTURES
-from fairseq_sg.models.sg_operator import SGOperator, without_edge
+from fairseq_sg.models.sg_operator import SGOperator, resolve, without_edge
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
@@ -206,6 +206,12 @@ def test_architectures_leave_what_the_user_chose(arch):
     assert {k: v for k, v in vars(plain).items()} == OPERATOR_ARCHITECTURES[arch]
 
 
+def test_every_architecture_can_do_without_layers():
+    for values in OPERATOR_ARCHITECTURES.values():
+        config = resolve(SimpleNamespace(**values | {"encoder_layers": 0, "coordinates": "input"}))
+        assert config.encoder_layers == 0
+
+
 @pytest.mark.parametrize(
     ("options", "dims", "message"),
     [
@@ -217,6 +223,9 @@ def test_architectures_leave_what_the_user_chose(arch):
         ({"galerkin_average": "-1"}, 1, "--galerkin-average is '-1': choose from mean, sum, or a number above 0"),
         ({"encoder_attention": "softmax", "galerkin_average": "sum"}, 1, "--galerkin-average sum has no effect"),
         ({"encoder_layers": 0, "encoder_attention": "softmax"}, 1, "has no effect with --encoder-layers 0"),
+        ({"encoder_layers": 0, "pre_norm": True}, 1, "--pre-norm has no effect with --encoder-layers 0: leave it out"),
+        ({"encoder_layers": 0, "encoder_ffn": "sigma_moe"}, 1, "--encoder-ffn has no effect with --encoder-layers 0"),
+        ({"encoder_layers": 0, "moe_experts": 4}, 1, "--moe-experts has no effect with --encoder-layers 0"),
         ({"encoder_layers": 0, "coordinates": "heads"}, 1, "--coordinates heads needs attention"),
         ({"coarse_points": 5, "coordinates": "none"}, 1, "--coarse-points is for fields of two dimensions"),
         ({"coarse_output": True}, 2, "--coarse-output needs the grid of --coarse-points"),

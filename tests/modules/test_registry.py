@@ -127,17 +127,17 @@ def test_build_takes_options_from_a_configuration_by_one_rule():
 
 
 def test_every_mechanism_of_a_model_has_the_common_interface():
-    from fairseq_sg.models.checks import MECHANISMS
+    from fairseq_sg.models.checks import REGISTRIES
 
-    for kind in MECHANISMS:
+    for kind in REGISTRIES:
         assert all(issubclass(cls, Mechanism) for cls in kind.values()), kind.kind
 
 
 def test_a_mechanism_built_by_hand_has_the_defaults_of_its_options():
-    from fairseq_sg.models.checks import MECHANISMS
+    from fairseq_sg.models.checks import REGISTRIES
 
     compared = 0
-    for cls in (cls for kind in MECHANISMS for cls in kind.values() if cls.options is not None):
+    for cls in (cls for kind in REGISTRIES for cls in kind.values() if cls.options is not None):
         arguments = [signature(base.__init__).parameters for base in cls.__mro__]
         for option in fields(cls.options):
             # Of the class that names it; None is the value of another option.

@@ -21,6 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.cache import append_to_cache, cached
 from fairseq_sg.modules.attention.context import AttentionOutput, Context, State, Values
@@ -28,7 +29,6 @@ from fairseq_sg.modules.cpu.packing import Packing
 from fairseq_sg.registry import Mechanism
 
 ROLES = ("encoder", "decoder", "cross")
-INITS = ("reference", "glorot", "fused", "joint", "torch", "torch_biases")
 
 
 @dataclass
@@ -42,7 +42,8 @@ class AttentionOptions:
             "Glorot uniform, but PyTorch's default for relative attention; docs/attention.md has the others), "
             "'glorot', 'fused' (Glorot uniform with keys and values as one matrix, the output projection PyTorch's "
             "default), 'joint' (the same with queries, keys and values as one matrix), 'torch' (PyTorch's default, and "
-            "biases of 0, as everywhere else) or 'torch_biases' (PyTorch's biases too)"
+            "biases of 0, as everywhere else) or 'torch_biases' (PyTorch's biases too)",
+            "choices": ("reference", "glorot", "fused", "joint", "torch", "torch_biases"),
         },
     )
     attention_bias: bool = field(
@@ -141,8 +142,7 @@ class Attention(Mechanism, nn.Module):
         self.out_proj = nn.Identity()
         if output_projection:
             self.out_proj = nn.Linear(num_heads * (self.head_dim + columns), embed_dim, bias=attention_bias)
-        if attention_init not in INITS:
-            raise UsageError(f"--attention-init is {attention_init!r}: choose from {', '.join(INITS)}")
+        ranges.check(AttentionOptions, {"attention_init": attention_init})
         if attention_init == "torch_biases" and not attention_bias:
             raise UsageError("--attention-init torch_biases needs --attention-bias: add it, or choose torch")
         self._init = self.reference_init if attention_init == "reference" else attention_init

@@ -26,8 +26,6 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase, SoftmaxOptions
 
-SCORES = ("dot", "concat")
-
 
 @dataclass
 class CompositionalOptions(SoftmaxOptions):
@@ -50,7 +48,8 @@ class CompositionalOptions(SoftmaxOptions):
         default="dot",
         metadata={
             "help": "how retrievals are chosen: by a 'dot' product with a query, or 'concat', the released code's "
-            "other score, which depends on what was retrieved alone"
+            "other score, which depends on what was retrieved alone",
+            "choices": ("dot", "concat"),
         },
     )
 
@@ -86,11 +85,10 @@ class CompositionalAttention(SoftmaxAttentionBase):
         retrieval_score: str = "dot",
         **kwargs,
     ):
-        if retrieval_score not in SCORES:
-            raise UsageError(f"--retrieval-score is {retrieval_score!r}: choose from {', '.join(SCORES)}")
+        given = {"retrievals": retrievals, "retrieval_dim": retrieval_dim, "retrieval_score": retrieval_score}
+        ranges.check(CompositionalOptions, given)
         if retrieval_dim is not None and retrieval_score != "dot":
             raise UsageError(f"--retrieval-dim {retrieval_dim} has no effect without --retrieval-score dot")
-        ranges.check(CompositionalOptions, {"retrievals": retrievals, "retrieval_dim": retrieval_dim})
         width = 32 if retrieval_dim is None else retrieval_dim
         super().__init__(embed_dim, num_heads, value_heads=retrievals, **kwargs)
         if retrieval_score == "dot":

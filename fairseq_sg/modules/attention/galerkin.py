@@ -53,7 +53,8 @@ class FourierOptions(GalerkinOptions):
         default="head_dim",
         metadata={
             "help": "Fourier attention is divided by the number of keys and by the root of 'head_dim' (as the released "
-            "code does), or by the number of keys alone: 'none' (as the paper writes)"
+            "code does), or by the number of keys alone: 'none' (as the paper writes)",
+            "choices": ("head_dim", "none"),
         },
     )
 
@@ -187,8 +188,7 @@ class FourierAttention(GalerkinAttention):
 
     def __init__(self, embed_dim: int, num_heads: int, *, fourier_scale: str = "head_dim", **kwargs):
         super().__init__(embed_dim, num_heads, **kwargs)
-        if fourier_scale not in ("head_dim", "none"):
-            raise UsageError(f"--fourier-scale is {fourier_scale!r}: choose from head_dim, none")
+        ranges.check(FourierOptions, {"fourier_scale": fourier_scale})
         self.scale = (self.head_dim + self.columns) ** -0.5 if fourier_scale == "head_dim" else 1.0
 
 

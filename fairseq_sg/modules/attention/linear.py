@@ -37,8 +37,6 @@ from fairseq_sg.ops.precision import autocast_disabled
 
 logger = logging.getLogger(__name__)
 
-DENOMINATORS = ("sum", "none")
-
 
 @dataclass
 class LinearOptions(AttentionOptions):
@@ -64,7 +62,8 @@ class LinearOptions(AttentionOptions):
         default="sum",
         metadata={
             "help": "denominator of linear attention: 'sum', of the similarities of a Query and the Keys that it sees, "
-            "or 'none'"
+            "or 'none'",
+            "choices": ("sum", "none"),
         },
     )
 
@@ -119,12 +118,8 @@ class LinearAttention(Attention):
         self.q_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
         self.k_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
         self.eps = linear_attention_eps
-        ranges.check(LinearOptions, {"linear_attention_eps": linear_attention_eps})
-        if linear_attention_denominator not in DENOMINATORS:
-            raise UsageError(
-                f"--linear-attention-denominator is {linear_attention_denominator!r}: choose from "
-                f"{', '.join(DENOMINATORS)}"
-            )
+        given = {"linear_attention_eps": self.eps, "linear_attention_denominator": linear_attention_denominator}
+        ranges.check(LinearOptions, given)
         self.divides = linear_attention_denominator == "sum"
         if not self.divides:
             self._check_without_denominator()

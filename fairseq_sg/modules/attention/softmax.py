@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions
 from fairseq_sg.modules.attention.cache import append_to_cache, cached, keep_last
 from fairseq_sg.modules.attention.context import Context
@@ -40,14 +39,16 @@ class SoftmaxOptions(AttentionOptions):
         metadata={
             "help": "softmax logits are divided by the root of 'head_dim' (as released code does) or 'model_dim' "
             "(thesis, C.3), or multiplied by a 'learned' scalar, 1/√head_dim at first (as the Neural Data Router's "
-            "code does)"
+            "code does)",
+            "choices": ("head_dim", "model_dim", "learned"),
         },
     )
     logit_scale: str = field(
         default="sqrt_dim",
         metadata={
             "help": "'sqrt_dim': nothing but --attention-scale; 'log_length': softmax logits are also multiplied by "
-            "the natural logarithm of the number of visible keys (Chiang & Cholak 2022)"
+            "the natural logarithm of the number of visible keys (Chiang & Cholak 2022)",
+            "choices": ("sqrt_dim", "log_length"),
         },
     )
     attention_window: int = field(
@@ -94,18 +95,13 @@ class SoftmaxAttentionBase(Drops, Attention):
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, **kwargs)
-        widths = {"head_dim": self.qk_head_dim, "model_dim": self.embed_dim, "learned": self.qk_head_dim}
-        for option, value, choices in (
-            ("--attention-scale", attention_scale, tuple(widths)),
-            ("--logit-scale", logit_scale, ("sqrt_dim", "log_length")),
-        ):
-            if value not in choices:
-                raise UsageError(f"{option} is {value!r}: choose from {', '.join(choices)}")
-        self.scale = widths[attention_scale] ** -0.5
+        given = {"attention_scale": attention_scale, "logit_scale": logit_scale}
+        given |= {"attention_dropout": attention_dropout, "attention_window": attention_window}
+        ranges.check(SoftmaxOptions, given)
+        self.scale = (self.embed_dim if attention_scale == "model_dim" else self.qk_head_dim) ** -0.5
         self.learned_scale = nn.Parameter(torch.full((1,), self.scale)) if attention_scale == "learned" else None
         self.log_length = logit_scale == "log_length"
         self.attention_dropout = attention_dropout or 0.0
-        ranges.check(SoftmaxOptions, {"attention_dropout": attention_dropout, "attention_window": attention_window})
         self.window = attention_window if self.causal else 0
         self.position = None if position is None else position(self.qk_head_dim, num_heads)
 

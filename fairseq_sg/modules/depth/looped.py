@@ -14,10 +14,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from fairseq_sg import ranges
-from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.depth.base import RepeatedLayers, register_depth
-
-INJECTIONS = ("add", "none")
 
 
 @dataclass
@@ -31,7 +28,10 @@ class LoopedOptions:
     )
     loop_injection: str = field(
         default="add",
-        metadata={"help": "what each loop starts from: the state and the stack's input ('add'), or the state ('none')"},
+        metadata={
+            "help": "what each loop starts from: the state and the stack's input ('add'), or the state ('none')",
+            "choices": ("add", "none"),
+        },
     )
 
 
@@ -53,9 +53,7 @@ class LoopedLayers(RepeatedLayers):
 
     def __init__(self, build_layer, steps, dim, *, loops: int = 1, loop_injection: str = "add"):
         super().__init__(build_layer, steps, dim)
-        ranges.check(LoopedOptions, {"loops": loops})
-        if loop_injection not in INJECTIONS:
-            raise UsageError(f"--loop-injection is {loop_injection!r}: choose from {', '.join(INJECTIONS)}")
+        ranges.check(LoopedOptions, {"loops": loops, "loop_injection": loop_injection})
         self.layers = nn.ModuleList(build_layer(step) for step in range(steps))
         self.injects = loop_injection == "add"
         self.steps = loops * steps

@@ -30,18 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.depth.base import StackOutput, register_depth
 from fairseq_sg.modules.depth.shared import SharedLayer
 from fairseq_sg.modules.losses import collect
 from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
-
-CHOICES = {
-    "act_variant": ("graves", "dehghani"),
-    "act_halting_state": ("input", "output"),
-    "act_ponder_padding": ("exclude", "include"),
-}
 
 
 @dataclass
@@ -50,7 +43,10 @@ class SharedACTOptions:
 
     act_variant: str = field(
         default="graves",
-        metadata={"help": "halting: 'graves' (weights of the steps sum to 1), or 'dehghani' (Universal Transformer)"},
+        metadata={
+            "help": "halting: 'graves' (weights of the steps sum to 1), or 'dehghani' (Universal Transformer)",
+            "choices": ("graves", "dehghani"),
+        },
     )
     act_threshold: float = field(
         default=0.99,
@@ -58,10 +54,17 @@ class SharedACTOptions:
     )
     act_halting_state: str = field(
         default="input",
-        metadata={"help": "state that a step's halting probability is read from: the 'input' or 'output' of the step"},
+        metadata={
+            "help": "state that a step's halting probability is read from: the 'input' or 'output' of the step",
+            "choices": ("input", "output"),
+        },
     )
     act_ponder_padding: str = field(
-        default="exclude", metadata={"help": "columns of padding in the mean of the ponder loss: exclude or include"}
+        default="exclude",
+        metadata={
+            "help": "columns of padding in the mean of the ponder loss",
+            "choices": ("exclude", "include"),
+        },
     )
 
 
@@ -118,15 +121,9 @@ class SharedACT(SharedLayer):
         act_ponder_padding: str = "exclude",
     ):
         super().__init__(build_layer, steps, dim)
-        given = {
-            "act_variant": act_variant,
-            "act_halting_state": act_halting_state,
-            "act_ponder_padding": act_ponder_padding,
-        }
-        for option, value in given.items():
-            if value not in CHOICES[option]:
-                raise UsageError(f"{ranges.flag(option)} is {value!r}: choose from {', '.join(CHOICES[option])}")
-        ranges.check(SharedACTOptions, {"act_threshold": act_threshold})
+        given = {"act_variant": act_variant, "act_threshold": act_threshold}
+        given |= {"act_halting_state": act_halting_state, "act_ponder_padding": act_ponder_padding}
+        ranges.check(SharedACTOptions, given)
         self.variant = act_variant
         self.threshold = act_threshold
         self.halting_state = act_halting_state

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg import ranges
 from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
 from fairseq_sg.modules.feature_maps.outer import OuterProduct
 from fairseq_sg.modules.feature_maps.standardized import check_width
-
-STARTS = ("ones", "uniform")
 
 
 @dataclass
@@ -21,7 +19,8 @@ class RebasedOptions:
         default="ones",
         metadata={
             "help": "start of the rebased feature map's γ and β: 'ones' (γ 1, β 0), or 'uniform' (both from 0 to 1, as "
-            "the code of Laptev 2024)"
+            "the code of Laptev 2024)",
+            "choices": ("ones", "uniform"),
         },
     )
 
@@ -48,8 +47,7 @@ class RebasedFeatureMap(FeatureMap):
     def __init__(self, head_dim: int, *, rebased_start: str = "ones"):
         super().__init__(head_dim)
         check_width(head_dim, "--feature-map rebased")
-        if rebased_start not in STARTS:
-            raise UsageError(f"--rebased-start is {rebased_start!r}: choose from {', '.join(STARTS)}")
+        ranges.check(RebasedOptions, {"rebased_start": rebased_start})
         self.query_norm, self.key_norm = nn.LayerNorm(head_dim), nn.LayerNorm(head_dim)
         if rebased_start == "uniform":
             for parameter in (*self.query_norm.parameters(), *self.key_norm.parameters()):

@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg import ranges
 from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
 from fairseq_sg.modules.feature_maps.standardized import StandardizedAffine, check_width
-
-KERNELS = ("plain", "affine")
 
 
 @dataclass
@@ -19,7 +17,8 @@ class SquaredOptions:
         default="plain",
         metadata={
             "help": "what the squared feature map squares: 'plain' x, or 'affine' γ⊙std(x)+β, with a γ and a β for "
-            "Queries and for Keys"
+            "Queries and for Keys",
+            "choices": ("plain", "affine"),
         },
     )
 
@@ -43,8 +42,7 @@ class SquaredFeatureMap(FeatureMap):
 
     def __init__(self, head_dim: int, *, squared_kernel: str = "plain"):
         super().__init__(head_dim)
-        if squared_kernel not in KERNELS:
-            raise UsageError(f"--squared-kernel is {squared_kernel!r}: choose from {', '.join(KERNELS)}")
+        ranges.check(SquaredOptions, {"squared_kernel": squared_kernel})
         self.query_kernel, self.key_kernel = nn.Identity(), nn.Identity()
         if squared_kernel == "affine":
             check_width(head_dim, "--squared-kernel affine")

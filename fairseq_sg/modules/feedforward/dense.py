@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.feedforward.base import FeedForward
@@ -35,12 +36,16 @@ class DenseOptions:
             "help": "initialization of dense and topk feedforward layers: 'reference' (Glorot uniform, W1 with gain "
             "√2, biases PyTorch's, as the thesis's released code), 'scaled' (normal, cut off at two standard "
             "deviations, √(2/(fan-in · layers)), biases 0, as its language models) or 'torch' (PyTorch's default "
-            "throughout)"
+            "throughout)",
+            "choices": ("reference", "scaled", "torch"),
         },
     )
     ffn_activation: str = field(
         default="relu",
-        metadata={"help": "activation of dense and topk feedforward layers: relu, or gelu (as in CTL++)"},
+        metadata={
+            "help": "activation of dense and topk feedforward layers (CTL++ has gelu)",
+            "choices": tuple(ACTIVATIONS),
+        },
     )
 
 
@@ -76,8 +81,7 @@ class DenseFeedForward(FeedForward):
                 f"a feedforward layer of the hidden width {ffn_dim}: choose 1 or more (--encoder-ffn-embed-dim, "
                 "--decoder-ffn-embed-dim)"
             )
-        if ffn_activation not in ACTIVATIONS:
-            raise UsageError(f"--ffn-activation is {ffn_activation!r}: choose from {', '.join(ACTIVATIONS)}")
+        ranges.check(DenseOptions, {"ffn_init": ffn_init, "ffn_activation": ffn_activation})
         self.activation = ACTIVATIONS[ffn_activation]
         self.init = ffn_init
         self.fc1 = nn.Linear(dim, ffn_dim)
@@ -91,8 +95,6 @@ class DenseFeedForward(FeedForward):
                 std = math.sqrt(2 / (linear.in_features * layers)) / CUT_OFF_STD
                 nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
                 nn.init.zeros_(linear.bias)
-        elif ffn_init != "torch":
-            raise UsageError(f"--ffn-init is {ffn_init!r}: choose from reference, scaled, torch")
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None, return_losses: bool = False):
         y = self.fc2(self.hidden(x))

@@ -46,7 +46,6 @@ from fairseq_sg.ops import cvmm_sorted, sort_selection
 from fairseq_sg.ops.cvmm import SortedSelection
 from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
 
-INITS = ("dense_equivalent", "standard", "switch")
 EXPERTS = 16
 
 
@@ -81,7 +80,8 @@ class MoEOptions:
         metadata={
             "help": "start of a mixture of experts: 'dense_equivalent' (as a dense layer of the whole hidden width), "
             "'standard' (each expert by itself) or 'switch' (standard, variance times 0.1) (default: switch for "
-            "switch, else dense_equivalent)"
+            "switch, else dense_equivalent)",
+            "choices": ("dense_equivalent", "standard", "switch"),
         },
     )
     moe_regularization: float | None = field(
@@ -161,9 +161,7 @@ class MixtureOfExperts(FeedForward):
         if not 1 <= self.k <= self.experts:
             raise UsageError(f"--moe-k is {self.k} of {self.experts} experts: choose a number from 1 to {self.experts}")
         weights = {"moe_regularization": moe_regularization, "moe_expert_dropout": moe_expert_dropout}
-        ranges.check(MoEOptions, weights | {"moe_dropout": moe_dropout})
-        if init not in INITS:
-            raise UsageError(f"--moe-init is {init!r}: choose from {', '.join(INITS)}")
+        ranges.check(MoEOptions, weights | {"moe_dropout": moe_dropout, "moe_init": init})
         self.dropout = Dropout(moe_dropout)
         self.w1 = nn.Parameter(torch.empty(self.experts, dim, self.expert_dim))
         self.w2 = nn.Parameter(torch.empty(self.experts, self.expert_dim, dim))

@@ -32,7 +32,6 @@ from fairseq_sg.modules.feedforward.base import FeedForward
 from fairseq_sg.modules.feedforward.registry import register_feedforward
 
 ACTIVATIONS = {"relu": F.relu, "softmax": partial(torch.softmax, dim=-1)}
-INITS = ("reference", "dense_equivalent")
 
 
 @dataclass
@@ -48,13 +47,15 @@ class PKMOptions:
         },
     )
     pkm_activation: str = field(
-        default="relu", metadata={"help": "activation of a product-key memory: relu or softmax"}
+        default="relu",
+        metadata={"help": "activation of a product-key memory", "choices": tuple(ACTIVATIONS)},
     )
     pkm_init: str = field(
         default="reference",
         metadata={
             "help": "start of a product-key memory's values: 'reference' (by the model's width, as the keys') or "
-            "'dense_equivalent' (by the number of values)"
+            "'dense_equivalent' (by the number of values)",
+            "choices": ("reference", "dense_equivalent"),
         },
     )
 
@@ -97,13 +98,10 @@ class ProductKeyMemory(FeedForward):
             )
         if dim % 2:
             raise UsageError(f"a product-key memory halves its input: the model's width {dim} must be even")
-        ranges.check(PKMOptions, {"pkm_heads": pkm_heads})
+        given = {"pkm_heads": pkm_heads, "pkm_activation": pkm_activation, "pkm_init": pkm_init}
+        ranges.check(PKMOptions, given)
         if pkm_k is not None and not 1 <= pkm_k <= ffn_dim:
             raise UsageError(f"--pkm-k is {pkm_k} of {ffn_dim} values: choose a number from 1 to {ffn_dim}")
-        if pkm_activation not in ACTIVATIONS:
-            raise UsageError(f"--pkm-activation is {pkm_activation!r}: choose from {', '.join(ACTIVATIONS)}")
-        if pkm_init not in INITS:
-            raise UsageError(f"--pkm-init is {pkm_init!r}: choose from {', '.join(INITS)}")
         self.k = pkm_k
         self.activation = ACTIVATIONS[pkm_activation]
         self.keys = nn.Parameter(torch.empty(2, pkm_heads, self.sub_keys, dim // 2))  # W_a, W_b

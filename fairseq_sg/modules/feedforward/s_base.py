@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from fairseq_sg import ranges
-from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.feedforward.moe import MixtureOfExperts, MoEOptions, Selection, entropy_loss
 from fairseq_sg.modules.feedforward.registry import register_feedforward
 
@@ -39,7 +38,8 @@ class SBaseOptions(MoEOptions):
         default="textbook",
         metadata={
             "help": "Sinkhorn iteration of s_base: 'textbook', which balances the experts, or 'released', with the "
-            "signs of the thesis's code, for each sequence by itself"
+            "signs of the thesis's code, for each sequence by itself",
+            "choices": tuple(SIGNS),
         },
     )
 
@@ -57,9 +57,7 @@ class SBase(MixtureOfExperts):
         self, dim: int, ffn_dim: int, *, s_base_iterations: int = 3, s_base_sinkhorn: str = "textbook", **kwargs
     ):
         super().__init__(dim, ffn_dim, **kwargs)
-        ranges.check(SBaseOptions, {"s_base_iterations": s_base_iterations})
-        if s_base_sinkhorn not in SIGNS:
-            raise UsageError(f"--s-base-sinkhorn is {s_base_sinkhorn!r}: choose from {', '.join(SIGNS)}")
+        ranges.check(SBaseOptions, {"s_base_iterations": s_base_iterations, "s_base_sinkhorn": s_base_sinkhorn})
         self.iterations = s_base_iterations
         self.sign = SIGNS[s_base_sinkhorn]
         self.by_sequence = s_base_sinkhorn == "released"

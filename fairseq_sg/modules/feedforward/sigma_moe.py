@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg import ranges
 from fairseq_sg.modules.feedforward.moe import (
     MixtureOfExperts,
     MoEOptions,
@@ -50,7 +50,8 @@ class SigmaMoEOptions(MoEOptions):
         default="sigmoid",
         metadata={
             "help": "weights of sigma_moe's experts: 'sigmoid', 'softmax_before_topk' (over all experts) or "
-            "'softmax_after_topk' (over the selected ones)"
+            "'softmax_after_topk' (over the selected ones)",
+            "choices": tuple(SELECTIONS),
         },
     )
 
@@ -66,8 +67,7 @@ class SigmaMoE(MixtureOfExperts):
 
     def __init__(self, dim: int, ffn_dim: int, *, moe_selection: str = "sigmoid", **kwargs):
         super().__init__(dim, ffn_dim, **kwargs)
-        if moe_selection not in SELECTIONS:
-            raise UsageError(f"--moe-selection is {moe_selection!r}: choose from {', '.join(SELECTIONS)}")
+        ranges.check(SigmaMoEOptions, {"moe_selection": moe_selection})
         self.selection = SELECTIONS[moe_selection]
 
     def select(self, logits, real):

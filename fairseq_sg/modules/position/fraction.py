@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg import ranges
 from fairseq_sg.modules.position.base import EmbeddedPosition, MirroredOptions, features, register_position
 from fairseq_sg.ops.precision import accumulation_dtype
-
-SCALES = ("fixed", "learned")
 
 
 @dataclass
@@ -29,7 +27,8 @@ class FractionOptions(MirroredOptions):
         default="fixed",
         metadata={
             "help": "with --position fraction: 'fixed', i/N and cos(πi) in two features; 'learned', i/N in half of the "
-            "features and cos(πi) in the others, each times a learned scale"
+            "features and cos(πi) in the others, each times a learned scale",
+            "choices": ("fixed", "learned"),
         },
     )
 
@@ -54,8 +53,7 @@ class FractionPosition(EmbeddedPosition):
 
     def __init__(self, dim: int, *, fraction_scales: str = "fixed", mirrored_positions: bool = False):
         super().__init__(dim)
-        if fraction_scales not in SCALES:
-            raise UsageError(f"--fraction-scales is {fraction_scales!r}: choose from {', '.join(SCALES)}")
+        ranges.check(FractionOptions, {"fraction_scales": fraction_scales})
         self.learned = fraction_scales == "learned"
         self.mirrored = mirrored_positions
         if self.learned:

@@ -23,10 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.position.base import Position, register_position
 from fairseq_sg.modules.position.learned import LearnedPosition
 from fairseq_sg.modules.position.sinusoidal import SinusoidalPosition
+
+BASES = {
+    "sinusoidal": lambda dim, count: SinusoidalPosition(dim),
+    "learned": lambda dim, count: LearnedPosition(dim, learned_positions=count),
+    "relative": None,
+}
 
 
 @dataclass
@@ -35,7 +42,8 @@ class RandomizedOptions:
         default="sinusoidal",
         metadata={
             "help": "positions that --position randomized draws numbers for: sinusoidal or learned ones on the "
-            "embeddings, or those of relative attention (relative)"
+            "embeddings, or those of relative attention (relative)",
+            "choices": tuple(BASES),
         },
     )
     randomized_range: int = field(
@@ -49,13 +57,6 @@ class RandomizedOptions:
             "least": 1,
         },
     )
-
-
-BASES = {
-    "sinusoidal": lambda dim, count: SinusoidalPosition(dim),
-    "learned": lambda dim, count: LearnedPosition(dim, learned_positions=count),
-    "relative": None,
-}
 
 
 @register_position("randomized")
@@ -126,6 +127,5 @@ class RandomizedPosition(Position):
 
 
 def _gives(base: str) -> str:
-    if base not in BASES:
-        raise UsageError(f"--randomized-base is {base!r}: choose from {', '.join(BASES)}")
+    ranges.check(RandomizedOptions, {"randomized_base": base})
     return "indices" if base == "relative" else "embedding"

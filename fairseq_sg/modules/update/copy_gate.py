@@ -34,7 +34,6 @@ from fairseq_sg.modules.feedforward.dense import DenseOptions
 from fairseq_sg.modules.norm import LayerNorm, MakeNorm
 from fairseq_sg.modules.update.base import Update, register_update
 
-CONTENTS = ("layer_norm", "tanh", "residual")
 #: Start of the gate's last bias: gates are nearly closed at first, σ(−3) = 0.047.
 GATE_BIAS = -3.0
 
@@ -47,7 +46,8 @@ class CopyGateOptions(DenseOptions):
         default="layer_norm",
         metadata={
             "help": "new content of a copy-gated layer: 'layer_norm' LN(FFN(a)), 'tanh' tanh(FFN(a)), or 'residual' "
-            "LN(FFN(a) + a)"
+            "LN(FFN(a) + a)",
+            "choices": ("layer_norm", "tanh", "residual"),
         },
     )
     copy_gate_ffn_dim: int | None = field(
@@ -99,10 +99,8 @@ class CopyGateUpdate(Drops, Update):
         super().__init__(dim, ffn)
         if pre_norm:
             raise UsageError("copy_gate (--encoder-update, --decoder-update) is post-norm: leave --pre-norm out")
-        if copy_gate_content not in CONTENTS:
-            raise UsageError(f"--copy-gate-content is {copy_gate_content!r}: choose from {', '.join(CONTENTS)}")
         given = {"copy_gate_ffn_dim": copy_gate_ffn_dim, "copy_gate_dropout": copy_gate_dropout}
-        ranges.check(CopyGateOptions, given)
+        ranges.check(CopyGateOptions, given | {"copy_gate_content": copy_gate_content})
         self.content = copy_gate_content
         self.dropout = copy_gate_dropout
         if self.content == "layer_norm":
