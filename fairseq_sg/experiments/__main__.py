@@ -29,10 +29,11 @@ from pathlib import Path
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import recipe as recipes
 from fairseq_sg.experiments import report, results
+from fairseq_sg.experiments.jobs import exit_with, run_all
 from fairseq_sg.experiments.memory import Guard, visible_gpus
 from fairseq_sg.experiments.plan import Plan, Trial, make_plan
+from fairseq_sg.experiments.records import diverged, saved
 from fairseq_sg.experiments.results import Results
-from fairseq_sg.experiments.runs import diverged, end, run_all, saved
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -340,4 +341,4 @@ def main(line: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end(main)
+    exit_with(main)

@@ -16,7 +16,7 @@ from fairseq_sg.experiments.recipe import DECODED, METRICS, Recipe
 from fairseq_sg.experiments.report import Line, centre, lines
 from fairseq_sg.experiments.results import Results
 
-#: The curve of one training, as ``runs.curve`` has it.
+#: The curve of one training, as ``logs.curve`` has it.
 Curve = list[dict[str, float]]
 #: model -> the curves of its seeds
 Curves = Mapping[str, Sequence[Curve]]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments.runs import Job, begun
+from fairseq_sg.experiments.jobs import Job, begun
 
 
 class Guard:

@@ -7,12 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments.jobs import environment
 from fairseq_sg.experiments.recipe import DECODED, Recipe, Row
-from fairseq_sg.experiments.runs import Run, check_data, environment, on, schedule
+from fairseq_sg.experiments.run import Run, on, schedule
 
 
 @dataclass
@@ -228,3 +230,37 @@ def as_seeds(seeds: list[int]) -> str:
         if seeds == list(range(1, len(seeds) + 1))
         else ",".join(map(str, seeds)) + "," * (len(seeds) == 1)
     )
+
+
+def check_data(folder: Path, arguments: Sequence[str]) -> None:
+    """Compares a prepared folder with the request of ``python -m data_prep ARGUMENTS``.
+
+    The source of the files does not count, nor do missing files. A folder that is not from ``data_prep`` is accepted.
+
+    Raises:
+        ValueError: the folder was made by another request.
+    """
+    from data_prep.__main__ import DATASETS, make_parser
+    from data_prep.dataset import DataError
+
+    found = json.loads((folder / "dataset.json").read_text()).get("request", {})
+    known = {dataset.name: dataset for dataset in DATASETS}
+    if found.get("dataset") not in known:
+        return
+    args, dataset = make_parser().parse_args([*arguments, "--out", str(folder)]), known[arguments[0]]
+    try:
+        wanted = {"dataset": dataset.name, **dataset.request(args)}
+    except (DataError, OSError):  # a named file is missing: use the options as given
+        given = {name: value for name, value in vars(args).items() if isinstance(value, (str, int, float))}
+        wanted = {"dataset": dataset.name, **{name: value for name, value in given.items() if name in found}}
+    origin = ("official_files", "raw_only")
+    other = [
+        f"{name} {found.get(name)} instead of {value}"
+        for name, value in wanted.items()
+        if found.get(name) != value and name not in origin and not name.startswith("source")
+    ]
+    if other:
+        raise ValueError(
+            f"the data in {folder} differ from those of `python -m data_prep {shlex.join(arguments)}`: "
+            f"{', '.join(other)}. Choose another folder with --data, or move this one away"
+        )

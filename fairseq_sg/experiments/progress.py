@@ -7,7 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fairseq_sg.experiments.runs import ENDED, Run, position
+from fairseq_sg.experiments.jobs import ENDED
+from fairseq_sg.experiments.logs import position
+from fairseq_sg.experiments.run import Run
 
 #: Seconds between two looks at the logs.
 PAUSE = 5.0

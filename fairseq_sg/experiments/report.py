@@ -82,7 +82,7 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
 
 
 def _selected(recipe: Recipe, data: str, points: list[dict[str, float]]) -> dict[str, float]:
-    """The point of a curve whose checkpoint is evaluated, as ``runs.selected`` has it."""
+    """The point of a curve whose checkpoint is evaluated, as ``logs.selected`` has it."""
     selector = recipe.data[data].subsets[0]
     best, quantity = recipe.checkpoint == "best", QUANTITIES[recipe.checkpoint_metric]
     return max(points, key=lambda point: (quantity.rank(point, selector) if best else 0, point["step"]))

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments.logs import curve, partial_result
 from fairseq_sg.experiments.plan import Plan, Trial, as_seeds
 from fairseq_sg.experiments.quantities import QUANTITIES
 from fairseq_sg.experiments.recipe import Recipe, RecipeError
-from fairseq_sg.experiments.runs import curve, diverged, partial_result, result_of, saved, starts_of
+from fairseq_sg.experiments.records import diverged, result_of, saved, starts_of
 from fairseq_sg.files import write_json
 
 Record = dict[str, Any]

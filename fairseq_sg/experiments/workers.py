@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
-from fairseq_sg.experiments.runs import end, executable
+from fairseq_sg.experiments.jobs import executable, exit_with
 
 #: Options that the launcher sets itself.
 OWN = (
@@ -102,4 +102,4 @@ def main(line: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    end(main, sys.argv[1:])
+    exit_with(main, sys.argv[1:])

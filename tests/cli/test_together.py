@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main as data_prep
-from fairseq_sg.experiments.runs import events
+from fairseq_sg.experiments.logs import events
 from helpers import classifiers
 from helpers.commands import LINEAR, RELATIVE, REPOSITORY, launch, run, succeed, training
 from helpers.labelled_data import write_labelled

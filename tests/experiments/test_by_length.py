@@ -17,7 +17,7 @@ from sacrebleu.significance import PairedTest
 from fairseq_sg import files
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import __main__ as command
-from fairseq_sg.experiments import by_length, figures, results, runs
+from fairseq_sg.experiments import by_length, figures, records, results
 from fairseq_sg.experiments.by_length import Bucket, System, Text, bootstrap, compare, make_buckets, read_text
 from fairseq_sg.experiments.plan import make_plan
 from fairseq_sg.experiments.recipe import read
@@ -367,7 +367,7 @@ RESULT = {
 
 
 def save(run, **more: object) -> None:
-    kept = {"settings": runs._settings(run), "minutes": 1.0, "commit": "abc", "machine": {"cpu": "x"}}
+    kept = {"settings": records.settings_of(run), "minutes": 1.0, "commit": "abc", "machine": {"cpu": "x"}}
     run.folder.mkdir(parents=True, exist_ok=True)
     files.write_json(run.folder / "run.json", kept | more)
 

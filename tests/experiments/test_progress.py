@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_sg.experiments import progress
 from fairseq_sg.experiments.progress import Progress
-from fairseq_sg.experiments.runs import Run
+from fairseq_sg.experiments.run import Run
 from helpers.experiment_files import evaluated, inner, make_run
 
 

@@ -15,9 +15,8 @@ import pytest
 from data_prep.__main__ import DATASETS, make_parser
 from data_prep.dataset import DataError
 from fairseq_sg.experiments import recipe, report
-from fairseq_sg.experiments.plan import make_plan
+from fairseq_sg.experiments.plan import check_data, make_plan
 from fairseq_sg.experiments.results import Results
-from fairseq_sg.experiments.runs import check_data
 from fairseq_sg.scoring import plain_bleu
 
 #: (recipe, variant)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments import report, results, runs
+from fairseq_sg.experiments import records, report, results
 from fairseq_sg.experiments.recipe import read as read_recipe
 from fairseq_sg.experiments.results import Results, collect, merged
 from helpers.experiment_files import TINY, fail, finish, finished, of_subset, planned, record, save, tiny, write_recipe
@@ -90,7 +90,7 @@ def test_every_commit_and_machine_of_all_starts(tmp_path):
     save(second.run, commit="ccc", machine={"cpu": "x"})
     found = collect(plan, [first, second])
     assert found.commits == ["aaa", "bbb", "ccc"] and found.machines == [{"cpu": "x"}, {"cpu": "y"}]
-    assert runs.starts_of(found.records[0]) == starts
+    assert records.starts_of(found.records[0]) == starts
 
 
 def test_the_command_of_results(tmp_path):

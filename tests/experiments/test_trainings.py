@@ -29,7 +29,7 @@ pytest.importorskip("fairseq")
 
 import fairseq_sg
 from fairseq_sg.experiments import __main__ as experiments
-from fairseq_sg.experiments import report, results, runs
+from fairseq_sg.experiments import jobs, records, report, results
 from fairseq_sg.experiments.results import Results
 
 DEEPER = "{'encoder_layers': 4}"
@@ -54,7 +54,7 @@ STEPS = 120
 
 def environment(**more: str) -> dict[str, str]:
     """This process's, with the package that is tested before any other."""
-    return runs.environment() | {"PYTHONPATH": str(Path(fairseq_sg.__file__).parents[1])} | more
+    return jobs.environment() | {"PYTHONPATH": str(Path(fairseq_sg.__file__).parents[1])} | more
 
 
 def run(folder: Path, *arguments: object, **more: str) -> Result:
@@ -151,7 +151,7 @@ def test_trainings_of_one_process_have_the_results_of_two(trained):
 def test_every_start_has_its_commit_and_machine(trained):
     starts = of(trained.found, "good")["starts"]
     assert [start["commit"] for start in starts] == ["first", "second"] and starts[0]["step"] == 0
-    assert starts[1]["step"] >= 20 and all(start["machine"] == runs.machine(gpu=False) for start in starts)
+    assert starts[1]["step"] >= 20 and all(start["machine"] == records.machine(gpu=False) for start in starts)
     page = (trained.folder / "tables" / "x_v0.2.md").read_text()
     assert "Commits: first, second. Machine: " in page
     assert "Command: `python -m fairseq_sg.experiments run tiny --seeds 1`." in page
@@ -213,7 +213,7 @@ def test_pages_stand_beside_the_results(trained):
 def test_finished_trainings_are_not_repeated(trained, monkeypatch, capsys):
     """With other options of the same settings; another recipe's arguments are refused."""
     monkeypatch.chdir(trained.folder)
-    monkeypatch.setattr(runs, "_launch", None)
+    monkeypatch.setattr(jobs, "_launch", None)
     monkeypatch.setattr(experiments.signal, "signal", lambda *_: None)
     log = (trained.good / "train.log").read_bytes()
     before = (trained.folder / "tables" / "x_v0.2.md").read_text()

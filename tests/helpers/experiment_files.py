@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_sg import files
-from fairseq_sg.experiments import runs
+from fairseq_sg.experiments import records
 from fairseq_sg.experiments.plan import Plan, make_plan
 from fairseq_sg.experiments.recipe import Recipe, read
 from fairseq_sg.experiments.results import Results
+from fairseq_sg.experiments.run import Run
 
 # Logs of fairseq-train.
 
@@ -41,19 +42,19 @@ def course(*valid: float, gen: float = 0) -> str:
 # Runs.
 
 
-def make_run(folder: Path, log: str = "", steps: int = 100, **more: Any) -> runs.Run:
+def make_run(folder: Path, log: str = "", steps: int = 100, **more: Any) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.log").write_text(log)
     arguments = ["--task", "sg_classification", "--cpu"]
-    return runs.Run("m", 1, folder, Path("data"), steps, arguments, {"valid": "IID", "gen": "OOD"}, **more)
+    return Run("m", 1, folder, Path("data"), steps, arguments, {"valid": "IID", "gen": "OOD"}, **more)
 
 
-def save(run: runs.Run, **more: Any) -> None:
+def save(run: Run, **more: Any) -> None:
     """Writes the run's record."""
     run.folder.mkdir(parents=True, exist_ok=True)
     commands = [shlex.join(command) for command in run.commands()]
     start = {"commit": "abc", "machine": {"cpu": "x"}}
-    kept = {"settings": runs._settings(run), "minutes": 1.0, "commands": commands, **start}
+    kept = {"settings": records.settings_of(run), "minutes": 1.0, "commands": commands, **start}
     files.write_json(run.folder / "run.json", kept | more)
 
 
@@ -62,13 +63,13 @@ def points(*course: Sequence[float]) -> list[dict[str, float]]:
     return [{"step": step, "dev": dev, "valid": valid, "gen": gen} for step, dev, valid, gen in course]
 
 
-def finish(run: runs.Run, final: float, *course: Sequence[float]) -> None:
+def finish(run: Run, final: float, *course: Sequence[float]) -> None:
     """Writes a finished run with an accuracy on gen."""
     accuracy = {"dev": 0.0, "valid": 0.0, "gen": final}
     save(run, result={"steps": run.steps, "accuracy": accuracy, "loss": {}, "generated": {}, "curve": points(*course)})
 
 
-def fail(run: runs.Run) -> None:
+def fail(run: Run) -> None:
     """Writes a run that diverged."""
     save(run, diverged={"step": 3, "why": "the loss is nan"})
 

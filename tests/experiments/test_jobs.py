@@ -18,8 +18,8 @@ import pytest
 import fairseq_sg
 from fairseq_sg import files
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments import groups, memory, runs
-from fairseq_sg.experiments.runs import Run
+from fairseq_sg.experiments import groups, jobs, logs, memory, records
+from fairseq_sg.experiments.run import Run
 from helpers.experiment_files import STAMP, course, evaluated, inner, make_run, of_subset, save
 
 PACKAGE = Path(fairseq_sg.__file__).parent
@@ -52,7 +52,7 @@ PACKAGE = Path(fairseq_sg.__file__).parent
     ],
 )  # fmt: skip
 def test_divergence(log, finished, step, why, tmp_path):
-    found = runs.divergence(make_run(tmp_path, log), finished)
+    found = logs.divergence(make_run(tmp_path, log), finished)
     if why is None:
         assert found is None
     else:
@@ -74,8 +74,8 @@ def commands(monkeypatch):
         return ["printf", "%s", final]
 
     sleep = time.sleep
-    monkeypatch.setattr(runs, "executable", executable)
-    monkeypatch.setattr(runs.time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))
+    monkeypatch.setattr(jobs, "executable", executable)
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))
     return scripts
 
 
@@ -88,7 +88,7 @@ def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path
     commands |= {"bad": bad, "good": GOOD, "broken": "exit 3"}
     all_runs = [make_run(tmp_path / name) for name in commands]
     states = []
-    bad, good, broken = runs.run_all(all_runs, 2, lambda _, state: states.append(dict(state)))
+    bad, good, broken = jobs.run_all(all_runs, 2, lambda _, state: states.append(dict(state)))
     with pytest.raises(ProcessLookupError):
         os.kill(int(process.read_text()), 0)
     assert bad["diverged"] == {"step": 2, "why": "the loss is nan"} and "result" not in bad
@@ -100,7 +100,7 @@ def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path
     assert list(states[-1].values()) == ["diverged", "done", "failed"]
     # Run again: a Fail is a result, failed runs are retried.
     commands |= {"bad": "exit 9", "good": "exit 9", "broken": GOOD}
-    bad, good, broken = runs.run_all(all_runs, 3, lambda *_: None)
+    bad, good, broken = jobs.run_all(all_runs, 3, lambda *_: None)
     assert bad["diverged"]["step"] == 2 and "result" in good and "result" in broken and "failed" not in broken
 
 
@@ -127,7 +127,7 @@ def test_where_the_process_of_several_trainings_ends_early_only_those_that_had_n
 
 def test_a_collapse_at_the_end_is_a_fail(commands, tmp_path):
     commands["late"] = f"printf '%s' '{evaluated(50, 50, 10)}{evaluated(100, 0, 0)}'"
-    (record,) = runs.run_all([make_run(tmp_path / "late")], 1, lambda *_: None)
+    (record,) = jobs.run_all([make_run(tmp_path / "late")], 1, lambda *_: None)
     assert record["diverged"]["step"] == 100
 
 
@@ -143,7 +143,7 @@ def test_no_more_than_the_jobs_and_the_place_allow(commands, tmp_path):
     def watch(_, state):
         most.append(sum(s in ("training", "evaluating") for s in state.values()))
 
-    records = runs.run_all([make_run(tmp_path / name) for name in commands], 3, watch, place)
+    records = jobs.run_all([make_run(tmp_path / name) for name in commands], 3, watch, place)
     assert all("result" in record for record in records) and max(most) == 2 and max(asked) == 2
 
 
@@ -154,8 +154,8 @@ def test_a_folder_of_another_process_is_waited_for(finishes, commands, tmp_path)
     run = make_run(tmp_path / "r")
     lock = open(run.folder / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(runs.Busy, match="another process is training there"):
-        runs.run_all([run], 1, lambda *_: None)
+    with pytest.raises(jobs.Busy, match="another process is training there"):
+        jobs.run_all([run], 1, lambda *_: None)
     seen = []
 
     def watch(_, state):
@@ -165,14 +165,14 @@ def test_a_folder_of_another_process_is_waited_for(finishes, commands, tmp_path)
         if len(seen) == 3:
             lock.close()
 
-    (record,) = runs.run_all([run], 1, watch, share=True)
+    (record,) = jobs.run_all([run], 1, watch, share=True)
     assert seen[:3] == ["elsewhere"] * 3 and record["result"]["accuracy"]["gen"] == 40
 
 
 def test_a_further_evaluation_is_in_the_result(commands, tmp_path):
     commands["r"] = GOOD
     run = make_run(tmp_path / "r", more_overrides=("{'encoder_layers': 3}", "{'encoder_layers': 4}"))
-    (record,) = runs.run_all([run], 1, lambda *_: None)
+    (record,) = jobs.run_all([run], 1, lambda *_: None)
     measured = {"accuracy": {"valid": 60, "gen": 40}, "loss": {"valid": 0.5, "gen": 0.5}}
     assert record["result"]["more"] == dict.fromkeys(run.more_overrides, measured)
     words = [shlex.split(command) for command in record["commands"][1:]]
@@ -187,62 +187,62 @@ def test_what_a_recipe_has_got_since_is_evaluated_and_an_error_keeps_the_result(
     commands["r"] = GOOD
     run = make_run(tmp_path / "r")
     run.checkpoint.touch()
-    (before,) = runs.run_all([run], 1, lambda *_: None)
+    (before,) = jobs.run_all([run], 1, lambda *_: None)
     commands["r"] = "exit 9"
-    executable, states = runs.executable, []
+    executable, states = jobs.executable, []
     more = replace(run, more_overrides=("{'encoder_layers': 3}",), types=("long",))
     more.subsets = run.subsets | {"other": "other"}
-    monkeypatch.setattr(runs, "executable", lambda _: ["false"])
-    (failed,) = runs.run_all([more], 1, lambda _, state: states.append(dict(state)))
+    monkeypatch.setattr(jobs, "executable", lambda _: ["false"])
+    (failed,) = jobs.run_all([more], 1, lambda _, state: states.append(dict(state)))
     assert failed["failed"] == "evaluation" and failed["result"] == before["result"]
     assert list(states[-1].values()) == ["failed"] and all("training" not in state.values() for state in states)
     final = evaluated(100, 61, 41) + of_subset("other", 100, 5).replace("other_nll_loss", "other_accuracy_long")
-    monkeypatch.setattr(runs, "executable", lambda _: ["printf", "%s", final])
-    (after,) = runs.run_all([more], 1, lambda *_: None)
+    monkeypatch.setattr(jobs, "executable", lambda _: ["printf", "%s", final])
+    (after,) = jobs.run_all([more], 1, lambda *_: None)
     assert "failed" not in after and after["result"]["checkpoint_step"] == 100
     assert after["result"]["accuracy"] == {"valid": 61, "gen": 41, "other": 5, "other/long": 0.5}
     assert list(after["result"]["more"]) == ["{'encoder_layers': 3}"] and after["minutes"] == before["minutes"]
     # Now nothing is left. Without the checkpoint, nothing can be evaluated.
-    monkeypatch.setattr(runs, "executable", executable)
-    assert runs.run_all([more], 1, lambda *_: None) == [after]
+    monkeypatch.setattr(jobs, "executable", executable)
+    assert jobs.run_all([more], 1, lambda *_: None) == [after]
     run.checkpoint.unlink()
     more.more_overrides = ("{'encoder_layers': 5}",)
-    assert runs.run_all([more], 1, lambda *_: None) == [after]
+    assert jobs.run_all([more], 1, lambda *_: None) == [after]
     assert "is gone, so what is new in the recipe stays empty" in capsys.readouterr().err
 
 
 def test_another_choice_of_the_best_checkpoint_is_another_training(commands, tmp_path):
     commands["r"] = GOOD
     run = make_run(tmp_path / "r", best=True)
-    runs.run_all([run], 1, lambda *_: None)
+    jobs.run_all([run], 1, lambda *_: None)
     run.best = False
-    assert runs.result_of(run)
+    assert records.result_of(run)
     run.best, run.subsets = True, {"gen": "OOD", "valid": "IID"}
     with pytest.raises(ValueError, match="other settings"):
-        runs.result_of(run)
+        records.result_of(run)
 
 
 def test_more_trainings_in_a_process_than_jobs(commands, tmp_path, monkeypatch):
     commands |= {"a": GOOD, "b": GOOD}
     sizes = []
-    train = runs._train
-    monkeypatch.setattr(runs, "_train", lambda jobs: (sizes.append(len(jobs)), train(jobs)))
-    records = runs.run_all([make_run(tmp_path / name) for name in commands], 1, lambda *_: None, together=3)
+    train = jobs._train
+    monkeypatch.setattr(jobs, "_train", lambda jobs: (sizes.append(len(jobs)), train(jobs)))
+    records = jobs.run_all([make_run(tmp_path / name) for name in commands], 1, lambda *_: None, together=3)
     assert all("result" in record for record in records) and sizes == [1, 1]
 
 
 def test_commands_are_those_of_this_package_from_every_folder():
-    found = runs.executable(["fairseq-train", "data", "--user-dir", "fairseq_sg", "--seed", "1"])
+    found = jobs.executable(["fairseq-train", "data", "--user-dir", "fairseq_sg", "--seed", "1"])
     assert found == [sys.executable, "-m", "fairseq_cli.train", "data", "--user-dir", str(PACKAGE), "--seed", "1"]
     mine = ["fairseq-validate", "fairseq_sg", "--user-dir", "my/fairseq_sg"]
-    assert runs.executable(mine) == [sys.executable, "-m", "fairseq_cli.validate", *mine[1:]]
+    assert jobs.executable(mine) == [sys.executable, "-m", "fairseq_cli.validate", *mine[1:]]
 
 
 # Free memory.
 
 
-def job(run: Run, gpu: str = "", start: int = 0) -> runs.Job:
-    return runs.Job(run, open(os.devnull), {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}, start=start)
+def job(run: Run, gpu: str = "", start: int = 0) -> jobs.Job:
+    return jobs.Job(run, open(os.devnull), {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}, start=start)
 
 
 def test_memory_guard(tmp_path):
@@ -270,10 +270,10 @@ def test_memory_guard(tmp_path):
 def test_what_a_training_logged_before_its_restart_does_not_count(tmp_path):
     run = make_run(tmp_path, inner(100))
     restarted = job(run, start=run.log.stat().st_size)
-    assert not runs.begun(restarted)
+    assert not jobs.begun(restarted)
     with open(run.log, "a") as log:
         log.write(inner(200))
-    assert runs.begun(restarted)
+    assert jobs.begun(restarted)
 
 
 def test_free_memory_of_this_machine():
@@ -309,31 +309,31 @@ def run(tmp_path) -> Run:
 
 
 def test_curve_and_position(run):
-    assert runs.curve(run) == [
+    assert logs.curve(run) == [
         {"step": 100, "valid": 12.5, "valid_loss": 0.75, "gen": 1.25, "gen_loss": 1.5},
         {"step": 200, "valid": 50.0, "valid_loss": 0.5},
     ]
-    assert runs.position(run) == {"step": 250, "valid": 50.0, "gen": 1.25}
+    assert logs.position(run) == {"step": 250, "valid": 50.0, "gen": 1.25}
 
 
 def test_partial_result_is_cut_at_the_step(run):
-    partial = runs.partial_result(run, 100)
+    partial = logs.partial_result(run, 100)
     assert partial["minutes"] == 1.5
     assert partial["result"]["steps"] == 100 and partial["result"]["accuracy"] == {"valid": 12.5, "gen": 1.25}
-    assert runs.partial_result(run, 200) is None  # only one subset was evaluated there
-    assert runs.partial_result(run, 300) is None
+    assert logs.partial_result(run, 200) is None  # only one subset was evaluated there
+    assert logs.partial_result(run, 300) is None
 
 
 def test_a_folder_with_other_settings_is_refused(run):
     files.write_json(
-        run.folder / "run.json", {"settings": runs._settings(run), "minutes": 1.0, "result": {"steps": 400}}
+        run.folder / "run.json", {"settings": records.settings_of(run), "minutes": 1.0, "result": {"steps": 400}}
     )
-    assert runs.result_of(run) == {"steps": 400}
+    assert records.result_of(run) == {"steps": 400}
     run.steps = 500
-    assert runs.result_of(run) is None  # goes on
+    assert records.result_of(run) is None  # goes on
     run.arguments = ["--arch", "y"]
     with pytest.raises(ValueError, match="holds a training with other settings"):
-        runs.result_of(run)
+        records.result_of(run)
 
 
 def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
@@ -342,17 +342,17 @@ def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
     with pytest.raises(
         ValueError, match="holds a training at step 200, beyond the requested 150: request more steps, or choose"
     ):
-        runs.run_all([run], 1, lambda *_: None)
+        jobs.run_all([run], 1, lambda *_: None)
     assert not (run.folder / "run.json").exists()
 
 
 def test_every_commit_and_machine_that_a_training_was_started_at_is_kept(run, monkeypatch):
     for commit in ("aaa", "aaa", "bbb"):
         monkeypatch.setenv("SG_COMMIT", commit)
-        runs._begin(run, {}).lock.close()
-    starts = runs.starts_of(runs.saved(run))
+        jobs._begin(run, {}).lock.close()
+    starts = records.starts_of(records.saved(run))
     assert [(start["step"], start["commit"]) for start in starts] == [(250, "aaa"), (250, "bbb")]
-    assert starts[0]["machine"] == runs.machine()
+    assert starts[0]["machine"] == records.machine()
 
 
 def test_generated_output_is_scored(tmp_path):
@@ -362,7 +362,7 @@ def test_generated_output_is_scored(tmp_path):
         "Generate gen with beam=1: BLEU = 41.50 1/1/1/1 (BP = 1.000 ratio = 1.250 hyp_len = 5 ref_len = 4)\n"
     )
     measured = {"exact_match": pytest.approx(100 / 3), "bleu": 41.5, "length_ratio": 1.25, "sentences": 3}
-    assert runs._generated(path) == measured
+    assert logs.generated(path) == measured
 
 
 def test_further_decodings_have_their_own_output(tmp_path):
@@ -379,9 +379,9 @@ def test_further_decodings_have_their_own_output(tmp_path):
 def test_latest_of_the_best_is_selected(tmp_path):
     points = [{"step": s, "dev": dev, "gen": gen} for s, dev, gen in ((1, 50, 9), (2, 70, 1), (3, 70, 2), (4, 60, 3))]
     run = Run("m", 1, tmp_path, tmp_path, 4, [], {"dev": "x", "gen": "OOD"}, best=True)
-    assert runs.selected(run, points)["step"] == 3
+    assert logs.selected(run, points)["step"] == 3
     run.best = False
-    assert runs.selected(run, points)["step"] == 4
+    assert logs.selected(run, points)["step"] == 4
 
 
 def of_errors(subset: str, step: int, last: float, mean: float) -> str:
@@ -395,20 +395,20 @@ def test_the_least_squared_error_is_the_best(tmp_path):
     errors = ((1, 0.5, 0.6), (2, 0.25, 0.75), (3, 0.25, 0.5), (4, 0.375, 0.25))
     log = "".join(of_errors("valid", *point) + of_errors("gen", *point) for point in errors)
     run = make_run(tmp_path, log, best=True, checkpoint_metric="mse_last")
-    points = runs.curve(run)
+    points = logs.curve(run)
     assert points[0] == {
         "step": 1, "valid_mse_last": 0.5, "valid_mse_last_mean": 0.6, "gen_mse_last": 0.5, "gen_mse_last_mean": 0.6,
     }  # fmt: skip
-    assert runs.complete(run, [*points, {"step": 5}]) == points
-    assert runs.selected(run, points)["step"] == 3
+    assert logs.complete(run, [*points, {"step": 5}]) == points
+    assert logs.selected(run, points)["step"] == 3
     run.checkpoint_metric = "mse_last_mean"
-    assert runs.selected(run, points)["step"] == 4
+    assert logs.selected(run, points)["step"] == 4
     command = run.train_command()
     assert command[command.index("--best-checkpoint-metric") + 1] == "mse_last_mean"
     assert "--maximize-best-checkpoint-metric" not in command and run.checkpoint.name == "checkpoint_best.pt"
-    assert runs._measured(run, run.log)["mse_last"] == {"valid": 0.375, "gen": 0.375}
-    assert runs.divergence(run, finished=True) is None
-    partial = runs.partial_result(run, 3)["result"]
+    assert logs.measured(run, run.log)["mse_last"] == {"valid": 0.375, "gen": 0.375}
+    assert logs.divergence(run, finished=True) is None
+    partial = logs.partial_result(run, 3)["result"]
     assert partial["mse_last"] == {"valid": 0.25, "gen": 0.25} and "accuracy" not in partial
 
 
@@ -419,21 +419,21 @@ def test_accuracies_of_types_are_kept_where_a_column_has_them(tmp_path):
     ]
     log = "".join(f"{STAMP} | {kind} | {json.dumps(line)}\n" for kind, line in zip(("valid", "gen"), lines))
     run = make_run(tmp_path, f"{STAMP} | INFO | start\n{log}", types=("long", "other"))
-    assert runs.curve(run) == [{"step": 4, "valid": 90.0, "gen": 40.0, "gen/long": 10.0}]
+    assert logs.curve(run) == [{"step": 4, "valid": 90.0, "gen": 40.0, "gen/long": 10.0}]
     of_parts = {"valid": 90.0, "gen": 40.0, "gen/long": 10.0}
-    assert runs._measured(run, run.log) == {"accuracy": of_parts}
-    assert runs.partial_result(run, 4)["result"]["accuracy"] == of_parts
+    assert logs.measured(run, run.log) == {"accuracy": of_parts}
+    assert logs.partial_result(run, 4)["result"]["accuracy"] == of_parts
 
 
 def test_the_best_checkpoint_by_accuracy_or_loss(tmp_path):
     run = Run("m", 1, tmp_path, tmp_path, 4, [], {"dev": "x"}, best=True)
     points = [{"step": 1, "dev": 50, "dev_loss": 1.0}, {"step": 2, "dev": 70, "dev_loss": 2.0}, {"step": 3}]
     assert "--maximize-best-checkpoint-metric" in run.train_command()
-    assert runs.selected(run, points)["step"] == 2
+    assert logs.selected(run, points)["step"] == 2
     run.checkpoint_metric = "loss"
     command = run.train_command()
     assert command[command.index("--best-checkpoint-metric") + 1] == "nll_loss"
-    assert runs.selected(run, points)["step"] == 1
+    assert logs.selected(run, points)["step"] == 1
 
 
 # The ends of commands.
@@ -451,11 +451,11 @@ def test_a_reader_that_has_gone_ends_a_command_without_a_traceback():
 @pytest.mark.parametrize("code", [0, 1, 130])
 def test_a_command_ends_with_what_its_main_returns(code):
     with pytest.raises(SystemExit) as ended:
-        runs.end(lambda *arguments: code + sum(arguments), 1, -1)
+        jobs.exit_with(lambda *arguments: code + sum(arguments), 1, -1)
     assert ended.value.code == code
 
 
 @pytest.mark.parametrize("name", ["__main__", "workers"])
 def test_every_command_ends_this_way(name):
     (last,) = ast.parse((PACKAGE / "experiments" / f"{name}.py").read_text()).body[-1].body
-    assert ast.unparse(last).startswith("end(main")
+    assert ast.unparse(last).startswith("exit_with(main")

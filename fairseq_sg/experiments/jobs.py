@@ -1,0 +1,322 @@
+"""Runs as processes: trained and evaluated in parallel, watched and resumable.
+
+A run has a folder of its own with ``train.log``, the checkpoints and ``run.json`` (`records`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from fairseq_sg.experiments import groups, logs, records
+from fairseq_sg.experiments.logs import divergence
+from fairseq_sg.experiments.records import HOME, check_steps, diverged, nothing_left, result_of, saved
+from fairseq_sg.experiments.run import Run
+
+#: Final states of a run.
+ENDED = ("done", "failed", "diverged")
+
+
+@dataclass
+class Job:
+    """A started run.
+
+    Attributes:
+        lock: of its folder; its process inherits it.
+        where: environment variables of its processes.
+        process: None if the run had ended before.
+        stage: "training" or "evaluating".
+        since: time of the start.
+        size: of the log when it was last read.
+        start: where the log of this start begins.
+        begun: whether this start has logged a step.
+    """
+
+    run: Run
+    lock: IO[str]
+    where: dict[str, str]
+    process: subprocess.Popen | groups.Member | None = None
+    stage: str = "training"
+    since: float = field(default_factory=time.time)
+    size: int = 0
+    start: int = 0
+    begun: bool = False
+
+
+def exit_with(main: Callable[..., int], *arguments: Any) -> None:
+    """Exits with the return value of ``main``; with 1 if the reader of the output, such as ``head``, has closed it."""
+    try:
+        try:
+            code = main(*arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Otherwise Python flushes the rest at exit and fails again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def executable(command: list[str]) -> list[str]:
+    """The command with this interpreter and package, from whichever folder it is started.
+
+    ``fairseq-train`` becomes the module ``fairseq_cli.train``, ``fairseq-sg`` the module ``fairseq_sg``, and
+    ``--user-dir fairseq_sg`` the path of this package.
+    """
+    program, *arguments = command
+    for place, word in enumerate(arguments):
+        if arguments[place - 1 : place + 1] == ["--user-dir", "fairseq_sg"]:
+            arguments[place] = str(HOME / word)
+    module = "fairseq_sg" if program == "fairseq-sg" else program.replace("fairseq-", "fairseq_cli.")
+    return [sys.executable, "-m", module, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """One thread per training: parallel trainings use the cores better than one multithreaded training."""
+    return os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONUNBUFFERED": "1"}
+
+
+def run_all(
+    runs: list[Run],
+    jobs: int,
+    watch: Callable[[list[Run], dict[str, str]], None],
+    place: Callable[[list[Job]], dict[str, str] | None] | None = None,
+    share: bool = False,
+    together: int = 1,
+) -> list[dict[str, Any]]:
+    """Trains and evaluates unfinished runs, ``jobs`` in parallel, and returns every run's record, in order.
+
+    ``watch`` is called every second with the state of each run by folder ("waiting", "training", "evaluating", "done",
+    "diverged", "failed", "elsewhere"). A failed training is recorded as such and does not stop the others; a diverging
+    one (``divergence``) is stopped and recorded as diverged.
+
+    Args:
+        runs: the runs, each with its own folder.
+        jobs: the number of parallel runs.
+        watch: called every second.
+        place: gets the running jobs and returns the environment variables for another one, or None to wait. By default,
+            every job may start.
+        share: whether to wait for a folder in which another process is training, instead of refusing it.
+        together: trainings that begin together in one process (``groups``), at most ``jobs``.
+
+    Raises:
+        Busy: another process is training in a folder, without ``share``.
+        ValueError: a folder holds a run with other settings, or one with more steps.
+    """
+    together = min(together, jobs)
+    state = {str(run.folder): "waiting" for run in runs}
+    active: dict[str, Job] = {}
+    waiting = []
+    for run in runs:
+        if diverged(run):
+            state[str(run.folder)] = "diverged"
+        elif nothing_left(run):
+            state[str(run.folder)] = "done"
+        elif result_of(run) and not run.checkpoint.exists():
+            print(f"warning: {run.checkpoint} is gone, so what is new in the recipe stays empty", file=sys.stderr)
+            state[str(run.folder)] = "done"
+        else:
+            check_steps(run)
+            waiting.append(run)
+    try:
+        while waiting or active:
+            while waiting and jobs - len(active) >= min(together, len(waiting)):
+                if not _begin_some(waiting, active, state, min(together, jobs - len(active)), place, share):
+                    break
+            for key, job in list(active.items()):
+                if job.process is None or _advance(job):
+                    state[key] = _ended(job.run)
+                    job.lock.close()
+                    del active[key]
+                else:
+                    state[key] = job.stage
+            watch(runs, state)
+            time.sleep(1)
+    finally:
+        for job in active.values():
+            # The whole group, so that data loaders or evaluation commands end too.
+            if job.process:
+                _signal(job.process, signal.SIGTERM)
+    watch(runs, state)
+    return [saved(run) for run in runs]
+
+
+class Busy(ValueError):
+    """Another process is training in a run's folder."""
+
+
+def _begin_some(waiting, active, state, most, place, share) -> int:
+    """Starts up to ``most`` waiting runs, whose trainings are in one process; returns how many were begun."""
+    where = place(list(active.values())) if place else {}
+    if where is None:
+        return 0
+    jobs: list[Job] = []
+    for run in list(waiting):
+        if len(jobs) == most:
+            break
+        try:
+            job = _begin(run, where)
+        except Busy:
+            if not share:
+                raise
+            state[str(run.folder)] = "elsewhere"
+            continue
+        waiting.remove(run)
+        active[str(run.folder)] = job
+        jobs.append(job)
+    left = [job for job in jobs if not nothing_left(job.run)]
+    _train([job for job in left if job.stage == "training"])
+    for job in left:
+        if job.stage == "evaluating":
+            _evaluate(job)
+    for job in jobs:
+        state[str(job.run.folder)] = job.stage if job.process else _ended(job.run)
+    return len(jobs)
+
+
+def _begin(run: Run, where: dict[str, str]) -> Job:
+    """A job that holds its folder and has recorded where it runs; its training is not started."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    job = Job(run, _lock(run.folder), where)
+    if nothing_left(run):
+        # Another process has finished it in the meantime.
+        return job
+    if result_of(run):
+        # The recipe has got more since then. The earlier result stays until there is another.
+        job.stage = "evaluating"
+        return job
+    records.begin(run)
+    with open(run.log, "a") as log:
+        log.write(f"$ {shlex.join(run.train_command())}\n")
+        log.flush()
+        job.start = job.size = log.tell()
+    return job
+
+
+def _train(jobs: list[Job]) -> None:
+    """Starts the trainings of jobs at one place: one in a process of its own, several in one process."""
+    if len(jobs) == 1:
+        (job,) = jobs
+        with open(job.run.log, "a") as log:
+            job.process = _launch(executable(job.run.train_command()), job, stdout=log, stderr=subprocess.STDOUT)
+    elif jobs:
+        entries = [
+            groups.entry(job.run.folder, job.run.log, executable(job.run.train_command())[3:], job.lock.fileno())
+            for job in jobs
+        ]
+        output = jobs[0].run.folder.parent / "together.log"
+        process = groups.launch(entries, environment() | jobs[0].where, output)
+        for job in jobs:
+            job.process = groups.Member(process, job.run.folder, job.run.log, output)
+
+
+def _lock(folder: Path) -> IO[str]:
+    """A lock on the folder that its training inherits; it lasts until both processes have ended."""
+    lock = open(folder / "lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise Busy(f"{folder}: another process is training there; wait for it, or stop it") from None
+    return lock
+
+
+def _launch(command: list[str], job: Job, **kwargs: Any) -> subprocess.Popen:
+    """Starts a command in its own process group, with the lock inherited."""
+    environ = environment() | job.where
+    return subprocess.Popen(command, env=environ, start_new_session=True, pass_fds=(job.lock.fileno(),), **kwargs)
+
+
+def _advance(job: Job) -> bool:
+    """Advances a job by the progress of its process; returns whether it is finished."""
+    run, process = job.run, job.process
+    ended = process.poll() is not None
+    if job.stage == "training":
+        # Logs are read again only if they have grown.
+        size = run.log.stat().st_size
+        found = divergence(run, finished=process.returncode == 0) if ended or size != job.size else None
+        job.size = size
+        if found:
+            _stop(process)
+            records.end(run, diverged=found, minutes=_minutes(job))
+            return True
+    if not ended:
+        return False
+    if process.returncode != 0:
+        records.end(run, failed="training" if job.stage == "training" else "evaluation")
+        return True
+    if job.stage == "training":
+        _finish_training(job)
+        return False
+    _finish_evaluation(job)
+    return True
+
+
+def begun(job: Job) -> bool:
+    """Whether a job's training has logged a step since its start, so that all its memory is allocated."""
+    if not job.begun:
+        with open(job.run.log, "rb") as log:
+            log.seek(job.start)
+            job.begun = b"| INFO | train_inner |" in log.read()
+    return job.begun
+
+
+def _ended(run: Run) -> str:
+    record = saved(run)
+    return next((state for state in ("diverged", "failed") if state in record), "done")
+
+
+def _stop(process: subprocess.Popen | groups.Member) -> None:
+    """Ends a process and its group, by SIGKILL after ten seconds; of a shared process, its training alone."""
+    if isinstance(process, groups.Member):
+        process.stop()
+        return
+    _signal(process, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    _signal(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal(process: subprocess.Popen | groups.Member, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _minutes(job: Job) -> float:
+    """Minutes of a training, including earlier starts that ended regularly."""
+    return saved(job.run)["minutes"] + (time.time() - job.since) / 60
+
+
+def _finish_training(job: Job) -> None:
+    run = job.run
+    records.write(run, saved(run) | {"minutes": _minutes(job)})
+    _evaluate(job)
+
+
+def _evaluate(job: Job) -> None:
+    run = job.run
+    # Evaluation is one shell command, so it is also one process to wait for.
+    script = " && ".join(
+        f"{shlex.join(executable(command))} > {shlex.quote(str(output))} 2>&1"
+        for output, command in run.outputs().items()
+    )
+    job.process, job.stage = _launch(["bash", "-c", script], job), "evaluating"
+
+
+def _finish_evaluation(job: Job) -> None:
+    run = job.run
+    result = logs.result(run)
+    for path in (path for path, value in result.get("analysed", {}).items() if value is None):
+        print(f"warning: {run.folder}: {path.partition('/')[0]}.json has no number {path}", file=sys.stderr)
+    records.end(run, result=result, starts=records.starts_with_this(run, saved(run)), failed=None)

@@ -1,0 +1,222 @@
+"""What the logs of a run say: curves, divergence, the checkpoint that is evaluated, and the numbers of its evaluation.
+
+fairseq writes JSON lines (``--log-format json``). A resumed training appends to its log, so it has one curve.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fairseq_sg.experiments.quantities import QUANTITIES, part
+from fairseq_sg.experiments.run import Run
+
+_LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
+#: A training with this accuracy in percent on some subset has learned something …
+LEARNT = 10.0
+#: … and has collapsed if its accuracy is 0 on all subsets in this many successive evaluations.
+EVALUATIONS_AT_ZERO = 5
+
+
+def events(log: Path) -> list[dict[str, Any]]:
+    """fairseq's JSON log lines in order, with numbers as floats; ``kind`` is train_inner, train, or a subset."""
+    if not log.exists():
+        return []
+    found = []
+    for line in log.read_text(errors="replace").splitlines():
+        match = _LOG_LINE.search(line)
+        if match:
+            values = {key: _number(value) for key, value in json.loads(match[2]).items()}
+            found.append({"kind": match[1], **values})
+    return found
+
+
+def _number(value: Any) -> Any:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def curve(run: Run) -> list[dict[str, float]]:
+    """Every quantity of every subset at every validation:
+    [{step, SUBSET: percent, SUBSET/TYPE: percent, SUBSET_loss: bits per token, …}].
+    """
+    points: dict[int, dict[str, float]] = {}
+    for event in events(run.log):
+        subset = event["kind"]
+        if subset in run.subsets:
+            step = int(event[f"{subset}_num_updates"])
+            point = points.setdefault(step, {"step": step})
+            point |= {QUANTITIES[name].key(place): value for name, place, value in _values(run, event)}
+    return [points[step] for step in sorted(points)]
+
+
+def _values(run: Run, event: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """The quantity, ``part`` and value of each number in a log line of a subset."""
+    subset = event["kind"]
+    for name, quantity in QUANTITIES.items():
+        for kind in ("", *run.types):
+            logged = f"{subset}_{quantity.logged}_{kind}" if kind else f"{subset}_{quantity.logged}"
+            if logged in event:
+                yield name, part(subset, kind), event[logged]
+
+
+def _has(point: dict[str, float], subset: str) -> bool:
+    """Whether a point of a curve has a number of the subset."""
+    return any(quantity.key(subset) in point for quantity in QUANTITIES.values())
+
+
+def complete(run: Run, points: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The points of a curve that have every subset of the training: the recipe may have got more since then."""
+    there = [subset for subset in run.subsets if any(_has(point, subset) for point in points)]
+    return [point for point in points if all(_has(point, subset) for subset in there)]
+
+
+def divergence(run: Run, finished: bool = False) -> dict[str, Any] | None:
+    """The reason and step if a training counts as "Fail" by its log; else None.
+
+    A training fails in two ways. Its loss is NaN or infinite (or fairseq gave up for that reason). Or its accuracy
+    collapsed: it was at least ``LEARNT`` percent on some subset and is 0 on all of them at the last
+    ``EVALUATIONS_AT_ZERO`` evaluations, or at the last one of a training that has ``finished``.
+    """
+    for event in events(run.log):
+        prefix = f"{event['kind']}_" if event["kind"] in run.subsets else ""
+        for name in ("loss", "nll_loss"):
+            loss = event.get(f"{prefix}{name}", 0.0)
+            if isinstance(loss, float) and not math.isfinite(loss):
+                where = f" on {event['kind']}" if prefix else ""
+                return {"step": int(event.get(f"{prefix}num_updates", 0)), "why": f"the loss{where} is {loss}"}
+    if _gave_up(run):
+        return {"step": position(run)["step"], "why": "a gradient is not finite (FloatingPointError)"}
+    points = [point for point in curve(run) if all(subset in point for subset in run.subsets)]
+    best = [max(point[subset] for subset in run.subsets) for point in points]
+    zeros = len(best) - next((i + 1 for i in range(len(best) - 1, -1, -1) if best[i] > 0), 0)
+    if zeros >= (1 if finished else EVALUATIONS_AT_ZERO) and max(best) >= LEARNT:
+        fell = points[len(points) - zeros]["step"]
+        return {
+            "step": fell,
+            "why": f"the accuracy was {max(best):.1f} %, fell to 0 at step {fell} and did not recover",
+        }
+    return None
+
+
+def _gave_up(run: Run) -> bool:
+    """Whether the last start of the training ended because of a gradient that is not finite."""
+    last = run.log.read_text(errors="replace").rpartition("\n$ fairseq-train ")[2]
+    return "\nFloatingPointError" in last
+
+
+def selected(run: Run, points: list[dict[str, float]]) -> dict[str, float]:
+    """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the
+    best on the first subset.
+    """
+    points = complete(run, points)
+    selector, quantity = next(iter(run.subsets)), QUANTITIES[run.checkpoint_metric]
+    return max(points, key=lambda point: (quantity.rank(point, selector) if run.best else 0, point["step"]))
+
+
+def partial_result(run: Run, step: int) -> dict[str, Any] | None:
+    """The result at ``step`` of an unfinished training from its log: accuracies, curve and minutes up to there."""
+    points = [point for point in curve(run) if point["step"] <= step]
+    if not points or points[-1]["step"] != step or points[-1] not in complete(run, points):
+        return None
+    chosen = selected(run, points)
+    places = [part(subset, kind) for subset in run.subsets for kind in ("", *run.types)]
+    stamps = re.findall(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ", _log_until(run, step), re.MULTILINE)
+    first, last = (datetime.fromisoformat(stamp) for stamp in (stamps[0], stamps[-1]))
+    return {
+        "minutes": (last - first).total_seconds() / 60,
+        "result": {
+            "steps": step,
+            "checkpoint_step": chosen["step"],
+            **{
+                name: {p: chosen[quantity.key(p)] for p in places if quantity.key(p) in chosen}
+                for name, quantity in QUANTITIES.items()
+                if any(quantity.key(p) in chosen for p in places)
+            },
+            "generated": {},
+            "curve": points,
+        },
+    }
+
+
+def _log_until(run: Run, step: int) -> str:
+    """The log up to the last line about ``step``."""
+    text = run.log.read_text(errors="replace")
+    return text[: text.rindex(f'_num_updates": "{step}"')]
+
+
+def position(run: Run) -> dict[str, Any]:
+    """The last step and accuracies of a training, for display."""
+    state: dict[str, Any] = {"step": 0}
+    for event in events(run.log):
+        if event["kind"] == "train_inner":
+            state["step"] = int(event["num_updates"])
+        elif event["kind"] in run.subsets:
+            if f"{event['kind']}_accuracy" in event:
+                state[event["kind"]] = event[f"{event['kind']}_accuracy"]
+            state["step"] = int(event[f"{event['kind']}_num_updates"])
+    return state
+
+
+def measured(run: Run, log: Path) -> dict[str, dict[str, float]]:
+    """quantity -> ``part`` -> value, from the output of ``fairseq-validate``."""
+    found: dict[str, dict[str, float]] = {}
+    for event in events(log):
+        for name, place, value in _values(run, event):
+            found.setdefault(name, {})[place] = value
+    return found
+
+
+def result(run: Run) -> dict[str, Any]:
+    """The result of a run that is trained and evaluated."""
+    points = curve(run)
+    found = {
+        "steps": run.steps,
+        "checkpoint_step": selected(run, points)["step"],
+        **measured(run, run.folder / "validate.log"),
+        "generated": {" ".join(filter(None, how)): generated(run.decoded_log(*how)) for how in run.decodings},
+        "curve": points,
+    }
+    if run.more_overrides:
+        found["more"] = {more: measured(run, run.more_log(n)) for n, more in enumerate(run.more_overrides)}
+    if run.analysed:
+        found["analysed"] = {path: analysed(run.folder, path) for path in run.analysed}
+    return found
+
+
+def analysed(folder: Path, path: str) -> float | None:
+    """The number at ``NAME/key/key`` in NAME.json of a run's folder; keys of lists are numbers. None without it."""
+    name, *keys = path.split("/")
+    found = json.loads((folder / f"{name}.json").read_text("utf-8"))
+    try:
+        for key in keys:
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        return float(found)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
+def generated(path: Path) -> dict[str, float]:
+    """Exact match in percent, BLEU, its length ratio and the number of sentences of a ``fairseq-generate`` output."""
+    target, output, bleu, ratio = {}, {}, math.nan, math.nan
+    for line in path.read_text(errors="replace").splitlines():
+        fields = line.split("\t")
+        if line.startswith("T-"):
+            target[fields[0][2:]] = fields[1].split() if len(fields) > 1 else []
+        elif line.startswith("D-"):
+            output[fields[0][2:]] = fields[2].split() if len(fields) > 2 else []
+        elif line.startswith("Generate "):
+            match = re.search(r"BLEU[^=]*= ([0-9.]+)", line)
+            bleu = float(match[1]) if match else math.nan
+            match = re.search(r"ratio = ([0-9.]+)", line)
+            ratio = float(match[1]) if match else math.nan
+    right = sum(output.get(key) == words for key, words in target.items())
+    exact = 100.0 * right / max(1, len(target))
+    return {"exact_match": exact, "bleu": bleu, "length_ratio": ratio, "sentences": len(target)}

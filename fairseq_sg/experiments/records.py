@@ -1,0 +1,162 @@
+"""``run.json``, the record of a run: its settings, commands, starts and, when it has ended, its result."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fairseq_sg.experiments.logs import curve, position
+from fairseq_sg.experiments.quantities import QUANTITIES, part
+from fairseq_sg.experiments.run import Run
+from fairseq_sg.files import write_json
+
+#: The folder that has the package: a clone, or site-packages.
+HOME = Path(__file__).resolve().parents[2]
+
+
+def saved(run: Run) -> dict[str, Any]:
+    """The record of a run; {} for one that never began."""
+    path = run.folder / "run.json"
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def write(run: Run, record: dict[str, Any]) -> None:
+    write_json(run.folder / "run.json", record, indent=1)
+
+
+def begin(run: Run) -> None:
+    """The record of a training that starts or is resumed: nothing is known of how it ends."""
+    before = saved(run)
+    minutes, starts = before.get("minutes", 0.0), starts_with_this(run, before)
+    write(run, {"settings": settings_of(run), "minutes": minutes, "starts": starts})
+
+
+def end(run: Run, **more: Any) -> None:
+    """Adds how a run ended, its ``result``, or why it ``diverged`` or ``failed``, and its commands; None removes."""
+    commands = [shlex.join(command) for command in run.commands()]
+    of_run = {"name": run.name, "seed": run.seed, "folder": str(run.folder), "commands": commands}
+    write(run, {key: value for key, value in (saved(run) | of_run | more).items() if value is not None})
+
+
+def result_of(run: Run) -> dict[str, Any] | None:
+    """The result of a finished run with the same settings, or None.
+
+    Raises:
+        ValueError: the folder holds a run with other settings.
+    """
+    done = _checked(run).get("result")
+    return done if done and done["steps"] >= run.steps else None
+
+
+def evaluated(run: Run) -> bool:
+    """Whether a finished run was evaluated as ``run`` asks: its recipe may have got more since then."""
+    record = saved(run)
+    result = record["result"]
+    measured = {place for name in QUANTITIES for place in result.get(name, {})}
+    return (
+        "failed" not in record
+        and {shlex.join(command) for command in run.outputs().values()} <= set(record["commands"])
+        and all(any(part(subset, kind) in measured for subset in run.subsets) for kind in run.types)
+        and all(name in result.get("analysed", {}) for name in run.analysed)
+    )
+
+
+def nothing_left(run: Run) -> bool:
+    """Whether a run has diverged, or is trained and evaluated."""
+    return bool(diverged(run) or (result_of(run) and evaluated(run)))
+
+
+def diverged(run: Run) -> dict[str, Any] | None:
+    """The reason and step of a recorded divergence, or None. Raises ValueError as ``result_of`` does."""
+    return _checked(run).get("diverged")
+
+
+def _checked(run: Run) -> dict[str, Any]:
+    record = saved(run)
+    now, then = settings_of(run), record.get("settings", {})
+    # Another choice of the best checkpoint makes another training. Records of earlier versions do not tell it.
+    if not run.best or "best" not in then:
+        now, then = ({key: value for key, value in d.items() if key != "best"} for d in (now, then))
+    if record and then != now:
+        raise ValueError(
+            f"{run.folder} holds a training with other settings (see its run.json): choose "
+            "another --out, or delete the folder"
+        )
+    return record
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """What makes a training the same training."""
+    best = [run.checkpoint_metric if run.best else "", next(iter(run.subsets))]
+    return {"data": str(run.data), "seed": run.seed, "arguments": run.arguments, "best": best}
+
+
+def check_steps(run: Run) -> None:
+    """Raises ValueError for a training that was stopped after more steps than now requested.
+
+    Otherwise its evaluation would be reported as that of fewer steps.
+    """
+    reached = max((point["step"] for point in curve(run)), default=0)
+    if reached > run.steps:
+        raise ValueError(
+            f"{run.folder} holds a training at step {reached}, beyond the requested {run.steps}: request more "
+            "steps, or choose another --out"
+        )
+
+
+def starts_of(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The commits and machines of a run's starts, each with its first step."""
+    if "starts" in record or "commit" not in record:
+        return record.get("starts", [])
+    return [{"step": 0, "commit": record["commit"], "machine": record["machine"]}]
+
+
+def starts_with_this(run: Run, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The starts of a record, and this one where its commit or machine is another."""
+    start = {"commit": commit(), "machine": machine(gpu="--cpu" not in run.arguments)}
+    starts = starts_of(record)
+    if starts and all(starts[-1].get(key) == start[key] for key in start):
+        return starts
+    return [*starts, {"step": position(run)["step"], **start}]
+
+
+def commit() -> str:
+    """The commit of the clone, with "-dirty" if code differs from it; without a clone, the installed version.
+
+    ``SG_COMMIT`` in the environment replaces it.
+    """
+
+    def git(*arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["git", *arguments], cwd=HOME, capture_output=True, text=True)
+
+    if os.environ.get("SG_COMMIT"):
+        return os.environ["SG_COMMIT"]
+    try:
+        if (HOME / ".git").exists():
+            found = git("rev-parse", "--short=12", "HEAD").stdout.strip()
+            dirty = git("diff", "--quiet", "HEAD", "--", "fairseq_sg", "data_prep").returncode == 1
+            return found + "-dirty" * dirty or "unknown"
+        return f"version {metadata.version('fairseq_sg')}"
+    except (OSError, metadata.PackageNotFoundError):
+        return "unknown"
+
+
+def machine(gpu: bool = True) -> dict[str, Any]:
+    """The machine for a run's record; ``gpu`` says whether the run would use one."""
+    import torch
+
+    cpu = platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        cpu = names[0] if names else cpu
+    found = {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+    if gpu and torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
