@@ -328,9 +328,7 @@ def test_generation_continues_prompts_greedily():
 def test_wrong_options(options, message):
     with pytest.raises(UsageError, match=message):
         build("relative", **options)
-    with pytest.raises(
-        UsageError, match="2 heads of --decoder-head-dim 5 do not add up to the width 16: leave the option out"
-    ):
+    with pytest.raises(UsageError, match="2 heads of width 5 do not add up to the model's width 16: choose --decoder-"):
         build("galerkin", decoder_head_dim=5)
 
 

@@ -122,8 +122,9 @@ class Attention(Mechanism, nn.Module):
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         if not output_projection and num_heads * self.head_dim != embed_dim:
             raise UsageError(
-                f"{self.registered_name} attention has no output projection, and its {num_heads} heads of "
-                f"--decoder-head-dim {head_dim} do not add up to the width {embed_dim}: leave the option out"
+                f"{self.registered_name} attention has no output projection, and its {num_heads} heads of width "
+                f"{head_dim} do not add up to the model's width {embed_dim}: choose --decoder-head-dim and "
+                "--decoder-attention-heads that do"
             )
         if columns and not self.joins_coordinates:
             raise UsageError(

@@ -16,6 +16,7 @@ makes a bias.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase, SoftmaxOptions
 from fairseq_sg.modules.cpu.dropout import Dropout
-from fairseq_sg.modules.position import angles, sinusoid
+from fairseq_sg.modules.position import angles, gives_indices, sinusoid
 from fairseq_sg.ops import relative_attention, relative_logits
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, requested
 from fairseq_sg.ops.precision import accumulation_dtype
@@ -73,6 +74,15 @@ class RelativeAttention(SoftmaxAttentionBase):
         if self._init in ("glorot", "fused"):
             nn.init.xavier_uniform_(self.pos_proj.weight)
 
+    @classmethod
+    def keyword_arguments(cls, config: Any) -> dict[str, Any]:
+        if config.relative_key_dropout and gives_indices(config):
+            raise UsageError(
+                f"--relative-key-dropout is on projected distances, and with --position {config.position} none are "
+                "projected: choose --attention-dropout, or another --position"
+            )
+        return super().keyword_arguments(config)
+
     def terms(self, q: Tensor, k: Tensor, offset: int, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the content, queries of the position, and keys: q_i + u, q_i + v, k_j."""
         return q + self.content_bias, q + self.position_bias, self.key_dropout(k)
@@ -81,11 +91,6 @@ class RelativeAttention(SoftmaxAttentionBase):
         keys = k.size(2)
         content, position, k = self.terms(q, k, offset, context, **x)
         if context.positions is not None:
-            if self.key_dropout.p > 0:
-                raise UsageError(
-                    "--relative-key-dropout is on the projected distances, and with positions of your own none are "
-                    "projected: choose --attention-dropout, or another --position"
-                )
             return content, k, self._between(position * self.scale, context.positions[offset:], context.positions)
         # Scale the distance keys, the smaller tensor.
         return content, k, relative_logits(position, self._distances(q, keys, offset) * self.scale)
