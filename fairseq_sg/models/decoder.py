@@ -10,13 +10,11 @@ from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.checks import layer_names
 from fairseq_sg.models.encoder import max_length, needs_sequences, side_embedding
+from fairseq_sg.models.layers import build_layers
 from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.cpu.packing import packing_for_training
-from fairseq_sg.modules.depth import build_stack
-from fairseq_sg.modules.layers import DecoderLayer
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.position import build_indices
 
@@ -50,15 +48,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         self.embedding = side_embedding(config, "decoder", dictionary, bits)
         outputs = len(dictionary) if outputs is None else outputs
         self.indices = build_indices(config)
-        options = ("decoder_attention", "cross_attention", "decoder_ffn", "decoder_update")
-        # A language model has no cross-attention.
-        named = [
-            layer_names(config, option) if hasattr(config, option) else [None] * max(config.decoder_layers, 1)
-            for option in options
-        ]
-        names = list(zip(*named, strict=True))
-        self.stack = build_stack(config, "decoder", lambda step: DecoderLayer(config, *names[step]))
-        compilation.compile_in_training(self.stack, config.compile)
+        self.stack = build_layers(config, "decoder")
         self.packs = config.compile == compilation.NONE and not needs_sequences(self.stack)
         self.final_norm = final_norm_of(config, config.decoder_embed_dim)
         self.output_weight = None

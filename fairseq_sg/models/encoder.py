@@ -6,14 +6,13 @@ from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 
 from fairseq_sg.models.checks import layer_names
+from fairseq_sg.models.layers import build_layers
 from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.modules.bits import BitEmbedding
 from fairseq_sg.modules.cpu.packing import packing_for_training
-from fairseq_sg.modules.depth import build_stack
 from fairseq_sg.modules.embedding import TokenEmbedding
 from fairseq_sg.modules.feature_maps import FeatureMap
-from fairseq_sg.modules.layers import EncoderLayer
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.patches import PatchEmbedding
 from fairseq_sg.modules.position import EmbeddedPosition, Position, build_embedded_position, build_indices
@@ -70,10 +69,7 @@ class StackedEncoder(FairseqEncoder):
         super().__init__(dictionary)
         self.embedding = embedding
         self.indices = build_indices(config)
-        options = ("encoder_attention", "encoder_ffn", "encoder_update")
-        names = list(zip(*(layer_names(config, option) for option in options), strict=True))
-        self.stack = build_stack(config, "encoder", lambda step: EncoderLayer(config, *names[step]))
-        compilation.compile_in_training(self.stack, config.compile)
+        self.stack = build_layers(config, "encoder")
         self.packs = config.compile == compilation.NONE and not needs_sequences(self.stack)
         self.final_norm = final_norm_of(config, config.encoder_embed_dim)
 

@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import OPERATOR_ARCHITECTURES
-from fairseq_sg.models.checks import MECHANISMS, check_and_fill, layer_names
+from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration, options_by_mechanism
+from fairseq_sg.models.layers import build_layers
 from fairseq_sg.models.options import EncoderConfig, StackConfig
-from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.cpu.dropout import Dropout
-from fairseq_sg.modules.depth import build_stack
-from fairseq_sg.modules.layers import EncoderLayer
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.operator import Downsampling, FieldScaling, SpectralDecoder, Upsampling, coordinates
 
@@ -176,7 +174,9 @@ class SGOperator(BaseFairseqModel):
         self.dropout = Dropout(config.embedding_dropout)
         self.stack, self.final_norm = None, nn.Identity()
         if config.encoder_layers:
-            self._build_stack()
+            config.head_columns = dims if config.coordinates == "heads" else 0
+            self.stack = build_layers(config, "encoder")
+            self.final_norm = final_norm_of(config, width)
         self.up = None
         if config.coarse_points and not config.coarse_output:
             self.up = Upsampling(width, config.dropout)
@@ -184,15 +184,6 @@ class SGOperator(BaseFairseqModel):
             width, config.spectral_dim, config.spectral_layers, config.modes, config.readout_dim, dims,
             config.decoder_coordinates,
         )  # fmt: skip
-
-    def _build_stack(self) -> None:
-        config = self.config
-        config.head_columns = self.dims if config.coordinates == "heads" else 0
-        options = ("encoder_attention", "encoder_ffn", "encoder_update")
-        names = list(zip(*(layer_names(config, option) for option in options), strict=True))
-        self.stack = build_stack(config, "encoder", lambda step: EncoderLayer(config, *names[step]))
-        compilation.compile_in_training(self.stack, config.compile)
-        self.final_norm = final_norm_of(config, config.encoder_embed_dim)
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGOperator":

@@ -17,15 +17,13 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import REGRESSOR_ARCHITECTURES
-from fairseq_sg.models.checks import MECHANISMS, check_and_fill, layer_names
+from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.encoder import max_length, side_positions
+from fairseq_sg.models.layers import build_layers
 from fairseq_sg.models.options import CausalConfig, StackConfig
-from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import Context
-from fairseq_sg.modules.depth import build_stack
 from fairseq_sg.modules.embedding import VectorEmbedding
-from fairseq_sg.modules.layers import DecoderLayer
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.position import build_indices
 
@@ -84,15 +82,7 @@ class SGRegressor(BaseFairseqModel):
         positions, width = side_positions(config, "decoder"), config.decoder_embed_dim
         self.embedding = VectorEmbedding(dims, width, positions=positions, dropout=config.embedding_dropout)
         self.indices = build_indices(config)
-        options = ("decoder_attention", "decoder_ffn", "decoder_update")
-        names = list(zip(*(layer_names(config, option) for option in options), strict=True))
-
-        def build_layer(step: int) -> DecoderLayer:
-            attention, ffn, update = names[step]
-            return DecoderLayer(config, attention, None, ffn, update)
-
-        self.stack = build_stack(config, "decoder", build_layer)
-        compilation.compile_in_training(self.stack, config.compile)
+        self.stack = build_layers(config, "decoder")
         self.final_norm = final_norm_of(config, width)
         self.readout = nn.Linear(width, 1)
 

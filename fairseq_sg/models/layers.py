@@ -1,0 +1,31 @@
+"""The layers of one side of a model, as its options name them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fairseq_sg.models.checks import layer_names
+from fairseq_sg.modules import compilation
+from fairseq_sg.modules.depth import Stack, build_stack
+from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
+
+#: Side -> its layer, and the options that name the mechanisms of one.
+SIDES = {
+    "encoder": (EncoderLayer, ("encoder_attention", "encoder_ffn", "encoder_update")),
+    "decoder": (DecoderLayer, ("decoder_attention", "cross_attention", "decoder_ffn", "decoder_update")),
+}
+
+
+def build_layers(config: Any, side: str) -> Stack:
+    """The stack of the ``encoder`` or ``decoder``, compiled in training where ``config.compile`` says so.
+
+    A decoder without an encoder has no option ``cross_attention``, and no cross-attention.
+
+    Raises UsageError for a wrong option.
+    """
+    layer, options = SIDES[side]
+    nothing: Sequence[None] = [None] * max(getattr(config, f"{side}_layers"), 1)
+    named = [layer_names(config, option) if hasattr(config, option) else nothing for option in options]
+    names = list(zip(*named, strict=True))
+    stack = build_stack(config, side, lambda step: layer(config, *names[step]))
+    compilation.compile_in_training(stack, config.compile)
+    return stack
