@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments import recipe
+from fairseq_sg.experiments import recipe, schema
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
@@ -161,7 +161,7 @@ def test_the_recipes_of_reproducing_md(tmp_path):
 
 def test_every_key_of_a_recipe_is_in_reproducing_md():
     guide = (DOCS / "reproducing.md").read_text().partition("## A recipe of your own")[2]
-    kinds = (recipe.Recipe, recipe.Data, recipe.Column, recipe.Row, recipe.XAxis, recipe.ByLength)
+    kinds = (schema.Recipe, schema.Data, schema.Column, schema.Row, schema.XAxis, schema.ByLength)
     keys = {f.name for kind in kinds for f in fields(kind)} - {"name", "variant"} | {"extends", "variants"}
     assert [key for key in sorted(keys) if not re.search(rf"`{key}`|^ *{key}:|[{{ ]{key}: ", guide, re.MULTILINE)] == []
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.quantities import QUANTITIES, source_of
-from fairseq_sg.experiments.recipe import DECODED, METRICS, Recipe
 from fairseq_sg.experiments.report import Line, centre, lines
 from fairseq_sg.experiments.results import Results
+from fairseq_sg.experiments.schema import DECODED, METRICS, Recipe
 
 #: The curve of one training, as ``logs.curve`` has it.
 Curve = list[dict[str, float]]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.jobs import environment
-from fairseq_sg.experiments.recipe import DECODED, Recipe, Row
 from fairseq_sg.experiments.run import Run, on, schedule
+from fairseq_sg.experiments.schema import DECODED, Recipe, Row
 
 
 @dataclass

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from fairseq_sg.experiments.quantities import QUANTITIES, part, source_of
-from fairseq_sg.experiments.recipe import DECODED, Column, Published, Recipe
 from fairseq_sg.experiments.results import Record, Results
+from fairseq_sg.experiments.schema import DECODED, Column, Published, Recipe
 
 Table = list[list[str]]
 

@@ -17,8 +17,9 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.logs import curve, partial_result
 from fairseq_sg.experiments.plan import Plan, Trial, as_seeds
 from fairseq_sg.experiments.quantities import QUANTITIES
-from fairseq_sg.experiments.recipe import Recipe, RecipeError
+from fairseq_sg.experiments.recipe import from_dict
 from fairseq_sg.experiments.records import diverged, result_of, saved, starts_of
+from fairseq_sg.experiments.schema import Recipe, RecipeError
 from fairseq_sg.files import write_json
 
 Record = dict[str, Any]
@@ -101,7 +102,7 @@ def read(path: Path) -> Results:
     """Raises UsageError for a file that does not hold results."""
     try:
         content = json.loads(path.read_text("utf-8"))
-        recipe = Recipe.from_dict(content["recipe"], f"{path}: recipe")
+        recipe = from_dict(content["recipe"], f"{path}: recipe")
         _check_records(recipe, content["records"])
         scale = float(content["steps_scale"])
         return Results(recipe, scale, content["records"], content["note"], content["bleu"])

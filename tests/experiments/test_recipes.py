@@ -14,7 +14,7 @@ import pytest
 
 from data_prep.__main__ import DATASETS, make_parser
 from data_prep.dataset import DataError
-from fairseq_sg.experiments import recipe, report
+from fairseq_sg.experiments import checks, recipe, report, schema
 from fairseq_sg.experiments.plan import check_data, make_plan
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.scoring import plain_bleu
@@ -24,7 +24,7 @@ ALL = [(name, variant) for name in recipe.names() for variant in ("", *recipe.va
 
 
 @cache
-def shipped(name: str, variant: str = "") -> recipe.Recipe:
+def shipped(name: str, variant: str = "") -> schema.Recipe:
     return recipe.read(recipe.find(name), variant)
 
 
@@ -60,7 +60,7 @@ chosen: [the seeds]
 """
 
 
-def read(tmp_path: Path, text: str, variant: str = "", name: str = "small") -> recipe.Recipe:
+def read(tmp_path: Path, text: str, variant: str = "", name: str = "small") -> schema.Recipe:
     path = tmp_path / f"{name}.yaml"
     path.write_text(text)
     return recipe.read(path, variant)
@@ -105,7 +105,7 @@ def test_analyses_have_the_paths_of_the_run(tmp_path):
     ],
 )
 def test_wrong_analyses(before, after, message, tmp_path):
-    with pytest.raises(recipe.RecipeError, match=re.escape(message)):
+    with pytest.raises(schema.RecipeError, match=re.escape(message)):
         read(tmp_path, ANALYSED.replace(before, after))
 
 
@@ -133,11 +133,11 @@ def test_a_recipe_is_read(tmp_path):
     expected = ["--task", "sg_translation", "--arch", "sg_transformer_scan", "--depth", "shared"]
     assert found.arguments_of("plain", "short") == expected and plain.label == "plain"
     assert found.data_of("plain") == ["short", "long"] and found.steps_of("plain") == 100
-    assert found.published("plain", "short", "IID") == recipe.Published("99.8 ± 0.1", 99.8, 0.1, 0.05)
+    assert found.published("plain", "short", "IID") == schema.Published("99.8 ± 0.1", 99.8, 0.1, 0.05)
     assert found.published("plain", "short", "OOD").fail and found.published("plain", "long", "all") is None
     assert found.trained == ["plain"] and other.label == "another" and found.data_of("other") == ["long"]
     assert found.published("other", "long", "all").std is None
-    assert found.columns["IID"] == recipe.Column("valid", "accuracy", "end")
+    assert found.columns["IID"] == schema.Column("valid", "accuracy", "end")
     assert [list(found.columns_of(data)) for data in found.data] == [["IID", "OOD"], ["all"]]
 
 
@@ -146,12 +146,12 @@ def test_what_a_results_file_keeps_of_a_recipe_is_the_recipe(tmp_path):
     text = SMALL.replace("--depth shared", "${define.deep}") + "define: {deep: --depth shared}\nonly: [plain]\n"
     found = read(tmp_path, text)
     kept = json.loads(json.dumps(found.as_dict()))
-    again = recipe.Recipe.from_dict(kept)
+    again = recipe.from_dict(kept)
     assert (
         again.as_dict() == kept and list(again.rows) == ["plain"] and again.rows["plain"].arguments == "--depth shared"
     )
-    with pytest.raises(recipe.RecipeError, match="^x.json: recipe: steps: is -1: it must be above 0"):
-        recipe.Recipe.from_dict(kept | {"steps": -1}, "x.json: recipe")
+    with pytest.raises(schema.RecipeError, match="^x.json: recipe: steps: is -1: it must be above 0"):
+        recipe.from_dict(kept | {"steps": -1}, "x.json: recipe")
 
 
 SIZES = """\
@@ -209,7 +209,7 @@ def test_data_with_arguments_and_columns_of_their_own(tmp_path):
 
 def refused(tmp_path: Path, text: str, *parts: str, variant: str = "") -> None:
     """The recipe is refused by one line, which names the file, then has all ``parts`` in their order."""
-    with pytest.raises(recipe.RecipeError) as error:
+    with pytest.raises(schema.RecipeError) as error:
         read(tmp_path, text, variant)
     message = str(error.value)
     assert message.startswith(f"{tmp_path / 'small.yaml'}: ") and "\n" not in message
@@ -520,7 +520,7 @@ rows:
 
 def test_an_x_is_read(tmp_path):
     found = read(tmp_path, SWEEP)
-    assert found.x_axis == recipe.XAxis("weight λ", "log")
+    assert found.x_axis == schema.XAxis("weight λ", "log")
     assert {name: row.x for name, row in found.rows.items()} == {"none": None, "high": 0.1, "low": 1.0}
     assert read(tmp_path, SWEEP.replace(", scale: log", "")).x_axis.scale == "linear"
 
@@ -554,8 +554,8 @@ BY_LENGTH = BY_LENGTH.replace("OOD: {subset: gen, metric: loss}", "L20: {subset:
 
 def test_columns_of_types_are_read(tmp_path):
     found = read(tmp_path, BY_LENGTH)
-    assert found.column_axis == recipe.XAxis("weight λ", "log")
-    assert found.columns["L20"] == recipe.Column("gen", type="length_20", x=20.0)
+    assert found.column_axis == schema.XAxis("weight λ", "log")
+    assert found.columns["L20"] == schema.Column("gen", type="length_20", x=20.0)
 
 
 @pytest.mark.parametrize(
@@ -612,11 +612,11 @@ rows:
 
 def test_by_length_of_a_recipe(tmp_path):
     found = read(tmp_path, TRANSLATION).by_length
-    assert found == recipe.ByLength("softmax", [2, 6], "none")
+    assert found == schema.ByLength("softmax", [2, 6], "none")
     plain = TRANSLATION.replace("by_length: {baseline: softmax, tokenize: none, bounds: [2, 6]}\n", "")
     assert read(tmp_path, plain).by_length is None
     default = read(tmp_path, TRANSLATION.replace("tokenize: none, ", "")).by_length
-    assert default.tokenize == "13a" and recipe.TOKENIZERS == plain_bleu.TOKENIZERS
+    assert default.tokenize == "13a" and checks.TOKENIZERS == plain_bleu.TOKENIZERS
 
 
 @pytest.mark.parametrize(
@@ -654,7 +654,7 @@ def test_by_length_needs_bleu(tmp_path):
 
 def test_an_unknown_recipe_is_answered_with_the_list():
     with pytest.raises(
-        recipe.RecipeError, match="no recipe 'table_4': choose from .*park_kim_table_4, park_kim_table_5"
+        schema.RecipeError, match="no recipe 'table_4': choose from .*park_kim_table_4, park_kim_table_5"
     ):
         recipe.find("table_4")
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fairseq_sg.experiments import report
-from fairseq_sg.experiments.recipe import Published, read
+from fairseq_sg.experiments.recipe import read
 from fairseq_sg.experiments.results import Results
+from fairseq_sg.experiments.schema import Published
 from helpers.experiment_files import TINY, finished, points, record, result, tiny, write_recipe
 
 SPREAD = Published("46.9 ± 8.9", 46.9, 8.9, 0.05)

@@ -12,9 +12,10 @@ from typing import Any
 from fairseq_sg import files
 from fairseq_sg.experiments import records
 from fairseq_sg.experiments.plan import Plan, make_plan
-from fairseq_sg.experiments.recipe import Recipe, read
+from fairseq_sg.experiments.recipe import read
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.experiments.run import Run
+from fairseq_sg.experiments.schema import Recipe
 
 # Logs of fairseq-train.
 

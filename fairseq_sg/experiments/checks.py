@@ -1,0 +1,243 @@
+"""What the schema of recipes cannot say: numbers and names in their ranges, and keys that belong together."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq_sg.experiments.quantities import QUANTITIES
+from fairseq_sg.experiments.schema import DECODED, METRICS, Column, Data, Recipe, RecipeError, Row, XAxis, placeholders
+
+#: Options that ``experiments`` itself passes to fairseq-train.
+RESERVED = {
+    "--user-dir", "--seed", "--max-update", "--save-dir", "--valid-subset", "--log-format", "--log-interval",
+    "--num-workers",
+    "--required-batch-size-multiple", "--validate-interval-updates", "--validate-interval", "--save-interval-updates",
+    "--save-interval", "--keep-interval-updates", "--no-epoch-checkpoints", "--batch-size-valid", "--cpu",
+    "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
+}  # fmt: skip
+#: The metrics that are also measured by type of example.
+BY_TYPE = ("accuracy", "word_error")
+#: sacreBLEU's choices, as in fairseq_sg.scoring.plain_bleu.
+TOKENIZERS = ("13a", "none", "char", "intl", "zh")
+#: The source of a column's number: the evaluation of the chosen checkpoint, the end of training, or the evaluation in
+#: training with the best of this very number on the first subset.
+PLACES = ("checkpoint", "end", "best")
+_NAME = re.compile(r"[\w.+-]+")
+
+
+@dataclass
+class Checks:
+    """The checks of one recipe.
+
+    Attributes:
+        where: its file, for messages.
+    """
+
+    recipe: Recipe
+    where: str
+
+    def run(self) -> None:
+        """Raises RecipeError for the first mistake. A row without a label gets its name."""
+        recipe = self.recipe
+        self.of_table()
+        self.names()
+        for key in ("train", "override", "generate"):
+            self.arguments(key, getattr(recipe, key))
+        for name, data in recipe.data.items():
+            self.data(f"data.{name}", data)
+        for name, column in recipe.columns.items():
+            self.column(f"columns.{name}", name, column)
+        self.analyses()
+        for name, row in recipe.rows.items():
+            self.row(f"rows.{name}", name, row)
+        if any(column.metric in DECODED for column in recipe.columns.values()) != bool(recipe.generate):
+            raise self.error(
+                "generate", "is for a column with the metric 'bleu', which needs it (such as --max-len-b 200)"
+            )
+        self.by_length()
+        self.axis("x_axis", recipe.x_axis, "row", recipe.rows)
+        self.axis("column_axis", recipe.column_axis, "column", recipe.columns)
+        drawn = {column.metric for column in recipe.columns.values() if column.x is not None}
+        if len(drawn) > 1:
+            raise self.error("column_axis", f"has columns of different metrics: {', '.join(sorted(drawn))}")
+        if recipe.x_axis and recipe.column_axis:
+            raise self.error("column_axis", "cannot be drawn beside an x_axis: remove one")
+
+    # The parts of a recipe.
+
+    def of_table(self) -> None:
+        recipe = self.recipe
+        for key in ("steps", "validate_every", "batch_size_valid", "seeds"):
+            if getattr(recipe, key) < 1:
+                raise self.error(key, f"is {getattr(recipe, key)}: it must be above 0")
+        self.choice("statistic", recipe.statistic, ("mean", "median"))
+        self.choice("published_std", recipe.published_std, ("sample", "population"))
+        if recipe.published_std == "population" and recipe.seeds < 2:
+            raise self.error(
+                "published_std", "is that of a population, which needs the number of the paper's seeds, 2 or more"
+            )
+        self.choice("unit", recipe.unit, ("fraction", "percent"))
+        self.choice("checkpoint", recipe.checkpoint, ("last", "best"))
+        self.choice("checkpoint_metric", recipe.checkpoint_metric, QUANTITIES)
+        if recipe.checkpoint == "last" and recipe.checkpoint_metric != "accuracy":
+            raise self.error("checkpoint_metric", "is for 'checkpoint: best'")
+
+    def names(self) -> None:
+        for key in ("data", "columns", "rows"):
+            if not getattr(self.recipe, key):
+                raise self.error(key, "is empty")
+            for name in getattr(self.recipe, key):
+                if not _NAME.fullmatch(name):
+                    raise self.error(key, f"has the name {name!r}: use only letters, digits and . _ + -")
+                if name == "all" and key != "columns":
+                    raise self.error(
+                        key, "has the name 'all', which stands for every name in --rows and --on: rename it"
+                    )
+
+    def data(self, key: str, data: Data) -> None:
+        self.arguments(f"{key}.arguments", data.arguments)
+        if not _NAME.fullmatch(data.folder):
+            raise self.error(f"{key}.folder", f"is {data.folder!r}: it must be the name of one folder, inside --data")
+        if _has_option(shlex.split(data.prepare), {"--out"}):
+            raise self.error(f"{key}.prepare", "has --out, which experiments sets itself")
+        if not data.subsets:
+            raise self.error(f"{key}.subsets", "is empty")
+
+    def column(self, key: str, name: str, column: Column) -> None:
+        recipe = self.recipe
+        self.choice(f"{key}.metric", column.metric, METRICS)
+        if column.at not in PLACES and not (isinstance(column.at, int) and column.at > 0):
+            raise self.error(
+                f"{key}.at", f"is {column.at!r}: it must be a number of steps, 'checkpoint', 'end' or 'best'"
+            )
+        if column.type and column.metric not in BY_TYPE:
+            raise self.error(f"{key}.type", f"is for {' and '.join(BY_TYPE)}: no other metric is measured by type")
+        self.known(f"{key}.data", column.data or (), recipe.data, "data")
+        if not any(name in recipe.columns_of(data) for data in recipe.data):
+            raise self.error(f"{key}.subset", f"is {column.subset!r}, which no data has as a subset")
+        if bool(column.value) != (column.metric == "analysis"):
+            raise self.error(f"{key}.value", "is for the metric 'analysis', which needs it")
+        if column.value:
+            self.known(f"{key}.value", [column.value.partition("/")[0]], recipe.analyses, "analyses")
+        decoded = column.metric in DECODED
+        if decoded and column.at != "checkpoint":
+            raise self.error(f"{key}.at", f"{DECODED[column.metric]} is measured only at the checkpoint")
+        if column.model_overrides and (decoded or column.at != "checkpoint"):
+            raise self.error(f"{key}.model_overrides", "are for accuracy, loss or an error at the checkpoint")
+        if column.generate and not decoded:
+            raise self.error(f"{key}.generate", f"is for the metrics {' and '.join(DECODED)}")
+        self.arguments(f"{key}.generate", column.generate)
+
+    def analyses(self) -> None:
+        earlier = ["checkpoint", "seed", "device", *self.recipe.data]
+        for name, text in self.recipe.analyses.items():
+            if not _NAME.fullmatch(name) or name in earlier or re.match(r"(run|train|validate|generate)\b", name):
+                raise self.error(
+                    "analyses",
+                    f"has the name {name!r}: use letters, digits and . _ + -, no name of data, and none that begins "
+                    "with run, train, validate or generate, the files of a training",
+                )
+            self.known(f"analyses.{name}", placeholders(text), earlier, "names in braces")
+            self.arguments(f"analyses.{name}", text, {"--out", "--format"})
+            earlier.append(name)
+
+    def row(self, key: str, name: str, row: Row) -> None:
+        recipe = self.recipe
+        row.label = row.label or name
+        if sum((row.arguments is not None, bool(row.evaluates), bool(row.missing))) != 1:
+            raise self.error(
+                f"{key}.arguments",
+                "is needed, or 'evaluates' with the row whose trainings it evaluates, or 'missing' with the reason why "
+                "the row cannot be trained; one of them",
+            )
+        if row.evaluates:
+            self.choice(f"{key}.evaluates", row.evaluates, recipe.trained)
+            if not row.model_overrides:
+                raise self.error(
+                    f"{key}.model_overrides", f"are needed: without them the row is the row {row.evaluates!r}"
+                )
+            for other, given in (("data", row.data), ("steps", row.steps)):
+                if given is not None:
+                    raise self.error(f"{key}.{other}", f"is that of the row {row.evaluates!r}: remove it")
+            if not any(recipe.measured(name, data) for data in recipe.data_of(name)):
+                raise self.error(f"{key}.evaluates", "has no column: it shows those measured at the checkpoint")
+        if row.steps is not None and row.steps < 1:
+            raise self.error(f"{key}.steps", f"is {row.steps}: it must be above 0")
+        self.known(f"{key}.data", row.data or (), recipe.data, "data")
+        if row.arguments is not None:
+            self.arguments(f"{key}.arguments", row.arguments)
+            for data in recipe.data_of(name):
+                if "--task" not in recipe.arguments_of(name, data):
+                    raise self.error(f"{key}.arguments", "have no --task, nor has 'train'")
+        self.known(f"{key}.published", row.published, recipe.data_of(name), "data of the row")
+        for data, numbers in row.published.items():
+            self.known(f"{key}.published.{data}", numbers, recipe.measured(name, data), "columns of these data")
+            for column in numbers:
+                try:
+                    recipe.published(name, data, column)
+                except ValueError as problem:
+                    raise self.error(f"{key}.published.{data}.{column}", str(problem)) from None
+
+    def by_length(self) -> None:
+        recipe, how = self.recipe, self.recipe.by_length
+        if how is None:
+            return
+        if not recipe.generate:
+            raise self.error("by_length", "is for a recipe with columns of the metric 'bleu'")
+        self.choice("by_length.baseline", how.baseline, recipe.trained)
+        self.choice("by_length.tokenize", how.tokenize, TOKENIZERS)
+        if not how.bounds or min(how.bounds) < 1 or how.bounds != sorted(set(how.bounds)):
+            raise self.error("by_length.bounds", f"must be whole numbers above 0, ascending, not {how.bounds}")
+
+    def axis(self, key: str, axis: XAxis | None, what: str, there: Mapping[str, Row | Column]) -> None:
+        placed = {name: item.x for name, item in there.items() if item.x is not None}
+        if axis is None:
+            for name in placed:
+                raise self.error(key, f"is missing: the {what} {name!r} has an x, which needs a description")
+            return
+        self.choice(f"{key}.scale", axis.scale, ("linear", "log"))
+        at: dict[float, str] = {}
+        for name, x in placed.items():
+            if abs(x) == float("inf") or x != x:
+                raise self.error(f"{what}s.{name}.x", f"is {x}: it must be finite")
+            if axis.scale == "log" and x <= 0:
+                raise self.error(
+                    f"{key}.scale", f"is log, but the x of the {what} {name!r} is {x:g}: it must be above 0"
+                )
+            if x in at:
+                raise self.error(key, f"has two {what}s with the same x, {x:g}: {at[x]!r} and {name!r}")
+            at[x] = name
+        if len(at) < 2:
+            raise self.error(key, f"needs at least two {what}s with an x")
+
+    # What they have in common.
+
+    def error(self, key: str, message: str) -> RecipeError:
+        return RecipeError(f"{self.where}: {key}: {message}")
+
+    def choice(self, key: str, value: Any, choices: Iterable[Any]) -> None:
+        if value not in choices:
+            raise self.error(key, f"is {value!r}: choose from {', '.join(map(str, choices))}")
+
+    def known(self, key: str, found: Iterable[str], there: Iterable[str], what: str) -> None:
+        for name in found:
+            if name not in there:
+                raise self.error(key, f"names {name!r}, which is not among the {what}: {', '.join(there)}")
+
+    def arguments(self, key: str, text: str, reserved: set[str] = RESERVED) -> None:
+        try:
+            words = shlex.split(text)
+        except ValueError as problem:
+            raise self.error(key, f"cannot be split into words ({problem})") from None
+        found = _has_option(words, reserved)
+        if found:
+            raise self.error(key, f"has {found}, which experiments sets itself")
+
+
+def _has_option(words: Iterable[str], options: set[str]) -> str:
+    """The first of ``options`` among words, as fairseq's commands take them (--seed=7, --max_update); or ""."""
+    return next((word for word in words if word.partition("=")[0].replace("_", "-") in options), "")
