@@ -32,6 +32,7 @@ from fairseq_sg.analysis.checkpoint import Loaded, load
 from fairseq_sg.analysis.options import Command, choice, finish, overrides, positive
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import write_json
+from fairseq_sg.tables import aligned
 from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.sg_language_modeling import UNITS
 from fairseq_sg.tasks.streams import Text
@@ -250,12 +251,7 @@ def table(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> list[str]:
     cells = [["subset", "part", *(columns[key][0] for key in shown)]]
     for name, part, values in rows:
         cells.append([name, part, *(columns[key][1].format(values[key]) if key in values else "" for key in shown)])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    aligned = [str.ljust, str.ljust] + [str.rjust] * len(shown)
-    lines = [
-        "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)) for row in cells
-    ]
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+    return aligned(cells, left=2)
 
 
 def main(line: Sequence[str] | None = None) -> int:

@@ -30,6 +30,7 @@ from fairseq_sg.analysis.checkpoint import Loaded, best
 from fairseq_sg.analysis.options import add_batches
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tables import aligned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -193,14 +194,11 @@ def sentences_of(subsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 def compare(subset: str, groups: Mapping[str, int], models: Mapping[str, Any]) -> list[str]:
     """The lines of a table: for every group of a subset its sentences, and the mean accuracy of every model."""
-    first = max(len(subset), *map(len, groups))
-    widths = [max(len(model), 6) for model in models]
-    rows = [[f"{model:>{width}}" for model, width in zip(models, widths, strict=True)]]
-    for group in groups:
-        means = [np.mean(of[subset]["groups"][group]) for of in models.values()]
-        rows.append([f"{mean:{width}.2f}" for mean, width in zip(means, widths, strict=True)])
-    left = [f"{subset:<{first}}  sentences", *(f"{group:>{first}}  {count:9}" for group, count in groups.items())]
-    return ["  ".join([start, *row]) for start, row in zip(left, rows, strict=True)]
+    cells = [[subset, "sentences", *models]]
+    for group, count in groups.items():
+        means = (np.mean(of[subset]["groups"][group]) for of in models.values())
+        cells.append([group, f"{count:,}", *(f"{mean:.2f}" for mean in means)])
+    return aligned(cells)
 
 
 def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:

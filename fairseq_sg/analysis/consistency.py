@@ -35,6 +35,7 @@ from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_batches, positive
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tables import aligned
 from fairseq_sg.tasks.breakdown import read_manifest
 
 if TYPE_CHECKING:
@@ -223,13 +224,10 @@ def tabulate(outputs: Outputs, names: Sequence[str]) -> Scores:
 def table(scores: Mapping[str, Mapping[str, float]], first: str = "%") -> list[str]:
     """The lines of a table; ``first`` is above the names of its rows."""
     columns = list(next(iter(scores.values())))
-    width = max(map(len, [first, *scores]))
-    widths = [max(len(column), 6) for column in columns]
-    lines = [f"{first:<{width}}  " + "  ".join(f"{name:>{w}}" for name, w in zip(columns, widths, strict=True))]
-    for row, cells in scores.items():
-        values = (f"{cells[name]:,.0f}" if name == "pairs" else f"{cells[name]:.2f}" for name in columns)
-        lines.append(f"{row:<{width}}  " + "  ".join(f"{value:>{w}}" for value, w in zip(values, widths, strict=True)))
-    return lines
+    cells = [[first, *columns]]
+    for row, of in scores.items():
+        cells.append([row, *(f"{of[name]:,.0f}" if name == "pairs" else f"{of[name]:.2f}" for name in columns)])
+    return aligned(cells)
 
 
 # Several checkpoints.

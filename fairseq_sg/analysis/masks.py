@@ -51,6 +51,7 @@ from fairseq_sg.modules.masks import (
     replaced,
     select,
 )
+from fairseq_sg.tables import aligned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -516,12 +517,7 @@ def table(evaluation: Mapping[str, Any], metric: str) -> list[str]:
     for subset, rows in evaluation.items():
         for part, row in rows.items():
             cells.append([subset, part, f"{row['examples']:,}", *(f"{row[name]:.2f}" for name in columns)])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    aligned = [str.ljust, str.ljust] + [str.rjust] * (len(widths) - 2)
-    unit = "perplexity" if metric == "perplexity" else "exact match, %"
-    return [unit] + [
-        "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)) for row in cells
-    ]
+    return ["perplexity" if metric == "perplexity" else "exact match, %", *aligned(cells, left=2)]
 
 
 # Files.

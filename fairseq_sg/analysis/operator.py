@@ -25,6 +25,7 @@ from fairseq_sg.analysis.options import add_batches
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.criterions.relative_l2 import norms
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tables import aligned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,14 +94,11 @@ def drawn(loaded: Loaded, dataset: Any, samples: Sequence[int]) -> dict[str, np.
 
 def table(subsets: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The lines on one checkpoint."""
-    width = max(map(len, ["subset", *subsets]))
-    lines = [f"{'subset':{width}}  points  functions  mean error     median    largest"]
-    lines += [
-        f"{name:{width}}  {entry['points']:6,}  {entry['functions']:9,}  {entry['mean']:10.6f} {entry['median']:10.6f} "
-        f"{entry['largest']:10.6f}"
-        for name, entry in subsets.items()
-    ]
-    return lines
+    cells = [["subset", "points", "functions", "mean error", "median", "largest"]]
+    for name, entry in subsets.items():
+        errors = (f"{entry[key]:.6f}" for key in ("mean", "median", "largest"))
+        cells.append([name, f"{entry['points']:,}", f"{entry['functions']:,}", *errors])
+    return aligned(cells)
 
 
 def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
@@ -118,14 +116,11 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
                         f"{model} was tested on other grids than the first model: give one folder by --data"
                     )
                 means[name].setdefault(model, []).append(entry["mean"])
-    widths = {model: max(len(model), 9) for model in measured}
-    wide = max(map(len, ["subset", *common]))
-    lines = ["  ".join([f"{'subset':{wide}}  points", *(f"{model:>{width}}" for model, width in widths.items())])]
+    cells = [["subset", "points", *measured]]
     for name, entry in common.items():
         entry["models"] = means[name]
-        cells = [f"{np.mean(means[name][model]):{width}.6f}" for model, width in widths.items()]
-        lines.append("  ".join([f"{name:{wide}}  {entry['points']:6,}", *cells]))
-    combined.summary = lines
+        cells.append([name, f"{entry['points']:,}", *(f"{np.mean(means[name][model]):.6f}" for model in measured)])
+    combined.summary = aligned(cells)
     return combined
 
 

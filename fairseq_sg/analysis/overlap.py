@@ -33,6 +33,7 @@ from fairseq_sg.analysis.masks import from_arrays
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.masks import overlap, total
+from fairseq_sg.tables import aligned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -206,8 +207,7 @@ def pair_lines(names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> list[s
         for column in range(row + 1, len(names)):
             values = (spread(arrays[name][:, row, column]) for name in ("iou", "chance_iou", "iomin", "chance_iomin"))
             cells.append([f"{names[row]}, {names[column]}", *values])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join([f"{row[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:]))]) for row in cells]
+    return aligned(cells)
 
 
 def word_lines(removed: Mapping[str, Any]) -> list[str]:

@@ -35,6 +35,7 @@ from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_batches
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tables import aligned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,8 +87,8 @@ def describe(name: str, entry: Mapping[str, Any]) -> list[str]:
     lines = [f"{name}: {entry['prompts']:,} prompts, mean error {mean:.4f}{least}"]
     lines += table(entry["oracles"], {"model": [entry["errors"]]})
     if len(entry["by_loop"]) > 1:
-        lines += ["loops  error of the query"]
-        lines += [f"{loop:5}  {error:18.4f}" for loop, error in enumerate(entry["by_loop"], start=1)]
+        cells = [[str(loop), f"{error:.4f}"] for loop, error in enumerate(entry["by_loop"], start=1)]
+        lines += aligned([["loops", "error of the query"], *cells], left=0)
     return lines
 
 
@@ -95,13 +96,9 @@ def table(oracles: Mapping[str, Sequence[float]], models: Mapping[str, Sequence[
     """The lines of a table by examples: the mean over the seeds of every model, then the oracles."""
     columns = {model: np.mean(seeds, axis=0) for model, seeds in models.items()} | dict(oracles)
     points = len(next(iter(columns.values())))
-    widths = {name: max(len(name), 8) for name in columns}
     rows = [seen for seen in range(points) if seen <= ALL_ROWS or seen & (seen - 1) == 0 or seen == points - 1]
-    lines = ["  ".join(["examples", *(f"{name:>{width}}" for name, width in widths.items())])]
-    for seen in rows:
-        cells = (f"{columns[name][seen]:{width}.4f}" for name, width in widths.items())
-        lines.append("  ".join([f"{seen:8}", *cells]))
-    return lines
+    cells = [[str(seen), *(f"{column[seen]:.4f}" for column in columns.values())] for seen in rows]
+    return aligned([["examples", *columns], *cells], left=0)
 
 
 def combine(measured: Mapping[str, Sequence[Result]]) -> Result:

@@ -23,6 +23,7 @@ from fairseq_sg.kernels.processes import START, isolated
 from fairseq_sg.ops.dispatch import check_environment
 from fairseq_sg.ops.operators import OPERATORS, TRITON
 from fairseq_sg.ops.tuning import FOLDER_VARIABLE, SHARE, Tuning, dtype_name, key_of, path_of, read, write
+from fairseq_sg.tables import aligned
 
 #: Implementations that are verified at a time.
 JOBS = {"cpu": 1, "cuda": 4}
@@ -163,7 +164,8 @@ def run_tune(device: str, quick: bool) -> int:
             times = [f"{point.ms[name][1]:.3g}" if name in point.ms else "" for name in names]
             runs = tuning.choice(operator, dtype, point.sizes, OPERATORS[operator].rule(device, dtype, point.sizes))
             cells.append((point.dtype, *map(str, point.sizes), *times, runs))
-        print("", operator, *(listing.aligned(cells) if points else ["nothing to choose from"]), sep="\n", flush=True)
+        lines = aligned(cells, left=len(cells[0])) if points else ["nothing to choose from"]
+        print("", operator, *lines, sep="\n", flush=True)
         if ended:
             print(f"{operator}: {ended}, after {len(points)} sizes; its own rule decides")
     print()

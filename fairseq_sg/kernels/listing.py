@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -12,6 +12,7 @@ from fairseq_sg.ops import triton_support
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, requested
 from fairseq_sg.ops.operators import OPERATORS, TRITON
 from fairseq_sg.ops.tuning import COMMAND, Tuning, path_of, tuning_on
+from fairseq_sg.tables import aligned
 
 DEVICES = ("cpu", "cuda")
 HEADER = ("operator", "implementation", "CPU", "GPU")
@@ -84,17 +85,9 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
             yield operator, implementation, *(state(operator, implementation, device) for device in DEVICES)
 
 
-def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table whose first row is its header."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
-    return lines
-
-
 def table() -> list[str]:
     """The lines that ``fairseq-sg kernels list`` prints."""
-    lines = aligned([HEADER, *rows()])
+    lines = aligned([HEADER, *rows()], left=len(HEADER))
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none here"
     lines += ["", f"GPU: {gpu}. torch {torch.__version__}."]
     lines += [tuned(device) for device in DEVICES if device == "cpu" or torch.cuda.is_available()]

@@ -76,8 +76,8 @@ def test_substitutivity(invented, tmp_path):
     assert arrays["consistent"] == [True, False, True, False, False] and arrays["group"] == [1, 0, 1, 0, 1]
     assert result.summary[:3] == [
         "substitutivity_primitive",
-        "%               pairs  consistent  test_right  gen_right",
-        "all                 5       40.00       40.00      20.00",
+        "%              pairs  consistent  test_right  gen_right",
+        "all                5       40.00       40.00      20.00",
     ]
 
 

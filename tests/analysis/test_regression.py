@@ -135,7 +135,7 @@ def test_the_command(saved, folder, tmp_path, capsys):
     assert facts["command"] == "regression" and list(facts["subsets"]) == ["valid"]
     several = [f"a={saved}", str(saved), f"b={saved}", "--device", "cpu", "--format", "none", "--out"]
     assert main(["regression", *several, str(tmp_path / "two")]) == 0
-    assert "examples         a         b" in capsys.readouterr().out
+    assert "examples       a       b  least_squares" in capsys.readouterr().out
     assert {"a.1.test.errors", "a.2.test.errors", "b.1.test.averaging"} <= set(np.load(tmp_path / "two.npz"))
 
 
