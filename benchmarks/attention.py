@@ -45,6 +45,9 @@ NEEDS = {
     "cosformer": ["--cosformer-horizon", "64"],
     "taylor": ["--feature-dim", "sqrt"],
     "rebased": ["--feature-dim", "sqrt"],
+    # Without a denominator, whose similarities may have either sign.
+    "identity": ["--linear-attention-denominator", "none"],
+    "mlp": ["--linear-attention-denominator", "none"],
     "randomized": ["--randomized-range", "512", "--randomized-eval-length", "64"],
     "fraction": ["--decoder-attention", "relative"],
 }

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 import fairseq_sg.ops  # noqa: F401  (declares the operators)
 from benchmarks.report import number, table
 from fairseq_sg.ops.operators import OPERATORS
@@ -47,9 +45,7 @@ def sections(tuning: Tuning) -> str:
         names = list(dict.fromkeys(name for point in points for name in point.ms))
         rows = []
         for point in points:
-            dtype = getattr(torch, point.dtype)
-            rule = OPERATORS[operator].rule(tuning.device_type, dtype, point.sizes)
-            runs = tuning.fastest_at(point) or tuning.working(operator, dtype, rule)
+            runs = tuning.fastest_at(point)
             times = [number(point.ms[name][1]) if name in point.ms else "–" for name in names]
             rows.append([point.dtype, *(f"{size:,}" for size in point.sizes), *times, f"`{runs}`"])
         parts += [f"### {operator}", table(["dtype", *OPERATORS[operator].sizes, *names, "runs"], rows)]

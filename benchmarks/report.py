@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import summary
 from benchmarks.measure import Row
-from fairseq_sg.experiments.runs import commit, machine
+from fairseq_sg.experiments.records import commit, machine
 
 FOLDER = Path(__file__).resolve().parent
 REPOSITORY = FOLDER.parent

@@ -19,7 +19,8 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.step import MODELS
 from fairseq_sg.experiments import groups
-from fairseq_sg.experiments.runs import environment, events
+from fairseq_sg.experiments.jobs import environment
+from fairseq_sg.experiments.logs import events
 
 #: Lengths rounded up, so that shapes recur.
 ARGUMENTS = (

@@ -15,7 +15,7 @@ from fairseq.trainer import Trainer
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import trainer as own
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments.runs import events
+from fairseq_sg.experiments.logs import events
 from fairseq_sg.trainer import SGTrainer, counting
 from helpers.commands import run
 from helpers.small_folders import random_pairs, write_folder

@@ -267,8 +267,8 @@ def orthogonality_loss_cases(make: Make, tiny: bool) -> Iterator[Case]:
 
 
 def spectral_multiply_cases(make: Make, tiny: bool) -> Iterator[Case]:
-    for points in [(2,), (9,), (4, 6)] + [(64,), (65,), (9, 16)] * (not tiny):
-        modes = most_modes(points)
+    for points in [(2,), (9,), (4, 6)] + [(64,), (65,), (9, 16), (64, 64), (8192,)] * (not tiny):
+        modes = min(most_modes(points), 33)
         weight = (3, 2, modes, 2) if len(points) == 1 else (2, 3, 2, modes, modes, 2)
         inputs = {"x": make.normal(2, 3, *points), "weight": make.normal(*weight)}
 

@@ -53,7 +53,7 @@ def default(operator: str, implementation: str, device: str) -> str | None:
     found = []
     if tuning is not None:
         points = [point for point in tuning.points if point.operator == operator]
-        fastest = [point for point in points if tuning.fastest_at(point) == implementation]
+        fastest = [p for p in points if tuning.fastest_at(p) == implementation != tuning.rule_at(p)]
         if fastest:
             found.append(f"near {len(fastest)} of {len(points)} sizes measured")
     size, least, name = known.rules.get(device, ("", 0, ""))

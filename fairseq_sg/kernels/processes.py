@@ -5,14 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
 #: What the processes are forked from has imported these. The first call of cvmm would import torch's compiler.
 PRELOAD = ["fairseq_sg.kernels.verify", "fairseq_sg.kernels.tune", "torch._dynamo"]
+
+#: Starting a process asks how all others ended, and so does `join`. Of two that ask at once, one gets a wrong answer.
+_ASKING = threading.Lock()
 
 #: Seconds for a process to start and to import the task.
 START = 300.0
@@ -37,7 +41,8 @@ def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any]
     context = multiprocessing.get_context("forkserver")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(task, send, torch.get_num_threads()), daemon=True)
-    process.start()
+    with _ASKING:
+        process.start()
     send.close()
     found, ended, started = [], "", False
     while not ended:
@@ -55,7 +60,9 @@ def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any]
             found.append(item)
         started = True
     receive.close()
-    process.join()
+    wait([process.sentinel])
+    with _ASKING:
+        process.join()
     if not ended and process.exitcode:
         ended = f"it crashed: {reason(process.exitcode)}"
     return found, ended

@@ -80,7 +80,7 @@ class Tuning:
     points: list[Point] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._chosen: dict[tuple, str | None] = {}
+        self._chosen: dict[tuple, str] = {}
 
     @property
     def device_type(self) -> str:
@@ -101,33 +101,40 @@ class Tuning:
         return next(names, NAIVE)
 
     def choice(self, operator: str, dtype: torch.dtype, sizes: tuple[int, ...], rule: str) -> str:
-        """What ``"auto"`` runs: the fastest at the nearest point, else what works of `rule`.
+        """What ``"auto"`` runs: what works of `rule`, or what takes 5 % less time at the nearest point, or less.
 
         Sizes are compared by their powers of two.
         """
-        key = (operator, dtype, classes(sizes))
+        key = (operator, dtype, classes(sizes), self.working(operator, dtype, rule))
         if key not in self._chosen:
             self._chosen[key] = self._fastest(*key)
-        return self._chosen[key] or self.working(operator, dtype, rule)
+        return self._chosen[key]
 
-    def _fastest(self, operator: str, dtype: torch.dtype, wanted: tuple[int, ...]) -> str | None:
+    def _fastest(self, operator: str, dtype: torch.dtype, wanted: tuple[int, ...], rule: str) -> str:
         name = dtype_name(dtype)
         points = [point for point in self.points if point.operator == operator]
         points = [p for p in points if p.dtype == name] or [p for p in points if p.dtype == SAME_AS.get(name)]
         if not points or not wanted:
-            return None
+            return rule
         distances = [sum(abs(a - b) for a, b in zip(point.classes, wanted, strict=True)) for point in points]
-        return self.fastest_at(points[distances.index(min(distances))])
+        return self.fastest_at(points[distances.index(min(distances))], rule)
 
-    def fastest_at(self, point: Point) -> str | None:
-        """The verified implementation that takes 5 % less time than that of the rule, or more; None for the rule's."""
-        one, dtype = OPERATORS[point.operator], getattr(torch, point.dtype)
-        rule = self.working(point.operator, dtype, one.rule(self.device_type, dtype, point.sizes))
+    def rule_at(self, point: Point) -> str:
+        """What runs at the sizes of a point without measurements."""
+        dtype = getattr(torch, point.dtype)
+        return self.working(point.operator, dtype, OPERATORS[point.operator].rule(self.device_type, dtype, point.sizes))
+
+    def fastest_at(self, point: Point, rule: str = "") -> str:
+        """What takes 5 % less time at a point than the implementation `rule`, or less, and is verified; else `rule`.
+
+        By default `rule` is that of the point.
+        """
+        rule = rule or self.rule_at(point)
         medians = {name: ms[1] for name, ms in point.ms.items() if self.verified(point.operator, name)}
         if rule not in medians:
-            return None
+            return rule
         best = min(medians, key=lambda name: medians[name])
-        return best if medians[best] <= SHARE * medians[rule] else None
+        return best if medians[best] <= SHARE * medians[rule] else rule
 
     def as_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"

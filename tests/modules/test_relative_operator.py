@@ -139,6 +139,13 @@ def test_dropout_on_weights_is_refused_where_flex_is_asked_for(calls, monkeypatc
     assert not calls
 
 
+def test_gradients_on_a_cpu_are_refused_where_flex_is_asked_for(monkeypatch):
+    module, x = relatives[0].build().train(), relatives[0].inputs()[0].cpu()
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
+    with pytest.raises(UsageError, match=f"{ENVIRONMENT_VARIABLE}=flex: it has no gradients on a CPU"):
+        module.cpu()(x, x)
+
+
 def test_dropout_on_weights_with_one_name_for_all_operators(calls, monkeypatch):
     """The bias has an implementation of that name, and the operator is not called."""
     module, x = relatives[0].build(attention_dropout=0.5).train(), relatives[0].inputs()[0]

@@ -115,6 +115,16 @@ def test_dtypes_of_a_selection_and_layouts_of_the_operands(implementation, dtype
     assert torch.equal(cvmm(x, selection + 4, matrices, implementation=implementation), torch.zeros_like(expected))
 
 
+@fast
+def test_more_matrices_than_a_small_dtype_counts(implementation, device):
+    x, matrices = torch.randn(2, 3, device=device), torch.randn(300, 3, 2, device=device)
+    selection = torch.tensor([7, 255], device=device)
+    small, large = (
+        cvmm(x, selection.to(dtype), matrices, implementation=implementation) for dtype in (torch.uint8, torch.int64)
+    )
+    assert torch.equal(small, large)
+
+
 # Several matrices a token, on one sort.
 
 
@@ -190,10 +200,11 @@ def test_rows_of_a_token_are_added_up_in_float32(implementation, device, monkeyp
     monkeypatch.setattr(blocks, "BLOCK", 1)  # one row each
     routing = sort_selection(torch.zeros(2, 300, dtype=torch.long, device=device), 1, complete=True)
     x = torch.ones(2, 1, dtype=torch.bfloat16, device=device, requires_grad=True)
-    matrices = torch.ones(1, 1, 1, dtype=torch.bfloat16, device=device)
+    matrices = torch.ones(1, 1, 1, dtype=torch.bfloat16, device=device, requires_grad=True)
     y = cvmm_sorted(x, routing, matrices, from_tokens=True, to_tokens=True, implementation=implementation)
     y.sum().backward()
     assert y.dtype == torch.bfloat16 and y.tolist() == x.grad.tolist() == [[300.0]] * 2
+    assert matrices.grad.dtype == torch.bfloat16 and matrices.grad.tolist() == [[[600.0]]]
 
 
 def test_blocks_make_no_copy_of_all_rows():

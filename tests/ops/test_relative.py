@@ -22,6 +22,7 @@ SHAPES = [
     (1, 4, 7, 12, 16),
     (3, 2, 12, 7, 24),
     (1, 2, 65, 65, 8),
+    (2, 3, 0, 3, 4),
 ]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "B{}-H{}-N{}-M{}-D{}".format(*s))
 implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -45,6 +45,34 @@ def test_gradcheck(shape, device):
     assert torch.autograd.gradcheck(lambda *t: spectral_multiply(*t), tuple(inputs.values()))
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_is_transformed_back_is_the_spectrum_of_a_real_function(shape, device, monkeypatch):
+    """cuFFT does not promise to ignore what such a spectrum cannot have."""
+    transform, points = torch.fft.irfft, []
+
+    def strict(spectrum, n, norm):
+        own = [k for k in range(spectrum.size(-1)) if 2 * k % n == 0]
+        assert not spectrum[..., own].imag.any()
+        points.append(n)
+        return transform(spectrum, n, norm=norm)
+
+    monkeypatch.setattr(torch.fft, "irfft", strict)
+    monkeypatch.setattr(torch.fft, "irfft2", None)
+    inputs = make(shape, device)
+    y = spectral_multiply(**inputs, implementation="fft")
+    assert points == [y.size(-1)]
+
+
+@pytest.mark.parametrize("implementation", ["naive", "fft"])
+def test_empty_batches(implementation, device):
+    for shape in (ONE[1], TWO[1]):
+        inputs = make(shape, device)
+        inputs["x"] = inputs["x"][:0].requires_grad_()
+        y = spectral_multiply(**inputs, implementation=implementation)
+        y.sum().backward()
+        assert y.shape == (0, shape[1], *inputs["x"].shape[2:]) and inputs["x"].grad.shape == inputs["x"].shape
+
+
 def test_one_frequency_by_hand(device):
     """cos(2πx) times a + ib is a cos(2πx) − b sin(2πx); the mean and the other frequencies are dropped."""
     x = torch.arange(10, dtype=torch.float64, device=device) / 10

@@ -107,7 +107,7 @@ def test_without_a_file_rules_decide(chosen):
 
 
 def test_measurements_against_a_rule(chosen):
-    """The one to beat is that of the rule at the measured sizes; where nobody does, the rule decides for the call."""
+    """The one to beat is that of the rule for the call; where nobody does, it runs."""
     points = [
         ("cvmm", "float32", (512, 4096, 64), ms(grouped=1.0, blocks=1.2)),
         ("cvmm", "float32", (16, 4096, 64), ms(grouped=1.0, blocks=0.97)),
@@ -117,6 +117,15 @@ def test_measurements_against_a_rule(chosen):
     assert chosen(found, "cvmm", (16, 4096, 64), CPU) == "grouped"
     # Half precision was not measured.
     assert chosen(found, "cvmm", (512, 4096, 64), CPU, torch.bfloat16) == "blocks"
+
+
+def test_the_rule_of_a_call_is_measured_at_the_nearest_sizes(chosen):
+    """On either side of a rule's threshold, what was five times as fast nearby runs."""
+    fast = [("cvmm", "float32", (256, 4096, 64), ms(grouped=10.0, blocks=2.0))]
+    slow = [("cvmm", "float32", (255, 4096, 64), ms(grouped=2.0, blocks=10.0))]
+    for points, name in ((fast, "blocks"), (slow, "grouped")):
+        found = table(points, CPU, cvmm={"grouped": "", "blocks": ""})
+        assert [chosen(found, "cvmm", (rows, 4096, 64), CPU) for rows in (200, 300)] == [name, name]
 
 
 @pytest.fixture

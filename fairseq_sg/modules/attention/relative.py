@@ -135,6 +135,10 @@ class RelativeAttention(SoftmaxAttentionBase):
                 raise UsageError(f"{ENVIRONMENT_VARIABLE}=flex: the operator has no {lacks}; choose {fix}")
             if wanted:
                 return False
+        if named == "flex" and q.device.type == "cpu" and q.requires_grad:
+            raise UsageError(
+                f"{ENVIRONMENT_VARIABLE}=flex: it has no gradients on a CPU; choose a GPU, or another implementation"
+            )
         return q.device.type != "cpu" or named is not None
 
     def _between(self, q: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:

@@ -76,17 +76,13 @@ class _BlockedProduct(torch.autograd.Function):
         grad_x = _Result(blocks, x.shape[1], from_tokens, x) if of_x or of_weights else None
         grad_s = x.new_zeros(len(routing.order)) if of_weights else None
         grad_s_blocks = grad_s.split(blocks.sizes) if of_weights else None
-        grad_matrices = _empty(matrices, blocks) if of_matrices else None
+        grad_matrices = _Gradient(matrices, blocks) if of_matrices else None
         both = zip(blocks.matrices, blocks.read(x, from_tokens), blocks.read(grad, to_tokens), strict=False)
         with autocast_disabled(x.device):
             for b, (matrix, rows, grad_y) in enumerate(both):
                 h = rows.relu() if relu else rows
                 if of_matrices:
-                    a = h if s is None else h * s[b]
-                    if blocks.begins(b):
-                        torch.mm(a.t(), grad_y, out=grad_matrices[matrix])
-                    else:
-                        grad_matrices[matrix].addmm_(a.t(), grad_y)
+                    grad_matrices.add(b, h if s is None else h * s[b], grad_y)
                 if grad_x is None:
                     continue
                 grad_a = torch.mm(grad_y, matrices[matrix].t(), out=grad_x.buffer(b))  # (rows, M)
@@ -99,7 +95,8 @@ class _BlockedProduct(torch.autograd.Function):
                 grad_x.add(b)
         if of_weights:
             grad_s = grad_s.index_select(0, routing.inverse).view_as(weights).to(weights.dtype)
-        return grad_x.finish() if of_x else None, grad_matrices, grad_s, None, None, None, None
+        of_all = grad_matrices.finish() if of_matrices else None
+        return grad_x.finish() if of_x else None, of_all, grad_s, None, None, None, None
 
 
 class _Blocks:
@@ -175,9 +172,27 @@ class _Result:
         return self.sums.to(self.dtype)
 
 
-def _empty(matrices: Tensor, blocks: _Blocks) -> Tensor:
-    """An uninitialized gradient of the matrices, 0 for matrices without rows."""
-    grad = torch.empty_like(matrices, memory_format=torch.contiguous_format)
-    for matrix in set(range(len(matrices))).difference(blocks.matrices):
-        grad[matrix].zero_()
-    return grad
+class _Gradient:
+    """Σ_r aᵀ ∂y of the matrices, (E, M, L), 0 for matrices without rows."""
+
+    def __init__(self, matrices: Tensor, blocks: _Blocks):
+        self.blocks, self.dtype = blocks, matrices.dtype
+        # The sum over the blocks of a matrix. One block is one product, which needs no sum.
+        several = len(blocks.matrices) > len(set(blocks.matrices))
+        dtype = accumulation_dtype(matrices) if several else matrices.dtype
+        self.sums = torch.empty_like(matrices, dtype=dtype, memory_format=torch.contiguous_format)
+        for matrix in set(range(len(matrices))).difference(blocks.matrices):
+            self.sums[matrix].zero_()
+
+    def add(self, block: int, a: Tensor, grad_y: Tensor) -> None:
+        total = self.sums[self.blocks.matrices[block]]
+        if total.dtype != a.dtype:
+            product = torch.mm(a.t(), grad_y)
+            total.copy_(product) if self.blocks.begins(block) else total.add_(product)
+        elif self.blocks.begins(block):
+            torch.mm(a.t(), grad_y, out=total)
+        else:
+            total.addmm_(a.t(), grad_y)
+
+    def finish(self) -> Tensor:
+        return self.sums.to(self.dtype)

@@ -86,7 +86,7 @@ def sort_selection(selection: Tensor, matrices: int, *, complete: bool = False) 
     chosen = 1 if selection.dim() == 1 else selection.shape[1]
     # The fewer bits, the faster the sort.
     dtype = torch.int16 if matrices < torch.iinfo(torch.int16).max else torch.int64
-    flat = selection.reshape(-1)
+    flat = selection.reshape(-1).long()
     keys = torch.where((flat < 0) | (flat >= matrices), matrices, flat).to(dtype)
     keys, order = torch.sort(keys, stable=True)
     inverse = torch.empty_like(order)

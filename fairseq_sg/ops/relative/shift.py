@@ -29,7 +29,7 @@ def relative_logits_shift(q: Tensor, p: Tensor) -> Tensor:
     distances = p.shape[1]
     shape = (batch, heads, queries, distances - queries + 1)
     strides = (queries * distances, batch * queries * distances, distances - 1, 1)
-    return distance_product(q, p).as_strided(shape, strides, queries - 1)
+    return distance_product(q, p).as_strided(shape, strides, max(queries - 1, 0))
 
 
 def distance_product(q: Tensor, p: Tensor) -> Tensor:
