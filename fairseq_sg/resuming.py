@@ -13,6 +13,7 @@ checkpoint of ours.
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import logging
 import math
@@ -53,6 +54,7 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
             _refuse_other(path, "task", name, trainer.cfg.task._name)
         return load(cfg, trainer, **kwargs)
     trainer.task.check_training(trainer)
+    check_options(cfg)
     if option and not PathManager.exists(path):
         raise UsageError(f"there is no checkpoint {path}: check {option}")
     if os.path.isfile(path):
@@ -98,6 +100,25 @@ def checkpoint_path(cfg, suffix: str) -> tuple[str, str]:
 # Checks.
 
 
+def check_options(cfg) -> None:
+    """Raises UsageError for options of checkpoints that contradict each other, or cannot be read."""
+    if cfg.finetune_from_model is not None:
+        others = [f"reset_{part}" for part in ("optimizer", "lr_scheduler", "meters", "dataloader")]
+        given = [name for name in others if getattr(cfg, name)]
+        given += ["restore_file"] if cfg.restore_file != "checkpoint_last.pt" else []
+        if given:
+            raise UsageError(
+                f"--finetune-from-model begins a new training, so {ranges.flag(given[0])} has no place beside it: "
+                "leave one of them out"
+            )
+    try:
+        overrides = ast.literal_eval(cfg.optimizer_overrides)
+    except (ValueError, SyntaxError):
+        overrides = None
+    if not isinstance(overrides, dict):
+        raise UsageError(f"--optimizer-overrides is {cfg.optimizer_overrides!r}: give a dict such as \"{{'lr': 0.1}}\"")
+
+
 def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
     """Compares a checkpoint's options and data with the trainer's.
 
@@ -114,6 +135,13 @@ def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
         trained, given = (values(options.get(group)).get("_name") for options in (there, trainer.cfg))
         if trained not in (None, given) and not allowed:
             _refuse_other(path, group, trained, given)
+    if not begins and not cfg.reset_optimizer and state.get("last_optimizer_state") is None:
+        raise UsageError(
+            f"the checkpoint {path} has no state of the optimizer (--no-save-optimizer-state), so its training cannot "
+            "be resumed: say --finetune-from-model to begin a new training from its weights"
+        )
+    if trainer.cfg.ema.store_ema and "ema" not in (state.get("extra_state") or {}):
+        raise UsageError(f"--store-ema: the checkpoint {path} has no averaged weights: leave the option out")
     data = (state.get("task_state") or {}).get("trained_on")
     trainer.task.check_resumed(data, begins or cfg.reset_dataloader)
     if other := other_options(there, trainer.cfg):
@@ -200,6 +228,9 @@ def nothing_left(trainer) -> str:
     idle, patience = getattr(early_stopping(), "num_runs", 0), trainer.cfg.checkpoint.patience
     if 0 < most <= updates:
         return f"{updates} of {most} updates are made"
+    hours, spent = trainer.cfg.optimization.stop_time_hours, trainer.cumulative_training_time() / 3600
+    if 0 < hours < spent:
+        return f"it took {spent:.2f} hours, and --stop-time-hours is {hours:g}"
     if 0 < patience <= idle:
         return f"the last {idle} validations were no better, and --patience is {patience}"
     return ""

@@ -41,19 +41,26 @@ def checkpoint_options(folder="runs", **options) -> types.SimpleNamespace:
         "restore_file": "checkpoint_last.pt",
         "finetune_from_model": None,
         "patience": -1,
+        "optimizer_overrides": "{}",
     }
     reset = {f"reset_{name}": False for name in ("meters", "dataloader", "lr_scheduler", "optimizer")}
     return types.SimpleNamespace(**chosen | reset | options)
 
 
-def trainer_after(updates: int, task, cfg=None, most: int = 0) -> types.SimpleNamespace:
+def trainer_after(updates: int, task, cfg=None, most=0, hours=0.0, ema=False) -> types.SimpleNamespace:
     names = {"task": "sg_translation", "lr_scheduler": "fixed"}
     named = {group: argparse.Namespace(_name=name) for group, name in names.items()}
     cfg = types.SimpleNamespace(
-        checkpoint=cfg or checkpoint_options(), optimization=types.SimpleNamespace(max_update=most), **named
+        checkpoint=cfg or checkpoint_options(),
+        optimization=types.SimpleNamespace(max_update=most, stop_time_hours=hours),
+        ema=types.SimpleNamespace(store_ema=ema),
+        **named,
     )
     cfg.get = lambda name: vars(cfg).get(name)
-    return types.SimpleNamespace(get_num_updates=lambda: updates, cfg=cfg, task=task, checkpoint_suffix="")
+    return types.SimpleNamespace(
+        get_num_updates=lambda: updates, cumulative_training_time=lambda: 1800.0, cfg=cfg, task=task,
+        checkpoint_suffix="",
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -112,9 +119,10 @@ def test_patience_is_kept_in_checkpoints_of_trainings_that_have_some(running):
     assert Ours().get_checkpoint_dict() == {"patience": {"best": 0.25, "num_runs": 1}}
 
 
-def write(path, task: str, scheduler: str = "fixed") -> None:
+def write(path, task: str, scheduler: str = "fixed", **more) -> None:
     cfg = {"task": {"_name": task}, "lr_scheduler": {"_name": scheduler}}
-    torch.save({"model": {}, "cfg": cfg, "task_state": {"trained_on": {"data": "then"}}}, path)
+    state = {"model": {}, "cfg": cfg, "task_state": {"trained_on": {"data": "then"}}, "last_optimizer_state": {}}
+    torch.save(state | more, path)
 
 
 def test_checks_come_before_the_checkpoint_is_loaded(tmp_path):
@@ -154,6 +162,36 @@ def test_the_task_compares_the_data(option, new_data, tmp_path):
     cfg, task = checkpoint_options(tmp_path, **{option: str(path)}), Ours()
     resuming.begin(lambda *_: (None, "epochs"), cfg, trainer_after(0, task, cfg))
     assert task.checked == ["training", ({"data": "then"}, new_data)]
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"finetune_from_model": "x.pt", "reset_optimizer": True}, "so --reset-optimizer has no place beside it"),
+        ({"finetune_from_model": "x.pt", "restore_file": "y.pt"}, "so --restore-file has no place beside it"),
+        ({"optimizer_overrides": "foo"}, "--optimizer-overrides is 'foo': give a dict"),
+    ],
+)
+def test_options_that_contradict_each_other(options, message):
+    with pytest.raises(UsageError, match=message):
+        begin(Ours(), **options)
+
+
+def test_what_a_checkpoint_lacks(tmp_path):
+    """The optimizer's state and averaged weights; a training without the first would begin at update 0."""
+    path = tmp_path / "other.pt"
+    write(path, "sg_translation", last_optimizer_state=None)
+    cfg = checkpoint_options(tmp_path, restore_file=str(path))
+    with pytest.raises(UsageError, match="has no state of the optimizer"):
+        resuming.begin(None, cfg, trainer_after(0, Ours(), cfg))
+    write(path, "sg_translation")
+    with pytest.raises(UsageError, match="--store-ema: the checkpoint .* has no averaged weights"):
+        resuming.begin(None, cfg, trainer_after(0, Ours(), cfg, ema=True))
+
+
+@pytest.mark.parametrize("hours,left", [(0.0, True), (0.4, False), (0.6, True)])
+def test_no_update_after_the_time_of_a_training(hours, left):
+    assert bool(resuming.nothing_left(trainer_after(3, Ours(), hours=hours))) is not left
 
 
 def test_errors_of_fairseq_name_the_file(tmp_path):

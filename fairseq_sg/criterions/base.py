@@ -156,7 +156,9 @@ class LayerLosses(FairseqCriterion):
     def _outputs(self, model, inputs):
         """The model's outputs, with Values where the orthogonality loss needs them."""
         if not self.value_roles:
-            return model(**inputs)
+            output, extra = model(**inputs)
+            # Some of fairseq's models return None, or a tensor of attention.
+            return output, extra if isinstance(extra, dict) else {}
         shown = getattr(model, "attention_roles", ())
         missing = [role for role in self.value_roles if role not in shown]
         if not shown:

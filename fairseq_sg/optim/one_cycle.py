@@ -70,6 +70,15 @@ class OneCycle(FairseqLRScheduler):
             )
         self.step_update(0)
 
+    @staticmethod
+    def check_options(cfg) -> None:
+        """Raises UsageError for options that contradict each other, before data are loaded; ``cfg`` is the whole."""
+        if getattr(cfg.optimizer, "step_graphs", 0) and not cfg.lr_scheduler.one_cycle_constant_beta1:
+            raise UsageError(
+                "--lr-scheduler one_cycle changes Adam's β₁ at each update, and --step-graphs records it once: give "
+                "--one-cycle-constant-beta1, or leave --step-graphs out"
+            )
+
     def between(self, outer: float, peak: float, end: float, update: int) -> float:
         """The value at an update of what goes from ``outer`` to ``peak`` and then to ``end``."""
         if update <= self.top:

@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from fairseq import utils
@@ -52,6 +53,20 @@ class SGTask:
     def manifests(self) -> list[dict[str, Any]]:
         """``dataset.json`` of every folder."""
         return [read_manifest(folder) for folder in utils.split_paths(self.cfg.data)]
+
+    def check_folders(self) -> None:
+        """Raises UsageError where a folder has other dictionaries than the first, by which all folders are read."""
+        first, *others = utils.split_paths(self.cfg.data)
+        for path in sorted(Path(first).glob("dict.*.txt")) if others else ():
+            words = hash_of_words(Dictionary.load(str(path)))
+            for folder in others:
+                other = Path(folder) / path.name
+                if not other.is_file() or hash_of_words(Dictionary.load(str(other))) != words:
+                    raise UsageError(
+                        f"{other} has other words than {path}, or another order of words, and all folders are read by "
+                        f"the first one's: `python -m data_prep reorder {folder} --like {first} --out NEW` makes one "
+                        "where the words are the same"
+                    )
 
     # The record of the data in checkpoints.
 
@@ -237,7 +252,7 @@ class SGTask:
             )
         cfg = trainer.cfg.checkpoint
         metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric
-        if trainer.cfg.dataset.disable_validation or cfg.no_save:
+        if trainer.cfg.dataset.disable_validation:
             return
         if metric.startswith(SMALLEST if largest else LARGEST):
             change = (
@@ -247,7 +262,10 @@ class SGTask:
         # fairseq reads it in the logs of every subset.
         for subset in trainer.cfg.dataset.valid_subset.split(",") if metric != "loss" else ():
             known = measured(trainer, subset)
-            if metric not in known and metric not in self.measured_by_type(subset, known):
+            # Of the training set, types are not measured; of a part of a subset, not all.
+            data = trainer.cfg.dataset
+            whole = subset != data.train_subset and data.max_valid_steps is None
+            if metric not in known and metric not in (self.measured_by_type(subset, known) if whole else ()):
                 raise UsageError(
                     f"--best-checkpoint-metric is {metric!r}, and a validation on {subset!r} measures "
                     f"{', '.join(known)}"

@@ -140,6 +140,7 @@ class SGTranslationTask(SGTask, TranslationTask):
                 "padding here"
             )
         task = super().setup_task(cfg, **kwargs)
+        task.check_folders()
         task.breakdown = Breakdown(cfg.data, cfg.accuracy_by)
         return task
 

@@ -34,3 +34,9 @@ def test_roles_that_the_model_does_not_have_are_refused(monkeypatch):
     monkeypatch.setattr(stock, "attention_roles", ("decoder",), raising=False)
     with pytest.raises(UsageError, match="--orthogonality-roles has encoder: the model has decoder alone"):
         criterion(0.1)._outputs(stock, {"src_tokens": None})
+
+
+@pytest.mark.parametrize("second", [None, "attention"])
+def test_a_model_with_another_second_output(second):
+    """fairseq's LSTM returns None, its convolutional model a tensor."""
+    assert criterion(0.0)._outputs(lambda src_tokens: (1, second), {"src_tokens": None}) == (1, {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("fairseq")
@@ -66,6 +68,15 @@ def test_beta1_can_stay():
 def test_the_number_of_updates_is_needed():
     with pytest.raises(UsageError, match="give --max-update"):
         schedule(0)
+
+
+def test_recorded_steps_have_one_beta1():
+    def cfg(**options):
+        return SimpleNamespace(optimizer=SimpleNamespace(step_graphs=4), lr_scheduler=SimpleNamespace(**options))
+
+    with pytest.raises(UsageError, match="give --one-cycle-constant-beta1, or leave --step-graphs out"):
+        OneCycle.check_options(cfg(one_cycle_constant_beta1=False))
+    OneCycle.check_options(cfg(one_cycle_constant_beta1=True))
 
 
 def test_an_optimizer_without_beta1():

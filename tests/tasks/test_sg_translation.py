@@ -317,6 +317,17 @@ def test_missing_folder_also_as_one_of_several(folder, tmp_path):
         task(f"{folder}:{tmp_path}/none")
 
 
+def test_folders_with_other_dictionaries(folder, tmp_path):
+    """All folders are read by the first one's dictionaries."""
+    other = write_folder(tmp_path / "other", {"train": random_pairs(3, 0)})
+    task(f"{folder}:{other}")
+    words = (other / "dict.tgt.txt").read_text().splitlines(keepends=True)
+    (other / "dict.tgt.txt").write_text("".join(reversed(words)))
+    with pytest.raises(UsageError, match=f"{other}/dict.tgt.txt has other words than {folder}/dict.tgt.txt"):
+        task(f"{folder}:{other}")
+    task(other)
+
+
 def test_a_folder_without_binary_pairs(tmp_path):
     """A text for language models, or one of --raw-only."""
     (tmp_path / "dataset.json").write_text("{}")
