@@ -320,12 +320,12 @@ def test_missing_folder_also_as_one_of_several(folder, tmp_path):
 def test_folders_with_other_dictionaries(folder, tmp_path):
     """All folders are read by the first one's dictionaries."""
     other = write_folder(tmp_path / "other", {"train": random_pairs(3, 0)})
-    task(f"{folder}:{other}")
+    task(f"{folder}:{other}", ["train"])
     words = (other / "dict.tgt.txt").read_text().splitlines(keepends=True)
     (other / "dict.tgt.txt").write_text("".join(reversed(words)))
     with pytest.raises(UsageError, match=f"{other}/dict.tgt.txt has other words than {folder}/dict.tgt.txt"):
-        task(f"{folder}:{other}")
-    task(other)
+        task(f"{folder}:{other}", ["train"])
+    task(other, ["train"])
 
 
 def test_a_folder_without_binary_pairs(tmp_path):
