@@ -229,7 +229,7 @@ def nothing_left(trainer) -> str:
     if 0 < most <= updates:
         return f"{updates} of {most} updates are made"
     hours, spent = trainer.cfg.optimization.stop_time_hours, trainer.cumulative_training_time() / 3600
-    if 0 < hours < spent:
+    if updates > 0 and 0 < hours < spent:
         return f"it took {spent:.2f} hours, and --stop-time-hours is {hours:g}"
     if 0 < patience <= idle:
         return f"the last {idle} validations were no better, and --patience is {patience}"

@@ -189,9 +189,10 @@ def test_what_a_checkpoint_lacks(tmp_path):
         resuming.begin(None, cfg, trainer_after(0, Ours(), cfg, ema=True))
 
 
-@pytest.mark.parametrize("hours,left", [(0.0, True), (0.4, False), (0.6, True)])
-def test_no_update_after_the_time_of_a_training(hours, left):
-    assert bool(resuming.nothing_left(trainer_after(3, Ours(), hours=hours))) is not left
+@pytest.mark.parametrize("updates,hours,left", [(3, 0.0, True), (3, 0.4, False), (3, 0.6, True), (0, 0.4, True)])
+def test_no_update_after_the_time_of_a_training(updates, hours, left):
+    """A training that begins makes one update, whatever its time."""
+    assert bool(resuming.nothing_left(trainer_after(updates, Ours(), hours=hours))) is not left
 
 
 def test_errors_of_fairseq_name_the_file(tmp_path):

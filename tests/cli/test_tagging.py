@@ -104,7 +104,7 @@ def test_a_dnc_classifies(common_folder, tmp_path):
         ("--arch sg_dnc --mask-floor 0.1", "--mask-floor is for masks: add --memory-mask"),
         ("--arch sg_dnc --memory-cells 0", "--memory-cells is 0"),
         ("--arch sg_dnc --controller gru", "unknown controller 'gru'"),
-        ("--arch sg_dnc --compile reduce-overhead", "--compile is 'reduce-overhead': sg_dnc compiles a step"),
+        ("--arch sg_dnc --compile reduce-overhead", "--compile is 'reduce-overhead': choose from none, default"),
         ("--arch sg_dnc --input-embedding codes", "--input-embedding is 'codes': choose from learned, bits"),
         ("--arch sg_lstm --task sg_classification --criterion classification", "the targets of .* are no classes"),
     ],
