@@ -151,11 +151,7 @@ def _check_evaluation(parser: argparse.ArgumentParser, chosen: argparse.Namespac
     for path in chosen.path.split(os.pathsep):
         if os.path.isdir(path):
             parser.error(f"--path {path} is a folder: name a checkpoint in it, such as {path}/checkpoint_best.pt")
-    try:
-        overrides = ast.literal_eval(chosen.model_overrides)
-    except (ValueError, SyntaxError):
-        overrides = None
-    if not isinstance(overrides, dict):
+    if ranges.literal_dict(chosen.model_overrides) is None:
         parser.error(
             f"--model-overrides is {chosen.model_overrides!r}: give a dict such as \"{{'encoder_layers': 4}}\""
         )

@@ -188,8 +188,7 @@ def choices(option: str) -> list[str]:
     """The mechanisms that an option chooses from; [] for an option that does not choose a mechanism."""
     from fairseq_sg.models.checks import REGISTRIES
 
-    registries = [r for r in REGISTRIES if ranges.flag(option) in r.option.split(", ")]
-    return sorted(name for registry in registries for name in registry)
+    return sorted(name for registry in REGISTRIES if option in registry.choosers for name in registry)
 
 
 def sizes_of(architecture: str | None) -> dict[str, Any]:

@@ -41,6 +41,15 @@ def check_value(name: str, value: Any, limits: Mapping[str, Any]) -> None:
             raise UsageError(f"{flag(name)} is {value}: choose {wording(declared) or 'a number'}")
 
 
+def literal_dict(text: str) -> dict[Any, Any] | None:
+    """The dict that a text writes as a Python literal, as fairseq reads ``--…-overrides``; None for another text."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def flag(name: str) -> str:
     """The option on the command line: ``qk_norm`` -> ``--qk-norm``."""
     return "--" + name.replace("_", "-")

@@ -13,7 +13,6 @@ checkpoint of ours.
 from __future__ import annotations
 
 import argparse
-import ast
 import functools
 import logging
 import math
@@ -111,11 +110,7 @@ def check_options(cfg) -> None:
                 f"--finetune-from-model begins a new training, so {ranges.flag(given[0])} has no place beside it: "
                 "leave one of them out"
             )
-    try:
-        overrides = ast.literal_eval(cfg.optimizer_overrides)
-    except (ValueError, SyntaxError):
-        overrides = None
-    if not isinstance(overrides, dict):
+    if ranges.literal_dict(cfg.optimizer_overrides) is None:
         raise UsageError(f"--optimizer-overrides is {cfg.optimizer_overrides!r}: give a dict such as \"{{'lr': 0.1}}\"")
 
 

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf, open_dict
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.registry import Registry
+from fairseq_sg.registry import Registry, option_names
 
 #: Removed options of models and criteria: name -> (old default, what holds instead).
 REMOVED: dict[str, tuple[Any, str]] = {
@@ -215,7 +215,7 @@ def refuse_unused_options(config: Any, registries: Iterable[Registry], used: set
         for f in dataclasses.fields(options):
             takers.setdefault(f.name, []).append(mechanism)
             defaults[f.name] = f.default
-    taken = {f.name for cls in used if cls.options is not None for f in dataclasses.fields(cls.options)}
+    taken = {name for cls in used for name in option_names(cls.options)}
     for name, mechanisms in takers.items():
         value = getattr(config, name)
         if name not in taken and value != defaults[name]:

@@ -11,7 +11,7 @@ bring positions depend on it through their distances.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from fairseq.models import BaseFairseqModel, register_model
@@ -28,6 +28,7 @@ from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.operator import Downsampling, FieldScaling, SpectralDecoder, Upsampling, coordinates
+from fairseq_sg.registry import option_names
 
 #: Options of layers beside those of mechanisms.
 OF_LAYERS = (
@@ -133,7 +134,7 @@ def check_without_layers(config) -> None:
 
     The values that architectures set are let through: ``sg_operator_darcy --encoder-layers 0`` is a model.
     """
-    of_mechanisms = {f.name for _, options in options_by_mechanism(MECHANISMS) for f in fields(options)}
+    of_mechanisms = {name for _, options in options_by_mechanism(MECHANISMS) for name in option_names(options)}
     for name in (*OF_LAYERS, *sorted(of_mechanisms)):
         set_by_us = [values.get(name) for values in OPERATOR_ARCHITECTURES.values()]
         if getattr(config, name) not in (configuration.dataclass.declared[name], *set_by_us):

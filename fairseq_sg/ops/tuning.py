@@ -105,13 +105,13 @@ class Tuning:
 
         Sizes are compared by their powers of two.
         """
-        key = (operator, dtype, classes(sizes), self.working(operator, dtype, rule))
+        key = (operator, dtype, classes(sizes), rule)
         if key not in self._chosen:
             self._chosen[key] = self._fastest(*key)
         return self._chosen[key]
 
     def _fastest(self, operator: str, dtype: torch.dtype, wanted: tuple[int, ...], rule: str) -> str:
-        name = dtype_name(dtype)
+        name, rule = dtype_name(dtype), self.working(operator, dtype, rule)
         points = [point for point in self.points if point.operator == operator]
         points = [p for p in points if p.dtype == name] or [p for p in points if p.dtype == SAME_AS.get(name)]
         if not points or not wanted:

@@ -259,11 +259,11 @@ class SGTask:
                 "leave --maximize-best-checkpoint-metric out" if largest else "add --maximize-best-checkpoint-metric"
             )
             raise UsageError(f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best: {change}")
+        data = trainer.cfg.dataset
         # fairseq reads it in the logs of every subset.
-        for subset in trainer.cfg.dataset.valid_subset.split(",") if metric != "loss" else ():
+        for subset in data.valid_subset.split(",") if metric != "loss" else ():
             known = measured(trainer, subset)
             # Of the training set, types are not measured; of a part of a subset, not all.
-            data = trainer.cfg.dataset
             whole = subset != data.train_subset and data.max_valid_steps is None
             if metric not in known and metric not in (self.measured_by_type(subset, known) if whole else ()):
                 raise UsageError(
