@@ -148,7 +148,10 @@ def _check_evaluation(parser: argparse.ArgumentParser, chosen: argparse.Namespac
     """Ends a command on a checkpoint that names none, or whose --model-overrides are no dict."""
     if not chosen.path:
         parser.error("--path is missing: name the checkpoint, such as --path checkpoints/NAME/checkpoint_best.pt")
-    for path in chosen.path.split(os.pathsep):
+    paths = chosen.path.split(os.pathsep)
+    if len(paths) > 1 and not {"--beam", "--context-window"} & set(parser._option_string_actions):
+        parser.error(f"this command evaluates one checkpoint: choose one of --path {', '.join(paths)}")
+    for path in paths:
         if os.path.isdir(path):
             parser.error(f"--path {path} is a folder: name a checkpoint in it, such as {path}/checkpoint_best.pt")
     if ranges.literal_dict(chosen.model_overrides) is None:
@@ -161,7 +164,7 @@ def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
     """Reads the checkpoints of ``--path``, unless ``--task`` names a task that is not ours.
 
     Raises UsageError for a checkpoint that is not there, that cannot be read, or whose task is not registered. The same
-    for ``--model-overrides`` of an option that no model of ours has: fairseq ignores names that it does not find.
+    for ``--model-overrides`` of an option that no model of ours has, which fairseq ignores, or of another type.
     """
     from fairseq.file_io import PathManager
     from fairseq.tasks import TASK_REGISTRY
@@ -172,6 +175,7 @@ def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
     if other_task or renamed:
         return
     known: set[str] = set()
+    kinds: dict[str, typing.Any] = {}
     for path in chosen.path.split(os.pathsep):
         if not PathManager.exists(path):
             raise UsageError(f"there is no checkpoint {path}: check --path")
@@ -184,9 +188,22 @@ def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
             )
         if checkpoints.is_ours(TASK_REGISTRY.get(task)):
             known |= {*state["cfg"], *checkpoints.option_names(state["cfg"])}
-    unknown = [name for name in ast.literal_eval(chosen.model_overrides) if name not in known]
-    if known and unknown:
-        raise UsageError(f"--model-overrides names {unknown[0]!r}, which is not an option of the model that is loaded")
+            kinds |= _kinds(state["cfg"])
+    for name, value in ast.literal_eval(chosen.model_overrides).items():
+        if known and name not in known:
+            raise UsageError(f"--model-overrides names {name!r}, which is not an option of the model that is loaded")
+        if name in kinds:
+            ranges.check_type(name, value, kinds[name])
+
+
+def _kinds(cfg: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
+    """The types that a checkpoint's task and model declare for their options, by name."""
+    found = {}
+    for group in ("task", "model"):
+        options = checkpoints.values(cfg[group])
+        declared = dataclasses_of(group).get(options.get("_name") or options.get("arch"))
+        found |= typing.get_type_hints(declared) if declared else {}
+    return found
 
 
 def _trains(parser: argparse.ArgumentParser) -> bool:

@@ -13,12 +13,14 @@ import ast
 import json
 import math
 import operator
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from fairseq_sg.errors import UsageError
 
+_TYPES = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 _INSIDE = {"least": operator.ge, "above": operator.gt, "most": operator.le, "below": operator.lt}
 
 
@@ -39,6 +41,20 @@ def check_value(name: str, value: Any, limits: Mapping[str, Any]) -> None:
         inside = math.isfinite(number) if declared else not math.isnan(number)
         if not inside or not all(_INSIDE[key](number, limit) for key, limit in declared.items()):
             raise UsageError(f"{flag(name)} is {value}: choose {wording(declared) or 'a number'}")
+
+
+def check_type(name: str, value: Any, kind: Any) -> None:
+    """Raises UsageError where an option of the type ``kind``, or Optional of it, has a value of another type.
+
+    An integer is a number, too. Types that are no single class are not checked.
+    """
+    kinds = [one for one in typing.get_args(kind) or (kind,) if one is not type(None)]
+    wanted = kinds[0] if len(kinds) == 1 and typing.get_origin(kind) is not list else None
+    if wanted not in _TYPES or value is None:
+        return
+    fits = isinstance(value, (int, float) if wanted is float else wanted)
+    if not fits or isinstance(value, bool) != (wanted is bool):
+        raise UsageError(f"{flag(name)} is {value!r}: choose {_TYPES[wanted]}")
 
 
 def literal_dict(text: str) -> dict[Any, Any] | None:

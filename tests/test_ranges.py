@@ -61,3 +61,21 @@ def test_values_outside(values, message):
     with pytest.raises(UsageError) as error:
         ranges.check(Options, values)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "value,kind",
+    [(1, int), (1, float), (0.5, float | None), (None, int | None), (True, bool), ("1", str), ([1], list[int])],
+)  # fmt: skip
+def test_values_of_the_type(value, kind):
+    ranges.check_type("width", value, kind)
+
+
+@pytest.mark.parametrize(
+    "value,kind,wanted",
+    [("ten", int, "a whole number"), (1.5, int, "a whole number"), (True, int, "a whole number"),
+     ("1", float | None, "a number"), (1, bool, "True or False"), (1, str | None, "text")],
+)  # fmt: skip
+def test_values_of_another_type(value, kind, wanted):
+    with pytest.raises(UsageError, match=f"^--width is {value!r}: choose {wanted}$"):
+        ranges.check_type("width", value, kind)

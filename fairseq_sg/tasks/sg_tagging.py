@@ -23,7 +23,6 @@ from torch import Tensor
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.bits import bits_of
-from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
 
 
@@ -62,8 +61,8 @@ class SGTaggingTask(SGTranslationTask):
             )
         task = super().setup_task(cfg, **kwargs)
         ranges.check(SGTaggingConfig, {"output": cfg.output})
-        for folder in utils.split_paths(cfg.data):
-            manifest = read_manifest(folder)
+        folders = utils.split_paths(cfg.data)
+        for folder, manifest in zip(folders, task.manifests, strict=True):
             if "no_label" not in manifest:
                 raise UsageError(
                     f"the targets of {folder} are not aligned with its sources (its dataset.json has no no_label): "
@@ -72,6 +71,12 @@ class SGTaggingTask(SGTranslationTask):
                 )
             if cfg.output == "bits" and "bits" not in manifest:
                 raise UsageError(f"--output bits needs words of bits, and {folder} has others: choose --output words")
+            for name in ("no_label", "bits"):
+                if manifest.get(name) != task.manifests[0].get(name):
+                    raise UsageError(
+                        f"{folder} has other labels than {folders[0]} ({name} of their dataset.json differs), and all "
+                        "folders are read as the first one: train on one of them"
+                    )
         return task
 
     def _keep_form_of_sources(self, no_bos: bool) -> None:

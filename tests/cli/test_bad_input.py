@@ -170,6 +170,12 @@ def test_overrides_of_an_option_that_there_is_not(command, checkpoint, data):
     assert_refused(run(command, *evaluation(data, checkpoint, *overrides)), message)
 
 
+def test_overrides_of_another_type(checkpoint, data):
+    overrides = ["--model-overrides", "{'encoder_layers': 'two'}", "--batch-size", "64"]
+    message = "--encoder-layers is 'two': choose a whole number"
+    assert_refused(run("fairseq-validate", *evaluation(data, checkpoint, *overrides)), message)
+
+
 def test_a_checkpoint_that_is_not_there(data, tmp_path):
     missing = tmp_path / "none.pt"
     assert_refused(

@@ -96,6 +96,7 @@ def test_what_must_be_given():
             ["--task", "sg_translation", "--qk-norm", "l2"],
             "--qk-norm is an option of a training, with --arch sg_encoder, .*: a checkpoint keeps what it was .*",
         ),
+        ("validate", ["--path", "one.pt:two.pt"], "this command evaluates one checkpoint: .* one.pt, two.pt"),
     ],
 )
 def test_other_commands(command, more, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from argparse import Namespace
 
 import pytest
@@ -93,6 +94,14 @@ def test_folder_without_labels_of_words(tmp_path):
     classes = write_labelled(tmp_path / "classes")
     with pytest.raises(UsageError, match=f"the targets of {classes} are not aligned with its sources"):
         task(classes)
+
+
+def test_folders_with_different_labels(words, tmp_path):
+    plain = write_labelled_words(tmp_path / "plain", bits=False)
+    shutil.copy(words / "dict.src.txt", plain)
+    shutil.copy(words / "dict.tgt.txt", plain)
+    with pytest.raises(UsageError, match=f"{plain} has other labels than {words} \\(bits of their dataset.json"):
+        task(f"{words}:{plain}")
 
 
 def test_nothing_is_generated(words):
