@@ -18,6 +18,7 @@ import contextlib
 import difflib
 import functools
 import os
+import re
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -139,9 +140,26 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
     # fairseq-generate goes on without ``call_main``.
     for name, value in vars(parsed).items() if isinstance(parsed, argparse.Namespace) and not training else ():
         ranges.check_value(name, value, FAIRSEQ.get(name, {}))
-    if not training and not suppress_defaults:
+    if training:
+        _check_interpolations(parser, parsed)
+    elif not suppress_defaults:
         _check_checkpoints(chosen, given)
     return parsed
+
+
+def _check_interpolations(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
+    """Ends a training whose model takes an option from the task that the task does not have."""
+    model, task = (dataclasses_of(group).get(name) for group, name in (("model", parsed.arch), ("task", parsed.task)))
+    if model is None or task is None:
+        return
+    has = {f.name for f in fields(task)}
+    for f in fields(model):
+        found = re.fullmatch(r"\$\{task\.(\w+)\}", str(f.default))
+        if found and found[1] not in has:
+            parser.error(
+                f"--arch {parsed.arch} takes {ranges.flag(found[1])} from the task, and --task {parsed.task} does not "
+                "have it: choose another --arch, or another --task"
+            )
 
 
 def _check_evaluation(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:

@@ -75,6 +75,15 @@ def test_a_mistake_is_one_line(options, message):
     assert_one_line(run("fairseq-train", *words(*options)), message, 2)
 
 
+def test_a_model_that_needs_an_option_of_another_task():
+    given = "--user-dir fairseq_sg --task sg_language_modeling --arch transformer_lm --optimizer adam".split()
+    message = (
+        "--arch transformer_lm takes --add-bos-token from the task, and --task sg_language_modeling does not have "
+        "it: choose another --arch, or another --task"
+    )
+    assert_one_line(run("fairseq-train", FOLDER, *given), message, 2)
+
+
 def test_what_must_be_given():
     missing = {"--arch": "sg_transformer", "--optimizer": "torch_adam"}
     for option, example in missing.items():
