@@ -329,13 +329,13 @@ def check(cfg, command: str) -> None:
             cls.check_options(cfg)
     if command == "train" and cfg.optimizer is None:
         raise UsageError("--optimizer is missing: give one, such as torch_adam")
+    if command in ("train", "validate") and cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
+        raise UsageError("a batch has no size: give --batch-size (sentences) or --max-tokens")
     if command == "train":
         try:
             os.makedirs(cfg.checkpoint.save_dir, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--save-dir {cfg.checkpoint.save_dir} cannot be made: {error.strerror}") from error
-    if command in ("train", "validate") and cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
-        raise UsageError("a batch has no size: give --batch-size (sentences) or --max-tokens")
 
 
 def groups(cfg) -> dict[str, tuple[str | None, type | None]]:

@@ -91,6 +91,7 @@ def test_what_must_be_given():
         assert result.out + result.err == f"error: {option} is missing: give one, such as {example}\n"
     message = "a batch has no size: give --batch-size (sentences) or --max-tokens"
     assert_one_line(run("fairseq-train", *words(without=("--batch-size", "--batch-size-valid"))), message, 1)
+    assert not Path("no").exists()
 
 
 @pytest.mark.parametrize(
