@@ -63,7 +63,8 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         for batch in loaded.batches(dataset, args.batch_size, args.limit):
             logits = loaded.model(**batch["net_input"])[0]
             # fairseq sorts a batch by length.
-            right[batch["id"].cpu()] = exactly_right(loaded, logits, batch["target"]).cpu()
+            of_each, real = right_tokens(loaded, logits, batch["target"])
+            right[batch["id"].cpu()] = (of_each | ~real).all(-1).cpu()
         if args.by == "type":
             groups = types(loaded, name, result.facts["types"])
         else:
@@ -77,20 +78,18 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
             f"  {group}: {row['accuracy']:.2f} % of {row['sentences']} sentences" for group, row in table.items()
         ]
     if args.by != "type":
-        trained = lengths(loaded, loaded.subset(loaded.task.cfg.train_subset), args.by)
-        result.facts["training"] = [int(trained.min()), int(trained.max())]
+        trained = loaded.trained_lengths(args.by.removesuffix("_length"))
+        result.facts |= {"training": list(trained)} if trained else {}
     return result
-
-
-def exactly_right(loaded: Loaded, logits: Tensor, target: Tensor) -> Tensor:
-    """Whether each sentence is right, bool (B,): logits (B, N, V) with target (B, N); for a classifier (B, K)."""
-    right, real = right_tokens(loaded, logits, target)
-    return (right | ~real).all(-1)
 
 
 def right_tokens(loaded: Loaded, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The right tokens of the target and its tokens that are not padding, bool (B, N); for a
     classifier its class (B, 1); where words have labels, the right labels and all of them (B, N).
+
+    Args:
+        logits: (B, N, V); for a classifier (B, K).
+        target: (B, N).
     """
     if loaded.labels_words:
         return loaded.task.right(logits, target), loaded.task.asked(target)

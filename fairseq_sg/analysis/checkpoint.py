@@ -35,7 +35,7 @@ class Loaded:
     """A trained model in evaluation mode with its task.
 
     ``data`` is the folder, ``arch`` the architecture's name, ``cfg`` the training's configuration,
-    ``updates`` the number of its updates.
+    ``updates`` the number of its updates, and ``trained_on`` its data.
     """
 
     model: nn.Module
@@ -45,6 +45,7 @@ class Loaded:
     device: torch.device
     cfg: Any
     updates: int
+    trained_on: str
 
     @property
     def has_decoder(self) -> bool:
@@ -70,11 +71,23 @@ class Loaded:
     @property
     def longest_target(self) -> int | None:
         """The maximum target length over all subsets, with the end symbol; None without targets."""
+        return max(map(int, self._sizes(self.data, "*", "target")), default=None)
+
+    def trained_lengths(self, side: str) -> tuple[int, int] | None:
+        """The least and most words of a ``side``, "source" or "target", in training, of all its folders; None where
+        they are gone.
+        """
+        sizes = self._sizes(self.trained_on, self.task.cfg.train_subset, side) - 1  # without the end symbol
+        return (int(sizes.min()), int(sizes.max())) if len(sizes) else None
+
+    def _sizes(self, data: str, subset: str, side: str) -> np.ndarray:
+        """The tokens of every sentence in the files of some folders, with the end symbol."""
         task = self.task.cfg
-        ending = f".{task.source_lang}-{task.target_lang}.{task.target_lang}.idx"
-        paths = Path(utils.split_paths(self.data)[0]).glob(f"*{ending}")
-        files = (load_indexed_dataset(str(path.with_suffix("")), self.task.target_dictionary) for path in paths)
-        return max((int(file.sizes.max()) for file in files if len(file)), default=None)
+        lang, dictionary = getattr(task, f"{side}_lang"), getattr(self.task, f"{side}_dictionary")
+        ending = f"{subset}.{task.source_lang}-{task.target_lang}.{lang}.idx"
+        paths = [path for folder in utils.split_paths(data) for path in Path(folder).glob(ending)]
+        files = [load_indexed_dataset(str(path.with_suffix("")), dictionary) for path in paths]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(np.asarray(file.sizes) for file in files)])
 
     def subset(self, name: str) -> Any:
         """Loads a subset of the data folder. Raises UsageError for an unknown or empty one."""
@@ -159,12 +172,12 @@ def load(
     for name in overrides:
         if name not in known:
             raise UsageError(f"--model-overrides names {name!r}, which is not an option in {checkpoint}")
-    data = overrides.get("data", cfg.task.data) if data is None else data
+    trained_on = cfg.task.data
+    data = overrides.get("data", trained_on) if data is None else data
     folder = utils.split_paths(data or "")[:1]
     if not folder or not os.path.isdir(folder[0]):
-        trained = cfg.task.data
-        which = f"{data}, which the checkpoint was trained on," if data == trained else data
-        more = "" if data == trained else f"; the checkpoint was trained on {trained}"
+        which = f"{data}, which the checkpoint was trained on," if data == trained_on else data
+        more = "" if data == trained_on else f"; the checkpoint was trained on {trained_on}"
         raise UsageError(f"the data folder {which} does not exist: give one with --data{more}")
     if "accuracy_by" in known:
         # Makes the task read the types of all examples.
@@ -186,7 +199,7 @@ def load(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
-    loaded = Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg, updates)
+    loaded = Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg, updates, trained_on)
     if loaded.reads_images and "images" not in kinds:
         raise UsageError(f"{arch} was trained on images: this analysis needs a model of words")
     return loaded

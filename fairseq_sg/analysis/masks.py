@@ -168,6 +168,10 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     examples = open_examples(loaded, args.subset, args.data)
     chosen = np.flatnonzero(examples.choose(part))
     evaluated = [open_examples(loaded, name, args.data) for name in evaluated_subsets(loaded, args)]
+    names = [one.name for one in evaluated]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--evaluate has two subsets with the name {name} in tables: rename one of their folders")
     if args.save_checkpoint:
         check_writable("--save-checkpoint", args.save_checkpoint)
     parameters, idle = maskable(loaded, args.parameters)
@@ -302,7 +306,7 @@ def train(
 ) -> dict[str, Tensor]:
     """The trained logits by name, on the CPU. ``--resume`` continues from the state file, to the bit.
 
-    Raises UsageError for a state file of another training, or with more steps.
+    Raises UsageError for a state file that cannot be read, or with more steps.
     """
     criterion = loaded.task.build_criterion(loaded.cfg.criterion).to(loaded.device).eval()
     masks = WeightMasks(parameters, args.initial_logit)
@@ -317,8 +321,8 @@ def train(
         "examples": hashlib.sha256(chosen.tobytes()).hexdigest(),
     }
     request["subset"] = examples.name
-    if args.resume and os.path.isfile(state_file):
-        state = read_state(state_file, request)
+    state = read_state(state_file, request) if args.resume and os.path.isfile(state_file) else None
+    if state:
         training.load_state_dict(state["training"])
         draw.set_state(state["draw"])
         if training.steps > args.steps:
@@ -352,8 +356,11 @@ def save_state(path: str, state: Mapping[str, Any]) -> None:
         torch.save(state, temporary)
 
 
-def read_state(path: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises UsageError for a file that cannot be read, or that belongs to other options."""
+def read_state(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The state of an interrupted training; None, with a message, for one of other options or of another network.
+
+    Raises UsageError for a file that cannot be read.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         before = state["request"]
@@ -363,10 +370,11 @@ def read_state(path: str, request: Mapping[str, Any]) -> dict[str, Any]:
     different = [name for name in request if before.get(name) != request[name]]
     if different:
         name = different[0]
-        raise UsageError(
-            f"{path} is of another training: {name} was {before.get(name)} and is {request[name]}. Omit --resume, or "
-            "choose another --out"
+        print(
+            f"{path} is of another training ({name} was {before.get(name)}, and is {request[name]}): the masks are "
+            "trained from the start"
         )
+        return None
     return state
 
 

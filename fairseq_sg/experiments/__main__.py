@@ -18,21 +18,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import recipe as recipes
 from fairseq_sg.experiments import report, results
 from fairseq_sg.experiments.jobs import exit_with, run_all
-from fairseq_sg.experiments.memory import Guard, visible_gpus
+from fairseq_sg.experiments.memory import Guard
 from fairseq_sg.experiments.plan import Plan, Trial, make_plan
-from fairseq_sg.experiments.records import diverged, saved
+from fairseq_sg.experiments.records import diverged, saved, visible_gpus
 from fairseq_sg.experiments.results import Results
 
 
@@ -216,21 +217,38 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
     """Writes PREFIX.json and what is rendered from it, and prints the table."""
     from fairseq_sg.experiments import by_length, render
 
-    found = results.collect(plan, trials)
-    earlier = _earlier(prefix)
-    if plan.recipe.by_length:
-        found.bleu = by_length.score(plan, trials, found, earlier.bleu if earlier else None)
-    found = results.merged(earlier, found, _file(prefix)) if earlier else found
-    found.write(_file(prefix))
-    written = render.write_pages(found, prefix)
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(prefix.parent):
+        found, earlier = results.collect(plan, trials), _earlier(prefix)
+        found = results.merged(earlier, found, _file(prefix)) if earlier else found
+        # Without BLEU by length, which may fail where the rest is right.
+        found.write(_file(prefix))
+        written = render.write_pages(found, prefix)
+        if plan.recipe.by_length:
+            found.bleu = by_length.score(plan, trials, found, found.bleu)
+            found.write(_file(prefix))
+            written = render.write_pages(found, prefix)
     print(f"\n{plan.recipe.title}\n{report.about_source(plan.recipe)}\n")
     lines = report.lines(found)
     print(report.as_text(report.table(plan.recipe, lines)))
-    print("\n" + "\n".join(report.legend(plan.recipe, {line.row for line in lines})).replace("`", ""))
+    print(
+        "\n" + "\n".join(report.legend(plan.recipe, {line.row for line in lines}, found.steps_scale)).replace("`", "")
+    )
     if found.bleu:
         print("\n" + by_length.as_tables(found.bleu))
     print(f"\nresults: {', '.join([str(_file(prefix)), *(path.name.removeprefix(prefix.name) for path in written)])}")
     print(f"logs: {plan.out}/*/train.log, checkpoints: {plan.out}/*/{trials[0].run.checkpoint.name}")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lets one process at a time read, unite and write the results of a folder."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _prefix(args: argparse.Namespace, plan: Plan) -> Path:
@@ -284,7 +302,7 @@ def slurm_script(plan: Plan, recipe: str, jobs: int | None) -> str:
             "#!/usr/bin/env bash",
             f"#SBATCH --job-name=sg-{plan.recipe.full_name}",
             f"#SBATCH --array=0-{number - 1}{f'%{jobs}' if jobs else ''}",
-            f"#SBATCH --output={plan.out.resolve()}/slurm-%a.log",
+            "#SBATCH --output=" + shlex.quote(str(plan.out.resolve()).replace("%", "%%") + "/slurm-%a.log"),
             "#SBATCH --cpus-per-task=2",
             *(["#SBATCH --gres=gpu:1"] if plan.device == "cuda" else []),
             f"# {number} trainings: {plan.recipe.title}.",
@@ -335,6 +353,11 @@ def main(line: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(line)
     try:
         return COMMANDS[args.command](args)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", file=sys.stderr)
+        return 2
     except (UsageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

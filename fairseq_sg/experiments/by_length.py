@@ -56,7 +56,9 @@ class Text:
 
 @dataclass(frozen=True)
 class System:
-    """A model trained from a seed, with its output of ``fairseq-generate`` for every subset."""
+    """A model trained from a seed, with its output of ``fairseq-generate`` for every subset; in a recipe, ``name`` is
+    that of its row.
+    """
 
     name: str
     seed: int
@@ -273,6 +275,11 @@ def _entry(scores: dict[str, Score], hypotheses: list[str], references: list[str
     return found | {"length_ratio": length_ratio(hypotheses, references, tokenize)}
 
 
+def _label(comparison: dict[str, Any], name: str) -> str:
+    """The label of a system in tables."""
+    return comparison.get("labels", {}).get(name, name)
+
+
 def with_interval(entry: dict[str, float]) -> str:
     return f"{entry['score']:.1f} ± {entry['ci']:.1f}"
 
@@ -294,7 +301,8 @@ def subset_table(comparison: dict[str, Any]) -> Table:
                 for metric in METRICS
                 for cell in (with_interval(entry[metric]), p_value(entry[metric], comparison["samples"]))
             ]
-            rows.append([subset, system["name"], str(system["seed"]), *tested, f"{entry['length_ratio']:.2f}"])
+            name = _label(comparison, system["name"])
+            rows.append([subset, name, str(system["seed"]), *tested, f"{entry['length_ratio']:.2f}"])
     return rows
 
 
@@ -304,7 +312,7 @@ def bucket_table(comparison: dict[str, Any]) -> Table:
     rows = [["model", "seed", *(bucket["label"] for bucket in buckets)]]
     for system in comparison["systems"]:
         cells = [f"{with_interval(entry['BLEU'])} ({entry['length_ratio']:.2f})" for entry in system["buckets"]]
-        rows.append([system["name"], str(system["seed"]), *cells])
+        rows.append([_label(comparison, system["name"]), str(system["seed"]), *cells])
     return [*rows, ["sentences", "", *(str(bucket["sentences"]) for bucket in buckets)]]
 
 
@@ -326,8 +334,8 @@ def page(title: str, comparisons: dict[str, dict[str, Any]], picture: str) -> st
             "",
             f"- Sentences: {sizes}.",
             "- Scores ± half the width of the 95 % confidence interval.",
-            f"- p: of the difference from `{comparison['baseline']}` of the same seed, by a paired bootstrap of "
-            f"{comparison['samples']:,} resamples, not corrected for the number of comparisons.",
+            f"- p: of the difference from `{_label(comparison, comparison['baseline'])}` of the same seed, by a paired "
+            f"bootstrap of {comparison['samples']:,} resamples, not corrected for the number of comparisons.",
             "- length, and in parentheses: words of the translations for each word of the references.",
             *(f"- {metric}: `{signature}`" for metric, signature in comparison["signatures"].items()),
             "",
@@ -365,8 +373,8 @@ def draw(axes: Any, comparison: dict[str, Any], metric: str) -> None:
             above.append(max(scores) - means[-1] if len(scores) > 1 else entries[0]["ci"])
         # Side by side, so that lines of different models do not overlap.
         places = [x + 0.08 * (number - (len(models) - 1) / 2) for x in range(len(buckets))]
-        colour = figures.COLOURS[number % len(figures.COLOURS)]
-        axes.errorbar(places, means, [below, above], marker="o", ms=3, lw=1, elinewidth=0.8, label=model, color=colour)
+        colour, label = figures.COLOURS[number % len(figures.COLOURS)], _label(comparison, model)
+        axes.errorbar(places, means, [below, above], marker="o", ms=3, lw=1, elinewidth=0.8, label=label, color=colour)
     axes.set(
         xlabel=f"{comparison['unit']} of the source (below: sentences)",
         ylabel=metric,
@@ -394,11 +402,11 @@ def score(
         finished = {
             (record["row"], record["seed"])
             for record in results.records
-            if record["data"] == data and record.get("result", {}).get("generated")
+            if record["data"] == data and record.get("result", {}).get("generated") and "failed" not in record
         }
         systems = [
             System(
-                recipe.rows[trial.row].label,
+                trial.row,
                 trial.run.seed,
                 {subset: find_output(trial.run.folder, subset) for subset in subsets},
             )
@@ -407,12 +415,12 @@ def score(
         ]
         if subsets and systems:
             text = read_text(plan.data / recipe.data[data].folder, subsets)
-            baseline = recipe.rows[how.baseline].label
-            found[data] = compare(text, systems, baseline, how.bounds, how.tokenize, earlier=found.get(data))
-            order = {row.label: number for number, row in enumerate(recipe.rows.values())}
-            found[data]["systems"].sort(
-                key=lambda one: (one["name"] != baseline, order.get(one["name"], len(order)), one["seed"])
-            )
+            scored = compare(text, systems, how.baseline, how.bounds, how.tokenize, earlier=found.get(data))
+            rows = [how.baseline, *recipe.rows]
+            there = [one for one in scored["systems"] if one["name"] in rows]
+            there.sort(key=lambda one: (rows.index(one["name"]), one["seed"]))
+            labels = {name: row.label for name, row in recipe.rows.items()}
+            found[data] = scored | {"systems": there, "labels": labels}
     return found or None
 
 

@@ -18,6 +18,8 @@ RESERVED = {
     "--required-batch-size-multiple", "--validate-interval-updates", "--validate-interval", "--save-interval-updates",
     "--save-interval", "--keep-interval-updates", "--no-epoch-checkpoints", "--batch-size-valid", "--cpu",
     "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
+    # They would end a training early, or leave its log without numbers.
+    "--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr", "--disable-validation",
 }  # fmt: skip
 #: The metrics that are also measured by type of example.
 BY_TYPE = ("accuracy", "word_error")
@@ -135,10 +137,14 @@ class Checks:
     def analyses(self) -> None:
         earlier = ["checkpoint", "seed", "device", *self.recipe.data]
         for name, text in self.recipe.analyses.items():
-            if not _NAME.fullmatch(name) or name in earlier or re.match(r"(run|train|validate|generate)\b", name):
+            if (
+                not re.fullmatch(r"[\w+-]+", name)
+                or name in earlier
+                or re.match(r"(run|train|validate|generate)\b", name)
+            ):
                 raise self.error(
                     "analyses",
-                    f"has the name {name!r}: use letters, digits and . _ + -, no name of data, and none that begins "
+                    f"has the name {name!r}: use letters, digits and _ + -, no name of data, and none that begins "
                     "with run, train, validate or generate, the files of a training",
                 )
             self.known(f"analyses.{name}", placeholders(text), earlier, "names in braces")

@@ -276,12 +276,12 @@ def sweep(results: Results) -> Any:
                 levels[f"{line.label}, {line.data}" if len(recipe.data) > 1 else line.label] = cell.values
         for number, (data, values) in enumerate(of_data.items()):
             at, colour = sorted(values), COLOURS[number % len(COLOURS)]
-            means = [statistics.mean(values[x]) for x in at]
+            means = [centre(values[x], recipe.statistic) for x in at]
             axes.errorbar(at, means, [_std(values[x]) for x in at], fmt="o-", ms=3, capsize=2, color=colour, label=data)
             for x in at:
                 axes.plot([x] * len(values[x]), values[x], ".", color=colour, alpha=0.4, ms=4)
         for number, (name, values) in enumerate(levels.items(), len(of_data)):
-            mean, std, colour = statistics.mean(values), _std(values), COLOURS[number % len(COLOURS)]
+            mean, std, colour = centre(values, recipe.statistic), _std(values), COLOURS[number % len(COLOURS)]
             axes.axhline(mean, color=colour, ls="--", lw=1, label=name)
             axes.axhspan(mean - std, mean + std, color=colour, alpha=0.1, lw=0)
         axes.set(xlabel=recipe.x_axis.label, ylabel=f"{key}, {_unit(recipe, key)}", xscale=recipe.x_axis.scale)
@@ -319,7 +319,7 @@ def over_columns(results: Results) -> Any:
             _log_if_wide(axes.yaxis, [statistics.mean(values) for at in models.values() for values in at.values()])
         for model, at in models.items():
             xs = sorted(at)
-            axes.plot(xs, [statistics.mean(at[x]) for x in xs], ms=3, label=model, **styles[model])
+            axes.plot(xs, [centre(at[x], recipe.statistic) for x in xs], ms=3, label=model, **styles[model])
             if any(len(at[x]) > 1 for x in xs):
                 low, high = [min(at[x]) for x in xs], [max(at[x]) for x in xs]
                 axes.fill_between(xs, low, high, color=styles[model]["color"], alpha=0.12, lw=0)

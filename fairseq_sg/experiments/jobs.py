@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,8 @@ from fairseq_sg.experiments.run import Run
 
 #: Final states of a run.
 ENDED = ("done", "failed", "diverged")
+#: What failed, by the stage of a job.
+_FAILED = {"training": "training", "evaluating": "evaluation"}
 
 
 @dataclass
@@ -36,7 +38,6 @@ class Job:
         where: environment variables of its processes.
         process: None if the run had ended before.
         stage: "training" or "evaluating".
-        since: time of the start.
         size: of the log when it was last read.
         start: where the log of this start begins.
         begun: whether this start has logged a step.
@@ -47,7 +48,6 @@ class Job:
     where: dict[str, str]
     process: subprocess.Popen | groups.Member | None = None
     stage: str = "training"
-    since: float = field(default_factory=time.time)
     size: int = 0
     start: int = 0
     begun: bool = False
@@ -82,8 +82,12 @@ def executable(command: list[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """One thread per training: parallel trainings use the cores better than one multithreaded training."""
-    return os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONUNBUFFERED": "1"}
+    """One thread per training: parallel trainings use the cores better than one multithreaded training.
+
+    Without LOGLEVEL, by which fairseq would leave out the numbers that are read in its logs.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "LOGLEVEL"}
+    return {"OMP_NUM_THREADS": "1", **kept, "PYTHONUNBUFFERED": "1"}
 
 
 def run_all(
@@ -134,7 +138,7 @@ def run_all(
                 if not _begin_some(waiting, active, state, min(together, jobs - len(active)), place, share):
                     break
             for key, job in list(active.items()):
-                if job.process is None or _advance(job):
+                if job.process is None or _advance_or_fail(job):
                     state[key] = _ended(job.run)
                     job.lock.close()
                     del active[key]
@@ -195,7 +199,7 @@ def _begin(run: Run, where: dict[str, str]) -> Job:
         # The recipe has got more since then. The earlier result stays until there is another.
         job.stage = "evaluating"
         return job
-    records.begin(run)
+    records.begin(run, where)
     with open(run.log, "a") as log:
         log.write(f"$ {shlex.join(run.train_command())}\n")
         log.flush()
@@ -237,6 +241,17 @@ def _launch(command: list[str], job: Job, **kwargs: Any) -> subprocess.Popen:
     return subprocess.Popen(command, env=environ, start_new_session=True, pass_fds=(job.lock.fileno(),), **kwargs)
 
 
+def _advance_or_fail(job: Job) -> bool:
+    """``_advance``; an error, such as of a file that is gone, ends this job alone."""
+    try:
+        return _advance(job)
+    except Exception as error:
+        _stop(job.process)
+        job.run.folder.mkdir(parents=True, exist_ok=True)
+        records.end(job.run, failed=f"{_FAILED[job.stage]} ({type(error).__name__}: {error})")
+        return True
+
+
 def _advance(job: Job) -> bool:
     """Advances a job by the progress of its process; returns whether it is finished."""
     run, process = job.run, job.process
@@ -248,12 +263,12 @@ def _advance(job: Job) -> bool:
         job.size = size
         if found:
             _stop(process)
-            records.end(run, diverged=found, minutes=_minutes(job))
+            records.end(run, diverged=found, minutes=logs.minutes(run))
             return True
     if not ended:
         return False
     if process.returncode != 0:
-        records.end(run, failed="training" if job.stage == "training" else "evaluation")
+        records.end(run, failed=_FAILED[job.stage])
         return True
     if job.stage == "training":
         _finish_training(job)
@@ -293,14 +308,9 @@ def _signal(process: subprocess.Popen | groups.Member, number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _minutes(job: Job) -> float:
-    """Minutes of a training, including earlier starts that ended regularly."""
-    return saved(job.run)["minutes"] + (time.time() - job.since) / 60
-
-
 def _finish_training(job: Job) -> None:
     run = job.run
-    records.write(run, saved(run) | {"minutes": _minutes(job)})
+    records.write(run, saved(run) | {"minutes": logs.minutes(run)})
     _evaluate(job)
 
 
@@ -319,4 +329,4 @@ def _finish_evaluation(job: Job) -> None:
     result = logs.result(run)
     for path in (path for path, value in result.get("analysed", {}).items() if value is None):
         print(f"warning: {run.folder}: {path.partition('/')[0]}.json has no number {path}", file=sys.stderr)
-    records.end(run, result=result, starts=records.starts_with_this(run, saved(run)), failed=None)
+    records.end(run, result=result, starts=records.starts_with_this(run, saved(run), job.where), failed=None)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fairseq_sg.experiments.quantities import QUANTITIES, part
+from fairseq_sg.experiments.quantities import QUANTITIES, chosen, part
 from fairseq_sg.experiments.run import Run
 
 _LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
@@ -112,44 +112,42 @@ def _gave_up(run: Run) -> bool:
     return "\nFloatingPointError" in last
 
 
-def selected(run: Run, points: list[dict[str, float]]) -> dict[str, float]:
-    """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the
-    best on the first subset.
-    """
-    points = complete(run, points)
-    selector, quantity = next(iter(run.subsets)), QUANTITIES[run.checkpoint_metric]
-    return max(points, key=lambda point: (quantity.rank(point, selector) if run.best else 0, point["step"]))
-
-
-def partial_result(run: Run, step: int) -> dict[str, Any] | None:
-    """The result at ``step`` of an unfinished training from its log: accuracies, curve and minutes up to there."""
-    points = [point for point in curve(run) if point["step"] <= step]
-    if not points or points[-1]["step"] != step or points[-1] not in complete(run, points):
-        return None
-    chosen = selected(run, points)
+def partial_result(run: Run) -> dict[str, Any] | None:
+    """The result of an unfinished training from its log, at its last complete evaluation; None before that."""
+    points = complete(run, curve(run))
     places = [part(subset, kind) for subset in run.subsets for kind in ("", *run.types)]
-    stamps = re.findall(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ", _log_until(run, step), re.MULTILINE)
-    first, last = (datetime.fromisoformat(stamp) for stamp in (stamps[0], stamps[-1]))
+    return cut(points, places, run.checkpoint_metric, next(iter(run.subsets)), run.best) if points else None
+
+
+def cut(
+    points: Sequence[dict[str, float]], places: Iterable[str], metric: str, subset: str, best: bool
+) -> dict[str, Any]:
+    """The result of a training that was stopped at the last of some ``points`` of its curve.
+
+    Args:
+        places: the ``part``s whose numbers it has.
+        metric, subset, best: as in ``quantities.chosen``.
+    """
+    point, places = chosen(points, metric, subset, best), list(places)
+    found = {name: {p: point[q.key(p)] for p in places if q.key(p) in point} for name, q in QUANTITIES.items()}
     return {
-        "minutes": (last - first).total_seconds() / 60,
-        "result": {
-            "steps": step,
-            "checkpoint_step": chosen["step"],
-            **{
-                name: {p: chosen[quantity.key(p)] for p in places if quantity.key(p) in chosen}
-                for name, quantity in QUANTITIES.items()
-                if any(quantity.key(p) in chosen for p in places)
-            },
-            "generated": {},
-            "curve": points,
-        },
+        "steps": points[-1]["step"],
+        "checkpoint_step": point["step"],
+        **{name: values for name, values in found.items() if values},
+        "generated": {},
+        "curve": list(points),
     }
 
 
-def _log_until(run: Run, step: int) -> str:
-    """The log up to the last line about ``step``."""
-    text = run.log.read_text(errors="replace")
-    return text[: text.rindex(f'_num_updates": "{step}"')]
+def minutes(run: Run) -> float:
+    """Minutes that a training ran, by the times in its log: from the first to the last line of each start."""
+    total = 0.0
+    for start in run.log.read_text(errors="replace").split("$ fairseq-train "):
+        stamps = re.findall(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ", start, re.MULTILINE)
+        if stamps:
+            first, last = (datetime.fromisoformat(stamps[place]) for place in (0, -1))
+            total += (last - first).total_seconds() / 60
+    return total
 
 
 def position(run: Run) -> dict[str, Any]:
@@ -176,13 +174,15 @@ def measured(run: Run, log: Path) -> dict[str, dict[str, float]]:
 
 def result(run: Run) -> dict[str, Any]:
     """The result of a run that is trained and evaluated."""
-    points = curve(run)
+    points = complete(run, curve(run))
+    if not points:
+        raise ValueError(f"{run.log} has no evaluation")
     found = {
-        "steps": run.steps,
-        "checkpoint_step": selected(run, points)["step"],
+        "steps": points[-1]["step"],
+        "checkpoint_step": chosen(points, run.checkpoint_metric, next(iter(run.subsets)), run.best)["step"],
         **measured(run, run.folder / "validate.log"),
         "generated": {" ".join(filter(None, how)): generated(run.decoded_log(*how)) for how in run.decodings},
-        "curve": points,
+        "curve": curve(run),
     }
     if run.more_overrides:
         found["more"] = {more: measured(run, run.more_log(n)) for n, more in enumerate(run.more_overrides)}
@@ -204,19 +204,8 @@ def analysed(folder: Path, path: str) -> float | None:
 
 
 def generated(path: Path) -> dict[str, float]:
-    """Exact match in percent, BLEU, its length ratio and the number of sentences of a ``fairseq-generate`` output."""
-    target, output, bleu, ratio = {}, {}, math.nan, math.nan
-    for line in path.read_text(errors="replace").splitlines():
-        fields = line.split("\t")
-        if line.startswith("T-"):
-            target[fields[0][2:]] = fields[1].split() if len(fields) > 1 else []
-        elif line.startswith("D-"):
-            output[fields[0][2:]] = fields[2].split() if len(fields) > 2 else []
-        elif line.startswith("Generate "):
-            match = re.search(r"BLEU[^=]*= ([0-9.]+)", line)
-            bleu = float(match[1]) if match else math.nan
-            match = re.search(r"ratio = ([0-9.]+)", line)
-            ratio = float(match[1]) if match else math.nan
-    right = sum(output.get(key) == words for key, words in target.items())
-    exact = 100.0 * right / max(1, len(target))
-    return {"exact_match": exact, "bleu": bleu, "length_ratio": ratio, "sentences": len(target)}
+    """BLEU and its length ratio of a ``fairseq-generate`` output; NaN where its last line lacks them."""
+    last = path.read_text(errors="replace").rpartition("\nGenerate ")[2]
+    patterns = {"bleu": r"BLEU[^=]*= ([0-9.]+)", "length_ratio": r"ratio = ([0-9.]+)"}
+    found = {name: re.search(pattern, last) for name, pattern in patterns.items()}
+    return {name: float(match[1]) if match else math.nan for name, match in found.items()}

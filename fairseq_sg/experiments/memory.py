@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
@@ -57,10 +56,3 @@ def free_gigabytes(gpu: str | None) -> float:
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 2**10
     except (OSError, TypeError, ValueError, subprocess.CalledProcessError) as error:
         raise UsageError(f"free memory is unknown ({error}): use --memory-guard 0 to disable the check") from None
-
-
-def visible_gpus() -> list[str]:
-    import torch
-
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(gpu) for gpu in range(torch.cuda.device_count())]

@@ -96,7 +96,7 @@ class Plan:
         for name, column in self.recipe.columns_of(data).items():
             if not column.type or column.type in made.get("groups", {}):
                 continue
-            there = made["subsets"].get(column.subset, {}).get("types", {})
+            there = made.get("subsets", {}).get(column.subset, {}).get("types", {})
             if column.type not in there:
                 choices = ", ".join([*made.get("groups", {}), *there]) or "it has none"
                 raise UsageError(f"columns.{name}.type: {column.subset} of {folder} has no {column.type!r}: {choices}")
@@ -131,7 +131,7 @@ class Plan:
 
     def _run(self, row: str, data: str, seed: int) -> Run:
         recipe, source = self.recipe, self.recipe.data[data]
-        steps = max(1, round(recipe.steps_of(row) * self.steps_scale))
+        steps = recipe.steps_of(row, self.steps_scale)
         every = max(1, min(steps, round(recipe.validate_every * min(1.0, self.steps_scale))))
         columns = recipe.columns_of(data)
         # Training shows accuracy only, by the first column of a subset.
@@ -144,6 +144,7 @@ class Plan:
             seed=seed,
             folder=folder,
             data=self.data / source.folder,
+            prepare=source.prepare,
             steps=steps,
             arguments=[
                 *recipe.arguments_of(row, data),
@@ -193,8 +194,15 @@ def make_plan(
         data=data,
         out=out or Path("runs", recipe.full_name + scale),
     )
+    if plan.out.is_file():
+        raise UsageError(f"--out {plan.out} is a file: name a folder")
     if not plan.trials():
         raise UsageError("no row in --rows is trained on the data in --on")
+    named: dict[Path, str] = {}
+    for trial in plan.trials():
+        name, folder = f"the row {trial.row!r} on {trial.data!r}", trial.run.folder
+        if named.setdefault(folder, name) != name:
+            raise UsageError(f"{named[folder]} and {name} have one folder, {folder}: rename a row or its data")
     return plan
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+#: The numbers of a validation in training, with its "step".
+Point = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Quantity:
         """The key of its value on a subset, in the point of a curve."""
         return subset + self.suffix
 
-    def rank(self, point: Mapping[str, float], subset: str) -> float:
+    def rank(self, point: Point, subset: str) -> float:
         """A number that is higher for better points of a curve; −∞ for a point without the quantity."""
         value = point.get(self.key(subset))
         return -math.inf if value is None else value if self.more_is_better else -value
@@ -72,6 +75,14 @@ QUANTITIES = {
         "relative_l2", "_relative_l2", "relative L2 error", "relative L2 error", "relative error", digits=5
     ),
 }
+
+
+def chosen(points: Sequence[Point], metric: str, subset: str, best: bool) -> Point:
+    """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the ``best`` by ``metric`` on
+    ``subset``.
+    """
+    rank = QUANTITIES[metric].rank
+    return max(points, key=lambda point: (rank(point, subset) if best else 0, point["step"]))
 
 
 def part(subset: str, kind: str) -> str:

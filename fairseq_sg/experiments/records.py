@@ -8,11 +8,13 @@ import platform
 import re
 import shlex
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fairseq_sg.experiments.logs import curve, position
+from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments.logs import curve
 from fairseq_sg.experiments.quantities import QUANTITIES, part
 from fairseq_sg.experiments.run import Run
 from fairseq_sg.files import write_json
@@ -22,20 +24,25 @@ HOME = Path(__file__).resolve().parents[2]
 
 
 def saved(run: Run) -> dict[str, Any]:
-    """The record of a run; {} for one that never began."""
+    """The record of a run; {} for one that never began. Raises UsageError for a file that is no record."""
     path = run.folder / "run.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    try:
+        return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise UsageError(f"{path} is no record of a training ({error}): move its folder away") from error
 
 
 def write(run: Run, record: dict[str, Any]) -> None:
     write_json(run.folder / "run.json", record, indent=1)
 
 
-def begin(run: Run) -> None:
-    """The record of a training that starts or is resumed: nothing is known of how it ends."""
-    before = saved(run)
-    minutes, starts = before.get("minutes", 0.0), starts_with_this(run, before)
-    write(run, {"settings": settings_of(run), "minutes": minutes, "starts": starts})
+def begin(run: Run, where: Mapping[str, str]) -> None:
+    """The record of a training that starts or is resumed: nothing is known of how it ends.
+
+    Args:
+        where: environment variables of its processes.
+    """
+    write(run, {"settings": settings_of(run), "starts": starts_with_this(run, saved(run), where)})
 
 
 def end(run: Run, **more: Any) -> None:
@@ -46,13 +53,13 @@ def end(run: Run, **more: Any) -> None:
 
 
 def result_of(run: Run) -> dict[str, Any] | None:
-    """The result of a finished run with the same settings, or None.
+    """The result of a finished run with the same settings and steps, or None.
 
     Raises:
         ValueError: the folder holds a run with other settings.
     """
     done = _checked(run).get("result")
-    return done if done and done["steps"] >= run.steps else None
+    return done if done and done["steps"] == run.steps else None
 
 
 def evaluated(run: Run) -> bool:
@@ -80,26 +87,27 @@ def diverged(run: Run) -> dict[str, Any] | None:
 
 def _checked(run: Run) -> dict[str, Any]:
     record = saved(run)
-    now, then = settings_of(run), record.get("settings", {})
-    # Another choice of the best checkpoint makes another training. Records of earlier versions do not tell it.
-    if not run.best or "best" not in then:
-        now, then = ({key: value for key, value in d.items() if key != "best"} for d in (now, then))
-    if record and then != now:
-        raise ValueError(
-            f"{run.folder} holds a training with other settings (see its run.json): choose "
-            "another --out, or delete the folder"
-        )
+    then = record.get("settings", {})
+    for name, value in settings_of(run).items() if record else ():
+        # Records of earlier versions lack two of them. Another choice of the best checkpoint makes another training.
+        untold = name in ("best", "prepare") and name not in then or name == "best" and not run.best
+        if not untold and then.get(name) != value:
+            raise ValueError(
+                f"{run.folder} holds a training with other settings ({name}: see its run.json): choose another --out, "
+                "or move the folder away"
+            )
     return record
 
 
 def settings_of(run: Run) -> dict[str, Any]:
     """What makes a training the same training."""
     best = [run.checkpoint_metric if run.best else "", next(iter(run.subsets))]
-    return {"data": str(run.data), "seed": run.seed, "arguments": run.arguments, "best": best}
+    data = {"data": str(run.data), "prepare": run.prepare}
+    return {**data, "seed": run.seed, "arguments": run.arguments, "best": best}
 
 
 def check_steps(run: Run) -> None:
-    """Raises ValueError for a training that was stopped after more steps than now requested.
+    """Raises ValueError for a training that has made more steps than are requested.
 
     Otherwise its evaluation would be reported as that of fewer steps.
     """
@@ -111,20 +119,18 @@ def check_steps(run: Run) -> None:
         )
 
 
-def starts_of(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The commits and machines of a run's starts, each with its first step."""
-    if "starts" in record or "commit" not in record:
-        return record.get("starts", [])
-    return [{"step": 0, "commit": record["commit"], "machine": record["machine"]}]
+def starts_with_this(run: Run, record: dict[str, Any], where: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The starts of a record, each with its first step, commit and machine, and this one where it differs.
 
-
-def starts_with_this(run: Run, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The starts of a record, and this one where its commit or machine is another."""
-    start = {"commit": commit(), "machine": machine(gpu="--cpu" not in run.arguments)}
-    starts = starts_of(record)
+    A start resumes from the last evaluation, after which a checkpoint is saved. What was trained beyond it is lost.
+    """
+    points = curve(run) if (run.folder / "checkpoint_last.pt").exists() else []
+    step = points[-1]["step"] if points else 0
+    starts = [start for start in record.get("starts", []) if start["step"] < step]
+    start = {"commit": commit(), "machine": machine(gpu="--cpu" not in run.arguments, where=where)}
     if starts and all(starts[-1].get(key) == start[key] for key in start):
         return starts
-    return [*starts, {"step": position(run)["step"], **start}]
+    return [*starts, {"step": step, **start}]
 
 
 def commit() -> str:
@@ -148,8 +154,21 @@ def commit() -> str:
         return "unknown"
 
 
-def machine(gpu: bool = True) -> dict[str, Any]:
-    """The machine for a run's record; ``gpu`` says whether the run would use one."""
+def visible_gpus() -> list[str]:
+    """The GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(gpu) for gpu in range(torch.cuda.device_count())]
+
+
+def machine(gpu: bool = True, where: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The machine for a run's record.
+
+    Args:
+        gpu: whether the run would use one.
+        where: environment variables of its processes; CUDA_VISIBLE_DEVICES is one of ``visible_gpus``.
+    """
     import torch
 
     cpu = platform.machine()
@@ -158,5 +177,6 @@ def machine(gpu: bool = True) -> dict[str, Any]:
         cpu = names[0] if names else cpu
     found = {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
     if gpu and torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
+        chosen = (where or {}).get("CUDA_VISIBLE_DEVICES")
+        found["gpu"] = torch.cuda.get_device_name(visible_gpus().index(chosen) if chosen else 0)
     return found

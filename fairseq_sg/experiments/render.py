@@ -284,7 +284,7 @@ def _status(files: dict[str, Results]) -> list[str]:
             rows.append(
                 [
                     table.full_name,
-                    f"{done} of {planned}",
+                    f"{done} of {max(planned, done)}",
                     f"{share:.0%}" if share else "–",
                     ", ".join(f"[{key}]({key}.md)" for key in here) or "–",
                 ]

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from fairseq_sg.experiments.quantities import QUANTITIES, part, source_of
+from fairseq_sg.experiments.quantities import QUANTITIES, chosen, part, source_of
 from fairseq_sg.experiments.results import Record, Results
 from fairseq_sg.experiments.schema import DECODED, Column, Published, Recipe
 
@@ -72,20 +72,15 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
         else:
             at = round(column.at * scale)
             points = [p for p in points if p["step"] <= at]
-            measured = _selected(recipe, record["data"], points) if points and result["steps"] >= at else {}
+            selector, best = recipe.data[record["data"]].subsets[0], recipe.checkpoint == "best"
+            there = points and result["steps"] >= at
+            measured = chosen(points, recipe.checkpoint_metric, selector, best) if there else {}
     if key not in measured:
         return None
     found = measured[key]
     if column.metric == "accuracy":
         return found / 100 if recipe.unit == "fraction" else found
     return 2**found if column.metric == "perplexity" else found
-
-
-def _selected(recipe: Recipe, data: str, points: list[dict[str, float]]) -> dict[str, float]:
-    """The point of a curve whose checkpoint is evaluated, as ``logs.selected`` has it."""
-    selector = recipe.data[data].subsets[0]
-    best, quantity = recipe.checkpoint == "best", QUANTITIES[recipe.checkpoint_metric]
-    return max(points, key=lambda point: (quantity.rank(point, selector) if best else 0, point["step"]))
 
 
 def lines(results: Results) -> list[Line]:
@@ -227,8 +222,13 @@ def table(recipe: Recipe, found: Sequence[Line]) -> Table:
     return rows
 
 
-def legend(recipe: Recipe, rows: Collection[str] | None = None) -> list[str]:
-    """The explanation of the table's numbers, a sentence each; ``rows`` are those of the table, by default all."""
+def legend(recipe: Recipe, rows: Collection[str] | None = None, scale: float = 1.0) -> list[str]:
+    """The explanation of the table's numbers, a sentence each.
+
+    Args:
+        rows: those of the table; by default all.
+        scale: the factor on the recipe's steps.
+    """
     selector = next(iter(recipe.data.values())).subsets[0]
     which = {
         "last": "of the last checkpoint",
@@ -246,7 +246,7 @@ def legend(recipe: Recipe, rows: Collection[str] | None = None) -> list[str]:
             "checkpoint": which,
             "end": "at the end of training",
             "best": f"at the evaluation with the best value of its own on `{selector}` (the first of several)",
-        }.get(column.at, f"{which} up to step {column.at}")
+        }.get(column.at) or f"{which} up to step {round(column.at * scale)}"
         overrides = f', evaluated with `--model-overrides "{column.model_overrides}"`' * bool(column.model_overrides)
         overrides += f", decoded with `{column.generate}`" * bool(column.generate)
         found.append(f"{key}: {metric}, on {where} {at}{overrides}.")
@@ -319,7 +319,7 @@ def page(results: Results, pictures: Sequence[str]) -> str:
     shown = lines(results)
     found += [*markdown_table(table(recipe, shown)), ""]
     found += [line for name in pictures for line in (f"![{recipe.title}]({name})", "")]
-    found += [f"- {sentence}" for sentence in legend(recipe, {line.row for line in shown})]
+    found += [f"- {sentence}" for sentence in legend(recipe, {line.row for line in shown}, results.steps_scale)]
     if recipe.chosen:
         found += ["", choices, "", *(f"- {sentence}" for sentence in recipe.chosen)]
     if results.commits:
@@ -349,7 +349,8 @@ def as_csv(results: Results) -> str:
 def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
     """The common numbers of two results, with their difference.
 
-    ± is the standard error of the difference of means. The last column says whether it is above two of them.
+    ± is the standard error of the difference of means; medians have none. The last column says whether the difference
+    is above two of them.
     """
     rows = [["model", "data", "column", *names, "difference", "above two standard errors"]]
     others = {(line.row, line.data): line for line in lines(b)}
@@ -362,7 +363,8 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
             if not ours or not theirs:
                 continue
             difference = centre(theirs, b.recipe.statistic) - centre(ours, a.recipe.statistic)
-            error = _error(ours, theirs)
+            medians = "median" in (a.recipe.statistic, b.recipe.statistic)
+            error = None if medians else _error(ours, theirs)
             digits = _digits(a.recipe, column)
             spread = f" ± {error:.{digits}f}" if error is not None else ""
             clear = "–" if error is None else "yes" if abs(difference) > 2 * error else "no"

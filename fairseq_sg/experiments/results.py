@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments.logs import curve, partial_result
+from fairseq_sg.experiments.logs import cut, minutes, partial_result
 from fairseq_sg.experiments.plan import Plan, Trial, as_seeds
 from fairseq_sg.experiments.quantities import QUANTITIES
 from fairseq_sg.experiments.recipe import from_dict
-from fairseq_sg.experiments.records import diverged, result_of, saved, starts_of
+from fairseq_sg.experiments.records import check_steps, diverged, result_of, saved
 from fairseq_sg.experiments.schema import Recipe, RecipeError
 from fairseq_sg.files import write_json
 
@@ -54,8 +54,8 @@ class Results:
 
     @property
     def done(self) -> int:
-        """The number of finished trainings; a divergence finishes one."""
-        return sum("result" in record or "diverged" in record for record in self.records)
+        """The number of finished trainings."""
+        return sum(map(self.finished, self.records))
 
     @property
     def command(self) -> str:
@@ -78,11 +78,19 @@ class Results:
     def machines(self) -> list[dict[str, Any]]:
         return [json.loads(m) for m in sorted({json.dumps(start["machine"]) for start in self._starts()})]
 
+    def steps_of(self, row: str) -> int:
+        """The steps of a finished training of a row."""
+        return self.recipe.steps_of(row, self.steps_scale)
+
+    def finished(self, record: Record) -> bool:
+        """Whether a training has made all its steps and is evaluated, or has diverged."""
+        return "diverged" in record or record.get("result", {}).get("steps") == self.steps_of(record["row"])
+
     def of(self, row: str, data: str) -> list[Record]:
         return [record for record in self.records if (record["row"], record["data"]) == (row, data)]
 
     def _starts(self) -> list[dict[str, Any]]:
-        return [start for record in self.records if "minutes" in record for start in starts_of(record)]
+        return [start for record in self.records for start in record.get("starts", ())]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -130,32 +138,54 @@ def _check_records(recipe: Recipe, records: Any) -> None:
 def collect(plan: Plan, trials: Sequence[Trial]) -> Results:
     """The results of the plan's runs so far.
 
-    If no seed of a row on one dataset has finished, its runs are cut at the last evaluated step common to all started
-    seeds.
+    Raises:
+        ValueError: a folder holds a run with other settings, or one that has made more steps.
     """
-    found = {id(t): saved(t.run) for t in trials}
-    for key in {(t.row, t.data) for t in trials}:
-        group = [t for t in trials if (t.row, t.data) == key]
-        if any(result_of(t.run) for t in group):
-            continue
-        begun = [t for t in group if not diverged(t.run) and curve(t.run)]
-        steps = set.intersection(*({p["step"] for p in curve(t.run)} for t in begun)) if begun else set()
-        for step in sorted(steps, reverse=True):
-            partial = [partial_result(t.run, int(step)) for t in begun]
-            if all(partial):
-                for trial, more in zip(begun, partial, strict=True):
-                    found[id(trial)] |= more
-                break
     records = []
     for trial in trials:
-        record = found[id(trial)]
+        run, record = trial.run, saved(trial.run)
+        if not result_of(run) and not diverged(run):
+            check_steps(run)
+            record.pop("result", None)
+            partial = partial_result(run) if record else None
+            record |= {"minutes": minutes(run), "result": partial} if partial else {}
         kept = {key: record[key] for key in _KEPT if key in record}
-        if record and "starts" not in kept:
-            kept["starts"] = starts_of(record)
         if record and "commands" not in kept:
-            kept["commands"] = [shlex.join(trial.run.train_command())]
-        records.append({"row": trial.row, "data": trial.data, "seed": trial.run.seed, **kept})
-    return Results(plan.recipe, plan.steps_scale, records)
+            kept["commands"] = [shlex.join(run.train_command())]
+        records.append({"row": trial.row, "data": trial.data, "seed": run.seed, **kept})
+    return of_equal_steps(Results(plan.recipe, plan.steps_scale, records))
+
+
+def of_equal_steps(results: Results) -> Results:
+    """Makes the numbers of a row on a dataset those of one number of steps.
+
+    Once a seed has finished, the others have no result until they have, too. Before, all are cut at the last evaluated
+    step that they share.
+    """
+    recipe, records = results.recipe, []
+    for record in results.records:
+        group = [one["result"] for one in results.of(record["row"], record["data"]) if _counts(one)]
+        if _counts(record) and not results.finished(record):
+            finished = any(result["steps"] == results.steps_of(record["row"]) for result in group)
+            shared = set.intersection(*({point["step"] for point in result["curve"]} for result in group))
+            result, record = record["result"], {key: value for key, value in record.items() if key != "result"}
+            if shared and not finished:
+                record["result"] = _cut(recipe, record["data"], result, max(shared))
+        records.append(record)
+    return replace(results, records=records)
+
+
+def _counts(record: Record) -> bool:
+    """Whether a training has numbers."""
+    return "result" in record and "diverged" not in record
+
+
+def _cut(recipe: Recipe, data: str, result: dict[str, Any], step: float) -> dict[str, Any]:
+    """The result of an unfinished training at an earlier step."""
+    points = [point for point in result["curve"] if point["step"] <= step]
+    places = {place for name in QUANTITIES for place in result.get(name, {})}
+    best = recipe.checkpoint == "best"
+    return cut(points, sorted(places), recipe.checkpoint_metric, recipe.data[data].subsets[0], best)
 
 
 def merged(before: Results, now: Results, path: Path) -> Results:
@@ -199,4 +229,4 @@ def merged(before: Results, now: Results, path: Path) -> Results:
             found[key(record)] = record
     rows, data = list(now.recipe.rows), list(now.recipe.data)
     ordered = sorted(found.values(), key=lambda r: (rows.index(r["row"]), data.index(r["data"]), r["seed"]))
-    return Results(now.recipe, now.steps_scale, ordered, before.note, now.bleu or before.bleu)
+    return of_equal_steps(Results(now.recipe, now.steps_scale, ordered, before.note, now.bleu or before.bleu))

@@ -18,6 +18,7 @@ class Run:
         seed: fairseq's ``--seed``.
         folder: the folder of all its files.
         data: the data folder.
+        prepare: the arguments of ``data_prep`` that make it.
         steps: ``--max-update``.
         arguments: all other arguments of ``fairseq-train``.
         subsets: evaluated during training and at the end; the values are their names in tables.
@@ -42,6 +43,7 @@ class Run:
     steps: int
     arguments: list[str]
     subsets: dict[str, str]
+    prepare: str = ""
     types: tuple[str, ...] = ()
     evaluation: list[str] = field(default_factory=list)
     generation: list[str] = field(default_factory=list)

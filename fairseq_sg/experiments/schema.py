@@ -248,8 +248,9 @@ class Recipe:
         """The datasets of the trainings that a row shows."""
         return self.rows[self.trained_as(row)].data or list(self.data)
 
-    def steps_of(self, row: str) -> int:
-        return self.rows[row].steps or self.steps
+    def steps_of(self, row: str, scale: float = 1.0) -> int:
+        """The steps of a row, with ``--steps-scale``."""
+        return max(1, round((self.rows[row].steps or self.steps) * scale))
 
     def arguments_of(self, row: str, data: str) -> list[str]:
         """The training arguments of a row on a dataset."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -174,6 +175,21 @@ class HalfRight(torch.nn.Module):
         # Padding has the highest logit, but is never the answer.
         logits[..., self.pad] = 2
         return logits, {}
+
+
+def test_lengths_of_training_are_those_of_all_its_folders(loaded, folders, tmp_path):
+    """Also where another folder is evaluated, which may have no training set."""
+    model = loaded("softmax")
+    lengths = [len(text.split()) for text in raw(model, "train", "tgt")]
+    other = shutil.copytree(folders["pairs"], tmp_path / "other")
+    for path in other.glob("valid.*"):
+        path.rename(other / path.name.replace("valid", "train"))
+    longer = [len(text.split()) for text in raw(model, "valid", "tgt")]
+    both = dataclasses.replace(model, data="gone", trained_on=f"{folders['pairs']}:{other}")
+    assert both.trained_lengths("target") == (min(lengths + longer), max(lengths + longer))
+    for path in other.glob("train.*"):
+        path.unlink()
+    assert dataclasses.replace(model, trained_on=str(other)).trained_lengths("target") is None
 
 
 @torch.no_grad()

@@ -248,6 +248,9 @@ def test_another_folder_is_encoded_again_by_word(saved, folders, command, tmp_pa
     for i in range(len(own)):
         assert torch.equal(own.dataset[i]["source"], found.dataset[i]["source"])
         assert torch.equal(own.dataset[i]["target"], found.dataset[i]["target"])
+    twice = ["--evaluate", f"{other}:valid,{other.parent}/./{other.name}:valid"]
+    error = command("masks", saved("softmax"), *SHORT, *twice, code=1)
+    assert "--evaluate has two subsets with the name other:valid in tables" in error
     error = command("masks", saved("softmax"), *SHORT, "--evaluate", f"valid,{other}:more", code=1)
     assert "has the source word 'first' in sample 1, which the model does not know" in error
 
@@ -264,8 +267,11 @@ def test_resumed_masks_are_equal_to_the_bit(saved, command, tmp_path):
     other, *_ = command("masks", *options, "--steps", 6, "--seed", 2, out="other")
     assert any(not np.array_equal(whole[key], other[key]) for key in whole)
     resumed = (*options, "--resume")
-    assert "lr was 0.01 and is 0.02" in command("masks", *resumed, "--lr", 0.02, out="parts", code=1)
     assert "has 6 steps already" in command("masks", *resumed, "--steps", 5, out="parts", code=1)
+    fresh, *_ = command("masks", *options, "--steps", 3, "--lr", 0.02, out="fresh")
+    found, _, printed = command("masks", *resumed, "--steps", 3, "--lr", 0.02, out="parts")
+    assert "(lr was 0.01, and is 0.02): the masks are trained from the start" in printed
+    assert all(np.array_equal(fresh[key], found[key]) for key in fresh)
     (tmp_path / "parts.state.pt").write_bytes(b"PK")
     assert "parts.state.pt cannot be read" in command("masks", *resumed, out="parts", code=1)
 

@@ -367,7 +367,8 @@ RESULT = {
 
 
 def save(run, **more: object) -> None:
-    kept = {"settings": records.settings_of(run), "minutes": 1.0, "commit": "abc", "machine": {"cpu": "x"}}
+    starts = [{"step": 0, "commit": "abc", "machine": {"cpu": "x"}}]
+    kept = {"settings": records.settings_of(run), "minutes": 1.0, "starts": starts}
     run.folder.mkdir(parents=True, exist_ok=True)
     files.write_json(run.folder / "run.json", kept | more)
 
@@ -385,9 +386,9 @@ def test_translations_of_a_recipe(tmp_path, capsys):
     command.publish(plan, trials, prefix)
     found = results.read(tmp_path / "results" / "tiny_v0.2.json").bleu
     scores = {(e["name"], e["seed"]): e["subsets"] for e in found["tiny"]["systems"]}
-    assert list(scores) == [("soft", 1), ("relative", 1), ("relative", 2)]
+    assert list(scores) == [("softmax", 1), ("relative", 1), ("relative", 2)]
     assert scores["relative", 1]["gen"]["BLEU"]["p"] < 0.05 and scores["relative", 2]["gen"]["BLEU"]["p"] is None
-    assert found["tiny"]["baseline"] == "soft" and found["tiny"]["samples"] == by_length.SAMPLES
+    assert found["tiny"]["baseline"] == "softmax" and found["tiny"]["samples"] == by_length.SAMPLES
     printed = capsys.readouterr().out
     assert "BLEU by length, tiny" in printed and "results: " in printed
     # The page.
@@ -410,10 +411,24 @@ def test_translations_of_a_recipe(tmp_path, capsys):
     assert (tmp_path / "results" / "tiny_v0.2-bleu.png").read_bytes().startswith(b"\x89PNG")
     # Missing translations are a one-line error; other results remain.
     (trials[1].run.folder / "generate-gen.log").unlink()
-    before = (tmp_path / "results" / "tiny_v0.2.json").read_bytes()
+    before = results.read(tmp_path / "results" / "tiny_v0.2.json")
     with pytest.raises(UsageError, match="has no generate-gen.log"):
         command.publish(plan, trials, prefix)
-    assert (tmp_path / "results" / "tiny_v0.2.json").read_bytes() == before
+    after = results.read(tmp_path / "results" / "tiny_v0.2.json")
+    assert after.bleu == before.bleu and all(
+        after.of(*key) == before.of(*key) for key in (("softmax", "tiny"), ("relative", "tiny"))
+    )
+    # So are those of a training whose evaluation failed.
+    save(trials[1].run, result=RESULT, failed="evaluation")
+    command.publish(plan, trials, prefix)
+    capsys.readouterr()
+    # A row has another label, and another row is gone.
+    text = TINY.replace("label: soft", "label: hard").replace("  relative: {arg", "  rotary: {arg")
+    plan = planned(tmp_path, text, seeds="1")
+    (trial,) = [trial for trial in plan.trials() if trial.row == "softmax"]
+    earlier = results.read(tmp_path / "results" / "tiny_v0.2.json")
+    scored = by_length.score(plan, [trial], results.collect(plan, [trial]), earlier.bleu)["tiny"]
+    assert [row[:3] for row in by_length.subset_table(scored)[1:]] == [["test", "hard", "1"], ["gen", "hard", "1"]]
 
 
 def test_rows_of_another_time_are_united(made):

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,14 +44,16 @@ def test_list(here, capsys, monkeypatch):
     sweep, table = (recipe.read(recipe.find(name)) for name in FEW)
     assert command.main(["list"]) == 0
     before = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert before[0] == ["recipe", "trainings", "done", "title"] and "Traceback" not in str(before)
+    assert before[0] == ["recipe", "trainings", "done", "title"]
     assert [line[:-1][: 2 if "--variant" not in line else 4] for line in before[2:]] == [
         ["own_orthogonality_sweep", str(5 * len(sweep.trained))],
         ["own_orthogonality_sweep", "--variant", "small", "12"],
         ["park_kim_table_4", str(5 * len(table.trained))],
     ]
-    done = [record("linear", 1, "scan26", gen=1.0), record("linear", 2, "scan26", diverged={"step": 1})]
-    Results(table, 1.0, [*done, record("linear", 3, "scan26")]).write(here / "results" / "any name.json")
+    steps = table.steps
+    done = [record("linear", 1, "scan26", gen=1.0, steps=steps), record("linear", 2, "scan26", diverged={"step": 1})]
+    cut = record("linear", 4, "scan26", gen=1.0, steps=steps - 1)
+    Results(table, 1.0, [*done, record("linear", 3, "scan26"), cut]).write(here / "results" / "any name.json")
     assert command.main(["list"]) == 0
     found = capsys.readouterr().out.splitlines()
     assert found[-1].split()[:3] == ["park_kim_table_4", str(5 * len(table.trained)), "2"]
@@ -257,6 +260,8 @@ def test_slurm_script_for_gpus(here):
     assert words[1:5] == [sys.executable, "-m", "fairseq_sg.experiments", "run"]
     again = command.make_parser().parse_args([w for w in words[4:] if w != "$SLURM_ARRAY_TASK_ID"] + ["3"])
     assert [t.run for t in command.plan_of(again).trials()] == [t.run for t in plan.trials()] and again.index == 3
+    spaced = command.slurm_script(replace(plan, out=here / "my runs, 100%"), "tiny.yaml", None)
+    assert f"#SBATCH --output='{here}/my runs, 100%%/slurm-%a.log'\n" in spaced
     on_cpu = command.slurm_script(planned(here), "tiny", 2)
     assert "--gres" not in on_cpu and "#SBATCH --array=0-3%2\n" in on_cpu and " run tiny --rows " in on_cpu
 
@@ -318,6 +323,28 @@ def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
     assert seen == [(4, expected, True, gpus, True)]
     assert command.main(["run", "tiny.yaml", "--device", device, "--index", "2"]) == 0
     assert seen[1][:2] == (1, (1, 1))
+
+
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (["slurm", "tiny.yaml", "missing/x.sbatch"], "missing/x.sbatch: No such file or directory"),
+        (["run", "tiny.yaml", "--out", "tiny.yaml"], "--out tiny.yaml is a file: name a folder"),
+    ],
+)
+def test_paths_that_cannot_be_written_are_one_line(words, message, here, monkeypatch, capsys):
+    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    assert message in refused(capsys, *words, "--device", "cpu")
+
+
+def test_a_record_that_cannot_be_read_is_named(here, capsys):
+    folder = planned(here).trials()[0].run.folder
+    folder.mkdir(parents=True)
+    (folder / "run.json").touch()
+    assert "good-tiny-seed1/run.json is no record of a training" in refused(
+        capsys, "report", "tiny.yaml", "--device", "cpu", "--out", str(here / "out")
+    )
 
 
 def test_a_stopped_run_says_how_to_resume(here, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -14,13 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import fairseq_sg
 from fairseq_sg import files
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import groups, jobs, logs, memory, records
+from fairseq_sg.experiments.quantities import chosen
 from fairseq_sg.experiments.run import Run
-from helpers.experiment_files import STAMP, course, evaluated, inner, make_run, of_subset, save
+from helpers.experiment_files import STAMP, course, evaluated, inner, make_run, of_subset, save, write_recipe
 
 PACKAGE = Path(fairseq_sg.__file__).parent
 
@@ -102,6 +105,55 @@ def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path
     commands |= {"bad": "exit 9", "good": "exit 9", "broken": GOOD}
     bad, good, broken = jobs.run_all(all_runs, 3, lambda *_: None)
     assert bad["diverged"]["step"] == 2 and "result" in good and "result" in broken and "failed" not in broken
+
+
+@pytest.mark.parametrize("what", ["log", "folder"])
+def test_an_error_about_one_training_does_not_end_the_others(what, commands, tmp_path):
+    """A log without an evaluation, and a folder that is deleted while its training runs."""
+    bad = make_run(tmp_path / "bad")
+    commands |= {
+        "bad": "true" if what == "log" else f"rm -r {bad.folder}; sleep 600",
+        "good": f"sleep 1; {GOOD}",
+    }
+    states = []
+    broken, good = jobs.run_all([bad, make_run(tmp_path / "good")], 2, lambda _, state: states.append(dict(state)))
+    assert good["result"]["accuracy"]["gen"] == 40 and list(states[-1].values()) == ["failed", "done"]
+    why = "has no evaluation" if what == "log" else "FileNotFoundError"
+    assert why in broken["failed"] and broken["failed"].startswith(("training (", "evaluation ("))
+
+
+def test_a_signal_to_the_runner_ends_its_trainings(tmp_path):
+    """``kill`` as well as Ctrl-C: no training goes on alone."""
+    write_recipe(tmp_path)
+    script = f"""
+import sys
+from fairseq_sg.experiments import __main__ as command, jobs
+command.Plan.prepare = lambda self: None
+jobs.executable = lambda words: ["bash", "-c", "echo $$ > {tmp_path}/$$.pid; exec sleep 600"]
+sys.exit(command.main(["run", "{tmp_path}/tiny.yaml", "--device", "cpu", "--jobs", "2", "--memory-guard", "0",
+                       "--out", "{tmp_path}/out"]))
+"""
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        runner = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True)
+        while len(started := list(tmp_path.glob("*.pid"))) < 2 or not all(p.read_text() for p in started):
+            assert runner.poll() is None, runner.stderr.read()
+            time.sleep(0.05)
+        runner.send_signal(number)
+        assert runner.wait(60) == 130 and "the same command resumes" in runner.stderr.read()
+        for path in started:
+            gone = Path(f"/proc/{path.read_text().strip()}")
+            while gone.exists():
+                time.sleep(0.05)
+            path.unlink()
+
+
+def test_the_environment_of_trainings(monkeypatch):
+    monkeypatch.setenv("LOGLEVEL", "WARNING")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert "LOGLEVEL" not in jobs.environment() and jobs.environment()["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert jobs.environment()["OMP_NUM_THREADS"] == "3"
 
 
 def test_where_the_process_of_several_trainings_ends_early_only_those_that_had_not_ended_have_failed(tmp_path):
@@ -284,7 +336,16 @@ def test_free_memory_of_this_machine():
 
 def test_the_gpus_that_are_visible(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
-    assert memory.visible_gpus() == ["2", "GPU-5"]
+    assert records.visible_gpus() == ["2", "GPU-5"]
+
+
+def test_the_gpu_of_a_record_is_that_of_its_processes(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: ("A100", "H100")[device])
+    assert records.machine()["gpu"] == "A100"
+    assert records.machine(where={"CUDA_VISIBLE_DEVICES": "GPU-5"})["gpu"] == "H100"
+    assert "gpu" not in records.machine(gpu=False)
 
 
 # Logs.
@@ -317,11 +378,19 @@ def test_curve_and_position(run):
 
 
 def test_partial_result_is_cut_at_the_step(run):
-    partial = logs.partial_result(run, 100)
-    assert partial["minutes"] == 1.5
-    assert partial["result"]["steps"] == 100 and partial["result"]["accuracy"] == {"valid": 12.5, "gen": 1.25}
-    assert logs.partial_result(run, 200) is None  # only one subset was evaluated there
-    assert logs.partial_result(run, 300) is None
+    """The last one at which every subset was evaluated."""
+    partial = logs.partial_result(run)
+    assert partial["steps"] == 100 and partial["accuracy"] == {"valid": 12.5, "gen": 1.25}
+    assert partial["curve"] == logs.curve(run)[:1]
+    run.log.write_text(LOG[: LOG.index("train_inner")])
+    assert logs.partial_result(run) is None
+
+
+def test_minutes_do_not_count_what_lies_between_two_starts(run):
+    assert logs.minutes(run) == 3
+    later = LOG.replace("2026-01-01", "2026-01-03")
+    run.log.write_text(f"$ fairseq-train data\n{LOG}\n$ fairseq-train data\n{later}$ fairseq-train data\n")
+    assert logs.minutes(run) == 6
 
 
 def test_a_folder_with_other_settings_is_refused(run):
@@ -331,6 +400,17 @@ def test_a_folder_with_other_settings_is_refused(run):
     assert records.result_of(run) == {"steps": 400}
     run.steps = 500
     assert records.result_of(run) is None  # goes on
+    run.steps = 300
+    assert records.result_of(run) is None
+    run.steps, earlier = 400, records.settings_of(run)
+    del earlier["prepare"]  # as in records of earlier versions
+    run.prepare = "ctl --order backward"
+    files.write_json(run.folder / "run.json", {"settings": earlier, "result": {"steps": 400}})
+    assert records.result_of(run) == {"steps": 400}
+    files.write_json(run.folder / "run.json", {"settings": {**earlier, "prepare": "ctl"}, "result": {"steps": 400}})
+    with pytest.raises(ValueError, match=r"other settings \(prepare: see its run.json\)"):
+        records.result_of(run)
+    run.prepare = "ctl"
     run.arguments = ["--arch", "y"]
     with pytest.raises(ValueError, match="holds a training with other settings"):
         records.result_of(run)
@@ -347,12 +427,20 @@ def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
 
 
 def test_every_commit_and_machine_that_a_training_was_started_at_is_kept(run, monkeypatch):
-    for commit in ("aaa", "aaa", "bbb"):
+    """What was trained after the last checkpoint is trained again, by the next start."""
+
+    def begin(commit: str) -> list[tuple[int, str]]:
         monkeypatch.setenv("SG_COMMIT", commit)
         jobs._begin(run, {}).lock.close()
-    starts = records.starts_of(records.saved(run))
-    assert [(start["step"], start["commit"]) for start in starts] == [(250, "aaa"), (250, "bbb")]
-    assert starts[0]["machine"] == records.machine()
+        return [(start["step"], start["commit"]) for start in records.saved(run)["starts"]]
+
+    assert begin("aaa") == begin("aaa") == [(0, "aaa")]
+    assert begin("bbb") == [(0, "bbb")]
+    (run.folder / "checkpoint_last.pt").touch()
+    assert begin("bbb") == [(0, "bbb")]
+    assert begin("ccc") == [(0, "bbb"), (200, "ccc")]
+    assert begin("ddd") == [(0, "bbb"), (200, "ddd")]
+    assert records.saved(run)["starts"][0]["machine"] == records.machine()
 
 
 def test_generated_output_is_scored(tmp_path):
@@ -361,8 +449,7 @@ def test_generated_output_is_scored(tmp_path):
         "S-0\tjump\nT-0\tA B\nH-0\t-0.1\tA B\nD-0\t-0.1\tA B\nT-1\tA\nD-1\t-0.2\tA A\nT-2\tC\nD-2\t-0.2\t\n"
         "Generate gen with beam=1: BLEU = 41.50 1/1/1/1 (BP = 1.000 ratio = 1.250 hyp_len = 5 ref_len = 4)\n"
     )
-    measured = {"exact_match": pytest.approx(100 / 3), "bleu": 41.5, "length_ratio": 1.25, "sentences": 3}
-    assert logs.generated(path) == measured
+    assert logs.generated(path) == {"bleu": 41.5, "length_ratio": 1.25}
 
 
 def test_further_decodings_have_their_own_output(tmp_path):
@@ -378,10 +465,8 @@ def test_further_decodings_have_their_own_output(tmp_path):
 
 def test_latest_of_the_best_is_selected(tmp_path):
     points = [{"step": s, "dev": dev, "gen": gen} for s, dev, gen in ((1, 50, 9), (2, 70, 1), (3, 70, 2), (4, 60, 3))]
-    run = Run("m", 1, tmp_path, tmp_path, 4, [], {"dev": "x", "gen": "OOD"}, best=True)
-    assert logs.selected(run, points)["step"] == 3
-    run.best = False
-    assert logs.selected(run, points)["step"] == 4
+    assert chosen(points, "accuracy", "dev", True)["step"] == 3
+    assert chosen(points, "accuracy", "dev", False)["step"] == 4
 
 
 def of_errors(subset: str, step: int, last: float, mean: float) -> str:
@@ -400,15 +485,16 @@ def test_the_least_squared_error_is_the_best(tmp_path):
         "step": 1, "valid_mse_last": 0.5, "valid_mse_last_mean": 0.6, "gen_mse_last": 0.5, "gen_mse_last_mean": 0.6,
     }  # fmt: skip
     assert logs.complete(run, [*points, {"step": 5}]) == points
-    assert logs.selected(run, points)["step"] == 3
+    assert chosen(points, "mse_last", "valid", True)["step"] == 3
+    assert chosen(points, "mse_last_mean", "valid", True)["step"] == 4
     run.checkpoint_metric = "mse_last_mean"
-    assert logs.selected(run, points)["step"] == 4
     command = run.train_command()
     assert command[command.index("--best-checkpoint-metric") + 1] == "mse_last_mean"
     assert "--maximize-best-checkpoint-metric" not in command and run.checkpoint.name == "checkpoint_best.pt"
     assert logs.measured(run, run.log)["mse_last"] == {"valid": 0.375, "gen": 0.375}
     assert logs.divergence(run, finished=True) is None
-    partial = logs.partial_result(run, 3)["result"]
+    run.checkpoint_metric = "mse_last"
+    partial = logs.partial_result(run)
     assert partial["mse_last"] == {"valid": 0.25, "gen": 0.25} and "accuracy" not in partial
 
 
@@ -422,18 +508,18 @@ def test_accuracies_of_types_are_kept_where_a_column_has_them(tmp_path):
     assert logs.curve(run) == [{"step": 4, "valid": 90.0, "gen": 40.0, "gen/long": 10.0}]
     of_parts = {"valid": 90.0, "gen": 40.0, "gen/long": 10.0}
     assert logs.measured(run, run.log) == {"accuracy": of_parts}
-    assert logs.partial_result(run, 4)["result"]["accuracy"] == of_parts
+    assert logs.partial_result(run)["accuracy"] == of_parts
 
 
 def test_the_best_checkpoint_by_accuracy_or_loss(tmp_path):
     run = Run("m", 1, tmp_path, tmp_path, 4, [], {"dev": "x"}, best=True)
     points = [{"step": 1, "dev": 50, "dev_loss": 1.0}, {"step": 2, "dev": 70, "dev_loss": 2.0}, {"step": 3}]
     assert "--maximize-best-checkpoint-metric" in run.train_command()
-    assert logs.selected(run, points)["step"] == 2
+    assert chosen(points, "accuracy", "dev", True)["step"] == 2
     run.checkpoint_metric = "loss"
     command = run.train_command()
     assert command[command.index("--best-checkpoint-metric") + 1] == "nll_loss"
-    assert logs.selected(run, points)["step"] == 1
+    assert chosen(points, "loss", "dev", True)["step"] == 1
 
 
 # The ends of commands.

@@ -106,6 +106,15 @@ def test_wrong_choices(options, message, tmp_path):
         planned(tmp_path, **options)
 
 
+def test_two_trainings_never_have_one_folder(tmp_path):
+    """The row good-x on the data tiny, and the row good on the data x-tiny."""
+    text = TINY.replace("\nsteps:", "\n  x-tiny: {folder: other, prepare: ctl, subsets: [dev, valid, gen]}\nsteps:", 1)
+    text = text.replace("  bad:", "  good-x: {arguments: --lr 1}\n  bad:")
+    message = "the row 'good' on 'x-tiny' and the row 'good-x' on 'tiny' have one folder, .*good-x-tiny-seed1: rename"
+    with pytest.raises(UsageError, match=message):
+        planned(tmp_path, text)
+
+
 @pytest.mark.parametrize("seeds", [[1], [1, 2, 3], [5], [4, 6], [2, 1]])
 def test_the_text_of_seeds_is_read_as_those_seeds(seeds):
     assert read_seeds(as_seeds(seeds)) == seeds

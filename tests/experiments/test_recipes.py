@@ -101,6 +101,7 @@ def test_analyses_have_the_paths_of_the_run(tmp_path):
         (", value: control/kept_of_all/share", "", "columns.kept.value: is for the metric 'analysis', which needs it"),
         ("  overlap: o", "  long: o", "analyses: has the name 'long'"),
         ("  overlap: o", "  train: o", "analyses: has the name 'train'"),
+        ("  overlap: o", "  mask.jump: o", "analyses: has the name 'mask.jump'"),
         ("  overlap: o", "  generate-gen: o", "analyses: has the name 'generate-gen'"),
     ],
 )

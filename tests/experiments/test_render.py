@@ -144,7 +144,7 @@ def test_the_page_of_questions(asked):
         "| recipe | trainings done of planned | steps | results |",
         f"| own_orthogonality_sweep | 0 of {5 * len(sweep.trained)} | – | – |",
         "| own_orthogonality_sweep-small | 0 of 12 | – | – |",
-        f"| park_kim_table_4 | 3 of {5 * len(table.trained)} | 100% | [park](park.md) |",
+        f"| park_kim_table_4 | 1 of {5 * len(table.trained)} | 100% | [park](park.md) |",
     ]
 
 

@@ -224,6 +224,7 @@ def test_legend(tmp_path):
         "Verdict: within one published standard deviation, above or below. It is at least half a unit of the last "
         "printed digit; where none is printed, ours counts. Fail: all trainings diverged.",
     ]
+    assert report.legend(tiny(tmp_path), scale=0.5)[2].endswith(" up to step 10.")
 
 
 @pytest.mark.parametrize(
@@ -353,6 +354,15 @@ def test_comparison(recipe):
     ]
     alone = report.compare(of_seeds(recipe, good=[10.0]), other, ("one", "other"))
     assert alone[1:] == [["An LSTM_1", "tiny", "OOD", "10.0", "16.0 ± 2.8", "+6.0", "–"]]
+
+
+def test_medians_have_no_standard_error(recipe):
+    one, other = (
+        replace(of_seeds(recipe, good=values), recipe=replace(recipe, statistic="median"))
+        for values in ([10.0, 50.0, 60.0], [70.0, 71.0, 72.0])
+    )
+    (row,) = report.compare(one, other, ("one", "other"))[1:]
+    assert row[3:] == ["50.0", "71.0", "+21.0", "–"]
 
 
 def test_only_common_numbers_are_compared(recipe, tmp_path):

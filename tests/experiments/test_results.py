@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments import records, report, results
+from fairseq_sg.experiments import report, results
 from fairseq_sg.experiments.recipe import read as read_recipe
 from fairseq_sg.experiments.results import Results, collect, merged
 from helpers.experiment_files import TINY, fail, finish, finished, of_subset, planned, record, save, tiny, write_recipe
@@ -58,6 +58,48 @@ def test_what_has_not_ended_is_cut_at_the_common_step(tmp_path):
     assert (line.steps, line.done) == (40, 1) and line.cells["OOD"].values == [0.3]
 
 
+def test_a_second_look_drops_what_was_cut(tmp_path):
+    """A seed that has finished since the first look is not averaged with the first look at another."""
+    plan = planned(tmp_path, rows="good")
+    trials = plan.trials()
+    log = "".join(of_subset(name, s, s) for s in (10, 20) for name in ("dev", "valid", "gen"))
+    for trial in trials:
+        save(trial.run)
+        trial.run.log.write_text(log)
+    first = collect(plan, trials)
+    assert [r["result"]["steps"] for r in first.records] == [20, 20] and first.done == 0
+    finish(trials[0].run, 30.0, (20, 5, 90, 8), (40, 4, 100, 10))
+    found = merged(first, collect(plan, trials), tmp_path / "x.json")
+    (line, _) = report.lines(found)
+    assert (line.steps, line.done, found.done) == (40, 1, 1) and line.cells["OOD"].values == [0.3]
+
+
+def test_unfinished_trainings_of_two_files_are_cut_at_a_common_step(tmp_path):
+    plan = planned(tmp_path, rows="good")
+    one, other = plan.trials()
+    for trial, steps in ((one, (10, 20)), (other, (10,))):
+        save(trial.run)
+        trial.run.log.write_text("".join(of_subset(n, s, s) for s in steps for n in ("dev", "valid", "gen")))
+    first, second = (collect(plan, [trial]) for trial in (one, other))
+    (line, _) = report.lines(merged(first, second, tmp_path / "x.json"))
+    assert (line.steps, line.done) == (10, 2) and line.cells["OOD"].values == [0.1, 0.1]
+
+
+def test_results_of_fewer_steps_do_not_count_where_more_are_asked_for(tmp_path):
+    """One training is continued to the new number of steps, the other is not yet."""
+    plan = planned(tmp_path, rows="good", steps_scale=2.0)
+    one, other = plan.trials()
+    finish(one.run, 90.0, (40, 9, 99, 30), (80, 9, 99, 90))
+    short = replace(other.run, steps=40)
+    finish(short, 10.0, (40, 4, 100, 10))
+    other.run.log.write_text("".join(of_subset(name, 40, 10) for name in ("dev", "valid", "gen")))
+    (line, _) = report.lines(collect(plan, [one, other]))
+    assert (line.steps, line.done) == (80, 1) and line.cells["OOD"].values == [0.9]
+    one.run.log.write_text(of_subset("gen", 80, 10))
+    with pytest.raises(ValueError, match="at step 80, beyond the requested 40"):
+        collect(planned(tmp_path, rows="good"), [replace(one, run=replace(one.run, steps=40))])
+
+
 def test_nothing_is_cut_for_a_training_that_diverged(tmp_path):
     """Of the same row: the one that goes on is reported as far as it got."""
     plan = planned(tmp_path, rows="good")
@@ -87,10 +129,10 @@ def test_every_commit_and_machine_of_all_starts(tmp_path):
         {"step": 9, "commit": "aaa", "machine": {"cpu": "y"}},
     ]
     save(first.run, starts=starts)
-    save(second.run, commit="ccc", machine={"cpu": "x"})
+    save(second.run, starts=[{"step": 0, "commit": "ccc", "machine": {"cpu": "x"}}])
     found = collect(plan, [first, second])
     assert found.commits == ["aaa", "bbb", "ccc"] and found.machines == [{"cpu": "x"}, {"cpu": "y"}]
-    assert records.starts_of(found.records[0]) == starts
+    assert found.records[0]["starts"] == starts
 
 
 def test_the_command_of_results(tmp_path):
@@ -174,7 +216,7 @@ def test_a_file_that_is_not_there(tmp_path):
 @pytest.fixture
 def now(tmp_path):
     recipe = tiny(tmp_path)
-    return Results(recipe, 1.0, [record("bad", 1, gen=3.0), record("good", 3, gen=1.0)])
+    return Results(recipe, 1.0, [record("bad", 1, gen=3.0, steps=60), record("good", 3, gen=1.0)])
 
 
 def test_rows_trained_at_different_times_unite(now, tmp_path):

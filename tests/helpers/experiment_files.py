@@ -54,8 +54,8 @@ def save(run: Run, **more: Any) -> None:
     """Writes the run's record."""
     run.folder.mkdir(parents=True, exist_ok=True)
     commands = [shlex.join(command) for command in run.commands()]
-    start = {"commit": "abc", "machine": {"cpu": "x"}}
-    kept = {"settings": records.settings_of(run), "minutes": 1.0, "commands": commands, **start}
+    starts = [{"step": 0, "commit": "abc", "machine": {"cpu": "x"}}]
+    kept = {"settings": records.settings_of(run), "minutes": 1.0, "commands": commands, "starts": starts}
     files.write_json(run.folder / "run.json", kept | more)
 
 
