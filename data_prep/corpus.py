@@ -15,7 +15,7 @@ from data_prep.binarize import LANGUAGES, binarize, link_labels
 from data_prep.dataset import DataError, Dataset, Json, Material, Pair
 from data_prep.text import shorten, write_lines
 
-FAIRSEQ_LONGEST = 1_024  # maximum tokens with the end symbol, unless an option raises it
+FAIRSEQ_LONGEST = 1_024  # maximum tokens with the begin and end symbols, unless an option raises it
 UPDATES = 10_000  # of the recommended training
 EVALUATIONS = 20  # per training
 NEVER = 1_000_000  # epochs
@@ -243,9 +243,11 @@ class Corpus(Material):
         The first validation subset picks the best checkpoint. It is never a test set: without another subset, the
         commands do not validate.
         """
-        # Lengths include the end symbol.
+        # A source has a begin and an end symbol, a target an end symbol; sg_tagging has neither.
+        symbols = {"source": 2, "target": 1} if self.no_label is None else {"source": 0, "target": 0}
         longest = {
-            side: 1 + max(entry[f"longest_{side}"] for entry in self._measured.values()) for side in Pair._fields
+            side: symbols[side] + max(entry[f"longest_{side}"] for entry in self._measured.values())
+            for side in Pair._fields
         }
         names = sorted((name for name in self.subsets if name != "train"), key=lambda name: name != "valid")
         validates = bool(names) and names[0] in ("valid", "dev")
