@@ -18,7 +18,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -273,33 +273,49 @@ class Member(io.RawIOBase):
 
 
 def members(path: Path, packed: BinaryIO, wanted: Mapping[str, int]) -> Iterator[tuple[str, BinaryIO]]:
-    """Yields name and content of the wanted files of a tar archive, in archive order, without writing them to disk.
+    """Yields name and content of the wanted files of a tar archive, as ``select`` does.
+
+    Args:
+        path, packed: see ``select``.
+        wanted: name, without a leading ``./`` -> maximum size in bytes.
+
+    Raises:
+        DataError: as ``select`` does, and if a wanted member is missing.
+    """
+    missing = dict(wanted)
+    for name, stream in select(path, packed, missing.get):
+        del missing[name]  # of two members with this name, the first
+        yield name, stream
+    for name in missing:
+        raise DataError(f"has no {name}", path)
+
+
+def select(path: Path, packed: BinaryIO, limit: Callable[[str], int | None]) -> Iterator[tuple[str, BinaryIO]]:
+    """Yields name and content of files of a tar archive, in archive order, without writing them to disk.
 
     A content is readable until the next one is requested.
 
     Args:
         path: the archive, for messages.
         packed: its bytes; packed by gzip or not.
-        wanted: name, without a leading ``./`` -> maximum size in bytes.
+        limit: name, without a leading ``./`` -> maximum size in bytes, or None for a file that is not wanted.
 
     Raises:
-        DataError: the archive is broken, or a wanted member is missing, too large, or no file.
+        DataError: the archive is broken, or a wanted member is too large, or no file.
     """
-    missing = dict(wanted)
     with as_data_errors(path):
         zipped = packed.peek(2)[:2] == b"\x1f\x8b"  # type: ignore[attr-defined]
         stream = gzip.GzipFile(fileobj=packed) if zipped else packed
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 name = member.name.removeprefix("./")
-                if name not in missing:
+                most = limit(name)
+                if most is None:
                     continue
                 if not member.isreg():
                     raise DataError("is not a plain file", path / name)
-                if member.size > missing.pop(name):
-                    raise DataError(f"has {member.size:,} bytes; expected at most {wanted[name]:,}", path / name)
+                if member.size > most:
+                    raise DataError(f"has {member.size:,} bytes; expected at most {most:,}", path / name)
                 yield name, io.BufferedReader(Member(path, archive.extractfile(member)), BLOCK)
         while stream.read(BLOCK):  # the gzip checksum is at the end
             pass
-    for name in missing:
-        raise DataError(f"has no {name}", path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tarfile
 from pathlib import Path
@@ -102,6 +103,35 @@ def test_missing_files(folder, run, tmp_path):
     assert result.code == 2 and "--tasks has 21: there are tasks 1 to 20" in result.err
     result = run("babi", "--out", tmp_path / "o")
     assert result.code == 2 and "one of the arguments --archive --raw-dir is required" in result.err
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_two_files_of_one_task(packed, folder, run, tmp_path):
+    name, second = "qa1_single-supporting-fact_test.txt", "qa1_single-supporting-facts_test.txt"
+    (folder / "tasks_1-20_v1-2" / "en-10k" / second).write_text(TEST[name] * 2)
+    source = ["--raw-dir", folder]
+    if packed:
+        source = ["--archive", tmp_path / "babi.tar"]
+        with tarfile.open(tmp_path / "babi.tar", "w") as archive:
+            archive.add(folder / "tasks_1-20_v1-2", "tasks_1-20_v1-2")
+    result = prepare(run, tmp_path / "o", *source)
+    assert result.code == 1 and "is also qa1_…_test.txt: remove one of the two" in result.err
+    assert name in result.err and second in result.err and not (tmp_path / "o").exists()
+
+
+def test_the_hash_is_that_of_the_stories(folder, run, tmp_path, monkeypatch):
+    """A file that changes after it was read leaves its hash as it was."""
+    path = folder / "tasks_1-20_v1-2" / "en-10k" / "qa1_single-supporting-fact_test.txt"
+
+    def change_and_render(rows, think):
+        path.write_text("1 changed\n")
+        return render(rows, think)
+
+    monkeypatch.setattr("data_prep.babi.render", change_and_render)
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert prepare(run, tmp_path / "o", "--raw-dir", folder, "--holdout", 0).code == 0
+    hashes = json.loads((tmp_path / "o" / "dataset.json").read_text())["request"]["source_sha256"]
+    assert hashes[0] == before
 
 
 @pytest.mark.parametrize(
