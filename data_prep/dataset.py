@@ -183,6 +183,7 @@ class Sources:
     """
 
     _hashes: dict[Path, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _stamps: dict[Path, tuple[int, ...] | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def sha256(self, path: Path) -> str:
         """The hash of a file; one that was read by ``open`` is not read again."""
@@ -210,6 +211,24 @@ class Sources:
             while stream.read(BLOCK):
                 pass
             self._hashes[path] = stream.raw.hash.hexdigest()
+
+    def watch(self, path: Path) -> None:
+        """Notes a file that is read more than once, before the first time, for ``check_unchanged``."""
+        self._stamps.setdefault(path, stamp(path))
+
+    def check_unchanged(self) -> None:
+        """Raises DataError for a watched file that has changed: its hash need not be that of the data."""
+        for path, before in self._stamps.items():
+            if stamp(path) != before:
+                raise DataError("has changed while it was read: start again", path)
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """What changes with the content of a file; None for a missing one, and for one that cannot be read twice."""
+    if not path.is_file():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Hashing(io.RawIOBase):

@@ -139,7 +139,9 @@ class FieldSources(Sources):
 
     def read(self, name: str, arrays: tuple[str, ...], shape: tuple[int, ...]) -> list[np.ndarray]:
         """Arrays of a published file, float64, of one shape. Raises DataError."""
-        return [read_mat(self.find(name), array, shape) for array in arrays]
+        path = self.find(name)
+        self.watch(path)  # scipy and h5py read it, and another pass hashes it
+        return [read_mat(path, array, shape) for array in arrays]
 
     def describe(self, names: tuple[str, ...]) -> Json:
         """The origin of data from published files."""

@@ -57,6 +57,7 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         made = room / "made"
         try:
             description = write(made, material, request())  # now, as files are hashed while they are read
+            sources.check_unchanged()
             publish(made, out, room, replace=replace)
         except OSError as error:
             if error.errno in NO_ROOM:

@@ -133,6 +133,9 @@ class Text(Dataset):
 
     def build(self, options: TextOptions, sources: TextFiles) -> TextCorpus:
         paths, lines = sources.files, options.unit == "sentencepiece"
+        for files in paths.values():  # they may be larger than the memory, and so are read several times
+            for path in files:
+                sources.watch(path)
         check_apart(sources)
         for files in paths.values() if lines else ():
             check_lines(files)

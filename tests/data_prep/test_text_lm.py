@@ -316,3 +316,17 @@ def test_subword_that_is_a_symbol_of_fairseq() -> None:
 def test_file_that_becomes_shorter(text, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has changed while it was read"):
         copy([Span(text(b"abc"), 0, 4)], tmp_path / "copy")
+
+
+def test_file_that_changes_while_it_is_read(run, text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one of the same size: its hash is not that of the copied text."""
+    path = text(SAMPLE.encode())
+
+    def change_and_divide(*arguments):
+        path.write_bytes(path.read_bytes()[::-1])
+        return divide(*arguments)
+
+    monkeypatch.setattr(text_lm, "divide", change_and_divide)
+    result = run("text", "--unit", "bytes", "--input", path, "--raw-only", "--out", tmp_path / "out")
+    assert result == (1, "", f"error: {path}: has changed while it was read: start again\n")
+    assert not (tmp_path / "out").exists()
