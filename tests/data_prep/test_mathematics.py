@@ -276,6 +276,19 @@ def test_archive_and_folder(run, archive, tmp_path: Path) -> None:
     assert refused.code == 1 and "source_sha256 is" in refused.err
 
 
+def test_files_of_a_folder_that_are_not_complete_are_named(run, monkeypatch, tmp_path: Path) -> None:
+    """Whatever the hold-out is; the archive has a hash."""
+    folder = unpack(entries(train_hard=sums("train-hard") * 2), tmp_path / "files")
+    options = ["mathematics", "--module", MODULE, "--holdout", 1, "--raw-dir", folder, "--raw-only", "--out"]
+    message = "train-hard has 14 questions instead of the published 666,666: is the file complete?"
+    assert message in run(*options, tmp_path / "short").out and message in manifest(tmp_path / "short")["membership"]
+    monkeypatch.setattr(mathematics, "PUBLISHED", dict.fromkeys(REGIMES, 7))
+    wrong = "examples: those of your files, whose hashes are in dataset.json; train-hard has 14 questions instead of "
+    assert f"{wrong}the published 7: is the file complete?\n" in run(*options, tmp_path / "one").out
+    unpack(entries(), folder)
+    assert "dataset.json\n" in run(*options, tmp_path / "complete").out
+
+
 def test_memory_is_bounded(large_archive, little_memory) -> None:
     """Other modules are skipped; only the text of the wanted one is kept."""
     wanted = {f"{FOLDER}/{place}": sums(regime) * 200 for place, regime in places(MODULE).items()}
