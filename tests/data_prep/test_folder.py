@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -366,15 +367,18 @@ def test_disk_error_leaves_nothing(run, tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("size", [1_000, 100_000])
-def test_full_disk(size: int, run, largest_file, tmp_path: Path) -> None:
+ARRAYS = "in_context --dims 8 --examples 8 --size 100 --shifts none".split()  # of which one has 28,928 bytes
+
+
+@pytest.mark.parametrize(("command", "size"), [(LENGTH, 1_000), (LENGTH, 100_000), (ARRAYS, 100), (ARRAYS, 10_000)])
+def test_full_disk(command: Sequence[str], size: int, run, largest_file, tmp_path: Path) -> None:
     """The error of the system, by a limit on file sizes; it names no file."""
     out = tmp_path / "out"
     with largest_file(size):
-        result = run(*LENGTH, "--out", out)
+        result = run(*command, "--out", out)
     message = f"error: {out}: cannot be written (File too large): make room, or choose another --out\n"
     assert result == (1, "", message) and list(tmp_path.iterdir()) == []
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*command, "--out", out).code == 0
 
 
 def test_full_disk_keeps_what_was_there(run, largest_file, tmp_path: Path) -> None:
