@@ -246,7 +246,7 @@ def next_line(spans: Sequence[Span], position: int) -> int:
 
 def learn_pieces(spans: Sequence[Span], options: TextOptions) -> Pieces:
     """Learns subwords on the lines of spans. Raises UsageError and DataError as ``learn`` does."""
-    number = sum(block.count(b"\n") for block in blocks(spans)) + 1
+    number = sum(1 for _ in lines_in(spans))
     step = -(-number // options.model_lines)
     lines = (line for index, line in enumerate(lines_in(spans)) if index % step == 0)
     return Pieces(learn(lines, options.model, options.vocab_size, coverage=COVERAGE, by_bytes=True, exact=True))
