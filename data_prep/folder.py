@@ -58,13 +58,16 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         try:
             description = write(made, material, request())  # now, as files are hashed while they are read
             sources.check_unchanged()
-            publish(made, out, room, replace=replace)
+            published = publish(made, out, room, replace=replace)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise DataError(
                     f"cannot be written ({error.strerror}): make room, or choose another --out", out
                 ) from None
             raise
+    if not published:
+        print(f"already prepared: {args.out}")
+        return
     lines = [f"{dataset.title}: {material.rule}", *material.summary(description), f"written to {args.out}"]
     if not args.raw_only:
         commands = material.training_commands(dataset, args.out)
@@ -283,11 +286,16 @@ def discard_dead(out: Path) -> None:
                 room.rmdir()
 
 
-def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> None:
+def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> bool:
     """Moves the folder ``made`` to ``out``, which may be an empty folder.
 
-    With ``replace``, existing content of ``out`` moves into the workspace ``room`` first and is removed with it. Raises
-    DataError, with ``out`` unchanged, if there is content that must not be replaced.
+    With ``replace``, existing content of ``out`` moves into the workspace ``room`` first and is removed with it.
+
+    Returns:
+        False if another run has just put the same data there, and nothing was moved; else True.
+
+    Raises:
+        DataError: there is content that must not be replaced; ``out`` is unchanged.
     """
     for path in [made, *made.rglob("*")]:
         sync(path)
@@ -303,8 +311,19 @@ def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> None
         put_back(room, out)
         if not isinstance(error, OSError):
             raise
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and is_same(made, out):
+            return False
         raise DataError(f"cannot be moved there ({error.strerror}): is another run making it?", out) from None
     sync(out.parent)
+    return True
+
+
+def is_same(made: Path, out: Path) -> bool:
+    """Whether ``out`` has the request and the files of ``made``."""
+    try:
+        return read_manifest(out) == read_manifest(made)
+    except DataError:
+        return False
 
 
 def put_back(room: Path, out: Path) -> None:

@@ -300,6 +300,25 @@ def test_a_run_beside_another_leaves_its_work_alone(run, tmp_path: Path) -> None
         process.kill()
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_another_run_that_ends_earlier(same: bool, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, publish = tmp_path / "out", folder.publish
+
+    def publish_second(*arguments: Path, **options: bool) -> bool:
+        monkeypatch.setattr(folder, "publish", publish)
+        other = LENGTH if same else (*LENGTH, "--cutoff", 26)
+        assert run(*other, "--out", out).code == 0
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr(folder, "publish", publish_second)
+    result = run(*LENGTH, "--out", out)
+    if same:
+        assert result == (0, f"already prepared: {out}\n", "")
+    else:
+        assert result.code == 1 and "cannot be moved there (Directory not empty)" in result.err
+    assert run("verify", out).code == 0 and list(tmp_path.iterdir()) == [out]
+
+
 def test_publish_over_another_folder(tmp_path: Path) -> None:
     for name in ("made", "out"):
         (tmp_path / name).mkdir()
