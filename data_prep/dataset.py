@@ -357,6 +357,22 @@ def above_0(text: str) -> float:
 above_0.metavar = "X"
 
 
+def number_between(least: float, most: float) -> Callable[[str], float]:
+    """Argument type: a number from ``least`` to ``most``."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a number from {least:g} to {most:g}, not {text!r}")
+        return value
+
+    number.metavar = "X"
+    return number
+
+
 def whole_number(least: int, most: int = 10**9 - 1, hint: str = "") -> Callable[[str], int]:
     """Argument type: a whole number from ``least`` to ``most``; ``hint`` ends the message about others."""
 
