@@ -121,14 +121,17 @@ class BabiOptions(Options):
     tasks: tuple[int, ...] = option(tuple(TASKS), "tasks (default: 1-20)", type=lengths, metavar="NUMBERS")
     think: int = option(3, "steps between a question and its answer (default: 3)", type=whole_number(0, 100))
     holdout: float = option(0.1, "share of the training stories that becomes valid (default: 0.1)", type=share)
-    seed: int = option(DEFAULT_SEED, f"seed of --holdout (default: {DEFAULT_SEED})", type=seed_number)
+    seed: int | None = option(None, f"seed of --holdout (default: {DEFAULT_SEED})", type=seed_number)
     drop_last: bool = option(False, "leave out the last story of every file", given={"--drop-last": True})
     source_sha256: tuple[str, ...] = field(default=())
 
     def complete(self, sources: BabiFiles) -> BabiOptions:
         if max(self.tasks) > max(TASKS):
             raise UsageError(f"--tasks has {max(self.tasks)}: there are tasks 1 to {max(TASKS)}")
-        return self
+        if self.seed is not None and not self.holdout:
+            raise UsageError("--seed has no effect: nothing is held out")
+        # Recorded without a hold-out too, as earlier versions did.
+        return replace(self, seed=DEFAULT_SEED if self.seed is None else self.seed)
 
     def identify(self, sources: BabiFiles) -> BabiOptions:
         paths = [sources.archive] if sources.archive else sources.in_folder(self.set, self.tasks)

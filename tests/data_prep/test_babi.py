@@ -59,11 +59,13 @@ def test_a_story_is_one_sequence(folder, run, read_subset, tmp_path):
     assert lists.target.split()[-3:] == ["-", "milk", "football"]
     assert (tmp_path / "o" / "raw" / "test.type").read_text().split() == ["task_1", "task_8"]
     manifest = json.loads((tmp_path / "o" / "dataset.json").read_text())
+    assert manifest["request"]["seed"] == 1  # as in older folders, which so stay the same request
     assert manifest["no_label"] == "-" and "bits" not in manifest and "valid" not in manifest["subsets"]
 
 
 def test_options(folder, run, read_subset, tmp_path):
-    assert prepare(run, tmp_path / "a", "--raw-dir", folder, "--think", 0, "--drop-last", "--holdout", 0).code == 1
+    result = prepare(run, tmp_path / "a", "--raw-dir", folder, "--think", 0, "--drop-last", "--holdout", 0)
+    assert result.code == 1 and "the files have no story" in result.err  # those of test have only a last one
     few = "qa1_single-supporting-fact_test.txt", "qa8_lists-sets_test.txt"
     for name in few:
         path = folder / "tasks_1-20_v1-2" / "en-10k" / name
@@ -101,6 +103,8 @@ def test_missing_files(folder, run, tmp_path):
     assert result.code == 1 and "has no file qa2_…_train.txt of en-10k" in result.err
     result = run("babi", "--tasks", "20-21", "--raw-dir", folder, "--out", tmp_path / "o")
     assert result.code == 2 and "--tasks has 21: there are tasks 1 to 20" in result.err
+    result = prepare(run, tmp_path / "o", "--raw-dir", folder, "--holdout", 0, "--seed", 2)
+    assert result.code == 2 and "--seed has no effect: nothing is held out" in result.err
     result = run("babi", "--out", tmp_path / "o")
     assert result.code == 2 and "one of the arguments --archive --raw-dir is required" in result.err
 
