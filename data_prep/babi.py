@@ -188,10 +188,9 @@ def stories(path: Path, data: bytes) -> Iterator[list[Row]]:
     """The stories of a file.
 
     Raises DataError for a line that is not ``1 Mary moved to the hall.`` or ``2 Where is Mary?<tab>hall<tab>1``, for
-    numbers that do not count up, and for a story without a question.
+    numbers that do not count up, and for a story that does not end in a question.
     """
     rows: list[Row] = []
-    start = 1
     for number, line in enumerate(split_lines(path, data), start=1):
         match = re.fullmatch(r"(\d+) (.*)", line)
         columns = match[2].split("\t") if match else []
@@ -201,21 +200,22 @@ def stories(path: Path, data: bytes) -> Iterator[list[Row]]:
             )
         position = int(match[1])
         if position == 1 and rows:
-            yield checked(rows, path, start)
-            rows, start = [], number
+            yield checked(rows, path, number - 1)
+            rows = []
         if position != len(rows) + 1:
             raise DataError(f"line {position} of a story follows line {len(rows)}", path, number)
         answer = columns[1].lower().split(",") if len(columns) == 3 else []
         if any(not word or len(word.split()) != 1 for word in answer) or not words(columns[0]):
             raise DataError(f"an empty sentence or answer: {shorten(line)}", path, number)
         rows.append((words(columns[0]), [word.strip() for word in answer]))
-    yield checked(rows, path, start)
+    yield checked(rows, path, number)
 
 
 def checked(rows: list[Row], path: Path, line: int) -> list[Row]:
-    """The story. Raises DataError if it has no question."""
-    if not any(answer for _, answer in rows):
-        raise DataError("the story that begins here has no question: is the file cut off?", path, line)
+    """The story that ends at a line. Raises DataError if that is no question, as it is in all published files."""
+    _, answer = rows[-1]
+    if not answer:
+        raise DataError("the story ends here without a question: is the file cut off?", path, line)
     return rows
 
 

@@ -145,7 +145,9 @@ def test_the_hash_is_that_of_the_stories(folder, run, tmp_path, monkeypatch):
         ("1 Mary moved.\n2 Where?\thall\n", 2, "not a numbered sentence"),
         ("1 Mary moved.\n3 Where?\thall\t1\n", 2, "line 3 of a story follows line 1"),
         ("1 Where?\thall,\t1\n", 1, "an empty sentence or answer"),
-        ("1 Where?\thall\t1\n1 Mary moved.\n", 2, "the story that begins here has no question"),
+        ("1 Where?\thall\t1\n1 Mary moved.\n", 2, "the story ends here without a question: is the file cut off?"),
+        ("1 Mary moved.\n1 Where?\thall\t1\n", 1, "the story ends here without a question"),
+        ("1 Where?\thall\t1\n2 Mary moved.\n3 John moved.\n", 3, "the story ends here without a question"),
     ],
 )
 def test_broken_files(text, line, message):
