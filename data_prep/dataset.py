@@ -60,7 +60,8 @@ class Material(ABC):
     Attributes:
         rule: how the subsets were made, in words.
         membership: whether the examples are those of the published subsets, in words.
-        origin: the generator, or the files with their sizes and hashes.
+        origin: the generator, or the files with their sizes and hashes. A generator keeps its name in ``dataset.json``
+            where its module gets another one, so that equal requests have equal bytes in all versions.
     """
 
     rule: str
