@@ -240,8 +240,8 @@ def workspace(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def hidden_folder(out: Path) -> Iterator[Path]:
-    """The folder of ``workspace``, without removing its parents."""
+def hidden_folder(out: Path, flag: str = "--out") -> Iterator[Path]:
+    """The folder of ``workspace``, without removing its parents; ``flag`` names another place."""
     lock = None
     while lock is None:  # another run may discard this workspace before it is locked
         try:
@@ -249,7 +249,7 @@ def hidden_folder(out: Path) -> Iterator[Path]:
             room = Path(tempfile.mkdtemp(prefix=f".{out.name}{WORKSPACE}", dir=out.parent))
         except OSError as error:
             reason = "a file is in the way" if isinstance(error, FileExistsError) else error.strerror
-            raise DataError(f"cannot be made ({reason}): choose another --out", out) from None
+            raise DataError(f"cannot be made ({reason}): choose another {flag}", out) from None
         try:
             lock = lock_file(room / "lock")
         except DataError:

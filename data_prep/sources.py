@@ -12,7 +12,6 @@ import io
 import os
 import sys
 import tarfile
-import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -26,6 +25,7 @@ from types import MappingProxyType
 from typing import BinaryIO, ClassVar
 
 from data_prep.dataset import DataError, Json, Sources, UsageError, option
+from data_prep.folder import discard_dead, hidden_folder
 from data_prep.progress import bar
 
 TABLE = Path(__file__).with_name("files.sha256")
@@ -202,9 +202,10 @@ def download(file: OfficialFile, url: str, target: Path) -> Path:
     data = fetch(file, url)
     file.check(url, data)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as room:
-            part = Path(room) / target.name
+        discard_dead(target)
+        with hidden_folder(target, "--cache-dir") as room:
+            part = room / "made" / target.name
+            part.parent.mkdir()
             with part.open("wb") as stream:
                 stream.write(data)
                 stream.flush()

@@ -73,8 +73,15 @@ def test_killed_download_leaves_nothing_that_counts(get, server, tmp_path: Path)
     arguments = [f"{server.url}/folder/data.bin", tmp_path / "cache" / "data.bin", len(DATA), FILE.sha256]
     killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    assert not (tmp_path / "cache" / "data.bin").exists()
+    assert not (tmp_path / "cache" / "data.bin").exists() and len(left(tmp_path)) == 1
     assert get().read_bytes() == DATA
+    assert left(tmp_path) == ["data.bin"]
+
+
+def test_cache_that_cannot_be_made(get, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(DataError, match=r"cannot be made \(a file is in the way\): choose another --cache-dir$"):
+        get()
 
 
 def test_full_disk_is_no_fault_of_the_server(get, server, largest_file, tmp_path: Path) -> None:
