@@ -268,7 +268,8 @@ def discard(room: Path) -> None:
         if path.name != "lock":
             shutil.rmtree(path)
     (room / "lock").unlink()
-    room.rmdir()
+    with suppress(FileNotFoundError):  # another run may take the empty folder for a dead one
+        room.rmdir()
 
 
 def discard_dead(out: Path) -> None:

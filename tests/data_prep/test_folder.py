@@ -319,6 +319,19 @@ def test_another_run_that_ends_earlier(same: bool, run, tmp_path: Path, monkeypa
     assert run("verify", out).code == 0 and list(tmp_path.iterdir()) == [out]
 
 
+def test_workspace_that_another_run_removes_once_it_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink = Path.unlink
+
+    def unlink_and_discard(path: Path) -> None:
+        unlink(path)
+        folder.discard_dead(tmp_path / "out")
+
+    monkeypatch.setattr(Path, "unlink", unlink_and_discard)
+    with folder.workspace(tmp_path / "out"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_publish_over_another_folder(tmp_path: Path) -> None:
     for name in ("made", "out"):
         (tmp_path / name).mkdir()
