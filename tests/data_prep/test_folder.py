@@ -271,6 +271,15 @@ def test_interrupted_run_cleans_up_after_itself(sent: signal.Signals, code: int,
     assert process.returncode == code and list(tmp_path.iterdir()) == []
 
 
+def test_run_that_is_interrupted_after_the_folder_is_made(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(lines: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folder, "say", interrupt)
+    assert run(*LENGTH, "--out", tmp_path / "out") == (130, "", "error: interrupted\n")
+    assert run("verify", tmp_path / "out").code == 0
+
+
 def test_folders_above_are_kept_where_something_is_in_them(run, tmp_path: Path) -> None:
     assert run(*LENGTH, "--out", tmp_path / "new" / "one").code == 0
     refused = run("scan", "--split", "simple", "--raw-dir", tmp_path, "--out", tmp_path / "other" / "one")
