@@ -43,6 +43,7 @@ from numpy.random import RandomState
 
 from data_prep.corpus import Corpus
 from data_prep.dataset import DataError, Dataset, Pair, Sources, UsageError, option, seed_number, share, shorten
+from data_prep.draws import exact
 from data_prep.parallel import HELD_OUT, Split, TranslationOptions, clean, split_by_length, subword_corpus
 from data_prep.progress import progress
 from data_prep.text import decode_utf8
@@ -391,7 +392,7 @@ def split_by_page(pages: dict[str, list[Pair]], shares: Mapping[str, float], see
     names, home = list(pages), dict.fromkeys(pages, "train")
     order = iter(RandomState(seed).permutation(len(names)))
     for subset, part in shares.items():
-        number = int(len(names) * part)
+        number = int(exact(part) * len(names))
         if part and not number:
             raise DataError(f"a --{subset}-share of {part:g} of {len(names):,} pages is not even one")
         home |= {names[position]: subset for position in islice(order, number)}

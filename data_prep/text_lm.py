@@ -36,10 +36,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from pathlib import Path
 
 from data_prep.dataset import DataError, Dataset, Json, Options, Sources, UsageError, option, share, whole_number
+from data_prep.draws import exact
 from data_prep.parallel import LARGEST_SIZE, describe
 from data_prep.subwords import KINDS, learn, library_version
 from data_prep.text import check_beginning, decode_utf8
@@ -149,11 +149,6 @@ class Text(Dataset):
         else:
             unit, kind = Bytes(), "a token is a byte"
         return TextCorpus(spans, unit, f"{kind}; {rule(options.shares)}", membership(options, sources), origin)
-
-
-def exact(part: float) -> Fraction:
-    """A share as the exact decimal fraction that was typed: 0.1 is a tenth."""
-    return Fraction(repr(part))
 
 
 def check_apart(sources: TextFiles) -> None:
