@@ -228,6 +228,7 @@ class FieldOptions(Options):
         return {subset: self.grid, **finer}
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # ``Fields.check`` refuses what is not finite
 def collect(
     options: FieldOptions, solve: Callable[[str, int], Solution], cells: Callable[[int], int], what: str
 ) -> dict[str, dict[str, np.ndarray]]:
