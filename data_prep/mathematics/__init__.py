@@ -342,11 +342,6 @@ def tokenize(text: str) -> str:
     return " ".join(text.replace(" ", SPACE))
 
 
-def detokenize(tokens: str) -> str:
-    """The inverse of ``tokenize``."""
-    return tokens.replace(" ", "").replace(SPACE, " ")
-
-
 def different(contents: Contents) -> dict[str, numpy.ndarray]:
     """Regime -> indices of examples whose question does not occur earlier, in this regime or one before it.
 

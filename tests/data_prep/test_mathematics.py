@@ -27,7 +27,6 @@ from data_prep.mathematics import (
     MODULES,
     SIZES,
     MathematicsSources,
-    detokenize,
     make_corpus,
     parse,
     places,
@@ -37,6 +36,7 @@ from data_prep.mathematics import generator as mathematics_generator
 from data_prep.mathematics import sample as mathematics_sample
 from data_prep.mathematics.generator import REGIMES, chunks, work
 from data_prep.sources import OfficialFile
+from helpers.data_files import detokenize
 
 FILE = Path("train-easy/arithmetic__add_or_sub.txt")
 MODULE, WITHOUT = "arithmetic__add_or_sub", "numbers__is_prime"

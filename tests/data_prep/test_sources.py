@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.dataset import DataError
-from data_prep.scan import render
 from data_prep.sources import OfficialFile, OfficialFiles, default_cache, download, members
+from helpers.data_files import scan_line
 
 DATA = bytes(range(256)) * 1024
 FILE = OfficialFile("folder/data.bin", len(DATA), hashlib.sha256(DATA).hexdigest())
@@ -218,7 +218,7 @@ def test_download_of_tasks(run, command, server, scan_files: Path, tmp_path: Pat
 
 def test_download_of_the_simple_split(run, command, server, official_splits, tmp_path: Path) -> None:
     for subset in ("train", "test"):
-        text = "".join(render(pair) + "\n" for pair in official_splits[f"simple_{subset}"])
+        text = "".join(scan_line(pair) + "\n" for pair in official_splits[f"simple_{subset}"])
         server.files[f"/simple_split/tasks_{subset}_simple.txt"] = text.encode("ascii")
     result = run(*command, "simple")
     assert result.code == 0 and "examples: the published ones" in result.out
