@@ -34,6 +34,7 @@ from data_prep.dataset import (
     Pair,
     Sources,
     UsageError,
+    check_path,
     option,
     seed_number,
     share,
@@ -64,10 +65,8 @@ class BabiFiles(Sources):
     )
 
     def __post_init__(self) -> None:
-        if self.archive is not None and not self.archive.is_file():
-            raise DataError("--archive is not a file", self.archive)
-        if self.raw_dir is not None and not self.raw_dir.is_dir():
-            raise DataError("--raw-dir is not a folder", self.raw_dir)
+        check_path("--archive", self.archive, "file")
+        check_path("--raw-dir", self.raw_dir, "folder")
 
     def files(self, set_name: str, tasks: Sequence[int]) -> dict[Name, tuple[Path, bytes]]:
         """Name -> path and content. Raises DataError for a missing file, and for two files of one name."""

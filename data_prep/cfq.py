@@ -52,6 +52,7 @@ from data_prep.dataset import (
     Pair,
     Sources,
     UsageError,
+    check_path,
     check_sizes,
     option,
     seed_number,
@@ -93,8 +94,7 @@ class CfqFiles(Sources):
     raw_dir: Path | None = option(None, "the folder cfq unpacked from it", one_of="source", type=Path, metavar="FOLDER")
 
     def __post_init__(self) -> None:
-        if self.archive is not None and not self.archive.is_file():
-            raise DataError("--archive is not a file", self.archive)
+        check_path("--archive", self.archive, "file")
 
     def dataset(self) -> Path:
         """The path of dataset.json in the folder, which is ``cfq`` or contains it. Raises DataError if it is absent."""

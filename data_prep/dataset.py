@@ -320,6 +320,12 @@ class Dataset(ABC):
         """Makes the data in memory; writes no file except to the download cache. Raises DataError."""
 
 
+def check_path(flag: str, path: Path | None, kind: str) -> None:
+    """Raises DataError if the value of an option is given, and is no ``file`` or no ``folder``, as ``kind`` says."""
+    if path is not None and not {"file": path.is_file, "folder": path.is_dir}[kind]():
+        raise DataError(f"{flag} is not a {kind}", path)
+
+
 def check_sizes(subsets: Mapping[str, Sequence[Pair]], published: Mapping[str, int]) -> None:
     """Raises DataError for a subset whose size is not the published one."""
     for name, size in published.items():

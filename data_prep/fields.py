@@ -30,6 +30,7 @@ from data_prep.dataset import (
     Options,
     Sources,
     UsageError,
+    check_path,
     option,
     seed_number,
     shorten,
@@ -128,8 +129,7 @@ class FieldSources(Sources):
     )
 
     def __post_init__(self) -> None:
-        if self.raw_dir is not None and not self.raw_dir.is_dir():
-            raise DataError("--raw-dir is not a folder", self.raw_dir)
+        check_path("--raw-dir", self.raw_dir, "folder")
 
     def find(self, name: str) -> Path:
         """The path of a published file. Raises DataError if the folder lacks it."""

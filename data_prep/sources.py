@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import BinaryIO, ClassVar
 
-from data_prep.dataset import DataError, Json, Sources, UsageError, option
+from data_prep.dataset import DataError, Json, Sources, UsageError, check_path, option
 from data_prep.folder import discard_dead, hidden_folder
 from data_prep.progress import bar
 
@@ -131,8 +131,7 @@ class OfficialFiles(Sources):
                 raise UsageError(f"--{name.replace('_', '-')} belongs to --download: add that, or omit it")
         if self.mirror is not None and not is_web_address(self.mirror):
             raise UsageError(f"--mirror must be a URL such as https://example.org/SCAN, not {self.mirror!r}")
-        if self.raw_dir is not None and not self.raw_dir.is_dir():
-            raise DataError("--raw-dir is not a folder", self.raw_dir)
+        check_path("--raw-dir", self.raw_dir, "folder")
 
     @property
     def asked_for(self) -> bool:

@@ -53,6 +53,7 @@ from data_prep.dataset import (
     Pair,
     Sources,
     UsageError,
+    check_path,
     check_sizes,
     option,
     seed_number,
@@ -150,8 +151,7 @@ class MathematicsSources(Sources):
     )
 
     def __post_init__(self) -> None:
-        if self.archive is not None and not self.archive.is_file():
-            raise DataError("--archive is not a file", self.archive)
+        check_path("--archive", self.archive, "file")
 
     def files(self, module: str) -> dict[str, Path]:
         """The files of a module in the folder, by place. Raises DataError for a missing one."""
