@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from data_prep.corpus import Corpus, Subset, count_words
+from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import (
     DataError,
     Dataset,
@@ -192,15 +192,17 @@ class Cfq(Dataset):
         published = dict(zip(names, SIZES[options.split], strict=True))
         check_sizes(subsets, published)
         rule, membership = f"split by the index file {options.split}.json", "the published ones"
-        words = count_words(subsets).together
-        if words != TOGETHER:
-            membership += f", but with {words} words in the common vocabulary instead of the published {TOGETHER}"
         if options.holdout:
             train, valid = hold_out(subsets["train"], options.holdout, options.seed)
             subsets = {"train": train, "valid": valid, "dev": subsets["dev"], "gen": subsets["gen"]}
             rule += f"; valid is {options.holdout:g} of the questions that occur once in train"
         made = {name: Subset(found, published=published.get(name)) for name, found in subsets.items()}
-        return Corpus(made, rule, membership, {"files": files}, joined=True, official=True)
+        corpus = Corpus(made, rule, membership, {"files": files}, joined=True, official=True)
+        words = corpus.counts.together
+        if words == TOGETHER:
+            return corpus
+        different = f", but with {words} words in the common vocabulary instead of the published {TOGETHER}"
+        return replace(corpus, membership=membership + different)
 
 
 class Content(NamedTuple):
