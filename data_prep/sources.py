@@ -148,7 +148,7 @@ class OfficialFiles(Sources):
     def get(self, file: OfficialFile) -> Path:
         """The local path of the file, downloaded if necessary. Raises DataError if it cannot be found."""
         found = self.find(file)
-        if found is not None:
+        if found is not None and not (self.download and self._is_another(file, found)):
             return found
         url = f"{(self.mirror or self.urls[file.group]).rstrip('/')}/{file.path}"
         elsewhere = self.elsewhere.get(file.name)
@@ -157,6 +157,10 @@ class OfficialFiles(Sources):
         missing = "is not in this folder" if self.raw_dir else "is needed; pass its folder with --raw-dir"
         way = elsewhere or f"--download gets {url}"
         raise DataError(f"the official {file.name} ({file.digest}) {missing}. {way}", self.raw_dir)
+
+    def _is_another(self, file: OfficialFile, found: Path) -> bool:
+        """Whether a file with the bare name of ``file`` belongs to another folder: PCFG SET has many ``train.src``."""
+        return found.parent == self.raw_dir and file.path != file.name and not file.matches(self.read_bytes(found))
 
     def read(self, file: OfficialFile) -> tuple[Path, bytes]:
         """The path and the uncompressed content of a file. Raises DataError for a truncated one.

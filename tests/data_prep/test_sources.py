@@ -41,6 +41,17 @@ def test_download(get, server, tmp_path: Path) -> None:
     assert len(server.requests) == 1 and left(tmp_path) == ["data.bin"]
 
 
+def test_file_of_another_folder_with_the_same_name(server, tmp_path: Path) -> None:
+    """A bare name in --raw-dir is taken for the file that it is: --download gets the other one."""
+    server.files["/folder/data.bin"] = DATA
+    (tmp_path / "data.bin").write_bytes(b"of another folder")
+    assert OfficialFiles(tmp_path).get(FILE) == tmp_path / "data.bin"
+    both = OfficialFiles(tmp_path, download=True, mirror=server.url, cache_dir=tmp_path / "cache")
+    assert both.get(FILE).read_bytes() == DATA
+    (tmp_path / "data.bin").write_bytes(DATA)
+    assert both.get(FILE) == tmp_path / "data.bin" and len(server.requests) == 1
+
+
 def test_kept_for_the_next_time(get, server) -> None:
     assert get() == get()
     assert len(server.requests) == 1
