@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return print_error(f"not enough memory ({error or 'for so much data'}): choose fewer or smaller examples", 1)
     except KeyboardInterrupt:
-        return print_error("interrupted; nothing was made", 130)
+        return print_error("interrupted", 130)
     return 0
 
 

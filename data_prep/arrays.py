@@ -59,7 +59,7 @@ class ArrayMaterial(Material):
     def write(self, folder: Path, raw_only: bool) -> None:
         for subset, arrays in self.arrays.items():
             for name, array in arrays.items():
-                np.save(folder / f"{subset}.{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
+                save(folder / f"{subset}.{name}.npy", array)
         for subset, types in self.types.items():
             (folder / "raw").mkdir(exist_ok=True)
             write_lines(folder / "raw" / f"{subset}.type", types)
@@ -76,3 +76,11 @@ class ArrayMaterial(Material):
     def describe_subset(self, subset: str) -> Json:
         """The entry of a subset in ``dataset.json``: its ``size`` in examples, and further ones."""
         return {"size": len(next(iter(self.arrays[subset].values())))}
+
+
+def save(path: Path, array: np.ndarray) -> None:
+    """Writes the bytes of ``np.save``, whose error for a full disk has no number that would tell it from others."""
+    array = np.ascontiguousarray(array)
+    with path.open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
+        stream.write(array.data)

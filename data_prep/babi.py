@@ -22,7 +22,6 @@ Source: the files of Weston et al. 2015, as "bAbI tasks 1-20, v1.2"; Csordás 20
 from __future__ import annotations
 
 import re
-import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from data_prep.dataset import (
     Pair,
     Sources,
     UsageError,
+    check_path,
     option,
     seed_number,
     share,
@@ -42,7 +42,7 @@ from data_prep.dataset import (
     whole_number,
 )
 from data_prep.draws import hold_out
-from data_prep.sources import members
+from data_prep.sources import select
 from data_prep.strings import format_lengths, lengths
 from data_prep.text import split_lines
 
@@ -51,6 +51,8 @@ SETS = ("en", "en-10k", "hn", "hn-10k", "shuffled", "shuffled-10k")
 BLANK = "-"
 LARGEST = 1 << 28  # bytes of a file; the largest has some 15 MB
 DEFAULT_SEED = 1
+#: The task, and ``train`` or ``test``.
+Name = tuple[int, str]
 
 
 @dataclass(frozen=True)
@@ -63,51 +65,51 @@ class BabiFiles(Sources):
     )
 
     def __post_init__(self) -> None:
-        if self.archive is not None and not self.archive.is_file():
-            raise DataError("--archive is not a file", self.archive)
-        if self.raw_dir is not None and not self.raw_dir.is_dir():
-            raise DataError("--raw-dir is not a folder", self.raw_dir)
+        check_path("--archive", self.archive, "file")
+        check_path("--raw-dir", self.raw_dir, "folder")
 
-    def files(self, set_name: str, tasks: Sequence[int]) -> dict[tuple[int, str], tuple[Path, bytes]]:
-        """(task, ``train`` or ``test``) -> path and content. Raises DataError for a missing file."""
-        found = self._in_archive(set_name, tasks) if self.archive else self._in_folder(set_name, tasks)
+    def files(self, set_name: str, tasks: Sequence[int]) -> dict[Name, tuple[Path, bytes]]:
+        """Name -> path and content. Raises DataError for a missing file, and for two files of one name."""
+        if self.archive is None:
+            read = ((path, self.read_bytes(path)) for path in self.in_folder(set_name, tasks))
+        else:
+            read = self._in_archive(set_name, tasks)
+        found: dict[Name, tuple[Path, bytes]] = {}
+        for path, data in read:
+            name = name_of(path.name, tasks)
+            if name in found:
+                raise DataError(f"{found[name][0]} is also qa{name[0]}_…_{name[1]}.txt: remove one of the two", path)
+            found[name] = path, data
         for task in tasks:
             for part in ("train", "test"):
                 if (task, part) not in found:
                     raise DataError(f"has no file qa{task}_…_{part}.txt of {set_name}", self.archive or self.raw_dir)
         return found
 
-    def _in_folder(self, set_name: str, tasks: Sequence[int]) -> dict[tuple[int, str], tuple[Path, bytes]]:
+    def in_folder(self, set_name: str, tasks: Sequence[int]) -> list[Path]:
+        """The files of the folder, by task. Raises DataError if it is that of another set."""
         places = [self.raw_dir / set_name, self.raw_dir / "tasks_1-20_v1-2" / set_name, self.raw_dir]
         place = next((place for place in places if any(place.glob("qa*.txt"))), self.raw_dir)
         own = place.resolve().name
         if own in SETS and own != set_name:
             raise DataError(f"is the set {own}: add --set {own}, or give the folder of {set_name}", place)
-        named = [(name_of(path.name), path) for path in sorted(place.glob("qa*.txt"))]
-        wanted = {name: path for name, path in named if name is not None and name[0] in tasks}
-        return {name: (path, self.read_bytes(path)) for name, path in sorted(wanted.items())}
+        paths = [path for path in sorted(place.glob("qa*.txt")) if name_of(path.name, tasks)]
+        return sorted(paths, key=lambda path: name_of(path.name, tasks))
 
-    def _in_archive(self, set_name: str, tasks: Sequence[int]) -> dict[tuple[int, str], tuple[Path, bytes]]:
-        try:
-            with tarfile.open(self.archive) as archive:
-                names = [name.removeprefix("./") for name in archive.getnames()]
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise DataError(f"not a complete tar or tar.gz archive ({error})", self.archive) from None
-        wanted = {
-            name: name_of(name.rpartition("/")[2])
-            for name in names
-            if f"/{name}".rpartition("/")[0].endswith(f"/{set_name}") and name_of(name.rpartition("/")[2]) is not None
-        }
-        wanted = {name: found for name, found in wanted.items() if found[0] in tasks}
+    def _in_archive(self, set_name: str, tasks: Sequence[int]) -> Iterator[tuple[Path, bytes]]:
+        def limit(name: str) -> int | None:
+            folder, _, file = f"/{name}".rpartition("/")
+            return LARGEST if folder.endswith(f"/{set_name}") and name_of(file, tasks) else None
+
         with self.open(self.archive) as packed:
-            read = members(self.archive, packed, dict.fromkeys(wanted, LARGEST))
-            return {wanted[name]: (self.archive / name, stream.read()) for name, stream in read}
+            for name, stream in select(self.archive, packed, limit):
+                yield self.archive / name, stream.read()
 
 
-def name_of(name: str) -> tuple[int, str] | None:
-    """The task and ``train`` or ``test`` of a file such as ``qa20_agents-motivations_test.txt``; None for others."""
+def name_of(name: str, tasks: Sequence[int]) -> Name | None:
+    """The task and part of a file such as ``qa20_agents-motivations_test.txt``; None for others and other tasks."""
     match = re.fullmatch(r"qa(\d+)_.*_(train|test)\.txt", name)
-    return (int(match[1]), match[2]) if match and int(match[1]) in TASKS else None
+    return (int(match[1]), match[2]) if match and int(match[1]) in tasks else None
 
 
 @dataclass(frozen=True)
@@ -118,17 +120,20 @@ class BabiOptions(Options):
     tasks: tuple[int, ...] = option(tuple(TASKS), "tasks (default: 1-20)", type=lengths, metavar="NUMBERS")
     think: int = option(3, "steps between a question and its answer (default: 3)", type=whole_number(0, 100))
     holdout: float = option(0.1, "share of the training stories that becomes valid (default: 0.1)", type=share)
-    seed: int = option(DEFAULT_SEED, f"seed of --holdout (default: {DEFAULT_SEED})", type=seed_number)
+    seed: int | None = option(None, f"seed of --holdout (default: {DEFAULT_SEED})", type=seed_number)
     drop_last: bool = option(False, "leave out the last story of every file", given={"--drop-last": True})
     source_sha256: tuple[str, ...] = field(default=())
 
     def complete(self, sources: BabiFiles) -> BabiOptions:
         if max(self.tasks) > max(TASKS):
             raise UsageError(f"--tasks has {max(self.tasks)}: there are tasks 1 to {max(TASKS)}")
-        return self
+        if self.seed is not None and not self.holdout:
+            raise UsageError("--seed has no effect: nothing is held out")
+        # Recorded without a hold-out too, as earlier versions did.
+        return replace(self, seed=DEFAULT_SEED if self.seed is None else self.seed)
 
     def identify(self, sources: BabiFiles) -> BabiOptions:
-        paths = [sources.archive] if sources.archive else [p for p, _ in sources.files(self.set, self.tasks).values()]
+        paths = [sources.archive] if sources.archive else sources.in_folder(self.set, self.tasks)
         return replace(self, source_sha256=tuple(map(sources.sha256, paths)))
 
 
@@ -182,10 +187,9 @@ def stories(path: Path, data: bytes) -> Iterator[list[Row]]:
     """The stories of a file.
 
     Raises DataError for a line that is not ``1 Mary moved to the hall.`` or ``2 Where is Mary?<tab>hall<tab>1``, for
-    numbers that do not count up, and for a story without a question.
+    numbers that do not count up, and for a story that does not end in a question.
     """
     rows: list[Row] = []
-    start = 1
     for number, line in enumerate(split_lines(path, data), start=1):
         match = re.fullmatch(r"(\d+) (.*)", line)
         columns = match[2].split("\t") if match else []
@@ -195,21 +199,22 @@ def stories(path: Path, data: bytes) -> Iterator[list[Row]]:
             )
         position = int(match[1])
         if position == 1 and rows:
-            yield checked(rows, path, start)
-            rows, start = [], number
+            yield checked(rows, path, number - 1)
+            rows = []
         if position != len(rows) + 1:
             raise DataError(f"line {position} of a story follows line {len(rows)}", path, number)
         answer = columns[1].lower().split(",") if len(columns) == 3 else []
         if any(not word or len(word.split()) != 1 for word in answer) or not words(columns[0]):
             raise DataError(f"an empty sentence or answer: {shorten(line)}", path, number)
         rows.append((words(columns[0]), [word.strip() for word in answer]))
-    yield checked(rows, path, start)
+    yield checked(rows, path, number)
 
 
 def checked(rows: list[Row], path: Path, line: int) -> list[Row]:
-    """The story. Raises DataError if it has no question."""
-    if not any(answer for _, answer in rows):
-        raise DataError("the story that begins here has no question: is the file cut off?", path, line)
+    """The story that ends at a line. Raises DataError if that is no question, as it is in all published files."""
+    _, answer = rows[-1]
+    if not answer:
+        raise DataError("the story ends here without a question: is the file cut off?", path, line)
     return rows
 
 

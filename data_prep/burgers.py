@@ -119,7 +119,7 @@ def solve(u: np.ndarray, time: float, viscosity: float, period: float) -> np.nda
     span = (psi.max() - psi.min()) / (2 * viscosity)
     if span > WIDEST:
         raise DataError(
-            f"--viscosity {viscosity:g} is too small for Cole and Hopf's substitution: exp(−{span:.0f}) loses all "
+            f"--viscosity {viscosity:g} is too small for Cole and Hopf's substitution: exp(−{span:.3g}) loses all "
             "digits. Choose a larger --viscosity"
         )
     phi = np.fft.rfft(np.exp(-(psi - psi.min()) / (2 * viscosity))) * np.exp(-viscosity * k**2 * time)

@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from data_prep.corpus import Corpus, Subset, count_words
+from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import (
     DataError,
     Dataset,
@@ -52,6 +52,7 @@ from data_prep.dataset import (
     Pair,
     Sources,
     UsageError,
+    check_path,
     check_sizes,
     option,
     seed_number,
@@ -93,8 +94,7 @@ class CfqFiles(Sources):
     raw_dir: Path | None = option(None, "the folder cfq unpacked from it", one_of="source", type=Path, metavar="FOLDER")
 
     def __post_init__(self) -> None:
-        if self.archive is not None and not self.archive.is_file():
-            raise DataError("--archive is not a file", self.archive)
+        check_path("--archive", self.archive, "file")
 
     def dataset(self) -> Path:
         """The path of dataset.json in the folder, which is ``cfq`` or contains it. Raises DataError if it is absent."""
@@ -192,15 +192,17 @@ class Cfq(Dataset):
         published = dict(zip(names, SIZES[options.split], strict=True))
         check_sizes(subsets, published)
         rule, membership = f"split by the index file {options.split}.json", "the published ones"
-        words = count_words(subsets).together
-        if words != TOGETHER:
-            membership += f", but with {words} words in the common vocabulary instead of the published {TOGETHER}"
         if options.holdout:
             train, valid = hold_out(subsets["train"], options.holdout, options.seed)
             subsets = {"train": train, "valid": valid, "dev": subsets["dev"], "gen": subsets["gen"]}
             rule += f"; valid is {options.holdout:g} of the questions that occur once in train"
         made = {name: Subset(found, published=published.get(name)) for name, found in subsets.items()}
-        return Corpus(made, rule, membership, {"files": files}, joined=True, official=True)
+        corpus = Corpus(made, rule, membership, {"files": files}, joined=True, official=True)
+        words = corpus.counts.together
+        if words == TOGETHER:
+            return corpus
+        different = f", but with {words} words in the common vocabulary instead of the published {TOGETHER}"
+        return replace(corpus, membership=membership + different)
 
 
 class Content(NamedTuple):

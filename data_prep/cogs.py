@@ -181,11 +181,6 @@ def parse_line(line: str) -> tuple[Pair, str]:
     return Pair(sentence, form), kind
 
 
-def render(pair: Pair, kind: str) -> str:
-    """Writes the line of an official file for a pair: the inverse of ``parse_line``."""
-    return f"{pair.source}\t{pair.target}\t{kind}"
-
-
 def check_types(types: dict[str, list[str]]) -> None:
     """Raises DataError for a type whose number of examples is not the published one."""
     for subset, expected in TYPES.items():

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.binarize import LANGUAGES, binarize, link_labels
-from data_prep.dataset import DataError, Dataset, Json, Material, Pair
-from data_prep.text import shorten, write_lines
+from data_prep.dataset import DataError, Dataset, Json, Material, Pair, shorten
+from data_prep.text import write_lines
 
-FAIRSEQ_LONGEST = 1_024  # maximum tokens with the end symbol, unless an option raises it
+FAIRSEQ_LONGEST = 1_024  # maximum tokens with the begin and end symbols, unless an option raises it
 UPDATES = 10_000  # of the recommended training
 EVALUATIONS = 20  # per training
 NEVER = 1_000_000  # epochs
@@ -155,12 +155,16 @@ class Corpus(Material):
                     raise DataError(f"example {number:,} of {name} has no label: {shorten(pair.target)}")
 
     @cached_property
-    def _words(self) -> Counts:
+    def counts(self) -> Counts:
         """The sizes of the vocabularies, from one pass over possibly millions of pairs."""
-        return count_words({name: subset.pairs for name, subset in self.subsets.items()})
+        sources, targets = (
+            vocabulary(getattr(pair, side) for subset in self.subsets.values() for pair in subset.pairs)
+            for side in Pair._fields
+        )
+        return Counts(len(sources), len(targets), len(sources | targets))
 
     def _check_vocabulary(self) -> None:
-        found = self._words
+        found = self.counts
         for side, expected in zip(Pair._fields, self.vocabulary or (None, None), strict=True):
             if expected is not None and getattr(found, side) != expected:
                 raise DataError(f"the {side} vocabulary has {getattr(found, side)} words instead of {expected}")
@@ -198,7 +202,7 @@ class Corpus(Material):
                 }
                 for name, subset in self.subsets.items()
             },
-            "vocabulary": self._words._asdict() | ({"joined": True} if self.joined else {}),
+            "vocabulary": self.counts._asdict() | ({"joined": True} if self.joined else {}),
         }
         if self.groups:
             entries["groups"] = {name: list(kinds) for name, kinds in self.groups.items()}
@@ -243,9 +247,11 @@ class Corpus(Material):
         The first validation subset picks the best checkpoint. It is never a test set: without another subset, the
         commands do not validate.
         """
-        # Lengths include the end symbol.
+        # A source has a begin and an end symbol, a target an end symbol; sg_tagging has neither.
+        symbols = {"source": 2, "target": 1} if self.no_label is None else {"source": 0, "target": 0}
         longest = {
-            side: 1 + max(entry[f"longest_{side}"] for entry in self._measured.values()) for side in Pair._fields
+            side: symbols[side] + max(entry[f"longest_{side}"] for entry in self._measured.values())
+            for side in Pair._fields
         }
         names = sorted((name for name in self.subsets if name != "train"), key=lambda name: name != "valid")
         validates = bool(names) and names[0] in ("valid", "dev")
@@ -283,14 +289,6 @@ def vocabulary(lines: Iterable[str]) -> set[str]:
     for line in lines:
         words.update(line.split(" "))
     return words
-
-
-def count_words(subsets: Mapping[str, Sequence[Pair]]) -> Counts:
-    """Counts the vocabularies of all subsets."""
-    sources, targets = (
-        vocabulary(getattr(pair, side) for pairs in subsets.values() for pair in pairs) for side in Pair._fields
-    )
-    return Counts(len(sources), len(targets), len(sources | targets))
 
 
 def measure(pairs: Sequence[Pair]) -> Json:

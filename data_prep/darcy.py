@@ -97,6 +97,8 @@ class DarcyOptions(FieldOptions):
         found = self.decide_all(sources)
         if sources.raw_dir is None and found.low >= found.high:
             raise UsageError(f"--low {found.low:g} is not below --high {found.high:g}: exchange or change them")
+        if sources.raw_dir is None and 2 in found.test_grids:
+            raise UsageError("--test-grids has 2: such a grid is all edge, where the answer is 0; choose 3 or more")
         found.check_grids(sources, 2, cells, "the points, less one,")
         if sources.raw_dir is not None:
             found.check_rows(FUNCTIONS, ("train",), ("valid", "test"))
@@ -287,6 +289,7 @@ def read_published(sources: FieldSources, name: str) -> list[np.ndarray]:
     return arrays
 
 
+@np.errstate(over="ignore", invalid="ignore")  # ``Fields.check`` refuses what is not finite
 def inverted(arrays: dict[str, dict[str, np.ndarray]], options: DarcyOptions) -> dict[str, dict[str, np.ndarray]]:
     """The pairs of the inverse problem: u with noise, and means of a over blocks."""
     std = options.noise * arrays["train"]["target"].std(dtype=float)

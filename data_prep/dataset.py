@@ -60,7 +60,8 @@ class Material(ABC):
     Attributes:
         rule: how the subsets were made, in words.
         membership: whether the examples are those of the published subsets, in words.
-        origin: the generator, or the files with their sizes and hashes.
+        origin: the generator, or the files with their sizes and hashes. A generator keeps its name in ``dataset.json``
+            where its module gets another one, so that equal requests have equal bytes in all versions.
     """
 
     rule: str
@@ -183,6 +184,7 @@ class Sources:
     """
 
     _hashes: dict[Path, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _stamps: dict[Path, tuple[int, ...] | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def sha256(self, path: Path) -> str:
         """The hash of a file; one that was read by ``open`` is not read again."""
@@ -210,6 +212,24 @@ class Sources:
             while stream.read(BLOCK):
                 pass
             self._hashes[path] = stream.raw.hash.hexdigest()
+
+    def watch(self, path: Path) -> None:
+        """Notes a file that is read more than once, before the first time, for ``check_unchanged``."""
+        self._stamps.setdefault(path, stamp(path))
+
+    def check_unchanged(self) -> None:
+        """Raises DataError for a watched file that has changed: its hash need not be that of the data."""
+        for path, before in self._stamps.items():
+            if stamp(path) != before:
+                raise DataError("has changed while it was read: start again", path)
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """What changes with the content of a file; None for a missing one, and for one that cannot be read twice."""
+    if not path.is_file():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Hashing(io.RawIOBase):
@@ -300,6 +320,12 @@ class Dataset(ABC):
         """Makes the data in memory; writes no file except to the download cache. Raises DataError."""
 
 
+def check_path(flag: str, path: Path | None, kind: str) -> None:
+    """Raises DataError if the value of an option is given, and is no ``file`` or no ``folder``, as ``kind`` says."""
+    if path is not None and not {"file": path.is_file, "folder": path.is_dir}[kind]():
+        raise DataError(f"{flag} is not a {kind}", path)
+
+
 def check_sizes(subsets: Mapping[str, Sequence[Pair]], published: Mapping[str, int]) -> None:
     """Raises DataError for a subset whose size is not the published one."""
     for name, size in published.items():
@@ -336,6 +362,22 @@ def above_0(text: str) -> float:
 
 
 above_0.metavar = "X"
+
+
+def number_between(least: float, most: float) -> Callable[[str], float]:
+    """Argument type: a number from ``least`` to ``most``."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a number from {least:g} to {most:g}, not {text!r}")
+        return value
+
+    number.metavar = "X"
+    return number
 
 
 def whole_number(least: int, most: int = 10**9 - 1, hint: str = "") -> Callable[[str], int]:

@@ -6,6 +6,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 from numpy.random import RandomState
@@ -27,12 +28,17 @@ def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair],
         DataError: not even one pair would be drawn.
     """
     once = occurring_once(pairs)
-    size = int(len(once) * fraction)
+    size = int(exact(fraction) * len(once))
     if size == 0:
         raise DataError(f"a hold-out of {fraction:g} of {len(once):,} examples is not even one")
     drawn = {once[i] for i in RandomState(seed).choice(len(once), size, replace=False)}
     kept = [pair for index, pair in enumerate(pairs) if index not in drawn]
     return kept, [pairs[index] for index in sorted(drawn)]
+
+
+def exact(part: float) -> Fraction:
+    """A share as the exact decimal fraction that was typed: 0.1 is a tenth."""
+    return Fraction(repr(part))
 
 
 def occurring_once(pairs: Sequence[Pair]) -> list[int]:

@@ -30,6 +30,7 @@ from data_prep.dataset import (
     Options,
     Sources,
     UsageError,
+    check_path,
     option,
     seed_number,
     shorten,
@@ -128,8 +129,7 @@ class FieldSources(Sources):
     )
 
     def __post_init__(self) -> None:
-        if self.raw_dir is not None and not self.raw_dir.is_dir():
-            raise DataError("--raw-dir is not a folder", self.raw_dir)
+        check_path("--raw-dir", self.raw_dir, "folder")
 
     def find(self, name: str) -> Path:
         """The path of a published file. Raises DataError if the folder lacks it."""
@@ -139,7 +139,9 @@ class FieldSources(Sources):
 
     def read(self, name: str, arrays: tuple[str, ...], shape: tuple[int, ...]) -> list[np.ndarray]:
         """Arrays of a published file, float64, of one shape. Raises DataError."""
-        return [read_mat(self.find(name), array, shape) for array in arrays]
+        path = self.find(name)
+        self.watch(path)  # scipy and h5py read it, and another pass hashes it
+        return [read_mat(path, array, shape) for array in arrays]
 
     def describe(self, names: tuple[str, ...]) -> Json:
         """The origin of data from published files."""
@@ -226,6 +228,7 @@ class FieldOptions(Options):
         return {subset: self.grid, **finer}
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # ``Fields.check`` refuses what is not finite
 def collect(
     options: FieldOptions, solve: Callable[[str, int], Solution], cells: Callable[[int], int], what: str
 ) -> dict[str, dict[str, np.ndarray]]:

@@ -57,13 +57,17 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         made = room / "made"
         try:
             description = write(made, material, request())  # now, as files are hashed while they are read
-            publish(made, out, room, replace=replace)
+            sources.check_unchanged()
+            published = publish(made, out, room, replace=replace)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise DataError(
                     f"cannot be written ({error.strerror}): make room, or choose another --out", out
                 ) from None
             raise
+    if not published:
+        print(f"already prepared: {args.out}")
+        return
     lines = [f"{dataset.title}: {material.rule}", *material.summary(description), f"written to {args.out}"]
     if not args.raw_only:
         commands = material.training_commands(dataset, args.out)
@@ -236,8 +240,8 @@ def workspace(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def hidden_folder(out: Path) -> Iterator[Path]:
-    """The folder of ``workspace``, without removing its parents."""
+def hidden_folder(out: Path, flag: str = "--out") -> Iterator[Path]:
+    """The folder of ``workspace``, without removing its parents; ``flag`` names another place."""
     lock = None
     while lock is None:  # another run may discard this workspace before it is locked
         try:
@@ -245,7 +249,7 @@ def hidden_folder(out: Path) -> Iterator[Path]:
             room = Path(tempfile.mkdtemp(prefix=f".{out.name}{WORKSPACE}", dir=out.parent))
         except OSError as error:
             reason = "a file is in the way" if isinstance(error, FileExistsError) else error.strerror
-            raise DataError(f"cannot be made ({reason}): choose another --out", out) from None
+            raise DataError(f"cannot be made ({reason}): choose another {flag}", out) from None
         try:
             lock = lock_file(room / "lock")
         except DataError:
@@ -264,7 +268,8 @@ def discard(room: Path) -> None:
         if path.name != "lock":
             shutil.rmtree(path)
     (room / "lock").unlink()
-    room.rmdir()
+    with suppress(FileNotFoundError):  # another run may take the empty folder for a dead one
+        room.rmdir()
 
 
 def discard_dead(out: Path) -> None:
@@ -282,11 +287,16 @@ def discard_dead(out: Path) -> None:
                 room.rmdir()
 
 
-def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> None:
+def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> bool:
     """Moves the folder ``made`` to ``out``, which may be an empty folder.
 
-    With ``replace``, existing content of ``out`` moves into the workspace ``room`` first and is removed with it. Raises
-    DataError, with ``out`` unchanged, if there is content that must not be replaced.
+    With ``replace``, existing content of ``out`` moves into the workspace ``room`` first and is removed with it.
+
+    Returns:
+        False if another run has just put the same data there, and nothing was moved; else True.
+
+    Raises:
+        DataError: there is content that must not be replaced; ``out`` is unchanged.
     """
     for path in [made, *made.rglob("*")]:
         sync(path)
@@ -302,8 +312,19 @@ def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> None
         put_back(room, out)
         if not isinstance(error, OSError):
             raise
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and is_same(made, out):
+            return False
         raise DataError(f"cannot be moved there ({error.strerror}): is another run making it?", out) from None
     sync(out.parent)
+    return True
+
+
+def is_same(made: Path, out: Path) -> bool:
+    """Whether ``out`` has the request and the files of ``made``."""
+    try:
+        return read_manifest(out) == read_manifest(made)
+    except DataError:
+        return False
 
 
 def put_back(room: Path, out: Path) -> None:

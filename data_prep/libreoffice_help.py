@@ -42,14 +42,15 @@ from typing import NamedTuple
 from numpy.random import RandomState
 
 from data_prep.corpus import Corpus
-from data_prep.dataset import DataError, Dataset, Pair, Sources, UsageError, option, share, shorten
-from data_prep.draws import seed_option
+from data_prep.dataset import DataError, Dataset, Pair, Sources, UsageError, option, seed_number, share, shorten
+from data_prep.draws import exact
 from data_prep.parallel import HELD_OUT, Split, TranslationOptions, clean, split_by_length, subword_corpus
 from data_prep.progress import progress
 from data_prep.text import decode_utf8
 
 INSTALLED = Path("/usr/share/libreoffice/help")
 DEFAULT_SHARE = 0.05
+DEFAULT_SEED = 1
 PARAGRAPHS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 HEADER_END, FOOTER = '<div id="DisplayArea"', "<footer>"  # the text is between them
@@ -97,7 +98,7 @@ class HelpOptions(TranslationOptions):
         keys=tuple(HELD_OUT),
         type=share,
     )
-    seed: int = seed_option(1, "the draw of pages")
+    seed: int | None = option(None, f"seed of the draw of pages (default: {DEFAULT_SEED})", type=seed_number)
 
     def complete(self, sources: HelpFiles) -> HelpOptions:
         if self.languages[0] == self.languages[1]:
@@ -105,7 +106,11 @@ class HelpOptions(TranslationOptions):
         shares = {name: self.shares.get(name, DEFAULT_SHARE) for name in HELD_OUT}
         if sum(shares.values()) >= 1:
             raise UsageError("--valid-share and --test-share leave nothing to train on")
-        return replace(super().complete(sources), shares=shares)
+        if self.seed is not None and not any(shares.values()):
+            raise UsageError("--seed has no effect: nothing is drawn")
+        # Recorded without a draw too, as earlier versions did.
+        seed = DEFAULT_SEED if self.seed is None else self.seed
+        return replace(super().complete(sources), shares=shares, seed=seed)
 
     def identify(self, sources: HelpFiles) -> HelpOptions:
         return replace(self, pages={name: digest(pages) for name, pages in sources.pages(self.languages).items()})
@@ -387,7 +392,7 @@ def split_by_page(pages: dict[str, list[Pair]], shares: Mapping[str, float], see
     names, home = list(pages), dict.fromkeys(pages, "train")
     order = iter(RandomState(seed).permutation(len(names)))
     for subset, part in shares.items():
-        number = int(len(names) * part)
+        number = int(exact(part) * len(names))
         if part and not number:
             raise DataError(f"a --{subset}-share of {part:g} of {len(names):,} pages is not even one")
         home |= {names[position]: subset for position in islice(order, number)}

@@ -35,7 +35,9 @@ Source: generated; Csordás 2023, section 5.2.3, and github.com/RobertCsordas/nd
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -239,7 +241,7 @@ def processes(number: int) -> Iterator[Mapping]:
     if one of them is killed.
     """
     # Spawned, not forked: torch, if imported, has threads.
-    pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), initializer=ignore_interrupts)
+    pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), initializer=follow_parent)
     try:
         yield pool.map
     except BrokenProcessPool:
@@ -250,9 +252,15 @@ def processes(number: int) -> Iterator[Mapping]:
         pool.shutdown(cancel_futures=True)
 
 
-def ignore_interrupts() -> None:
-    """Leaves keyboard interrupts to the parent process."""
+def follow_parent() -> None:
+    """Leaves keyboard interrupts to the parent process, and ends this one if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def end_with_parent() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def number_of_processes() -> int:

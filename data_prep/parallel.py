@@ -49,7 +49,7 @@ from data_prep.dataset import (
     share,
     whole_number,
 )
-from data_prep.draws import occurring_once
+from data_prep.draws import exact, occurring_once
 from data_prep.subwords import KINDS, SPACE, learn, library_version
 from data_prep.text import decode_utf8, raw_lines
 
@@ -307,7 +307,7 @@ def draw(pairs: list[Pair], shares: Mapping[str, float], seed: int | None) -> tu
     once = occurring_once(pairs)
     order, home = RandomState(seed).permutation(len(once)), dict.fromkeys(range(len(pairs)), "train")
     for subset, part in shares.items():
-        number = int(len(once) * part)
+        number = int(exact(part) * len(once))
         if number == 0:
             raise DataError(f"a --{subset}-share of {part:g} of {len(once):,} pairs is not even one")
         home |= {once[position]: subset for position in order[:number]}

@@ -12,20 +12,20 @@ import io
 import os
 import sys
 import tarfile
-import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import BinaryIO, ClassVar
 
-from data_prep.dataset import DataError, Json, Sources, UsageError, option
+from data_prep.dataset import DataError, Json, Sources, UsageError, check_path, option
+from data_prep.folder import discard_dead, hidden_folder
 from data_prep.progress import bar
 
 TABLE = Path(__file__).with_name("files.sha256")
@@ -131,8 +131,7 @@ class OfficialFiles(Sources):
                 raise UsageError(f"--{name.replace('_', '-')} belongs to --download: add that, or omit it")
         if self.mirror is not None and not is_web_address(self.mirror):
             raise UsageError(f"--mirror must be a URL such as https://example.org/SCAN, not {self.mirror!r}")
-        if self.raw_dir is not None and not self.raw_dir.is_dir():
-            raise DataError("--raw-dir is not a folder", self.raw_dir)
+        check_path("--raw-dir", self.raw_dir, "folder")
 
     @property
     def asked_for(self) -> bool:
@@ -149,7 +148,7 @@ class OfficialFiles(Sources):
     def get(self, file: OfficialFile) -> Path:
         """The local path of the file, downloaded if necessary. Raises DataError if it cannot be found."""
         found = self.find(file)
-        if found is not None:
+        if found is not None and not (self.download and self._is_another(file, found)):
             return found
         url = f"{(self.mirror or self.urls[file.group]).rstrip('/')}/{file.path}"
         elsewhere = self.elsewhere.get(file.name)
@@ -158,6 +157,10 @@ class OfficialFiles(Sources):
         missing = "is not in this folder" if self.raw_dir else "is needed; pass its folder with --raw-dir"
         way = elsewhere or f"--download gets {url}"
         raise DataError(f"the official {file.name} ({file.digest}) {missing}. {way}", self.raw_dir)
+
+    def _is_another(self, file: OfficialFile, found: Path) -> bool:
+        """Whether a file with the bare name of ``file`` belongs to another folder: PCFG SET has many ``train.src``."""
+        return found.parent == self.raw_dir and file.path != file.name and not file.matches(self.read_bytes(found))
 
     def read(self, file: OfficialFile) -> tuple[Path, bytes]:
         """The path and the uncompressed content of a file. Raises DataError for a truncated one.
@@ -202,9 +205,10 @@ def download(file: OfficialFile, url: str, target: Path) -> Path:
     data = fetch(file, url)
     file.check(url, data)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as room:
-            part = Path(room) / target.name
+        discard_dead(target)
+        with hidden_folder(target, "--cache-dir") as room:
+            part = room / "made" / target.name
+            part.parent.mkdir()
             with part.open("wb") as stream:
                 stream.write(data)
                 stream.flush()
@@ -273,33 +277,49 @@ class Member(io.RawIOBase):
 
 
 def members(path: Path, packed: BinaryIO, wanted: Mapping[str, int]) -> Iterator[tuple[str, BinaryIO]]:
-    """Yields name and content of the wanted files of a tar archive, in archive order, without writing them to disk.
+    """Yields name and content of the wanted files of a tar archive, as ``select`` does.
+
+    Args:
+        path, packed: see ``select``.
+        wanted: name, without a leading ``./`` -> maximum size in bytes.
+
+    Raises:
+        DataError: as ``select`` does, and if a wanted member is missing.
+    """
+    missing = dict(wanted)
+    for name, stream in select(path, packed, missing.get):
+        del missing[name]  # of two members with this name, the first
+        yield name, stream
+    for name in missing:
+        raise DataError(f"has no {name}", path)
+
+
+def select(path: Path, packed: BinaryIO, limit: Callable[[str], int | None]) -> Iterator[tuple[str, BinaryIO]]:
+    """Yields name and content of files of a tar archive, in archive order, without writing them to disk.
 
     A content is readable until the next one is requested.
 
     Args:
         path: the archive, for messages.
         packed: its bytes; packed by gzip or not.
-        wanted: name, without a leading ``./`` -> maximum size in bytes.
+        limit: name, without a leading ``./`` -> maximum size in bytes, or None for a file that is not wanted.
 
     Raises:
-        DataError: the archive is broken, or a wanted member is missing, too large, or no file.
+        DataError: the archive is broken, or a wanted member is too large, or no file.
     """
-    missing = dict(wanted)
     with as_data_errors(path):
         zipped = packed.peek(2)[:2] == b"\x1f\x8b"  # type: ignore[attr-defined]
         stream = gzip.GzipFile(fileobj=packed) if zipped else packed
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 name = member.name.removeprefix("./")
-                if name not in missing:
+                most = limit(name)
+                if most is None:
                     continue
                 if not member.isreg():
                     raise DataError("is not a plain file", path / name)
-                if member.size > missing.pop(name):
-                    raise DataError(f"has {member.size:,} bytes; expected at most {wanted[name]:,}", path / name)
+                if member.size > most:
+                    raise DataError(f"has {member.size:,} bytes; expected at most {most:,}", path / name)
                 yield name, io.BufferedReader(Member(path, archive.extractfile(member)), BLOCK)
         while stream.read(BLOCK):  # the gzip checksum is at the end
             pass
-    for name in missing:
-        raise DataError(f"has no {name}", path)

@@ -182,7 +182,7 @@ class Parity(BinaryStrings):
 
     Line N of raw/SUBSET.type is the length of string N without CLS, for accuracy by length. The authors train on one
     length and draw new strings in every step; here the files are fixed, and --seed makes others. fairseq takes sources
-    of up to 1,024 tokens with the end symbol: beyond length 1,022 it needs --max-source-positions.
+    of up to 1,024 tokens with CLS, begin and end symbol: beyond length 1,021 it needs --max-source-positions.
 
     Source: generated; Chiang & Cholak 2022, section 3, and github.com/ndnlp/parity, parity.py.
     """
@@ -215,7 +215,7 @@ class First(BinaryStrings):
 
     Line N of raw/SUBSET.type is the length of string N without CLS, for accuracy by length. The authors draw new
     strings in every step; here the files are fixed, and --seed makes others. fairseq takes sources of up to 1,024
-    tokens with the end symbol: beyond length 1,022 it needs --max-source-positions.
+    tokens with CLS, begin and end symbol: beyond length 1,021 it needs --max-source-positions.
 
     Source: generated; Chiang & Cholak 2022, section 3, and github.com/ndnlp/parity, first.py.
     """

@@ -36,10 +36,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from pathlib import Path
 
 from data_prep.dataset import DataError, Dataset, Json, Options, Sources, UsageError, option, share, whole_number
+from data_prep.draws import exact
 from data_prep.parallel import LARGEST_SIZE, describe
 from data_prep.subwords import KINDS, learn, library_version
 from data_prep.text import check_beginning, decode_utf8
@@ -133,6 +133,9 @@ class Text(Dataset):
 
     def build(self, options: TextOptions, sources: TextFiles) -> TextCorpus:
         paths, lines = sources.files, options.unit == "sentencepiece"
+        for files in paths.values():  # they may be larger than the memory, and so are read several times
+            for path in files:
+                sources.watch(path)
         check_apart(sources)
         for files in paths.values() if lines else ():
             check_lines(files)
@@ -146,11 +149,6 @@ class Text(Dataset):
         else:
             unit, kind = Bytes(), "a token is a byte"
         return TextCorpus(spans, unit, f"{kind}; {rule(options.shares)}", membership(options, sources), origin)
-
-
-def exact(part: float) -> Fraction:
-    """A share as the exact decimal fraction that was typed: 0.1 is a tenth."""
-    return Fraction(repr(part))
 
 
 def check_apart(sources: TextFiles) -> None:
@@ -243,7 +241,7 @@ def next_line(spans: Sequence[Span], position: int) -> int:
 
 def learn_pieces(spans: Sequence[Span], options: TextOptions) -> Pieces:
     """Learns subwords on the lines of spans. Raises UsageError and DataError as ``learn`` does."""
-    number = sum(block.count(b"\n") for block in blocks(spans)) + 1
+    number = sum(1 for _ in lines_in(spans))
     step = -(-number // options.model_lines)
     lines = (line for index, line in enumerate(lines_in(spans)) if index % step == 0)
     return Pieces(learn(lines, options.model, options.vocab_size, coverage=COVERAGE, by_bytes=True, exact=True))

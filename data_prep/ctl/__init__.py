@@ -21,9 +21,10 @@ The length of a training example is drawn uniformly, but repeated examples are d
 With the default seed, 432 of the 53,136 have 2 functions, 3,749 have 3, 20,859 have 4 and 28,096 have 5. The type of an
 example is its number of functions, ``length_2``, for accuracy by length.
 
-With the default seed, the tables and all examples are those of the reference code (github.com/RobertCsordas/ndr). The
-reference assigns examples to valid, test and train by an unseeded generator (see ``ctl.sample``). Two departures keep
-tests out of training: ``test`` lacks the reference's 88 functions alone, and ``new_composition`` lacks 3 of them.
+With the default seed, the tables, ``dev``, ``gen``, ``new_primitive_one``, and train, valid and test taken together are
+those of the reference code (github.com/RobertCsordas/ndr). The reference draws without a seed which of these examples
+are valid and test, ``new_primitive_two``, and the symbols of ``new_composition`` (see ``ctl.sample``). Two departures
+keep tests out of training: ``test`` lacks the reference's 88 functions alone, and ``new_composition`` lacks 3 of them.
 
 ``--functions`` and ``--longest`` make a smaller task of our own, for a first look on a CPU.
 
@@ -123,7 +124,8 @@ class Ctl(Dataset):
         membership = "drawn like the published ones, from another seed"
         if options.seed == REFERENCE_SEED:
             membership = (
-                "the published ones, except valid, test and new_primitive_two: the reference draws them without a seed"
+                "the published ones, except which of train, valid and test one is in, new_primitive_two, and the "
+                "symbols of new_composition: the reference draws those without a seed"
             )
         return Corpus(
             subsets_of(drawn, options.order, PUBLISHED),

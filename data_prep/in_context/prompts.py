@@ -44,7 +44,7 @@ class Prompts:
         return cls(kind(request["dims"], **settings), request["examples"], request["x_std"])
 
     def draw(self, seed: int, subset: str, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """x (P, n) and y (P,), float32 or infinite; with the shift that the subset is named after."""
+        """x (P, n) and y (P,), float32; with the shift that the subset is named after."""
         random = self._random
         random.seed([seed, zlib.crc32(subset.encode()), epoch, number])
         x = self.x_std * random.standard_normal((self.examples + 1, self.function.dims))
@@ -54,8 +54,7 @@ class Prompts:
         y = self.function.values(x, random)
         if shift is not None:
             y = shift.values(y, self.function.variance(self.x_std), random)
-        with np.errstate(over="ignore"):
-            return x.astype(np.float32), y.astype(np.float32)
+        return x.astype(np.float32), y.astype(np.float32)
 
     def draw_many(self, seed: int, subset: str, size: int) -> tuple[np.ndarray, np.ndarray]:
         """The first prompts of a subset that has no epochs: x (S, P, n) and y (S, P), float32."""

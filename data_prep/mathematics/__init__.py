@@ -53,6 +53,7 @@ from data_prep.dataset import (
     Pair,
     Sources,
     UsageError,
+    check_path,
     check_sizes,
     option,
     seed_number,
@@ -80,6 +81,7 @@ DEFAULT_SEED = 1
 MOST = 2_000_000  # questions to generate per difficulty
 DEFAULT_WORKERS, MOST_WORKERS = 16, 256
 TESTED = 10_000  # maximum generated questions to interpolate, and to extrapolate
+PUBLISHED = dict.fromkeys(REGIMES[:3], 666_666) | dict.fromkeys(REGIMES[3:], 10_000)  # questions of a file
 # Csordás et al. 2021, table of the datasets, without duplicates and valid.
 SIZES = {
     "arithmetic__add_or_sub": {"train": 1_969_029, "interpolate": 10_000, "gen": 10_000},
@@ -149,8 +151,7 @@ class MathematicsSources(Sources):
     )
 
     def __post_init__(self) -> None:
-        if self.archive is not None and not self.archive.is_file():
-            raise DataError("--archive is not a file", self.archive)
+        check_path("--archive", self.archive, "file")
 
     def files(self, module: str) -> dict[str, Path]:
         """The files of a module in the folder, by place. Raises DataError for a missing one."""
@@ -261,10 +262,19 @@ class Mathematics(Dataset):
             membership = "the published ones"
         else:
             contents, files = sources.read(module)
-            membership = "those of your files, whose hashes are in dataset.json"
+            membership = "those of your files, whose hashes are in dataset.json" + missing(contents)
         # The published sizes are those of the reference's hold-out.
         published = SIZES.get(module, {}) if options.holdout == REFERENCE_HOLDOUT else {}
         return make_corpus(module, contents, options.holdout, {"files": files}, membership, published)
+
+
+def missing(contents: Contents) -> str:
+    """Which files of a folder are not complete, as the end of a sentence; '' if all are."""
+    wrong = {regime: pairs for regime, pairs in contents.items() if len(pairs) != PUBLISHED[regime]}
+    return "".join(
+        f"; {regime} has {len(pairs):,} questions instead of the published {PUBLISHED[regime]:,}: is the file complete?"
+        for regime, pairs in wrong.items()
+    )
 
 
 def number_of_chunks(sizes: list[int]) -> int:
@@ -330,11 +340,6 @@ def parse(stream: BinaryIO, path: Path) -> Iterator[Pair]:
 def tokenize(text: str) -> str:
     """Splits plain text into its characters, separated by spaces."""
     return " ".join(text.replace(" ", SPACE))
-
-
-def detokenize(tokens: str) -> str:
-    """The inverse of ``tokenize``."""
-    return tokens.replace(" ", "").replace(SPACE, " ")
 
 
 def different(contents: Contents) -> dict[str, numpy.ndarray]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from string import ascii_uppercase
 
-from data_prep.text import shorten
+from data_prep.dataset import shorten
 
 Letters = tuple[str, ...]
 

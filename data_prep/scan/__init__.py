@@ -255,11 +255,6 @@ def parse_line(line: str) -> Pair:
     return Pair(command, actions)
 
 
-def render(pair: Pair) -> str:
-    """Writes the line of an official file for a pair: the inverse of ``parse_line``."""
-    return f"IN: {pair.source} OUT: {pair.target}"
-
-
 def make_parts(options: ScanOptions, contents: dict) -> Parts:
     """Splits the commands as requested. ``contents`` maps a file name to the result of ``load``."""
     split = options.split

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from data_prep.dataset import Pair
-from data_prep.text import shorten
+from data_prep.dataset import Pair, shorten
 
 VERBS = {"walk": ("I_WALK",), "look": ("I_LOOK",), "run": ("I_RUN",), "jump": ("I_JUMP",)}
 MOVES = {**VERBS, "turn": ()}

@@ -20,8 +20,8 @@ import pytest
 
 from data_prep.__main__ import main
 from data_prep.dataset import Pair
-from data_prep.scan import render
 from data_prep.scan.grammar import generate
+from helpers.data_files import scan_line
 
 
 class Result(NamedTuple):
@@ -88,7 +88,7 @@ def raw_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def lines(generated: list[Pair]) -> list[str]:
     """All commands as lines of a file: correct, but not in the official order."""
-    return [render(pair) for pair in generated]
+    return [scan_line(pair) for pair in generated]
 
 
 def read_subset(folder: Path, name: str) -> list[Pair]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tarfile
 from pathlib import Path
@@ -58,11 +59,13 @@ def test_a_story_is_one_sequence(folder, run, read_subset, tmp_path):
     assert lists.target.split()[-3:] == ["-", "milk", "football"]
     assert (tmp_path / "o" / "raw" / "test.type").read_text().split() == ["task_1", "task_8"]
     manifest = json.loads((tmp_path / "o" / "dataset.json").read_text())
+    assert manifest["request"]["seed"] == 1  # as in older folders, which so stay the same request
     assert manifest["no_label"] == "-" and "bits" not in manifest and "valid" not in manifest["subsets"]
 
 
 def test_options(folder, run, read_subset, tmp_path):
-    assert prepare(run, tmp_path / "a", "--raw-dir", folder, "--think", 0, "--drop-last", "--holdout", 0).code == 1
+    result = prepare(run, tmp_path / "a", "--raw-dir", folder, "--think", 0, "--drop-last", "--holdout", 0)
+    assert result.code == 1 and "the files have no story" in result.err  # those of test have only a last one
     few = "qa1_single-supporting-fact_test.txt", "qa8_lists-sets_test.txt"
     for name in few:
         path = folder / "tasks_1-20_v1-2" / "en-10k" / name
@@ -100,8 +103,39 @@ def test_missing_files(folder, run, tmp_path):
     assert result.code == 1 and "has no file qa2_…_train.txt of en-10k" in result.err
     result = run("babi", "--tasks", "20-21", "--raw-dir", folder, "--out", tmp_path / "o")
     assert result.code == 2 and "--tasks has 21: there are tasks 1 to 20" in result.err
+    result = prepare(run, tmp_path / "o", "--raw-dir", folder, "--holdout", 0, "--seed", 2)
+    assert result.code == 2 and "--seed has no effect: nothing is held out" in result.err
     result = run("babi", "--out", tmp_path / "o")
     assert result.code == 2 and "one of the arguments --archive --raw-dir is required" in result.err
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_two_files_of_one_task(packed, folder, run, tmp_path):
+    name, second = "qa1_single-supporting-fact_test.txt", "qa1_single-supporting-facts_test.txt"
+    (folder / "tasks_1-20_v1-2" / "en-10k" / second).write_text(TEST[name] * 2)
+    source = ["--raw-dir", folder]
+    if packed:
+        source = ["--archive", tmp_path / "babi.tar"]
+        with tarfile.open(tmp_path / "babi.tar", "w") as archive:
+            archive.add(folder / "tasks_1-20_v1-2", "tasks_1-20_v1-2")
+    result = prepare(run, tmp_path / "o", *source)
+    assert result.code == 1 and "is also qa1_…_test.txt: remove one of the two" in result.err
+    assert name in result.err and second in result.err and not (tmp_path / "o").exists()
+
+
+def test_the_hash_is_that_of_the_stories(folder, run, tmp_path, monkeypatch):
+    """A file that changes after it was read leaves its hash as it was."""
+    path = folder / "tasks_1-20_v1-2" / "en-10k" / "qa1_single-supporting-fact_test.txt"
+
+    def change_and_render(rows, think):
+        path.write_text("1 changed\n")
+        return render(rows, think)
+
+    monkeypatch.setattr("data_prep.babi.render", change_and_render)
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert prepare(run, tmp_path / "o", "--raw-dir", folder, "--holdout", 0).code == 0
+    hashes = json.loads((tmp_path / "o" / "dataset.json").read_text())["request"]["source_sha256"]
+    assert hashes[0] == before
 
 
 @pytest.mark.parametrize(
@@ -111,7 +145,9 @@ def test_missing_files(folder, run, tmp_path):
         ("1 Mary moved.\n2 Where?\thall\n", 2, "not a numbered sentence"),
         ("1 Mary moved.\n3 Where?\thall\t1\n", 2, "line 3 of a story follows line 1"),
         ("1 Where?\thall,\t1\n", 1, "an empty sentence or answer"),
-        ("1 Where?\thall\t1\n1 Mary moved.\n", 2, "the story that begins here has no question"),
+        ("1 Where?\thall\t1\n1 Mary moved.\n", 2, "the story ends here without a question: is the file cut off?"),
+        ("1 Mary moved.\n1 Where?\thall\t1\n", 1, "the story ends here without a question"),
+        ("1 Where?\thall\t1\n2 Mary moved.\n3 John moved.\n", 3, "the story ends here without a question"),
     ],
 )
 def test_broken_files(text, line, message):

@@ -128,15 +128,6 @@ def test_batches_of_long_examples_are_evaluated_in_smaller_numbers(words: int, s
     assert f" --batch-size-valid {size} " in command
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_training_command_of_sequences_that_are_too_long_for_fairseq_by_itself(side: str) -> None:
-    for words, expected in ((1023, False), (1024, True)):
-        pair = Pair("a", "b")._replace(**{side: " ".join(["a"] * words)})
-        corpus = Corpus({"train": Subset([Pair("a", "b")]), "valid": Subset([pair])}, "", "", {})
-        (command,) = corpus.training_commands(Scan(), Path("data"))
-        assert (f" --max-{side}-positions 1025 " in command) == expected
-
-
 def write_raw(folder: Path, **subsets: str) -> None:
     (folder / "raw").mkdir()
     for name, text in subsets.items():

@@ -196,6 +196,11 @@ def test_every_line_means_its_target(order: str, folders: dict[str, Path], read_
     tables = {name: dict(zip(SYMBOLS, table, strict=True)) for name, table in written.items()}
     assert tuple(tables) == FUNCTIONS and found["request"]["order"] == order
     assert found["rule"].endswith(order) and found["membership"].startswith("the published ones, except")
+    # What Sampler.choose draws, and the symbols of reserved compositions (ctl.sample).
+    for name in ("train", "valid", "test", "new_primitive_two", "symbols of new_composition"):
+        assert name in found["membership"]
+    for name in ("dev", "gen", "new_primitive_one"):
+        assert name not in found["membership"]
     for name in PUBLISHED:
         for source, target in read_subset(folders[order], name):
             words = source.split(" ")

@@ -183,6 +183,7 @@ def test_the_inverse_problem(tmp_path, folder):
     assert not manifest["gradient"] and manifest["subsets"]["test"] == {"size": 4, "points": 22, "target_points": 6}
 
 
+@pytest.mark.filterwarnings("error")  # the one line is all that is printed
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -194,6 +195,12 @@ def test_the_inverse_problem(tmp_path, folder):
         ("--inverse --grid 43 --coarse 40", "--grid 43 has no 40 blocks"),
         ("--points 421 --grid 421 --train 9999", "the subset train would have"),
         ("--high 0", "must be a number above 0"),
+        ("--points 43 --grid 22 --test-grids 2", "--test-grids has 2: such a grid is all edge, where the answer is 0"),
+        ("--points 5 --grid 5 --high 1e300 --low 1e-300", "choose --high and --low closer to each other"),
+        ("--points 5 --grid 5 --high 1e200 --low 1e199 --faces harmonic", "choose --high and --low closer"),
+        ("--points 5 --grid 5 --high 1e39 --low 1e38", "input of the subset train has values beyond float32"),
+        ("--points 5 --grid 5 --high 1e-40 --low 1e-41", "target of the subset train has values beyond float32"),
+        ("--points 5 --grid 5 --high 2e-40 --low 1e-40 --inverse --coarse 5", "input of the subset train has values"),
         ("--low 12 --high 3", "--low 12 is not below --high 3"),
     ],
 )

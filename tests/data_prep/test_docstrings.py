@@ -17,12 +17,13 @@ from data_prep.ctl.sample import FUNCTIONS, SYMBOLS, sample
 from data_prep.ctlpp import DEFAULT_SEED, NAMES
 from data_prep.ctlpp.graph import RandomState, draw_tables
 from data_prep.dataset import Pair
-from data_prep.mathematics import detokenize, tokenize
+from data_prep.mathematics import tokenize
 from data_prep.pcfg import language as pcfg_functions
 from data_prep.scan import grammar as scan_grammar
 from data_prep.sort_of_clevr.questions import words_of
 from data_prep.sort_of_clevr.scenes import Stream
 from data_prep.strings import First, Parity
+from helpers.data_files import detokenize
 
 DOCSTRINGS = {dataset.name: dataset.about for dataset in DATASETS}
 

@@ -1,4 +1,4 @@
-"""Compactly stored pairs."""
+"""Compactly stored pairs, and the size of a share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.dataset import Pair
-from data_prep.draws import PackedPairs
+from data_prep.draws import PackedPairs, exact, hold_out
+from data_prep.libreoffice_help import split_by_page
+from data_prep.parallel import draw
 
 TEXTS = st.text(max_size=20)
 
@@ -23,3 +25,22 @@ def test_is_the_list_it_was_made_of(pairs: list[Pair]) -> None:
 def test_index_outside(index: int) -> None:
     with pytest.raises(IndexError, match=f"pair {index} of 2"):
         PackedPairs([Pair("a", "x"), Pair("", "▁")])[index]
+
+
+PAIRS = [Pair(str(number), "x") for number in range(100)]
+
+
+@pytest.mark.parametrize("percent", range(1, 100))
+def test_a_share_is_the_decimal_fraction_that_was_typed(percent: int) -> None:
+    """0.29 of 100 are 29: the binary fraction is less."""
+    typed = float(f"0.{percent:02d}")
+    assert len(hold_out(PAIRS, typed, 1)[1]) == percent
+    assert len(draw(PAIRS, {"valid": typed}, 1)[1]["valid"]) == percent
+    pages = {pair.source: [pair] for pair in PAIRS}
+    assert len(split_by_page(pages, {"valid": typed}, 1).subsets["valid"]) == percent
+
+
+@given(st.sampled_from([0.1, 0.05]), st.integers(0, 10**7))
+def test_the_default_shares_are_those_of_binary_fractions(default: float, number: int) -> None:
+    """So the defaults draw what earlier versions drew."""
+    assert int(exact(default) * number) == int(number * default)

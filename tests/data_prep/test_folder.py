@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,15 @@ def test_interrupted_run_cleans_up_after_itself(sent: signal.Signals, code: int,
     assert process.returncode == code and list(tmp_path.iterdir()) == []
 
 
+def test_run_that_is_interrupted_after_the_folder_is_made(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(lines: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folder, "say", interrupt)
+    assert run(*LENGTH, "--out", tmp_path / "out") == (130, "", "error: interrupted\n")
+    assert run("verify", tmp_path / "out").code == 0
+
+
 def test_folders_above_are_kept_where_something_is_in_them(run, tmp_path: Path) -> None:
     assert run(*LENGTH, "--out", tmp_path / "new" / "one").code == 0
     refused = run("scan", "--split", "simple", "--raw-dir", tmp_path, "--out", tmp_path / "other" / "one")
@@ -297,6 +307,38 @@ def test_a_run_beside_another_leaves_its_work_alone(run, tmp_path: Path) -> None
         assert run(*LENGTH, "--out", out).code == 0
         assert contents(other) == before
         process.kill()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_another_run_that_ends_earlier(same: bool, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, publish = tmp_path / "out", folder.publish
+
+    def publish_second(*arguments: Path, **options: bool) -> bool:
+        monkeypatch.setattr(folder, "publish", publish)
+        other = LENGTH if same else (*LENGTH, "--cutoff", 26)
+        assert run(*other, "--out", out).code == 0
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr(folder, "publish", publish_second)
+    result = run(*LENGTH, "--out", out)
+    if same:
+        assert result == (0, f"already prepared: {out}\n", "")
+    else:
+        assert result.code == 1 and "cannot be moved there (Directory not empty)" in result.err
+    assert run("verify", out).code == 0 and list(tmp_path.iterdir()) == [out]
+
+
+def test_workspace_that_another_run_removes_once_it_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink = Path.unlink
+
+    def unlink_and_discard(path: Path) -> None:
+        unlink(path)
+        folder.discard_dead(tmp_path / "out")
+
+    monkeypatch.setattr(Path, "unlink", unlink_and_discard)
+    with folder.workspace(tmp_path / "out"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_publish_over_another_folder(tmp_path: Path) -> None:
@@ -366,15 +408,18 @@ def test_disk_error_leaves_nothing(run, tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("size", [1_000, 100_000])
-def test_full_disk(size: int, run, largest_file, tmp_path: Path) -> None:
+ARRAYS = "in_context --dims 8 --examples 8 --size 100 --shifts none".split()  # of which one has 28,928 bytes
+
+
+@pytest.mark.parametrize(("command", "size"), [(LENGTH, 1_000), (LENGTH, 100_000), (ARRAYS, 100), (ARRAYS, 10_000)])
+def test_full_disk(command: Sequence[str], size: int, run, largest_file, tmp_path: Path) -> None:
     """The error of the system, by a limit on file sizes; it names no file."""
     out = tmp_path / "out"
     with largest_file(size):
-        result = run(*LENGTH, "--out", out)
+        result = run(*command, "--out", out)
     message = f"error: {out}: cannot be written (File too large): make room, or choose another --out\n"
     assert result == (1, "", message) and list(tmp_path.iterdir()) == []
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*command, "--out", out).code == 0
 
 
 def test_full_disk_keeps_what_was_there(run, largest_file, tmp_path: Path) -> None:

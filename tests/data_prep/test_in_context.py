@@ -314,10 +314,12 @@ def test_one_dimension_has_fewer_shifts(more, run, tmp_path: Path):
         ("--function sparse_linear --sparsity 9 --dims 4", 2, "--sparsity 9 is more than --dims 4"),
         ("--dims 1 --shifts skewed,half_subspace", 2, "--shifts half_subspace needs --dims 2 or more"),
         ("--shifts skwed", 2, "argument --shifts: has 'skwed': choose all, none, or from x_third"),
-        ("--x-std 0", 2, "argument --x-std: must be a number above 0, not '0'"),
-        ("--x-std nan", 2, "argument --x-std: must be a number above 0, not 'nan'"),
+        ("--x-std 0", 2, "argument --x-std: must be a number from 1e-06 to 1e+06, not '0'"),
+        ("--x-std nan", 2, "argument --x-std: must be a number from 1e-06 to 1e+06, not 'nan'"),
+        ("--x-std 1e-50 --dims 4", 2, "argument --x-std: must be a number from 1e-06 to 1e+06, not '1e-50'"),
         ("--dims 1000 --examples 10000", 2, "a subset would have 4,800,480,000 numbers"),
-        ("--x-std 1e38 --dims 4", 1, "subset valid has values beyond float32: choose a smaller --x-std"),
+        ("--x-std 1e38 --dims 4", 2, "argument --x-std: must be a number from 1e-06 to 1e+06, not '1e38'"),
+        ("--function noisy_linear --noise-std 1e39", 2, "argument --noise-std: must be a number from 1e-06 to 1e+06"),
         ("--examples 5 --long 5", 2, "--long 5 is not more than --examples 5: choose more, or leave it out"),
         ("--dims 1000 --long 10000", 2, "a subset would have 4,800,480,000 numbers"),
         ("--raw-only", 2, "unknown option --raw-only"),
@@ -327,6 +329,18 @@ def test_wrong_options(arguments, code, message, run, tmp_path: Path):
     result = run("in_context", *arguments.split(), "--out", tmp_path / "out")
     assert result.code == code and result.err.startswith(f"error: {message}"), result.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("x_std", ["1e-6", "1e6"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_float32_holds_what_is_drawn_at_the_bounds(function, x_std, run, tmp_path: Path):
+    options = f"--function {function} --dims 3 --examples 5 --size 20 --x-std {x_std}".split()
+    options += ["--noise-std", x_std] if function == "noisy_linear" else []
+    assert run("in_context", *options, "--out", tmp_path).code == 0
+    for path in tmp_path.glob("*.npy"):
+        values = np.load(path).astype(np.float32)
+        squares = values[~np.isin(values, 0)] ** 2
+        assert np.isfinite(squares).all() and squares.all(), path
 
 
 def test_neither_torch_nor_fairseq_is_needed(tmp_path: Path):

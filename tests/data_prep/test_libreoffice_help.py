@@ -352,6 +352,7 @@ def test_broken_packages(packages: Path, help_of: MakeHelp) -> None:
         (["--languages", "de"], 2, "expected 2 arguments"),
         (["--valid-share", "0.6"], 2, "--valid-share and --test-share leave nothing to train on"),
         (["--valid-share", "0.3"], 1, "a --valid-share of 0.3 of 3 pages is not even one"),
+        (["--valid-share", "0", "--test-share", "0", "--seed", "3"], 2, "--seed has no effect: nothing is drawn"),
         (["--train-all"], 2, "--train-all needs --max-length"),
         (["--max-length", "9"], 1, "no test sentence has more than 9 words"),
     ],

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import statistics
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from data_prep import listops
 from data_prep.dataset import DataError, Pair
 from data_prep.draws import DEV_DEPTHS, GEN_DEPTHS, TRAIN_DEPTHS
 from data_prep.listops import DEPTHS, Block, Drawn, Shapes, TooLong, apply, draw, fill, height, sample, sample_sets
+from helpers.forked import REPOSITORY
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 EXPRESSIONS = st.recursive(
@@ -205,6 +209,20 @@ def test_a_process_that_is_ended_from_outside_is_missed() -> None:
     with pytest.raises(DataError, match="was killed"):
         with listops.processes(2) as call:
             list(call(os._exit, [1, 1, 1]))
+
+
+def test_processes_end_with_a_killed_run() -> None:
+    """Its output ends once no process has it any more."""
+    code = """
+import os, signal
+from data_prep.listops import processes
+
+with processes(2) as call:
+    print(*call(abs, [-1, -2]), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"1 2\n")
 
 
 def test_number_of_processes() -> None:

@@ -17,7 +17,7 @@ from data_prep import burgers, darcy
 from data_prep.__main__ import main
 from data_prep.burgers import GAMMA, SCALE, TAU
 from data_prep.dataset import DataError
-from data_prep.fields import periodic_field, spectral_derivative
+from data_prep.fields import FieldSources, periodic_field, spectral_derivative
 from data_prep.mat import read_mat
 
 BURGERS, DARCY = "burgers_data_R10.mat", [f"piececonst_r421_N1024_smooth{number}.mat" for number in (1, 2)]
@@ -88,6 +88,17 @@ def test_a_file_that_is_none(tmp_path):
         (tmp_path / "x.mat").write_bytes(content)
         with pytest.raises(DataError, match="x.mat: cannot be read as a .mat file"):
             read_mat(tmp_path / "x.mat", "a", (2, 3))
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch):
+    """The arrays and the hash come from two passes."""
+    path = tmp_path / "x.mat"
+    path.write_bytes(b"before")
+    monkeypatch.setattr("data_prep.fields.read_mat", lambda path, *_: path.write_bytes(b"after"))
+    sources = FieldSources(tmp_path)
+    sources.read("x.mat", ("a",), (1,))
+    with pytest.raises(DataError, match="x.mat: has changed while it was read"):
+        sources.check_unchanged()
 
 
 # The published files.

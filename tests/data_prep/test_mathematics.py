@@ -27,7 +27,6 @@ from data_prep.mathematics import (
     MODULES,
     SIZES,
     MathematicsSources,
-    detokenize,
     make_corpus,
     parse,
     places,
@@ -37,6 +36,7 @@ from data_prep.mathematics import generator as mathematics_generator
 from data_prep.mathematics import sample as mathematics_sample
 from data_prep.mathematics.generator import REGIMES, chunks, work
 from data_prep.sources import OfficialFile
+from helpers.data_files import detokenize
 
 FILE = Path("train-easy/arithmetic__add_or_sub.txt")
 MODULE, WITHOUT = "arithmetic__add_or_sub", "numbers__is_prime"
@@ -274,6 +274,19 @@ def test_archive_and_folder(run, archive, tmp_path: Path) -> None:
     changed.write_bytes(changed.read_bytes().replace(b"What", b"Whit"))
     refused = run(*options, "--raw-dir", tmp_path / "unpacked", "--raw-only", "--out", again)
     assert refused.code == 1 and "source_sha256 is" in refused.err
+
+
+def test_files_of_a_folder_that_are_not_complete_are_named(run, monkeypatch, tmp_path: Path) -> None:
+    """Whatever the hold-out is; the archive has a hash."""
+    folder = unpack(entries(train_hard=sums("train-hard") * 2), tmp_path / "files")
+    options = ["mathematics", "--module", MODULE, "--holdout", 1, "--raw-dir", folder, "--raw-only", "--out"]
+    message = "train-hard has 14 questions instead of the published 666,666: is the file complete?"
+    assert message in run(*options, tmp_path / "short").out and message in manifest(tmp_path / "short")["membership"]
+    monkeypatch.setattr(mathematics, "PUBLISHED", dict.fromkeys(REGIMES, 7))
+    wrong = "examples: those of your files, whose hashes are in dataset.json; train-hard has 14 questions instead of "
+    assert f"{wrong}the published 7: is the file complete?\n" in run(*options, tmp_path / "one").out
+    unpack(entries(), folder)
+    assert "dataset.json\n" in run(*options, tmp_path / "complete").out
 
 
 def test_memory_is_bounded(large_archive, little_memory) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import RandomState
 
 from data_prep import associative_recall, key_value, repeat_copy
 from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import DataError, Pair
+from data_prep.words_of_bits import distinct_numbers, one_of, word
 
 SMALL = {
     "repeat_copy": "--lengths 1-3 --repeats 1-3 --test-lengths 5 --test-repeats 4,6 --bits 5",
@@ -147,19 +149,18 @@ def test_rows_of_key_value():
     assert len(one.source) == 2 * 2 + 2 and len(both.source) == 3 * (2 + 1)
 
 
-@given(st.integers(0, 2**32 - 1))
-def test_keys_are_distinct_and_ascending(seed):
-    from numpy.random import RandomState
-
-    options = key_value.KeyValueOptions(queries="both", bits=8)
-    for order in ("ascending", "random"):
-        draw = key_value.KeyValue().subsets(options.__class__(queries="both", bits=8, order=order, lengths=(6,)))[
-            "train"
-        ]
-        rows = [row.split("|") for row in draw(RandomState([seed])).source[:6]]
-        keys, values = [row[0] for row in rows], [row[1] for row in rows]
-        assert len(set(keys)) == len(set(values)) == 6
-        assert order == "random" or keys == sorted(keys)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["ascending", "random"]))
+def test_keys_are_distinct_and_in_order(seed, order):
+    """Ascending, or as they are drawn: the only length is the first draw, the keys are the next ones."""
+    options = key_value.KeyValueOptions(queries="both", bits=8, order=order, lengths=(6,))
+    draw = key_value.KeyValue().subsets(options)["train"]
+    rows = [row.split("|") for row in draw(RandomState([seed])).source[:6]]
+    keys, values = [row[0] for row in rows], [row[1] for row in rows]
+    assert len(set(keys)) == len(set(values)) == 6
+    generator = RandomState([seed])
+    one_of(generator, (6,))
+    drawn = [word(number, 4) for number in distinct_numbers(generator, 6, 4)]
+    assert keys == (drawn if order == "random" else sorted(drawn))
 
 
 def test_the_draw_is_fixed(run, read_subset, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dataset import DataError, Pair
+from data_prep.dataset import DataError, Pair, shorten
 from data_prep.pcfg import exceptions as pcfg_exceptions
 from data_prep.pcfg import files as pcfg_files
 from data_prep.pcfg import localism as pcfg_unrolled
@@ -32,7 +32,6 @@ from data_prep.pcfg.localism import parse_unrolled
 from data_prep.pcfg.sample import sample
 from data_prep.pcfg.synonyms import rename, rename_half
 from data_prep.sources import OfficialFile
-from data_prep.text import shorten
 
 PAIRS = sample(200, seed=12)
 DEV_PAIRS, TEST_PAIRS, TRAIN_PAIRS = PAIRS[:40], PAIRS[40:80], PAIRS[80:]

@@ -13,8 +13,9 @@ import pytest
 
 from data_prep.dataset import Pair
 from data_prep.folder import version
-from data_prep.scan import Scan, render
+from data_prep.scan import Scan
 from data_prep.scan.splits import HELD_OUT, random_split, resplit
+from helpers.data_files import scan_line
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -86,7 +87,7 @@ def test_simple_from_the_official_files(
     run, read_subset, raw_dir, official_splits: dict[str, list[Pair]], tmp_path: Path
 ) -> None:
     for subset in ("train", "test"):
-        text = "".join(render(pair) + "\n" for pair in official_splits[f"simple_{subset}"]).encode("ascii")
+        text = "".join(scan_line(pair) + "\n" for pair in official_splits[f"simple_{subset}"]).encode("ascii")
         folder = raw_dir(text, f"tasks_{subset}_simple.txt")
     result = run(
         "scan", "--split", "simple", "--holdout", 0, "--raw-only", "--raw-dir", folder, "--out", tmp_path / "out"

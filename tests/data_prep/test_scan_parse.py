@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.dataset import DataError, Pair
-from data_prep.scan import parse, render
+from data_prep.scan import parse
 from data_prep.scan.grammar import ACTIONS, WORDS
+from helpers.data_files import scan_line
 
 FILE = Path("folder/tasks.txt")
 GOOD = "IN: jump twice OUT: I_JUMP I_JUMP"
@@ -19,7 +20,7 @@ GOOD = "IN: jump twice OUT: I_JUMP I_JUMP"
 @given(data=st.data())
 def test_round_trip(data: st.DataObject, generated: list[Pair]) -> None:
     pairs = data.draw(st.lists(st.sampled_from(generated), min_size=1, max_size=20, unique=True))
-    text = "".join(render(pair) + "\n" for pair in pairs)
+    text = "".join(scan_line(pair) + "\n" for pair in pairs)
     assert parse(FILE, text.encode("utf-8")) == pairs
 
 

@@ -11,7 +11,6 @@ import numpy
 import pytest
 
 from data_prep.dataset import DataError, Pair
-from data_prep.scan import render
 from data_prep.scan.splits import (
     CUTOFFS,
     HELD_OUT,
@@ -25,6 +24,7 @@ from data_prep.scan.splits import (
     resplit_sizes,
     split_by_length,
 )
+from helpers.data_files import scan_line
 
 # Split -> sha256 of the lines of its official train and test file, sorted and joined by newlines.
 OFFICIAL = {
@@ -80,7 +80,7 @@ def make(split: str, pairs: list[Pair], seed: int = 1) -> dict[str, list[Pair]]:
 
 
 def digest(pairs: list[Pair]) -> str:
-    return hashlib.sha256("\n".join(sorted(map(render, pairs))).encode("ascii")).hexdigest()
+    return hashlib.sha256("\n".join(sorted(map(scan_line, pairs))).encode("ascii")).hexdigest()
 
 
 @pytest.mark.parametrize("split", OFFICIAL)

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.dataset import DataError
-from data_prep.scan import render
 from data_prep.sources import OfficialFile, OfficialFiles, default_cache, download, members
+from helpers.data_files import scan_line
 
 DATA = bytes(range(256)) * 1024
 FILE = OfficialFile("folder/data.bin", len(DATA), hashlib.sha256(DATA).hexdigest())
@@ -39,6 +39,17 @@ def left(tmp_path: Path) -> list[str]:
 def test_download(get, server, tmp_path: Path) -> None:
     assert get().read_bytes() == DATA
     assert len(server.requests) == 1 and left(tmp_path) == ["data.bin"]
+
+
+def test_file_of_another_folder_with_the_same_name(server, tmp_path: Path) -> None:
+    """A bare name in --raw-dir is taken for the file that it is: --download gets the other one."""
+    server.files["/folder/data.bin"] = DATA
+    (tmp_path / "data.bin").write_bytes(b"of another folder")
+    assert OfficialFiles(tmp_path).get(FILE) == tmp_path / "data.bin"
+    both = OfficialFiles(tmp_path, download=True, mirror=server.url, cache_dir=tmp_path / "cache")
+    assert both.get(FILE).read_bytes() == DATA
+    (tmp_path / "data.bin").write_bytes(DATA)
+    assert both.get(FILE) == tmp_path / "data.bin" and len(server.requests) == 1
 
 
 def test_kept_for_the_next_time(get, server) -> None:
@@ -73,8 +84,15 @@ def test_killed_download_leaves_nothing_that_counts(get, server, tmp_path: Path)
     arguments = [f"{server.url}/folder/data.bin", tmp_path / "cache" / "data.bin", len(DATA), FILE.sha256]
     killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    assert not (tmp_path / "cache" / "data.bin").exists()
+    assert not (tmp_path / "cache" / "data.bin").exists() and len(left(tmp_path)) == 1
     assert get().read_bytes() == DATA
+    assert left(tmp_path) == ["data.bin"]
+
+
+def test_cache_that_cannot_be_made(get, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(DataError, match=r"cannot be made \(a file is in the way\): choose another --cache-dir$"):
+        get()
 
 
 def test_full_disk_is_no_fault_of_the_server(get, server, largest_file, tmp_path: Path) -> None:
@@ -211,7 +229,7 @@ def test_download_of_tasks(run, command, server, scan_files: Path, tmp_path: Pat
 
 def test_download_of_the_simple_split(run, command, server, official_splits, tmp_path: Path) -> None:
     for subset in ("train", "test"):
-        text = "".join(render(pair) + "\n" for pair in official_splits[f"simple_{subset}"])
+        text = "".join(scan_line(pair) + "\n" for pair in official_splits[f"simple_{subset}"])
         server.files[f"/simple_split/tasks_{subset}_simple.txt"] = text.encode("ascii")
     result = run(*command, "simple")
     assert result.code == 0 and "examples: the published ones" in result.out

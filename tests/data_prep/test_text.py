@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dataset import DataError, Sources
-from data_prep.text import shorten, split_lines, write_lines
+from data_prep.dataset import DataError, Sources, shorten
+from data_prep.text import split_lines, write_lines
 
 # Any characters except white space and those that cannot be encoded.
 WORDS = st.text(st.characters(exclude_categories=["Z", "Cc", "Cs"]), min_size=1)

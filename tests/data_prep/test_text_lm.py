@@ -169,15 +169,17 @@ def test_files_of_their_own(run, text, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "spm.model").stat().st_size
 
 
-def test_some_lines_to_learn_from(run, text, tmp_path: Path) -> None:
-    """With at most half of the lines, every second one is used; here those have all the letters x."""
-    data = b"xxx xx\nyyy yy\n" * 50
-    options = ["--valid-share", "0", "--test-share", "0", "--model-lines", 51, "--vocab-size", 259]
+@pytest.mark.parametrize("end", [b"\n", b""], ids=["newline", "none"])
+@pytest.mark.parametrize(("most", "step"), [(50, 2), (51, 2), (99, 2), (100, 1)])
+def test_some_lines_to_learn_from(run, text, most: int, step: int, end: bytes, tmp_path: Path) -> None:
+    """Of 100 lines. With fewer to learn from, every second one is used; here those have all the letters x."""
+    data = b"xxx xx\nyyy yy\n" * 49 + b"xxx xx\nyyy yy" + end
+    options = ["--valid-share", "0", "--test-share", "0", "--model-lines", most, "--vocab-size", 260]
     command = ["text", "--unit", "sentencepiece", "--input", text(data), *options, "--out", tmp_path / "out"]
     result = run(*command)
     assert result.code == 0 and "--disable-validation" in result.out
     symbols = (tmp_path / "out" / "dict.txt").read_text("utf-8")
-    assert "x " in symbols and "y" not in symbols
+    assert "x " in symbols and ("y" in symbols) == (step == 1)
 
 
 # ---- shares and measures
@@ -316,3 +318,17 @@ def test_subword_that_is_a_symbol_of_fairseq() -> None:
 def test_file_that_becomes_shorter(text, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has changed while it was read"):
         copy([Span(text(b"abc"), 0, 4)], tmp_path / "copy")
+
+
+def test_file_that_changes_while_it_is_read(run, text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one of the same size: its hash is not that of the copied text."""
+    path = text(SAMPLE.encode())
+
+    def change_and_divide(*arguments):
+        path.write_bytes(path.read_bytes()[::-1])
+        return divide(*arguments)
+
+    monkeypatch.setattr(text_lm, "divide", change_and_divide)
+    result = run("text", "--unit", "bytes", "--input", path, "--raw-only", "--out", tmp_path / "out")
+    assert result == (1, "", f"error: {path}: has changed while it was read: start again\n")
+    assert not (tmp_path / "out").exists()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from fairseq import options, tasks
+from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_sg.plugin  # noqa: F401
 from data_prep import listops
+from data_prep.babi import Babi
+from data_prep.corpus import Corpus, Subset
+from data_prep.dataset import Pair
+from data_prep.folder import write
+from data_prep.strings import Parity
+from fairseq_sg.errors import UsageError
 
 FORMS = {"next: ": "sg_translation", "or: ": "sg_classification"}
 SMALL = {
@@ -126,3 +134,37 @@ def test_the_commands_of_functions_train(dataset: str, run, tmp_path: Path) -> N
     small = [] if "burgers" in dataset else ["--coarse-points", "5", "--encoder-layers", "2", "--dropout", "0"]
     losses, sizes = train([*shlex.split(line)[2:], *small], lr=1e-5)
     assert min(losses[1:]) < losses[0] and sizes == {"train": 8, "valid": 3}
+
+
+LONG = " ".join(["a"] * 1_025)
+TAGGING = {"no_label": "b"}
+
+
+@pytest.mark.parametrize(
+    ("form", "sides", "symbols"),
+    [({}, ["source"], 2), ({}, ["target"], 1), ({"labels": True}, ["source"], 2), (TAGGING, ["source", "target"], 0)],
+    ids=["source", "target", "classes", "tagging"],
+)
+def test_commands_accept_the_longest_sequences(form: dict, sides: list[str], symbols: int, tmp_path: Path) -> None:
+    """One word more than fairseq's 1,024 tokens have room for needs an option, and no word less does."""
+    for words, expected in ((1_024 - symbols, False), (1_025 - symbols, True)):
+        pair = Pair("a", "a")._replace(**dict.fromkeys(sides, LONG[: 2 * words - 1]))
+        corpus = Corpus({"train": Subset([Pair("c", "a")]), "valid": Subset([pair])}, "", "", {}, **form)
+        corpus.check()
+        out = tmp_path / str(words)
+        write(out, corpus, {"raw_only": False})
+        commands = corpus.training_commands(Babi() if form == TAGGING else Parity(), out)
+        assert len(commands) == (2 if "labels" in form else 1)
+        for command in commands:
+            found = re.findall(r"--max-(\w+)-positions (\d+) ", command)
+            assert found == ([(side, "1025") for side in sides] if expected else [])
+            parser = options.get_training_parser()
+            config = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, shlex.split(command)[1:]))
+            task = tasks.setup_task(config.task)
+            model = task.build_model(config.model)
+            task.load_dataset("valid")
+            most = utils.resolve_max_positions(task.max_positions(), model.max_positions())
+            assert task.filter_indices_by_size(np.arange(1), task.dataset("valid"), most) == [0]
+            if expected:
+                with pytest.raises(UsageError, match="sample 0 has .* is the most that is taken"):
+                    task.filter_indices_by_size(np.arange(1), task.dataset("valid"), (1_024, 1_024))
