@@ -155,15 +155,18 @@ class Configuration:
     def fill(self, cfg: Any, values: Mapping[str, Any]) -> None:
         """Sets the ``values`` of an architecture that the user has not set.
 
-        Options that no mechanism of the user's choice has are left out: they would be refused. In ``values``, the
-        option that chooses a mechanism comes before those of the mechanism.
+        Options that no mechanism of the user's choice has, or that one excludes, are left out: they would be refused.
+        In ``values``, the option that chooses a mechanism comes before those of the mechanism.
         """
         for name, value in values.items():
             if getattr(cfg, name, None) is None and self._is_of_use(cfg, name):
                 setattr(cfg, name, value)
 
     def _is_of_use(self, cfg: Any, name: str) -> bool:
-        """Whether ``name`` is no option of a mechanism, or of one that is chosen."""
+        """Whether ``name`` is no option of a mechanism, or of one that is chosen, and no chosen one excludes it."""
+        for registry in self.registries:
+            if any(name in registry[chosen].excludes for chosen in self._chosen(cfg, registry) & set(registry)):
+                return False
         takers = [(registry, registry.with_option(name)) for registry in self.registries]
         takers = [(registry, names) for registry, names in takers if names]
         return not takers or any(names & self._chosen(cfg, registry) for registry, names in takers)
