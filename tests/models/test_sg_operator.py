@@ -176,11 +176,31 @@ def test_an_inverse_model_predicts_on_the_coarse_grid():
 
 
 def test_scaling_is_kept_in_the_checkpoint():
-    model, other = build(field_scaling="scalar"), build()
+    model, other = build(field_scaling="scalar"), build(field_scaling="scalar")
     assert {"input_scaling.mean", "target_scaling.std"} <= set(model.state_dict())
-    assert model.target_scaling.std == STATISTICS["target"]["std"] and other.target_scaling.std == 1
+    assert model.target_scaling.std == STATISTICS["target"]["std"]
+    other.target_scaling.std.fill_(1.0)
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(run(other, waves(8))[0], run(model, waves(8))[0])
+
+
+def test_a_checkpoint_of_another_scaling_is_refused():
+    scaled, plain = build(field_scaling="scalar"), build()
+    with pytest.raises(RuntimeError, match="Missing key.*input_scaling.mean"):
+        scaled.load_state_dict(plain.state_dict())
+    with pytest.raises(RuntimeError, match="Unexpected key.*input_scaling.mean"):
+        plain.load_state_dict(scaled.state_dict())
+
+
+def test_an_older_checkpoint_without_scaling_loads():
+    """It has a mean of 0 and a standard deviation of 1."""
+    model = build()
+    identity = {"mean": torch.tensor(0.0), "std": torch.tensor(1.0)}
+    old = {f"{side}_scaling.{name}": value for side in ("input", "target") for name, value in identity.items()}
+    assert not old.keys() & model.state_dict().keys()
+    model.load_state_dict(model.state_dict() | old)
+    a = waves(8)
+    assert model.input_scaling(a) is a and model.target_scaling.restore(a) is a
 
 
 def test_values_and_states():
