@@ -152,6 +152,12 @@ class Configuration:
         """``as_dataclass`` of the current class."""
         return as_dataclass(self.dataclass, cfg)
 
+    def is_of_user(self, cfg: Any, name: str) -> bool:
+        """Whether ``cfg`` has a value of ``name`` that is neither the default nor that of its architecture."""
+        value = None if _missing(cfg, name) else getattr(cfg, name)
+        architecture = self.architectures.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None), {})
+        return value not in (None, self.dataclass.declared[name], architecture.get(name))
+
     def fill(self, cfg: Any, values: Mapping[str, Any]) -> None:
         """Sets the ``values`` of an architecture that the user has not set.
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES
-from fairseq_sg.models.checks import MECHANISMS, check_and_fill
+from fairseq_sg.models.checks import MECHANISMS, check_and_fill, check_without_padding
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.encoder import ImageQuestionEncoder, SGTransformerEncoder, StackedEncoder
 from fairseq_sg.models.labels import InputConfig, first_column, labels_words, last_column, outputs_of, source_bits
@@ -72,7 +72,8 @@ def token_encoder(config, task) -> SGTransformerEncoder:
 
 
 def image_encoder(config, task) -> ImageQuestionEncoder:
-    """The encoder for the task's images and questions. Raises UsageError for an option of token embeddings."""
+    """The encoder for the task's images and questions. Raises UsageError for an option of tokens or their padding."""
+    check_without_padding(config)
     if config.embedding_scaling != "auto":
         raise UsageError("--embedding-scaling is for tokens: leave it out with --task sg_visual_qa")
     if config.input_embedding is not None:

@@ -227,9 +227,19 @@ def test_architectures_leave_what_the_user_chose(arch):
 
 
 def test_every_architecture_can_do_without_layers():
-    for values in OPERATOR_ARCHITECTURES.values():
-        config = resolve(SimpleNamespace(**values | {"encoder_layers": 0, "coordinates": "input"}))
-        assert config.encoder_layers == 0
+    for arch, values in OPERATOR_ARCHITECTURES.items():
+        layers = {"encoder_layers": 0, "coordinates": "input", "spectral_layers": 0, "decoder_coordinates": False}
+        config = resolve(SimpleNamespace(**values | layers, arch=arch))
+        assert config.encoder_layers == config.spectral_layers == 0
+
+
+@pytest.mark.parametrize(("arch", "heads"), [("sg_operator_fno", 4), ("sg_operator_burgers", 4)])
+def test_values_of_another_architecture_are_not_let_through(arch, heads):
+    """4 heads are those of ``sg_operator_darcy``; as the user's own, they are refused as 3 are."""
+    cfg = SimpleNamespace(encoder_layers=0, coordinates="input", encoder_attention_heads=heads, _name=arch)
+    ARCH_CONFIG_REGISTRY[arch](cfg)
+    with pytest.raises(UsageError, match="--encoder-attention-heads has no effect with --encoder-layers 0"):
+        resolve(cfg)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +257,9 @@ def test_every_architecture_can_do_without_layers():
         ({"encoder_layers": 0, "encoder_ffn": "sigma_moe"}, 1, "--encoder-ffn has no effect with --encoder-layers 0"),
         ({"encoder_layers": 0, "moe_experts": 4}, 1, "--moe-experts has no effect with --encoder-layers 0"),
         ({"encoder_layers": 0, "coordinates": "heads"}, 1, "--coordinates heads needs attention"),
+        ({"spectral_layers": 0, "modes": 3}, 1, "--modes has no effect with --spectral-layers 0: leave it out"),
+        ({"spectral_layers": 0, "spectral_dim": 7}, 1, "--spectral-dim .* --spectral-layers 0 and no --decoder-coord"),
+        ({"depth": "shared_act", "act_ponder_padding": "include"}, 1, "--act-ponder-padding include has no effect"),
         ({"coarse_points": 5, "coordinates": "none"}, 1, "--coarse-points is for fields of two dimensions"),
         ({"coarse_output": True}, 2, "--coarse-output needs the grid of --coarse-points"),
         ({"modes": 0}, 1, "--modes is 0: choose 1 or more"),
