@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fairseq_sg.criterions.classification import Classification, ClassificationConfig
 from fairseq_sg.errors import UsageError
+from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.patches import patch_positions
-from helpers.scenes import TASK, build, random_batch, small
+from helpers.scenes import SIZES, TASK, build, random_batch, small
 
 ENCODER_KINDS = [name for name, kind in ATTENTION_REGISTRY.items() if "encoder" in kind.roles]
 
@@ -150,6 +151,16 @@ def test_every_attention_serves(kind):
 )
 def test_other_mechanisms_serve(options):
     assert small(**options)(*random_batch())[0].isfinite().all()
+
+
+@pytest.mark.parametrize("readout,same_as", [(None, "first"), ("first", "first"), ("last", "last")])
+def test_an_image_is_read_from_cls_unless_the_user_says(readout, same_as):
+    """Without an architecture of its own, which says ``first``."""
+    torch.manual_seed(1)
+    model, batch = SGEncoder.build_model(SimpleNamespace(**SIZES, readout=readout), TASK).eval(), random_batch()
+    out = model.encoder(*batch)
+    column = out["encoder_out"][0][0 if same_as == "first" else -1]
+    assert torch.equal(model.read(out), column)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
