@@ -31,6 +31,8 @@ class Mechanism:
     options: ClassVar[type | None] = None
     #: Losses that the class returns in training: name -> weight in the criterion unless ``--aux-loss-weights`` has one.
     emitted_losses: ClassVar[Mapping[str, float]] = {}
+    #: Options of a model that the class is not defined with: the values of an architecture for them are left out.
+    excludes: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def keyword_arguments(cls, config: Any) -> dict[str, Any]:

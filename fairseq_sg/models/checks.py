@@ -106,6 +106,12 @@ def check_norm(config) -> None:
         raise UsageError("--no-final-norm is for --pre-norm: a post-norm model has no norm after the last layer")
 
 
+def check_without_padding(config) -> None:
+    """Raises UsageError for an option of padding in a model whose inputs have none."""
+    if config.act_ponder_padding != "exclude":
+        raise UsageError("--act-ponder-padding include has no effect on inputs without padding: leave it out")
+
+
 def check_window(config) -> None:
     """Raises UsageError for ``--attention-window`` without a decoder's self-attention that has one."""
     decoders = layer_names(config, "decoder_attention") if hasattr(config, "decoder_attention") else []

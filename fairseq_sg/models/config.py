@@ -152,18 +152,27 @@ class Configuration:
         """``as_dataclass`` of the current class."""
         return as_dataclass(self.dataclass, cfg)
 
+    def is_of_user(self, cfg: Any, name: str) -> bool:
+        """Whether ``cfg`` has a value of ``name`` that is neither the default nor that of its architecture."""
+        value = None if _missing(cfg, name) else getattr(cfg, name)
+        architecture = self.architectures.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None), {})
+        return value not in (None, self.dataclass.declared[name], architecture.get(name))
+
     def fill(self, cfg: Any, values: Mapping[str, Any]) -> None:
         """Sets the ``values`` of an architecture that the user has not set.
 
-        Options that no mechanism of the user's choice has are left out: they would be refused. In ``values``, the
-        option that chooses a mechanism comes before those of the mechanism.
+        Options that no mechanism of the user's choice has, or that one excludes, are left out: they would be refused.
+        In ``values``, the option that chooses a mechanism comes before those of the mechanism.
         """
         for name, value in values.items():
             if getattr(cfg, name, None) is None and self._is_of_use(cfg, name):
                 setattr(cfg, name, value)
 
     def _is_of_use(self, cfg: Any, name: str) -> bool:
-        """Whether ``name`` is no option of a mechanism, or of one that is chosen."""
+        """Whether ``name`` is no option of a mechanism, or of one that is chosen, and no chosen one excludes it."""
+        for registry in self.registries:
+            if any(name in registry[chosen].excludes for chosen in self._chosen(cfg, registry) & set(registry)):
+                return False
         takers = [(registry, registry.with_option(name)) for registry in self.registries]
         takers = [(registry, names) for registry, names in takers if names]
         return not takers or any(names & self._chosen(cfg, registry) for registry, names in takers)

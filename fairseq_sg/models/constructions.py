@@ -375,20 +375,21 @@ def sharpen(model: SGEncoder, bits: float) -> SGEncoder:
             "only classifiers of two classes with separate post-norm layers, dense ReLU feedforward layers and "
             f"--layer-norm-eps 0 can be sharpened; this one differs in {', '.join(wrong) or 'its classes'}"
         )
-    attention = layer_names(config, "encoder_attention")
     deeper = copy.copy(config)
     deeper.encoder_layers = config.encoder_layers + 1
     deeper.encoder_ffn_embed_dim = max(config.encoder_ffn_embed_dim, 2 * width + 2)
-    if len(set(attention)) > 1:
-        deeper.encoder_attention = ",".join([*attention, attention[-1]])
+    for option in ("encoder_attention", *of_layers):
+        names = layer_names(config, option)
+        setattr(deeper, option, ",".join([*names, names[-1]]))
     weight = model.classifier.weight
     sharp = SGEncoder(deeper, SGTransformerEncoder(deeper, model.encoder.dictionary), 2).to(weight)
     sharp.sentences = getattr(model, "sentences", None)
     with torch.no_grad():
         for parameter in sharp.parameters():
             parameter.zero_()
+        entries = sharp.encoder.state_dict()  # buffers too
         for name, value in model.encoder.state_dict().items():
-            target = sharp.encoder.get_parameter(name)
+            target = entries[name]
             target[tuple(slice(size) for size in value.shape)] = value
         _keep_answer(sharp, model)
         scale = -math.log(math.expm1(bits * math.log(2))) / math.sqrt(width / 2)

@@ -13,8 +13,9 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.models.encoder import max_length, needs_sequences, side_embedding
 from fairseq_sg.models.layers import build_layers
 from fairseq_sg.modules import compilation
-from fairseq_sg.modules.attention import Context
+from fairseq_sg.modules.attention import Attention, Context
 from fairseq_sg.modules.cpu.packing import packing_for_training
+from fairseq_sg.modules.feature_maps import FeatureMap
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.position import build_indices
 
@@ -33,6 +34,9 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             self-attention then needs no mask.
         outputs: number of logits; None for one of every word of the dictionary.
         bits: of the words (V, bits), for embeddings that are linear maps of them.
+
+    Raises:
+        UsageError: targets are padded on the left, and cross-attention counts their positions from the first column.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         outputs = len(dictionary) if outputs is None else outputs
         self.indices = build_indices(config)
         self.stack = build_layers(config, "decoder")
+        if left_pad_target:
+            self._check_left_padding()
         self.packs = config.compile == compilation.NONE and not needs_sequences(self.stack)
         self.final_norm = final_norm_of(config, config.decoder_embed_dim)
         self.output_weight = None
@@ -115,7 +121,6 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             cross = Context(
                 padding_mask=source_mask,
                 key_padding_mask=source_mask,
-                query_padding_mask=padding_mask if self.left_pad_target else None,
                 return_weights=need_attn,
                 return_values="cross" in value_roles,
                 packing=packing,
@@ -142,6 +147,15 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             kept = [remember(h, hidden, step, memory_length) for step, h in enumerate(out.inputs)]
             extra["memory"] = {"hidden": kept, "position": start + x.size(0)}
         return outputs, extra
+
+    def _check_left_padding(self) -> None:
+        cross = (part for part in self.stack.modules() if isinstance(part, Attention) and part.role == "cross")
+        for part in (part for attention in cross for part in attention.modules()):
+            if isinstance(part, FeatureMap) and part.needs_positions:
+                raise UsageError(
+                    f"--feature-map {part.registered_name} in cross-attention counts a target's positions from its "
+                    "first column: leave --left-pad-target out, or choose another --cross-attention"
+                )
 
     def _check_streams(self, decoding: bool) -> None:
         if decoding:

@@ -65,6 +65,9 @@ class StackedEncoder(FairseqEncoder):
         dictionary: of tokens; None without tokens.
     """
 
+    #: The column that a classifier reads unless ``--readout`` says.
+    readout = "last"
+
     def __init__(self, config, embedding: nn.Module, dictionary=None):
         super().__init__(dictionary)
         self.embedding = embedding
@@ -146,6 +149,8 @@ class SGTransformerEncoder(StackedEncoder):
 
 class ImageQuestionEncoder(StackedEncoder):
     """The same layers over the patches of an image, each with the question, and a first column CLS."""
+
+    readout = "first"
 
     def __init__(self, config, image_shape: tuple[int, int, int], question_bits: int):
         embedding = PatchEmbedding(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES
-from fairseq_sg.models.checks import MECHANISMS, check_and_fill
+from fairseq_sg.models.checks import MECHANISMS, check_and_fill, check_without_padding
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.encoder import ImageQuestionEncoder, SGTransformerEncoder, StackedEncoder
 from fairseq_sg.models.labels import InputConfig, first_column, labels_words, last_column, outputs_of, source_bits
@@ -38,11 +38,11 @@ from fairseq_sg.modules.position import POSITION_REGISTRY
 class SGEncoderConfig(InputConfig, ShellConfig, EncoderConfig):
     """Sizes and mechanisms of ``sg_encoder``; the options of the mechanisms themselves are joined to these."""
 
-    readout: str = field(
-        default="last",
+    readout: str | None = field(
+        default=None,
         metadata={
-            "help": "column that the class is read from: 'first' (the begin symbol) or 'last' (the end symbol); with "
-            "--task sg_tagging all are read",
+            "help": "column that the class is read from: 'first' (the begin symbol, or CLS of an image) or 'last' (the "
+            "end symbol); with --task sg_tagging all are read (default: last; first of an image)",
             "choices": ("first", "last"),
         },
     )
@@ -72,7 +72,8 @@ def token_encoder(config, task) -> SGTransformerEncoder:
 
 
 def image_encoder(config, task) -> ImageQuestionEncoder:
-    """The encoder for the task's images and questions. Raises UsageError for an option of token embeddings."""
+    """The encoder for the task's images and questions. Raises UsageError for an option of tokens or their padding."""
+    check_without_padding(config)
     if config.embedding_scaling != "auto":
         raise UsageError("--embedding-scaling is for tokens: leave it out with --task sg_visual_qa")
     if config.input_embedding is not None:
@@ -109,14 +110,16 @@ class SGEncoder(FairseqEncoderModel):
     def __init__(self, config, encoder: StackedEncoder, classes: int, every: bool = False):
         super().__init__(encoder)
         self.config, self.every = config, every
-        self.column = first_column if config.readout == "first" else last_column
+        self.column = first_column if (config.readout or encoder.readout) == "first" else last_column
         self.classifier = nn.Linear(config.encoder_embed_dim, classes)
 
     @classmethod
     def build_model(cls, cfg, task) -> "SGEncoder":
         """A model for the task's inputs and classes. Raises UsageError for a configuration that makes no sense."""
-        config, classes = resolve(cfg), outputs_of(task)
-        return cls(config, ENCODERS[getattr(task, "inputs", "tokens")](config, task), classes, labels_words(task))
+        config, classes, every = resolve(cfg), outputs_of(task), labels_words(task)
+        if every and configuration.is_of_user(cfg, "readout"):
+            raise UsageError("--readout has no effect with --task sg_tagging, which reads all columns: leave it out")
+        return cls(config, ENCODERS[getattr(task, "inputs", "tokens")](config, task), classes, every)
 
     def forward(
         self, *inputs: Tensor, return_all_hiddens: bool = False, value_roles: Collection[str] = (), **named: Tensor

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import OPERATOR_ARCHITECTURES
-from fairseq_sg.models.checks import MECHANISMS, check_and_fill
+from fairseq_sg.models.checks import MECHANISMS, check_and_fill, check_without_padding
 from fairseq_sg.models.config import Configuration, options_by_mechanism
 from fairseq_sg.models.layers import build_layers
 from fairseq_sg.models.options import EncoderConfig, StackConfig
@@ -119,9 +119,9 @@ def resolve(cfg):
             f"--position {config.position} is not for a grid, whose points have coordinates: leave it out, and choose "
             "--coordinates"
         )
-    if config.encoder_layers == 0:
-        check_without_layers(config)
+    check_without_layers(config, cfg)
     config = check_and_fill(config)
+    check_without_padding(config)
     if config.coarse_output and not config.coarse_points:
         raise UsageError("--coarse-output needs the grid of --coarse-points: give it, or leave --coarse-output out")
     if config.embedding_dropout is None:
@@ -129,17 +129,23 @@ def resolve(cfg):
     return config
 
 
-def check_without_layers(config) -> None:
-    """Raises UsageError for options that have no effect with ``--encoder-layers 0``.
+def check_without_layers(config, cfg) -> None:
+    """Raises UsageError for options that have no effect with ``--encoder-layers 0`` or ``--spectral-layers 0``.
 
-    The values that architectures set are let through: ``sg_operator_darcy --encoder-layers 0`` is a model.
+    Those of the architecture are let through: ``sg_operator_darcy --encoder-layers 0`` is a model.
     """
-    of_mechanisms = {name for _, options in options_by_mechanism(MECHANISMS) for name in option_names(options)}
-    for name in (*OF_LAYERS, *sorted(of_mechanisms)):
-        set_by_us = [values.get(name) for values in OPERATOR_ARCHITECTURES.values()]
-        if getattr(config, name) not in (configuration.dataclass.declared[name], *set_by_us):
-            raise UsageError(f"{ranges.flag(name)} has no effect with --encoder-layers 0: leave it out")
-    if config.coordinates == "heads":
+    unused = {}
+    if config.encoder_layers == 0:
+        of_mechanisms = {name for _, options in options_by_mechanism(MECHANISMS) for name in option_names(options)}
+        unused = dict.fromkeys([*OF_LAYERS, *sorted(of_mechanisms)], "--encoder-layers 0")
+    if config.spectral_layers == 0:
+        unused["modes"] = "--spectral-layers 0"
+        if not config.decoder_coordinates:
+            unused["spectral_dim"] = "--spectral-layers 0 and no --decoder-coordinates"
+    for name, layers in unused.items():
+        if configuration.is_of_user(cfg, name):
+            raise UsageError(f"{ranges.flag(name)} has no effect with {layers}: leave it out")
+    if config.encoder_layers == 0 and config.coordinates == "heads":
         raise UsageError("--coordinates heads needs attention, and --encoder-layers is 0: choose input or none")
 
 

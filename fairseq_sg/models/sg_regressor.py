@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import REGRESSOR_ARCHITECTURES
-from fairseq_sg.models.checks import MECHANISMS, check_and_fill
+from fairseq_sg.models.checks import MECHANISMS, check_and_fill, check_without_padding
 from fairseq_sg.models.config import Configuration
 from fairseq_sg.models.encoder import max_length, side_positions
 from fairseq_sg.models.layers import build_layers
@@ -43,6 +43,7 @@ configuration = Configuration(SGRegressorConfig, MECHANISMS, REGRESSOR_ARCHITECT
 def resolve(cfg):
     """A checked configuration with every default filled in. Raises UsageError for one that makes no sense."""
     config = check_and_fill(configuration.read(cfg))
+    check_without_padding(config)
     if config.embedding_dropout is None:
         config.embedding_dropout = config.dropout
     return config

@@ -82,6 +82,7 @@ class NoNorm(Mechanism, nn.Identity):
     """x: residual connections without a norm (Chiang & Cholak 2022, section 3)."""
 
     paper = "Chiang & Cholak 2022"
+    excludes = frozenset({"pre_norm", "no_final_norm"})
 
     def __init__(self, dim: int):
         super().__init__()

@@ -49,9 +49,14 @@ class Case:
             options["position"] = partial(position, causal=self.role == "decoder", **self.position_options)
         kv_dim = SOURCE_WIDTH if self.role == "cross" else None
         module = ATTENTION_REGISTRY.find(self.name)(WIDTH, HEADS, role=self.role, kv_dim=kv_dim, **options).eval()
-        for name, parameter in module.named_parameters():  # biases start at zero, which would hide mistakes
+        # Biases start at 0 and gains at 1, which would hide mistakes.
+        parameters = list(module.named_parameters())
+        for name, parameter in parameters:
             if name.endswith("bias"):
                 nn.init.normal_(parameter)
+        for name, parameter in parameters:
+            if parameter.dim() == 1 and not name.endswith("bias"):  # of one sign: of both, denominators vanish
+                parameter.data += 0.5 * torch.rand_like(parameter)
         return module.to(dtype)
 
     def inputs(self, batch=3, queries=7, keys=None, dtype=torch.float64) -> tuple[Tensor, Tensor]:

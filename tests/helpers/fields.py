@@ -12,9 +12,10 @@ import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main
 from fairseq_sg.models.sg_operator import SGOperator
 
-SIZES = {"encoder_embed_dim": 12, "encoder_layers": 2, "spectral_dim": 6, "modes": 4, "readout_dim": 5}
+SIZES = {"encoder_embed_dim": 12, "encoder_layers": 2, "readout_dim": 5}
 #: Sizes of layers, which a model without layers does not take.
 LAYERS = {"encoder_ffn_embed_dim": 16, "encoder_attention_heads": 2, "norm": "none"}
+SPECTRAL_LAYERS = {"spectral_dim": 6, "modes": 4}
 STATISTICS = {"input": {"mean": 1.0, "std": 2.0}, "target": {"mean": -1.0, "std": 0.5}}
 
 
@@ -32,7 +33,8 @@ def task_of(dims: int = 1, gradient: bool = True) -> SimpleNamespace:
 def build(dims: int = 1, **options) -> SGOperator:
     """A small model in float64. Its spectral weights are as large as others, not as small as at the start."""
     torch.manual_seed(1)
-    sizes = SIZES if options.get("encoder_layers") == 0 else SIZES | LAYERS
+    sizes = SIZES | ({} if options.get("encoder_layers") == 0 else LAYERS)
+    sizes |= {} if options.get("spectral_layers") == 0 else SPECTRAL_LAYERS
     model = SGOperator.build_model(SimpleNamespace(**(sizes | options)), task_of(dims)).double()
     for layer in model.decoder.layers:
         torch.nn.init.normal_(layer.weight, std=0.3)

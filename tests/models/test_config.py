@@ -25,7 +25,7 @@ from fairseq_sg.models.architectures import ARCHITECTURES
 from fairseq_sg.models.config import REMOVED, Configuration, as_dataclass, join_options, refuse_unused_options
 from fairseq_sg.models.sg_transformer import Config, resolve
 from fairseq_sg.modules.depth import SharedACT
-from fairseq_sg.registry import Registry
+from fairseq_sg.registry import Mechanism, Registry
 from fairseq_sg.tasks.mixin import SGTask
 
 
@@ -60,11 +60,12 @@ class Wheel(Common):
 def registry(**classes) -> Registry:
     gadgets = Registry("gadget", "--gadget")
     for name, options_ in classes.items():
-        gadgets.register(name)(type(name, (), {"options": options_}))
+        gadgets.register(name)(type(name, (Mechanism,), {"options": options_}))
     return gadgets
 
 
 GADGETS = registry(lever=Lever, wheel=Wheel, plain=None)
+GADGETS["plain"].excludes = frozenset({"scale"})
 LEVER, WHEEL, PLAIN = (GADGETS.find(name) for name in ("lever", "wheel", "plain"))
 Joined = join_options(Own, [GADGETS], {"small": {"width": 2}})
 
@@ -361,9 +362,28 @@ class WithGadgets(Own):
         # The default has no options, and both others have this one.
         ({}, {"bias": True, "width": 3}, {"width": 3}),
         ({"gadget": "wheel"}, {"bias": True}, {"gadget": "wheel", "bias": True}),
+        ({"gadget": "wheel"}, {"scale": 2.0}, {"gadget": "wheel", "scale": 2.0}),
+        # "plain" excludes a scale; what the user gave stays, and is refused elsewhere.
+        ({"gadget": "wheel, plain"}, {"scale": 2.0, "width": 3}, {"gadget": "wheel, plain", "width": 3}),
+        ({"scale": 1.0}, {"scale": 2.0}, {"scale": 1.0}),
     ],
 )
-def test_an_architecture_leaves_out_options_of_mechanisms_that_are_not_chosen(given, values, filled):
+def test_an_architecture_leaves_out_what_the_chosen_mechanisms_do_not_take(given, values, filled):
     config = Namespace(**given)
     Configuration(WithGadgets, [GADGETS], {"small": values}).fill(config, values)
     assert vars(config) == filled
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--arch", "sg_encoder_sort_of_clevr", "--encoder-update", "copy_gate"),
+        ("--arch", "sg_encoder_sort_of_clevr", "--norm", "none"),
+        ("--arch", "sg_transformer_lm_e8", "--decoder-update", ",".join(["residual"] * 11 + ["copy_gate"])),
+        ("--arch", "sg_regressor_garg_toy", "--norm", "none"),
+    ],
+)
+def test_pre_norm_of_an_architecture_gives_way_to_the_user_s_mechanism(arguments):
+    config = parsed(*arguments)
+    assert not config.pre_norm and not config.no_final_norm
+    assert parsed(*arguments[:2]).pre_norm is True and parsed(*arguments, "--pre-norm").pre_norm is True

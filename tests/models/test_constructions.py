@@ -284,13 +284,25 @@ def test_sharpened_models_have_the_cross_entropy_that_is_asked_for(bits):
             assert expected(model, name, n) == pytest.approx({"bits": bits, "accuracy": 100.0}, rel=1e-6)
 
 
-def test_a_random_model_is_sharpened_without_a_change_of_its_answers():
-    model = build_model(SGEncoder, norm="layer", layer_norm_eps=0.0, encoder_ffn_embed_dim=30)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"encoder_attention": "softmax,softmax", "encoder_ffn": "dense,dense", "encoder_update": "residual,residual"},
+        {"encoder_attention": "relative, softmax"},
+        {"encoder_attention": "linear", "feature_map": "performer"},
+    ],
+    ids=str,
+)
+def test_a_random_model_is_sharpened_without_a_change_of_its_answers(options):
+    model = build_model(SGEncoder, norm="layer", layer_norm_eps=0.0, encoder_ffn_embed_dim=30, **options)
     model.classifier = torch.nn.Linear(12, 2).double()
     for parameter in model.parameters():  # gains and biases of norms too
         parameter.add_(0.3 * torch.randn_like(parameter))
     model.eval()
     tokens = torch.randint(4, 11, (40, 6))
+    logits_ = model(tokens)[0]
+    model.classifier.bias[1] -= (logits_[:, 1] - logits_[:, 0]).mean()  # answers of both kinds
     before, after = model(tokens)[0], sharpen(model, 0.01).eval()(tokens)[0]
     difference = before[:, 1] - before[:, 0]
     assert (difference > 0).any() and (difference < 0).any()

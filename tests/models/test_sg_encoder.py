@@ -94,6 +94,22 @@ def test_class_is_read_from_the_column(readout, left):
         torch.testing.assert_close(logits[row], model.classifier(states[column, row]))
 
 
+def test_words_are_read_from_the_last_column_by_default():
+    tokens = pad(SENTENCES, False)
+    assert torch.equal(build("softmax")(tokens)[0], build("softmax", readout="last")(tokens)[0])
+
+
+def test_a_readout_of_every_column_is_no_choice():
+    """What the architecture has is let through."""
+    labels = SimpleNamespace(**vars(task()), labels_words=True)
+    sizes = dict(encoder_embed_dim=16, encoder_ffn_embed_dim=32, encoder_attention_heads=2, encoder_layers=3)
+    SGEncoder.build_model(SimpleNamespace(**sizes, arch="sg_encoder_ctl", readout="last"), labels)
+    SGEncoder.build_model(SimpleNamespace(**sizes), labels)
+    for arch, readout in (("sg_encoder_ctl", "first"), ("sg_encoder", "last")):
+        with pytest.raises(UsageError, match="--readout has no effect with --task sg_tagging"):
+            SGEncoder.build_model(SimpleNamespace(**sizes, arch=arch, readout=readout), labels)
+
+
 @kinds
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_padding_changes_nothing(kind, left):

@@ -176,11 +176,31 @@ def test_an_inverse_model_predicts_on_the_coarse_grid():
 
 
 def test_scaling_is_kept_in_the_checkpoint():
-    model, other = build(field_scaling="scalar"), build()
+    model, other = build(field_scaling="scalar"), build(field_scaling="scalar")
     assert {"input_scaling.mean", "target_scaling.std"} <= set(model.state_dict())
-    assert model.target_scaling.std == STATISTICS["target"]["std"] and other.target_scaling.std == 1
+    assert model.target_scaling.std == STATISTICS["target"]["std"]
+    other.target_scaling.std.fill_(1.0)
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(run(other, waves(8))[0], run(model, waves(8))[0])
+
+
+def test_a_checkpoint_of_another_scaling_is_refused():
+    scaled, plain = build(field_scaling="scalar"), build()
+    with pytest.raises(RuntimeError, match="Missing key.*input_scaling.mean"):
+        scaled.load_state_dict(plain.state_dict())
+    with pytest.raises(RuntimeError, match="Unexpected key.*input_scaling.mean"):
+        plain.load_state_dict(scaled.state_dict())
+
+
+def test_an_older_checkpoint_without_scaling_loads():
+    """It has a mean of 0 and a standard deviation of 1."""
+    model = build()
+    identity = {"mean": torch.tensor(0.0), "std": torch.tensor(1.0)}
+    old = {f"{side}_scaling.{name}": value for side in ("input", "target") for name, value in identity.items()}
+    assert not old.keys() & model.state_dict().keys()
+    model.load_state_dict(model.state_dict() | old)
+    a = waves(8)
+    assert model.input_scaling(a) is a and model.target_scaling.restore(a) is a
 
 
 def test_values_and_states():
@@ -207,9 +227,19 @@ def test_architectures_leave_what_the_user_chose(arch):
 
 
 def test_every_architecture_can_do_without_layers():
-    for values in OPERATOR_ARCHITECTURES.values():
-        config = resolve(SimpleNamespace(**values | {"encoder_layers": 0, "coordinates": "input"}))
-        assert config.encoder_layers == 0
+    for arch, values in OPERATOR_ARCHITECTURES.items():
+        layers = {"encoder_layers": 0, "coordinates": "input", "spectral_layers": 0, "decoder_coordinates": False}
+        config = resolve(SimpleNamespace(**values | layers, arch=arch))
+        assert config.encoder_layers == config.spectral_layers == 0
+
+
+@pytest.mark.parametrize(("arch", "heads"), [("sg_operator_fno", 4), ("sg_operator_burgers", 4)])
+def test_values_of_another_architecture_are_not_let_through(arch, heads):
+    """4 heads are those of ``sg_operator_darcy``; as the user's own, they are refused as 3 are."""
+    cfg = SimpleNamespace(encoder_layers=0, coordinates="input", encoder_attention_heads=heads, _name=arch)
+    ARCH_CONFIG_REGISTRY[arch](cfg)
+    with pytest.raises(UsageError, match="--encoder-attention-heads has no effect with --encoder-layers 0"):
+        resolve(cfg)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +257,9 @@ def test_every_architecture_can_do_without_layers():
         ({"encoder_layers": 0, "encoder_ffn": "sigma_moe"}, 1, "--encoder-ffn has no effect with --encoder-layers 0"),
         ({"encoder_layers": 0, "moe_experts": 4}, 1, "--moe-experts has no effect with --encoder-layers 0"),
         ({"encoder_layers": 0, "coordinates": "heads"}, 1, "--coordinates heads needs attention"),
+        ({"spectral_layers": 0, "modes": 3}, 1, "--modes has no effect with --spectral-layers 0: leave it out"),
+        ({"spectral_layers": 0, "spectral_dim": 7}, 1, "--spectral-dim .* --spectral-layers 0 and no --decoder-coord"),
+        ({"depth": "shared_act", "act_ponder_padding": "include"}, 1, "--act-ponder-padding include has no effect"),
         ({"coarse_points": 5, "coordinates": "none"}, 1, "--coarse-points is for fields of two dimensions"),
         ({"coarse_output": True}, 2, "--coarse-output needs the grid of --coarse-points"),
         ({"modes": 0}, 1, "--modes is 0: choose 1 or more"),

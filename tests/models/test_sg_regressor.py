@@ -281,6 +281,7 @@ def test_embedding_dropout_is_dropout():
         ({"position": "rotery"}, "unknown position 'rotery'"),
         ({"decoder_attention": "fourier", "qk_norm": "l2"}, "--qk-norm l2 has no effect"),
         ({"decoder_layers": 0}, "--decoder-layers is 0"),
+        ({"depth": "shared_act", "act_ponder_padding": "include"}, "--act-ponder-padding include has no effect on"),
         ({"position": "none", "learned_positions": 5}, "--learned-positions 5 has no effect"),
     ],
 )

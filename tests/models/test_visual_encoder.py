@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fairseq_sg.criterions.classification import Classification, ClassificationConfig
 from fairseq_sg.errors import UsageError
+from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.patches import patch_positions
-from helpers.scenes import TASK, build, random_batch, small
+from helpers.scenes import SIZES, TASK, build, random_batch, small
 
 ENCODER_KINDS = [name for name, kind in ATTENTION_REGISTRY.items() if "encoder" in kind.roles]
 
@@ -152,6 +153,16 @@ def test_other_mechanisms_serve(options):
     assert small(**options)(*random_batch())[0].isfinite().all()
 
 
+@pytest.mark.parametrize("readout,same_as", [(None, "first"), ("first", "first"), ("last", "last")])
+def test_an_image_is_read_from_cls_unless_the_user_says(readout, same_as):
+    """Without an architecture of its own, which says ``first``."""
+    torch.manual_seed(1)
+    model, batch = SGEncoder.build_model(SimpleNamespace(**SIZES, readout=readout), TASK).eval(), random_batch()
+    out = model.encoder(*batch)
+    column = out["encoder_out"][0][0 if same_as == "first" else -1]
+    assert torch.equal(model.read(out), column)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     """Images are bytes, which --bf16 and --fp16 leave as they are."""
@@ -202,6 +213,7 @@ def test_orthogonality_loss_has_every_application():
         ({"position": "none"}, "--position none is for tokens, and patches have positions of their own in any case"),
         ({"attention_window": 2}, "--attention-window is for softmax self-attention of a decoder"),
         ({"embedding_scaling": "none"}, "--embedding-scaling is for tokens: leave it out with --task sg_visual_qa"),
+        ({"depth": "shared_act", "act_ponder_padding": "include"}, "--act-ponder-padding include has no effect on"),
         ({"pixels": "grey"}, "--pixels is 'grey': choose from white, black"),
         ({"encoder_embed_dim": 6}, "--encoder-embed-dim is 6: patches and questions need a multiple of 4"),
         ({"attention_bias": False}, "--attention-init torch_biases needs --attention-bias: add it, or choose torch"),

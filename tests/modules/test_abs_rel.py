@@ -10,7 +10,7 @@ from torch import nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context, build_attention
-from fairseq_sg.modules.position import sinusoid
+from fairseq_sg.modules.position import PRECISE, sinusoid
 from helpers.attention_cases import HEADS, WIDTH, Case, by_rows, padding_of
 from helpers.attention_kinds import abs_rel
 from helpers.configs import config_of
@@ -47,6 +47,13 @@ def test_a_closed_gate_is_absolute_attention(role):
         logits = logits.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -math.inf)
     weights = (logits / math.sqrt(WIDTH // HEADS)).softmax(-1)
     torch.testing.assert_close(module(x, None, Context(return_weights=True))[1], weights)
+
+
+def test_a_position_has_one_value_whatever_the_length_of_its_sequence():
+    module, k = Case("abs_rel", "decoder").build(), torch.zeros(1, HEADS, 4, WIDTH // HEADS).double()
+    whole = module._absolute(k, Context(first=PRECISE - 2))  # two positions below it, two from it on
+    short = module._absolute(k[:, :, :2], Context(first=PRECISE - 2))
+    torch.testing.assert_close(whole[:, :, :2], short, rtol=0, atol=1e-12)
 
 
 def test_each_head_and_position_has_its_own_gate():
@@ -109,7 +116,9 @@ def test_learned_scale(name, options, need_weights):
     """It starts at 1/√d_head, multiplies all logits, and learns."""
     case = Case(name, "decoder", options)
     module, fixed, (x, _) = case.build(attention_scale="learned"), case.build(), case.inputs()
-    assert module.learned_scale.item() == pytest.approx((WIDTH // HEADS) ** -0.5)
+    start = ATTENTION_REGISTRY.find(name)(WIDTH, HEADS, role="decoder", attention_scale="learned").learned_scale
+    assert start.item() == pytest.approx((WIDTH // HEADS) ** -0.5)
+    nn.init.constant_(module.learned_scale, start.item())
     torch.testing.assert_close(
         *(m(x, None, Context(return_weights=need_weights))[0] for m in (module, fixed)), rtol=1e-5, atol=1e-6
     )

@@ -111,7 +111,7 @@ def test_fully_padded_sentence_is_finite(case, need_weights):
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.role == "decoder"], ids=str)
-@pytest.mark.parametrize("length", [1, 2, 9, 70])
+@pytest.mark.parametrize("length", [2, 9, 70])
 def test_causal_exactly(case, length):
     """What comes later changes nothing at all: the outputs before it are equal to the bit, its gradient there is
     zero.
@@ -124,7 +124,7 @@ def test_causal_exactly(case, length):
     assert torch.equal(module(changed, changed)[0][:at], before)
     x = x.clone().requires_grad_()
     module(x, x)[0][:at].sum().backward()
-    assert at == 0 or (x.grad[at:] == 0).all()
+    assert (x.grad[at:] == 0).all()
 
 
 @decoding_cases

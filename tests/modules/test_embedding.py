@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_sg.modules.embedding import SCALINGS, TokenEmbedding
-from fairseq_sg.modules.position import build_embedded_position, sinusoid, token_positions
+from fairseq_sg.modules.position import PRECISE, build_embedded_position, sinusoid, token_positions
 
 PAD = 1
 sides = pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
@@ -68,6 +68,17 @@ def test_positions_of_a_batch_with_rows_of_padding_alone():
 
 def test_no_positions():
     assert build_embedded_position("none", 4, None)(torch.zeros(1, 2, dtype=torch.long), 2) is None
+
+
+def test_a_position_has_one_value_whatever_the_length_of_its_sequence():
+    positions = build_embedded_position("sinusoidal", 64, None)
+    seen = torch.tensor([[0, 5, 16_000, PRECISE - 1]])
+    short = positions(seen, PRECISE)
+    assert torch.equal(positions(seen, PRECISE + 1), short)
+    assert torch.equal(positions(torch.arange(PRECISE + 9)[None], PRECISE + 9)[:, seen[0]], short)
+    far = positions(torch.tensor([[3 * PRECISE]]), 3 * PRECISE + 1)[0, 0]
+    expected = torch.tensor([formula(3 * PRECISE, j, 64) for j in range(64)])
+    torch.testing.assert_close(far, expected, rtol=0, atol=1e-6)
 
 
 def test_table_grows_and_keeps_its_beginning():

@@ -105,7 +105,7 @@ def test_normalized_in_half_precision_where_hardly_anything_matches(role, dtype)
     """Sums of 1e-9, which float16 does not have."""
     module = Case("geometric", role, {"geometric_normalize": True}).build(dtype)
     with torch.no_grad():
-        module.gamma.fill_(-20.0)
+        module.alpha.fill_((WIDTH // HEADS) ** -0.5), module.beta.fill_(1.0), module.gamma.fill_(-20.0)
     x = torch.randn(6, 2, WIDTH).to(dtype).requires_grad_()
     out, weights, _ = module(x, None, Context(return_weights=True))
     out.float().square().sum().backward()

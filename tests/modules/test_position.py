@@ -169,7 +169,7 @@ def test_an_odd_width_cannot_be_rotated(make):
     with pytest.raises(
         ValueError,
         match="--position rotary rotates pairs of features, and a head's queries have 5: "
-        ".*-attention-heads.*--feature-dim",
+        ".*-attention-heads.*--decoder-head-dim.*--feature-dim",
     ):
         make()
 

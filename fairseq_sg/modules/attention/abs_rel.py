@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.attention.relative import RelativeAttention
-from fairseq_sg.modules.position import PRECISE, real_positions, sinusoid
+from fairseq_sg.modules.position import PRECISE, real_positions, sinusoid, unbounded_sinusoid
 
 
 @register_attention("abs_rel")
@@ -58,6 +58,6 @@ class AbsRelAttention(RelativeAttention):
             positions = torch.arange(first, first + keys, device=k.device).unsqueeze(0)  # (1, M)
         else:
             positions = first + real_positions(context.key_padding_mask)  # (B, M)
-        dtype = torch.float64 if first + keys > PRECISE else torch.float32
-        projected = self.pos_proj(sinusoid(positions, self.embed_dim, dtype).to(self.pos_proj.weight.dtype))
+        p = (unbounded_sinusoid if first + keys > PRECISE else sinusoid)(positions, self.embed_dim)
+        projected = self.pos_proj(p.to(self.pos_proj.weight.dtype))
         return self.key_dropout(projected).unflatten(-1, (self.num_heads, -1)).transpose(1, 2).type_as(k)

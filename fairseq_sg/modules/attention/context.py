@@ -48,8 +48,6 @@ class Context:
     Attributes:
         padding_mask: (B, M) bool, True where a key is padding. In decoding, of the new positions only.
         key_padding_mask: (B, M) bool, True at keys that queries must not see. None where causality hides all padding.
-        query_padding_mask: (B, N) bool, in cross-attention, True where a query is padding. None where none precedes
-            real tokens.
         positions: (M,) int64, positions of the keys where they are not 0, 1, 2, …; only for kinds that take
             ``indices``. In decoding, of the whole prefix.
         coordinates: (M, p), of the points of a grid; only for kinds that were built with as many ``columns``.
@@ -66,7 +64,6 @@ class Context:
 
     padding_mask: Tensor | None = None
     key_padding_mask: Tensor | None = None
-    query_padding_mask: Tensor | None = None
     positions: Tensor | None = None
     coordinates: Tensor | None = None
     memory: Tensor | None = None

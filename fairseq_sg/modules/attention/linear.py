@@ -154,7 +154,7 @@ class LinearAttention(Attention):
         padding = context.key_padding_mask
         key_positions = self._positions(k, padding)
         if self.role == "cross":
-            query_positions = self._positions(q, context.query_padding_mask)
+            query_positions = self._positions(q, None)
         else:
             query_positions = None if key_positions is None else key_positions[..., k.size(2) - q.size(2) :]
         q, k = self._queries(q, query_positions), self._keys(k, key_positions)  # Q̂ (B, H, N, F), K̂ (B, H, M, F)

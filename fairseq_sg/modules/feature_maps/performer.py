@@ -123,6 +123,7 @@ def orthogonal_gaussian(dim: int, count: int) -> Tensor:
 
     The directions' signs are those of the QR decomposition; both signs of every column are features.
     """
-    # On the CPU, whose random numbers dropout on a GPU does not use: distributed workers draw alike.
+    # On the CPU, whose random numbers dropout on a GPU does not use: data-parallel workers on GPUs draw alike. Those on
+    # CPUs do not where a batch of another size takes another number of draws before, as dropout does.
     blocks = [torch.linalg.qr(torch.randn(dim, dim, device="cpu"))[0] for _ in range(-(-count // dim))]
     return torch.cat(blocks, dim=1)[:, :count] * torch.randn(count, dim, device="cpu").norm(dim=1)

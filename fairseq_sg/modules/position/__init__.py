@@ -19,6 +19,7 @@ from fairseq_sg.modules.position.base import (
     register_position,
     sinusoid,
     token_positions,
+    unbounded_sinusoid,
 )
 from fairseq_sg.modules.position.fraction import FractionPosition
 from fairseq_sg.modules.position.indicator import IndicatorPosition
@@ -125,4 +126,5 @@ __all__ = [
     "register_position",
     "sinusoid",
     "token_positions",
+    "unbounded_sinusoid",
 ]

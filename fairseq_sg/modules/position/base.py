@@ -132,6 +132,15 @@ def sinusoid(positions: Tensor, dim: int, dtype: torch.dtype = torch.float32) ->
     return torch.stack([phases.sin(), phases.cos()], dim=-1).flatten(-2)[..., :dim]
 
 
+def unbounded_sinusoid(positions: Tensor, dim: int) -> Tensor:
+    """``sinusoid`` of positions from 0 on that may exceed ``PRECISE``, in float64.
+
+    Below it, values are those of float32, so that a position has one value whatever the length of its sequence.
+    """
+    near = (positions < PRECISE).unsqueeze(-1)
+    return torch.where(near, sinusoid(positions, dim), sinusoid(positions, dim, torch.float64))
+
+
 def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
     """(B, N) -> (B, N) int64: positions counted from 0 at the first real token, whatever side padding is on."""
     return real_positions(tokens.eq(padding_idx))

@@ -34,8 +34,8 @@ class RotaryPosition(AttentionPosition):
         if dim % 2:
             raise UsageError(
                 f"--position rotary rotates pairs of features, and a head's queries have {dim}: choose another width "
-                "or number of heads (--encoder-attention-heads, --decoder-attention-heads), or for linear attention "
-                "--feature-map or --feature-dim"
+                "or number of heads (--encoder-attention-heads, --decoder-attention-heads, in a language model "
+                "--decoder-head-dim), or for linear attention --feature-map or --feature-dim"
             )
 
     def rotate(self, x: Tensor, offset: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fairseq_sg.modules.position.base import PRECISE, EmbeddedPosition, register_position, sinusoid
+from fairseq_sg.modules.position.base import PRECISE, EmbeddedPosition, register_position, sinusoid, unbounded_sinusoid
 
 
 @register_position("sinusoidal")
@@ -22,7 +22,7 @@ class SinusoidalPosition(EmbeddedPosition):
 
     def forward(self, positions: Tensor, length: int) -> Tensor:
         if length > PRECISE:  # positions in a stream are unbounded, the table is not
-            return sinusoid(positions, self.dim, torch.float64).type_as(self.table)
+            return unbounded_sinusoid(positions, self.dim).type_as(self.table)
         if length > self.table.size(0):
             self._earlier.append(self.table)
             self.table = sinusoid(torch.arange(min(2 * length, PRECISE), device=self.table.device), self.dim).type_as(

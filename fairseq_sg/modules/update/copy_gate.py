@@ -82,6 +82,7 @@ class CopyGateUpdate(Drops, Update):
 
     paper = "Csordás et al. 2022 (Neural Data Router)"
     options = CopyGateOptions
+    excludes = frozenset({"pre_norm", "no_final_norm"})
 
     def __init__(
         self,
