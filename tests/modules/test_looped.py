@@ -88,19 +88,15 @@ def test_wrong_options(options, message):
         build(depth="looped", **options)
 
 
-def test_the_injection_of_one_loop_is_no_choice():
-    with pytest.raises(UsageError, match="--loop-injection none has no effect with --loops 1: give more --loops"):
-        build(depth="looped", loop_injection="none")
-
-
 def test_options_are_for_looped_layers_alone():
     with pytest.raises(UsageError, match="--loops 2 has no effect .* an option of: looped depth"):
         build(depth="separate", loops=2)
 
 
-def test_one_loop_is_separate_layers():
+@injections
+def test_one_loop_is_separate_layers(injection):
     source, target = pair()
-    looped, separate = build(depth="looped"), build(depth="separate")
+    looped, separate = build(depth="looped", loop_injection=injection), build(depth="separate")
     assert all(torch.equal(a, b) for a, b in zip(looped.parameters(), separate.parameters(), strict=True))
     separate.load_state_dict(looped.state_dict())
     assert torch.equal(looped(source, None, target)[0], separate(source, None, target)[0])
@@ -109,7 +105,7 @@ def test_one_loop_is_separate_layers():
 def test_more_loops_with_the_same_checkpoint():
     """Without injection, two loops over two layers are four layers, of which two pairs are the same."""
     source, target = pair()
-    model = build(depth="looped")
+    model = build(depth="looped", loop_injection="none")
     deeper = build(depth="looped", loop_injection="none", loops=2)
     deeper.load_state_dict(model.state_dict())
     four = build(depth="separate", encoder_layers=4, decoder_layers=4)

@@ -10,12 +10,10 @@ not know b, so more loops can be taken at test time (``--model-overrides "{'loop
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
 from fairseq_sg import ranges
-from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.depth.base import RepeatedLayers, register_depth
 
 
@@ -60,15 +58,6 @@ class LoopedLayers(RepeatedLayers):
         self.injects = loop_injection == "add"
         self.steps = loops * steps
         self.repeats_layers = loops > 1
-
-    @classmethod
-    def keyword_arguments(cls, config: Any) -> dict[str, Any]:
-        """Raises UsageError for one loop without injection, which is one with it."""
-        if (config.loops, config.loop_injection) == (1, "none"):
-            raise UsageError(
-                "--loop-injection none has no effect with --loops 1: give more --loops, or choose --loop-injection add"
-            )
-        return super().keyword_arguments(config)
 
     def layer_for_step(self, step):
         return self.layers[step % len(self.layers)]
