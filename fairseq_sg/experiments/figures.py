@@ -35,6 +35,8 @@ COLUMN, PAGE = 3.4, 7.0
 LABELLED, CURVES = 5, 10
 #: With more panels in a row, the unit of a bar has a line of its own.
 NARROW = 4
+#: Bars of more columns stand in rows of a few, so that their names do not touch.
+ACROSS, FEW = 8, 5
 
 
 def pyplot() -> Any:
@@ -114,7 +116,11 @@ def bars(results: Results) -> Any:
     recipe, found = results.recipe, lines(results)
     found = [line for line in found if any(c.values or c.published for c in line.cells.values()) or line.diverged]
     columns = list(recipe.columns)
-    figure, panels = _panels(len(columns), 0.55 + 0.24 * len(found), sharey=True)
+    across = len(columns) if len(columns) <= ACROSS else FEW
+    down = -(-len(columns) // across)
+    figure, panels = _panels(across, (0.55 + 0.24 * len(found)) * down, down, sharey=True)
+    for axes in panels[len(columns) :]:
+        axes.remove()
     for axes, key in zip(panels, columns):
         for y, line in enumerate(found):
             cell = line.cells.get(key)
@@ -132,7 +138,7 @@ def bars(results: Results) -> Any:
             elif cell.published:
                 axes.errorbar(cell.published.mean, y, xerr=cell.published.std, fmt="D", ms=3.5, color=COLOURS[1], lw=1)
         # The labels of narrow panels would touch.
-        gap = " " if len(columns) <= NARROW else "\n"
+        gap = " " if across <= NARROW else "\n"
         unit = _unit(recipe, key)
         axes.set(xlabel=f"{key},{gap}{unit}" if unit else key, yticks=range(len(found)))
         several = len(recipe.data) > 1
@@ -353,12 +359,12 @@ def band(curves: Sequence[Curve], key: str) -> tuple[list[float], list[list[floa
     return steps, [[found[step] for found in points] for step in steps]
 
 
-def _panels(number: int, height: float, **options: Any) -> tuple[Any, Sequence[Any]]:
-    """A figure of one row of panels; of more than two, the figure keeps the width of a page."""
+def _panels(number: int, height: float, rows: int = 1, **options: Any) -> tuple[Any, Sequence[Any]]:
+    """A figure of rows of ``number`` panels; of more than two, the figure keeps the width of a page."""
     width = COLUMN if number == 1 else PAGE
     size = (width, max(height, 1.2))
-    figure, panels = pyplot().subplots(1, number, figsize=size, squeeze=False, layout="constrained", **options)
-    return figure, panels[0]
+    figure, panels = pyplot().subplots(rows, number, figsize=size, squeeze=False, layout="constrained", **options)
+    return figure, panels.flatten()
 
 
 def grid(rows: int, columns: int) -> tuple[Any, Any]:

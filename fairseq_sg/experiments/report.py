@@ -106,7 +106,9 @@ def _line(results: Results, name: str, data: str) -> Line:
         values = [value(recipe, column, record, results.steps_scale) for record in done]
         values = [v for v in values if v is not None]
         published = recipe.published(name, data, key)
-        cells[key] = Cell(values, published, verdict(values, failed, published, recipe.statistic))
+        # Only some models have what an analysis measures, such as experts.
+        lacks = column.metric == "analysis" and done and not values
+        cells[key] = Cell(values, published, "–" if lacks else verdict(values, failed, published, recipe.statistic))
     return Line(
         row=name,
         label=recipe.rows[name].label,
