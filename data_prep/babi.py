@@ -41,7 +41,7 @@ from data_prep.dataset import (
     shorten,
     whole_number,
 )
-from data_prep.draws import hold_out
+from data_prep.draws import hold_out, seed_of
 from data_prep.sources import select
 from data_prep.strings import format_lengths, lengths
 from data_prep.text import split_lines
@@ -127,10 +127,9 @@ class BabiOptions(Options):
     def complete(self, sources: BabiFiles) -> BabiOptions:
         if max(self.tasks) > max(TASKS):
             raise UsageError(f"--tasks has {max(self.tasks)}: there are tasks 1 to {max(TASKS)}")
-        if self.seed is not None and not self.holdout:
-            raise UsageError("--seed has no effect: nothing is held out")
+        seed = seed_of(self.seed, bool(self.holdout), DEFAULT_SEED)
         # Recorded without a hold-out too, as earlier versions did.
-        return replace(self, seed=DEFAULT_SEED if self.seed is None else self.seed)
+        return replace(self, seed=DEFAULT_SEED if seed is None else seed)
 
     def identify(self, sources: BabiFiles) -> BabiOptions:
         paths = [sources.archive] if sources.archive else sources.in_folder(self.set, self.tasks)

@@ -58,7 +58,7 @@ from data_prep.dataset import (
     seed_number,
     share,
 )
-from data_prep.draws import hold_out
+from data_prep.draws import hold_out, seed_of
 from data_prep.progress import progress
 from data_prep.sources import members
 
@@ -163,10 +163,7 @@ class CfqOptions(Options):
             if self.holdout is not None:
                 raise UsageError("--holdout does not go with random_split, which has its own validation set")
             holdout = None
-        if self.seed is not None and not holdout:
-            raise UsageError("--seed has no effect: nothing is held out")
-        seed = DEFAULT_SEED if self.seed is None else self.seed
-        return replace(self, holdout=holdout, seed=seed if holdout else None)
+        return replace(self, holdout=holdout, seed=seed_of(self.seed, bool(holdout), DEFAULT_SEED))
 
     def identify(self, sources: CfqFiles) -> CfqOptions:
         return replace(self, source_sha256=tuple(map(sources.sha256, sources.files(self.split))))

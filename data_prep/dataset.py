@@ -336,12 +336,17 @@ def check_sizes(subsets: Mapping[str, Sequence[Pair]], published: Mapping[str, i
             )
 
 
+def number_or_nan(text: str) -> float:
+    """The number that a text writes; NaN, which is in no range, for another text."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def share(text: str) -> float:
     """Argument type: a number from 0 to below 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_or_nan(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"must be a number from 0 to below 1 (0.1 is a tenth), not {text!r}")
     return value
@@ -352,10 +357,7 @@ share.metavar = "F"
 
 def above_0(text: str) -> float:
     """Argument type: a finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_or_nan(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
     return value
@@ -368,10 +370,7 @@ def number_between(least: float, most: float) -> Callable[[str], float]:
     """Argument type: a number from ``least`` to ``most``."""
 
     def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+        value = number_or_nan(text)
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"must be a number from {least:g} to {most:g}, not {text!r}")
         return value

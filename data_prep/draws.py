@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.random import RandomState
 
-from data_prep.dataset import DataError, Pair, option, seed_number, whole_number
+from data_prep.dataset import DataError, Pair, UsageError, option, seed_number, whole_number
 
 
 def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -34,6 +34,16 @@ def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair],
     drawn = {once[i] for i in RandomState(seed).choice(len(once), size, replace=False)}
     kept = [pair for index, pair in enumerate(pairs) if index not in drawn]
     return kept, [pairs[index] for index in sorted(drawn)]
+
+
+def seed_of(seed: int | None, draws: bool, default: int, nothing: str = "nothing is held out") -> int | None:
+    """The seed of a draw, by default ``default``; None without a draw.
+
+    Raises UsageError for a seed that is given though ``nothing`` is drawn.
+    """
+    if seed is not None and not draws:
+        raise UsageError(f"--seed has no effect: {nothing}")
+    return (default if seed is None else seed) if draws else None
 
 
 def exact(part: float) -> Fraction:

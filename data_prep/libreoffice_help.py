@@ -43,7 +43,7 @@ from numpy.random import RandomState
 
 from data_prep.corpus import Corpus
 from data_prep.dataset import DataError, Dataset, Pair, Sources, UsageError, option, seed_number, share, shorten
-from data_prep.draws import exact
+from data_prep.draws import exact, seed_of
 from data_prep.parallel import HELD_OUT, Split, TranslationOptions, clean, split_by_length, subword_corpus
 from data_prep.progress import progress
 from data_prep.text import decode_utf8
@@ -106,11 +106,9 @@ class HelpOptions(TranslationOptions):
         shares = {name: self.shares.get(name, DEFAULT_SHARE) for name in HELD_OUT}
         if sum(shares.values()) >= 1:
             raise UsageError("--valid-share and --test-share leave nothing to train on")
-        if self.seed is not None and not any(shares.values()):
-            raise UsageError("--seed has no effect: nothing is drawn")
+        seed = seed_of(self.seed, any(shares.values()), DEFAULT_SEED, "nothing is drawn")
         # Recorded without a draw too, as earlier versions did.
-        seed = DEFAULT_SEED if self.seed is None else self.seed
-        return replace(super().complete(sources), shares=shares, seed=seed)
+        return replace(super().complete(sources), shares=shares, seed=DEFAULT_SEED if seed is None else seed)
 
     def identify(self, sources: HelpFiles) -> HelpOptions:
         return replace(self, pages={name: digest(pages) for name, pages in sources.pages(self.languages).items()})

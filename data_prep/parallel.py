@@ -49,7 +49,7 @@ from data_prep.dataset import (
     share,
     whole_number,
 )
-from data_prep.draws import exact, occurring_once
+from data_prep.draws import exact, occurring_once, seed_of
 from data_prep.subwords import KINDS, SPACE, learn, library_version
 from data_prep.text import decode_utf8, raw_lines
 
@@ -211,9 +211,7 @@ class ParallelOptions(TranslationOptions):
         shares = {name: part for name, part in shares.items() if part}
         if sum(shares.values()) >= 1:
             raise UsageError("--valid-share and --test-share leave nothing to train on")
-        if self.seed is not None and not shares:
-            raise UsageError("--seed has no effect: nothing is drawn")
-        seed = DEFAULT_SEED if shares and self.seed is None else self.seed
+        seed = seed_of(self.seed, bool(shares), DEFAULT_SEED, "nothing is drawn")
         return replace(super().complete(sources), shares=shares, seed=seed)
 
     def identify(self, sources: ParallelFiles) -> ParallelOptions:

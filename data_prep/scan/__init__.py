@@ -63,7 +63,7 @@ from data_prep.dataset import (
     shorten,
     whole_number,
 )
-from data_prep.draws import hold_out
+from data_prep.draws import hold_out, seed_of
 from data_prep.scan.grammar import ACTIONS, generate, interpret
 from data_prep.scan.splits import (
     CUTOFFS,
@@ -152,10 +152,8 @@ class ScanOptions(Options):
             holdout = 0.0 if self.split.startswith("mcd") else DEFAULT_HOLDOUT
         own_simple = self.split == "simple" and names != SIMPLE_FILES
         draws = self.cutoff is not None or holdout or own_simple or self.split.startswith("addprim")
-        if self.seed is not None and not draws:
-            raise UsageError(f"--seed has no effect: --split {self.split} --holdout 0 draws nothing")
-        seed = REFERENCE_SEED if self.seed is None else self.seed
-        return replace(self, holdout=holdout, seed=seed if draws else None, official_files=names)
+        seed = seed_of(self.seed, draws, REFERENCE_SEED, f"--split {self.split} --holdout 0 draws nothing")
+        return replace(self, holdout=holdout, seed=seed, official_files=names)
 
     def check_cutoff_alone(self) -> None:
         """Raises UsageError for ``--cutoff`` without effect, and for options without effect beside it."""

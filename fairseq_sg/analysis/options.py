@@ -7,12 +7,11 @@ import ast
 import difflib
 import itertools
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg.errors import UsageError, of_system
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -71,8 +70,7 @@ def finish(run: Callable[[argparse.Namespace], None], args: argparse.Namespace) 
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 1
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        print(f"error: {error.filename}: {reason}" if error.filename else f"error: {reason}", file=sys.stderr)
+        print(f"error: {of_system(error)}", file=sys.stderr)
         return 1
     return 0
 

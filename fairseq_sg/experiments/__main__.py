@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg.errors import UsageError, of_system
 from fairseq_sg.experiments import recipe as recipes
 from fairseq_sg.experiments import report, results
 from fairseq_sg.experiments.jobs import exit_with, run_all
@@ -221,19 +221,18 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
     with _alone(prefix.parent):
         found, earlier = results.collect(plan, trials), _earlier(prefix)
         found = results.merged(earlier, found, _file(prefix)) if earlier else found
-        # Without BLEU by length, which may fail where the rest is right.
-        found.write(_file(prefix))
-        written = render.write_pages(found, prefix)
-        if plan.recipe.by_length:
-            found.bleu = by_length.score(plan, trials, found, found.bleu)
+        try:
+            if plan.recipe.by_length:
+                found.bleu = by_length.score(plan, trials, found, found.bleu)
+        finally:
+            # Also where translations are missing: the other numbers are right.
             found.write(_file(prefix))
             written = render.write_pages(found, prefix)
     print(f"\n{plan.recipe.title}\n{report.about_source(plan.recipe)}\n")
     lines = report.lines(found)
     print(report.as_text(report.table(plan.recipe, lines)))
-    print(
-        "\n" + "\n".join(report.legend(plan.recipe, {line.row for line in lines}, found.steps_scale)).replace("`", "")
-    )
+    legend = report.legend(plan.recipe, {line.row for line in lines}, found.steps_scale)
+    print("\n" + "\n".join(legend).replace("`", ""))
     if found.bleu:
         print("\n" + by_length.as_tables(found.bleu))
     print(f"\nresults: {', '.join([str(_file(prefix)), *(path.name.removeprefix(prefix.name) for path in written)])}")
@@ -356,7 +355,7 @@ def main(line: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", file=sys.stderr)
+        print(f"error: {of_system(error)}", file=sys.stderr)
         return 2
     except (UsageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -25,8 +25,6 @@ from fairseq_sg.experiments.run import Run
 
 #: Final states of a run.
 ENDED = ("done", "failed", "diverged")
-#: What failed, by the stage of a job.
-_FAILED = {"training": "training", "evaluating": "evaluation"}
 
 
 @dataclass
@@ -51,6 +49,11 @@ class Job:
     size: int = 0
     start: int = 0
     begun: bool = False
+
+    @property
+    def work(self) -> str:
+        """The stage as a noun, for the record of a failure."""
+        return "training" if self.stage == "training" else "evaluation"
 
 
 def exit_with(main: Callable[..., int], *arguments: Any) -> None:
@@ -248,7 +251,7 @@ def _advance_or_fail(job: Job) -> bool:
     except Exception as error:
         _stop(job.process)
         job.run.folder.mkdir(parents=True, exist_ok=True)
-        records.end(job.run, failed=f"{_FAILED[job.stage]} ({type(error).__name__}: {error})")
+        records.end(job.run, failed=f"{job.work} ({type(error).__name__}: {error})")
         return True
 
 
@@ -268,7 +271,7 @@ def _advance(job: Job) -> bool:
     if not ended:
         return False
     if process.returncode != 0:
-        records.end(run, failed=_FAILED[job.stage])
+        records.end(run, failed=job.work)
         return True
     if job.stage == "training":
         _finish_training(job)

@@ -174,7 +174,8 @@ def measured(run: Run, log: Path) -> dict[str, dict[str, float]]:
 
 def result(run: Run) -> dict[str, Any]:
     """The result of a run that is trained and evaluated."""
-    points = complete(run, curve(run))
+    every = curve(run)
+    points = complete(run, every)
     if not points:
         raise ValueError(f"{run.log} has no evaluation")
     found = {
@@ -182,7 +183,7 @@ def result(run: Run) -> dict[str, Any]:
         "checkpoint_step": chosen(points, run.checkpoint_metric, next(iter(run.subsets)), run.best)["step"],
         **measured(run, run.folder / "validate.log"),
         "generated": {" ".join(filter(None, how)): generated(run.decoded_log(*how)) for how in run.decodings},
-        "curve": curve(run),
+        "curve": every,
     }
     if run.more_overrides:
         found["more"] = {more: measured(run, run.more_log(n)) for n, more in enumerate(run.more_overrides)}

@@ -27,9 +27,12 @@ def saved(run: Run) -> dict[str, Any]:
     """The record of a run; {} for one that never began. Raises UsageError for a file that is no record."""
     path = run.folder / "run.json"
     try:
-        return json.loads(path.read_text("utf-8")) if path.exists() else {}
-    except ValueError as error:
-        raise UsageError(f"{path} is no record of a training ({error}): move its folder away") from error
+        record = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if record != {}:
+            record["settings"]
+        return record
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no record of a training ({error!r}): move its folder away") from error
 
 
 def write(run: Run, record: dict[str, Any]) -> None:
@@ -87,11 +90,10 @@ def diverged(run: Run) -> dict[str, Any] | None:
 
 def _checked(run: Run) -> dict[str, Any]:
     record = saved(run)
-    then = record.get("settings", {})
-    for name, value in settings_of(run).items() if record else ():
-        # Records of earlier versions lack two of them. Another choice of the best checkpoint makes another training.
-        untold = name in ("best", "prepare") and name not in then or name == "best" and not run.best
-        if not untold and then.get(name) != value:
+    now, then = settings_of(run), record.get("settings", {})
+    for name in filter(then.__contains__, now):  # records of earlier versions lack some
+        # Another choice of the best checkpoint makes another training, where that is evaluated.
+        if now[name] != then[name] and (name != "best" or run.best):
             raise ValueError(
                 f"{run.folder} holds a training with other settings ({name}: see its run.json): choose another --out, "
                 "or move the folder away"

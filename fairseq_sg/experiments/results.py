@@ -164,12 +164,11 @@ def of_equal_steps(results: Results) -> Results:
     """
     recipe, records = results.recipe, []
     for record in results.records:
-        group = [one["result"] for one in results.of(record["row"], record["data"]) if _counts(one)]
         if _counts(record) and not results.finished(record):
-            finished = any(result["steps"] == results.steps_of(record["row"]) for result in group)
-            shared = set.intersection(*({point["step"] for point in result["curve"]} for result in group))
+            group = [one for one in results.of(record["row"], record["data"]) if _counts(one)]
+            shared = set.intersection(*({point["step"] for point in one["result"]["curve"]} for one in group))
             result, record = record["result"], {key: value for key, value in record.items() if key != "result"}
-            if shared and not finished:
+            if shared and not any(map(results.finished, group)):
                 record["result"] = _cut(recipe, record["data"], result, max(shared))
         records.append(record)
     return replace(results, records=records)
