@@ -52,7 +52,9 @@ def end(run: Run, **more: Any) -> None:
     """Adds how a run ended, its ``result``, or why it ``diverged`` or ``failed``, and its commands; None removes."""
     commands = [shlex.join(command) for command in run.commands()]
     of_run = {"name": run.name, "seed": run.seed, "folder": str(run.folder), "commands": commands}
-    write(run, {key: value for key, value in (saved(run) | of_run | more).items() if value is not None})
+    # Where the folder was deleted while it trained, no record has the settings.
+    record = {"settings": settings_of(run)} | saved(run) | of_run | more
+    write(run, {key: value for key, value in record.items() if value is not None})
 
 
 def result_of(run: Run) -> dict[str, Any] | None:
