@@ -84,14 +84,15 @@ def test_a_model_that_needs_an_option_of_another_task():
     assert_one_line(run("fairseq-train", FOLDER, *given), message, 2)
 
 
-def test_what_must_be_given():
+def test_what_must_be_given(tmp_path):
     missing = {"--arch": "sg_transformer", "--optimizer": "torch_adam"}
     for option, example in missing.items():
         result = run("fairseq-train", *words(without=(option,)))
         assert result.out + result.err == f"error: {option} is missing: give one, such as {example}\n"
     message = "a batch has no size: give --batch-size (sentences) or --max-tokens"
-    assert_one_line(run("fairseq-train", *words(without=("--batch-size", "--batch-size-valid"))), message, 1)
-    assert not Path("no").exists()
+    unsized = words("--save-dir", str(tmp_path / "none"), without=("--batch-size", "--batch-size-valid"))
+    assert_one_line(run("fairseq-train", *unsized), message, 1)
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(

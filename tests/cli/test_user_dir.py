@@ -50,5 +50,9 @@ def test_attention_of_a_users_own_directory(data, tmp_path):
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
     printed = run("-c", program, checkpoint, cwd=tmp_path, **environment)
     assert printed.out.splitlines()[-1] == "MeanAttention 2.0", printed.err
-    wrong = run("fairseq-train", *training(data, "no", *SHORT, "--mean-scale", "2", "--user-dir", mine), **environment)
+    wrong = run(
+        "fairseq-train",
+        *training(data, tmp_path / "no", *SHORT, "--mean-scale", "2", "--user-dir", mine),
+        **environment,
+    )
     assert "--mean-scale 2.0 has no effect on the chosen mechanisms" in wrong.err.splitlines()[-1]
