@@ -78,7 +78,7 @@ class Plan:
             folder, command = self.data / source.folder, self.prepare_command(name)
             if (folder / "dataset.json").exists():
                 check_data(folder, shlex.split(source.prepare))
-                self._check_types(name, folder)
+                self._check_names(name, folder)
                 continue
             if source.needs_file:
                 raise UsageError(
@@ -88,11 +88,16 @@ class Plan:
             print(shlex.join(command), flush=True)
             if subprocess.run([sys.executable, *command[1:]], env=environment()).returncode:
                 raise UsageError(f"the data {name!r} were not made: {shlex.join(command)}")
-            self._check_types(name, folder)
+            self._check_names(name, folder)
 
-    def _check_types(self, data: str, folder: Path) -> None:
-        """Raises UsageError for a column whose type the data do not have, or the trainings do not log."""
+    def _check_names(self, data: str, folder: Path) -> None:
+        """Raises UsageError for a type or subset that the data do not have, or a type that the trainings do not log."""
         made = json.loads((folder / "dataset.json").read_text("utf-8"))
+        for name, text in self.recipe.analyses.items():
+            for subset in re.findall(rf"{{{re.escape(data)}}}:([\w.+-]+)", text):
+                if subset not in made.get("subsets", {}):
+                    choices = ", ".join(made.get("subsets", {})) or "it has none"
+                    raise UsageError(f"analyses.{name}: {folder} has no subset {subset!r}: {choices}")
         for name, column in self.recipe.columns_of(data).items():
             if not column.type or column.type in made.get("groups", {}):
                 continue

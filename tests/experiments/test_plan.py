@@ -152,6 +152,19 @@ def test_types_of_columns_are_there(column, arguments, message, tmp_path):
         plan.prepare()
 
 
+@pytest.mark.parametrize(
+    "subset,message", [("gen", None), ("test", "analyses.masks: .*tiny has no subset 'test': dev, gen")]
+)
+def test_subsets_of_analyses_are_there(subset, message, tmp_path):
+    """Before training: an analysis comes after it."""
+    analyses = f"analyses: {{masks: 'masks {{checkpoint}} --evaluate {{tiny}}:dev,{{tiny}}:{subset}'}}\n"
+    plan = planned(tmp_path, TINY + analyses, rows="good", data=tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "dataset.json").write_text(json.dumps({"subsets": {"dev": {}, "gen": {}}, "request": {}}))
+    with pytest.raises(UsageError, match=message) if message else nullcontext():
+        plan.prepare()
+
+
 def test_a_missing_folder_is_made_as_the_recipe_says(tmp_path, monkeypatch, capfd):
     """In whichever folder --data is, and with nothing else."""
     monkeypatch.chdir(tmp_path)
