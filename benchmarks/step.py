@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
 
 from benchmarks import report
 from fairseq_sg.trainer import SGTrainer
@@ -103,12 +104,14 @@ class OurStep:
         return found[:number]
 
     def step(self, batch: dict[str, Any]) -> Measured:
-        synchronize(self.device)
-        wall, cpu = time.perf_counter(), time.process_time()
-        logs = self.trainer.train_step([batch])
-        synchronize(self.device)
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        return Measured(cpu if self.device == "cpu" else wall, logs["nll_loss"] * math.log(2))
+        with metrics.aggregate() as logs:
+            synchronize(self.device)
+            wall, cpu = time.perf_counter(), time.process_time()
+            self.trainer.train_step([batch])
+            synchronize(self.device)
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+            self.trainer.flush()  # on a GPU, logs are not read in the step
+        return Measured(cpu if self.device == "cpu" else wall, logs.get_smoothed_values()["nll_loss"] * math.log(2))
 
 
 class ReferenceStep:

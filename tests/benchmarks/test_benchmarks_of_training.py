@@ -12,6 +12,7 @@ pytest.importorskip("fairseq")
 from benchmarks import __main__ as run  # noqa: E402
 from benchmarks import attention, measure, memory, operators, points, preparation, report, step, summary, together  # noqa: E402
 from fairseq_sg.kernels import timing  # noqa: E402
+from helpers.small_folders import random_pairs, write_folder  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +102,17 @@ class TestStep:
     def test_a_step_that_does_not_train(self):
         with pytest.raises(SystemExit, match="ours on random batches does not train: loss 1.0 -> 2.0"):
             step.check(step.Result("random", "ours", [1.0], [1.0, 1.5, 2.0], 1.0, 1.0))
+
+    def test_losses_of_steps_that_are_read_later(self, tmp_path):
+        """As on a GPU, where the trainer runs ahead: they are those of steps that are read at once."""
+        data = write_folder(tmp_path / "data", {"train": random_pairs(24, 1)})
+        found = []
+        for ahead in (False, True):
+            ours = step.OurStep([*step.MODELS["scan"]["arguments"].split(), "--batch-size", "8"], data, "cpu")
+            ours.trainer.ahead = ahead
+            found.append([ours.step(batch) for batch in ours.batches(3)])
+        assert [one.loss for one in found[0]] == pytest.approx([one.loss for one in found[1]], rel=1e-4)
+        assert len({one.loss for one in found[0]}) == 3 and all(one.seconds > 0 for kind in found for one in kind)
 
 
 class TestMemory:
