@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -318,6 +320,30 @@ def test_grouped_mm_where_torch_has_it(monkeypatch):
     assert "_grouped_mm" not in names_of(torch.float64)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "blocks")
     assert "_grouped_mm" not in names_of()
+
+
+@pytest.mark.skipif(grouped.grouped_mm is None, reason="this torch has no grouped matrix product")
+def test_parts_of_larger_tensors_lie_where_a_gpu_takes_them(monkeypatch):
+    """A GPU's grouped product refuses factors at other addresses than multiples of 16 bytes."""
+    if not grouped.has_grouped_mm(torch.device("cpu"), torch.float32):
+        pytest.skip("this torch has no grouped matrix product on the CPU")
+    product, addresses = grouped.grouped_mm, []
+
+    def watched(*factors, **options):
+        addresses.extend(factor.data_ptr() for factor in factors)
+        return product(*factors, **options)
+
+    monkeypatch.setattr(grouped, "grouped_mm", watched)
+    routing = sort_selection(torch.tensor([1, 0, 1, 1, 0, 1]), 2)
+
+    def run(name, numbers):
+        x, matrices = numbers[1:49].view(6, 8), numbers[51:115].view(2, 8, 4)
+        return {"y": cvmm_sorted(x, routing, matrices, implementation=name)}
+
+    inputs = {"numbers": torch.randn(115)}
+    got, expected = (with_gradients(partial(run, name), inputs) for name in ("grouped", "naive"))
+    assert_all_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert len(addresses) == 6 and all(address % 16 == 0 for address in addresses)
 
 
 @pytest.mark.parametrize("rows,name", [(2 * FEW_ROWS - 1, "grouped"), (2 * FEW_ROWS, "blocks")])

@@ -6,7 +6,7 @@ With the rows of matrix k from o_{k−1} to o_k,
     dX[o_{k−1} : o_k] = dY[o_{k−1} : o_k] M_kᵀ
     dM_k              = X[o_{k−1} : o_k]ᵀ dY[o_{k−1} : o_k],  0 where there are none
 
-The matrices' rows must begin at multiples of 16 bytes; others are padded with zeros. The host reads no counts here. On
+All rows must begin at multiples of 16 bytes; others are padded with zeros. The host reads no counts here. On
 a GPU torch's product reads them, except in bfloat16 on compute capability 9.0 and 10.0. The rows of all entries, K
 times as many as tokens, are not kept for the backward pass, which gathers them again.
 """
@@ -74,8 +74,8 @@ class _GroupedProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, matrices)
         ctx.arguments = routing, from_tokens, to_tokens
-        rows = routing.rows(x) if from_tokens else x.contiguous()  # (R, M)
-        y = _products(rows, matrices.contiguous(), routing)  # (R, L)
+        rows = routing.rows(x) if from_tokens else _aligned(x)  # (R, M)
+        y = _products(rows, _aligned(matrices), routing)  # (R, L)
         return routing.sums(y) if to_tokens else y  # (N, L) or (R, L)
 
     @staticmethod
@@ -86,14 +86,20 @@ class _GroupedProduct(torch.autograd.Function):
         grad_x = grad_matrices = None
         with autocast_disabled(x.device):
             # torch's grouped product refuses a gradient that is expanded, as that of a sum is.
-            grad = routing.rows(grad) if to_tokens else grad.contiguous()  # (R, L)
+            grad = routing.rows(grad) if to_tokens else _aligned(grad)  # (R, L)
             if ctx.needs_input_grad[0]:
-                grad_x = _products(grad, matrices.contiguous().transpose(1, 2), routing)  # (R, M)
+                grad_x = _products(grad, _aligned(matrices).transpose(1, 2), routing)  # (R, M)
                 grad_x = routing.sums(grad_x) if from_tokens else grad_x
             if ctx.needs_input_grad[1]:
-                rows = routing.rows(x) if from_tokens else x.contiguous()  # (R, M)
+                rows = routing.rows(x) if from_tokens else _aligned(x)  # (R, M)
                 grad_matrices = _outer_products(rows, grad, routing)  # (E, M, L)
         return grad_x, grad_matrices, None, None, None
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x, contiguous, at an address that is a multiple of 16 bytes: a part of a larger tensor may lie anywhere."""
+    x = x.contiguous()
+    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
 
 
 def _products(rows: Tensor, matrices: Tensor, routing: SortedSelection) -> Tensor:
