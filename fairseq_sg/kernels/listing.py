@@ -50,18 +50,17 @@ def default(operator: str, implementation: str, device: str) -> str | None:
     if name is not None:
         return "" if name == implementation else None
     known, tuning = OPERATORS[operator], tuning_of(device)
-    found = []
+    usual, found = known.default, []
     if tuning is not None:
+        usual = tuning.working(operator, torch.float32, usual)
         points = [point for point in tuning.points if point.operator == operator]
         fastest = [p for p in points if tuning.fastest_at(p) == implementation != tuning.rule_at(p)]
         if fastest:
             found.append(f"near {len(fastest)} of {len(points)} sizes measured")
     size, least, name = known.rules.get(device, ("", 0, ""))
-    if implementation == name:
+    if implementation == name != usual:
         found.append(f"if {size} >= {least}")
-    if implementation != known.default:
-        return ", ".join(found) if found else None
-    return ", ".join(found)
+    return ", ".join(found) if found or implementation == usual else None
 
 
 def state(operator: str, implementation: str, device: str) -> str:
@@ -70,7 +69,8 @@ def state(operator: str, implementation: str, device: str) -> str:
     if reason is not None:
         return f"no: {reason}"
     tuning = tuning_of(device)
-    if tuning is not None and tuning.verdicts.get(operator, {}).get(implementation):
+    fails = tuning is not None and tuning.verdicts.get(operator, {}).get(implementation)
+    if fails and requested(operator) != implementation:
         return "never: it fails here"
     when = default(operator, implementation, device)
     if when is not None:

@@ -116,6 +116,19 @@ def test_what_was_verified_and_measured(monkeypatch):
     )
 
 
+def test_what_runs_in_the_place_of_what_fails(monkeypatch):
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    verdicts = {"cvmm": {"grouped": "it crashed: SIGSEGV"}, "orthogonality_loss": {"gram": "value is off"}}
+    tuning = Tuning({"device": "a CPU", "driver": ""}, verdicts)
+    monkeypatch.setattr(listing, "tuning_of", lambda device: tuning)
+    states = {(o, name): listing.state(o, name, "cpu") for o in verdicts for name in OPERATORS[o].implementations}
+    assert states["cvmm", "blocks"] == states["orthogonality_loss", "naive"] == "default"
+    assert states["cvmm", "grouped"] == states["orthogonality_loss", "gram"] == "never: it fails here"
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "gram")
+    assert listing.state("orthogonality_loss", "gram", "cpu") == "default"
+    assert listing.state("orthogonality_loss", "naive", "cpu") == "by name"
+
+
 def test_reasons(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
