@@ -124,8 +124,10 @@ def relative_attention(
     A query that sees no key gets zeros and gives no gradient. ``"naive"`` and ``"shift"`` are plain torch;
     ``"flex"`` is `torch.nn.attention.flex_attention`, with what it can do on the device (no backward pass on a CPU, at
     least 16 dimensions on a GPU), ``"triton"`` a kernel. The latter two keep no N×M weights. All keep the
-    product of queries and distances, O(B H N L). All are deterministic but ``"flex"``; second derivatives are those of
-    ``"naive"``, and for ``"triton"`` a `RuntimeError`. Under ``torch.autocast``, inputs are cast as for
+    product of queries and distances, O(B H N L). On a GPU, gradients of ``"flex"`` need not repeat bit for bit. Those
+    of ``"shift"`` need not with more than 64 keys, unless `torch.use_deterministic_algorithms` is on. A second
+    derivative is that of ``"naive"``, or a `RuntimeError`: of ``"triton"``, and of torch's fused attentions on a GPU.
+    Under ``torch.autocast``, inputs are cast as for
     `torch.nn.functional.scaled_dot_product_attention`.
 
     Args:
