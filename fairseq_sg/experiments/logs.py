@@ -151,14 +151,15 @@ def minutes(run: Run) -> float:
 
 
 def position(run: Run) -> dict[str, Any]:
-    """The last step and accuracies of a training, for display."""
+    """The last step of a training, and the last numbers of the quantity that is shown, by subset."""
     state: dict[str, Any] = {"step": 0}
+    shown = QUANTITIES[run.shown].logged
     for event in events(run.log):
         if event["kind"] == "train_inner":
             state["step"] = int(event["num_updates"])
         elif event["kind"] in run.subsets:
-            if f"{event['kind']}_accuracy" in event:
-                state[event["kind"]] = event[f"{event['kind']}_accuracy"]
+            if f"{event['kind']}_{shown}" in event:
+                state[event["kind"]] = event[f"{event['kind']}_{shown}"]
             state["step"] = int(event[f"{event['kind']}_num_updates"])
     return state
 

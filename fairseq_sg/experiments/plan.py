@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.jobs import environment
+from fairseq_sg.experiments.quantities import QUANTITIES, source_of
 from fairseq_sg.experiments.run import Run, on, schedule
 from fairseq_sg.experiments.schema import DECODED, Recipe, Row
 
@@ -139,9 +140,15 @@ class Plan:
         steps = recipe.steps_of(row, self.steps_scale)
         every = max(1, min(steps, round(recipe.validate_every * min(1.0, self.steps_scale))))
         columns = recipe.columns_of(data)
-        # Training shows accuracy only, by the first column of a subset.
-        plain = {key: c for key, c in columns.items() if not c.type and not c.model_overrides}
-        shown = {c.subset: key for key, c in reversed(plain.items()) if c.metric == "accuracy"}
+        # Training shows one quantity: accuracy, or else that of the first column.
+        plain = {
+            key: c
+            for key, c in columns.items()
+            if not c.type and not c.model_overrides and source_of(c.metric) in QUANTITIES
+        }
+        quantities = [source_of(c.metric) for c in plain.values()]
+        quantity = "accuracy" if "accuracy" in quantities or not quantities else quantities[0]
+        shown = {c.subset: key for key, c in reversed(plain.items()) if source_of(c.metric) == quantity}
         label = recipe.rows[row].label
         folder = self.out / f"{row}-{data}-seed{seed}"
         return Run(
@@ -158,6 +165,7 @@ class Plan:
                 *schedule(every, self.device),
             ],
             subsets={subset: shown.get(subset, subset) for subset in source.subsets},
+            shown=quantity,
             types=tuple(dict.fromkeys(c.type for c in columns.values() if c.type)),
             evaluation=["--batch-size", str(recipe.batch_size_valid), *on(self.device)],
             generation=shlex.split(recipe.generate),

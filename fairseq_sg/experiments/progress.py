@@ -9,6 +9,7 @@ from typing import Any
 
 from fairseq_sg.experiments.jobs import ENDED
 from fairseq_sg.experiments.logs import position
+from fairseq_sg.experiments.quantities import QUANTITIES
 from fairseq_sg.experiments.run import Run
 
 #: Seconds between two looks at the logs.
@@ -72,16 +73,16 @@ class Progress:
         return f"about {_duration((time.time() - self.started) / made * to_make)} left"
 
     def table(self, runs: Sequence[Run], state: dict[str, str], reached: dict[str, dict[str, Any]], left: str) -> Any:
-        """The live table: model, seed, state, steps, speed, time left, and the last accuracies in percent."""
+        """The live table: model, seed, state, steps, speed, time left, and the last numbers."""
         from rich import box
         from rich.table import Table
 
-        columns = list(dict.fromkeys(name for run in runs for name in run.subsets.values()))
+        columns = list(dict.fromkeys(_column(run, name) for run in runs for name in run.subsets.values()))
         ended = sum(s in ENDED for s in state.values())
         found = Table(
             title=f"{self.title}: {ended} of {len(runs)} trainings ended  {left}".rstrip(), box=box.SIMPLE_HEAD
         )
-        for name in ("model", "seed", "state", "steps", "steps/s", "left", *(f"{name} %" for name in columns)):
+        for name in ("model", "seed", "state", "steps", "steps/s", "left", *columns):
             found.add_column(name, justify="left" if name in ("model", "state") else "right", no_wrap=True)
         shown = [r for r in runs if len(runs) <= ROOM or state[str(r.folder)] in ("training", "evaluating")]
         for run in shown[:ROOM]:
@@ -89,7 +90,7 @@ class Progress:
             at = reached[key]
             step = run.steps if state[key] == "done" else at["step"]
             speed = self._speed(key, at["step"]) if state[key] == "training" else 0.0
-            accuracies = {name: f"{at[subset]:.1f}" for subset, name in run.subsets.items() if subset in at}
+            numbers = {_column(run, name): _number(run, at[s]) for s, name in run.subsets.items() if s in at}
             found.add_row(
                 run.name,
                 str(run.seed),
@@ -97,7 +98,7 @@ class Progress:
                 f"{step:,} / {run.steps:,}",
                 f"{speed:.1f}" if speed else "",
                 _duration((run.steps - step) / speed) if speed else "",
-                *(accuracies.get(name, "") for name in columns),
+                *(numbers.get(name, "") for name in columns),
             )
         if len(shown) < len(runs):
             found.caption = f"{len(runs) - len(shown[:ROOM])} more are not shown"
@@ -111,13 +112,23 @@ class Progress:
         for run in runs:
             key = str(run.folder)
             at = reached[key]
-            accuracies = "  ".join(f"{name} {at[s]:.1f}%" for s, name in run.subsets.items() if s in at)
-            note = f"{state[key]}  {accuracies}"
+            unit = "%" if QUANTITIES[run.shown].unit == "%" else ""
+            numbers = "  ".join(f"{name} {_number(run, at[s])}{unit}" for s, name in run.subsets.items() if s in at)
+            note = f"{state[key]}  {numbers}"
             if self.shown.get(key) != note:
                 self.shown[key] = note
                 step = run.steps if state[key] == "done" else at["step"]
                 where = f"{run.name} (seed {run.seed})  step {step}/{run.steps}"
                 print(f"{time.strftime('%H:%M:%S')}  {where}  {note}  {left}".rstrip(), flush=True)
+
+
+def _column(run: Run, name: str) -> str:
+    """The head of a column of the live table."""
+    return f"{name} %" if QUANTITIES[run.shown].unit == "%" else name
+
+
+def _number(run: Run, value: float) -> str:
+    return QUANTITIES[run.shown].shown(value)
 
 
 def _duration(seconds: float) -> str:

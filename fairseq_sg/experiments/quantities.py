@@ -40,6 +40,10 @@ class Quantity:
         value = point.get(self.key(subset))
         return -math.inf if value is None else value if self.more_is_better else -value
 
+    def shown(self, value: float) -> str:
+        """A value in the progress of trainings."""
+        return f"{value:.1f}" if self.unit == "%" else f"{value:.{self.digits}f}"
+
 
 #: Accuracy is in percent, the loss in bits per token, and squared errors are divided by the unit of their data. Errors
 #: of functions are relative to their norm.

@@ -22,6 +22,7 @@ class Run:
         steps: ``--max-update``.
         arguments: all other arguments of ``fairseq-train``.
         subsets: evaluated during training and at the end; the values are their names in tables.
+        shown: the quantity in the progress of training, one of ``QUANTITIES``.
         types: types and groups of examples whose accuracies are kept too.
         evaluation: further arguments of ``fairseq-validate`` and ``fairseq-generate`` (besides device and batch size).
         generation: further arguments of ``fairseq-generate`` alone.
@@ -44,6 +45,7 @@ class Run:
     arguments: list[str]
     subsets: dict[str, str]
     prepare: str = ""
+    shown: str = "accuracy"
     types: tuple[str, ...] = ()
     evaluation: list[str] = field(default_factory=list)
     generation: list[str] = field(default_factory=list)

@@ -120,6 +120,19 @@ def test_the_text_of_seeds_is_read_as_those_seeds(seeds):
     assert read_seeds(as_seeds(seeds)) == seeds
 
 
+@pytest.mark.parametrize(
+    "recipe,quantity,names",
+    [
+        ("quickstart", "accuracy", {"dev": "dev", "valid": "trained-lengths", "gen": "longer"}),
+        ("article_looped", "mse_last_mean", {"valid": "valid", "test": "error"}),
+        ("own_experts", "loss", {"valid": "valid", "test": "test"}),
+    ],
+)
+def test_progress_shows_the_quantity_of_the_first_column(recipe, quantity, names):
+    run = make_plan(read(find(recipe))).trials()[0].run
+    assert (run.shown, run.subsets) == (quantity, names)
+
+
 def test_options_select_the_same_runs(tmp_path):
     recipe = tiny(tmp_path, TWO + "variants: {small: {steps: 10}}\n")
     plan = make_plan(read(tmp_path / "tiny.yaml", "small"), "bad", "tiny", "3,", 0.5, "cuda", Path("d"), Path("o"))

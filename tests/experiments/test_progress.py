@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from fairseq_sg.experiments import progress
 from fairseq_sg.experiments.progress import Progress
 from fairseq_sg.experiments.run import Run
-from helpers.experiment_files import evaluated, inner, make_run
+from helpers.experiment_files import STAMP, evaluated, inner, make_run
 
 
 @pytest.fixture
@@ -61,6 +62,22 @@ def test_a_line_for_every_change_off_a_terminal(clock, tmp_path, capsys):
         "10:00:00  m (seed 1)  step 40/100  diverged",
     ]
     shown.close()
+
+
+def test_a_quantity_other_than_accuracy(clock, tmp_path, capsys):
+    """Errors have no percent sign; in percent they have."""
+    runs = [make_run(tmp_path / shown, shown=shown) for shown in ("mse_last", "word_error")]
+    for run in runs:
+        values = {"valid_mse_last": "0.12345", "valid_word_error": "1.25", "valid_num_updates": "20"}
+        write(run, f"{STAMP} | valid | {json.dumps(values)}\n")
+    shown, terminal = live(runs)
+    look(shown, clock, runs, "training", "training")
+    first, second = (line.split() for line in terminal.getvalue().splitlines() if "/ 100" in line)
+    assert first[-1] == "0.123" and second[-1] == "1.2"
+    shown.close()
+    shown = Progress(runs, "a table")
+    look(shown, clock, runs, "training", "training")
+    assert [line.split("training  ")[1] for line in capsys.readouterr().out.splitlines()] == ["IID 0.123", "IID 1.2%"]
 
 
 def live(runs: list[Run], width: int = 160):
