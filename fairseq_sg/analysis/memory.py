@@ -4,12 +4,13 @@ OUT.npz has arrays whose first dimension is the word. Of the write head: write_w
 allocation_gate and write_gate (words, 1), and with masks write_mask (words, 1, width). Of the read heads: read_weights,
 forward and backward (words, heads, cells), modes (words, heads, 3: backward, content, forward), free (words, heads),
 and with masks read_masks (words, heads, width). OUT.json has the words and the model's answer. In the picture, OUT.png,
-columns are words, and a row of panels is a head.
+columns are words, and a column of panels is a head.
 """
 
 from __future__ import annotations
 
 import argparse
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,15 +70,15 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     of_write = {"write weights": arrays["write_weights"].T, "usage": arrays["usage"].T}
     if "write_mask" in arrays:
         of_write["write mask"] = arrays["write_mask"][:, 0].T
-    rows = [of_write]
+    # One axis of words for all that a column shows.
+    columns = [of_write]
     for head in range(arrays["read_weights"].shape[1]):
         names = {"read weights": "read_weights", "forward links": "forward", "backward links": "backward"}
         names |= {"modes: backward, content, forward": "modes"}
         names |= {"read mask": "read_masks"} if "read_masks" in arrays else {}
-        rows.append({f"head {head + 1}, {title}": arrays[name][:, head].T for title, name in names.items()})
-    across = max(map(len, rows))
-    panels = [[*row.values(), *[None] * (across - len(row))] for row in rows]
-    titles = [[*row, *[""] * (across - len(row))] for row in rows]
+        columns.append({f"head {head + 1}, {title}": arrays[name][:, head].T for title, name in names.items()})
+    panels = list(zip_longest(*(column.values() for column in columns)))
+    titles = list(zip_longest(*columns, fillvalue=""))
     plots.announce(plots.count(panels), "maps")
     labels = plots.Labels("memory while a sentence is read", "word", "cell (mode, number of a cell)", "weight")
     return {"": plots.heatmaps(panels, titles, [], result.facts["source"], (0.0, 1.0), labels, args.vmax)}
