@@ -206,7 +206,7 @@ def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
             )
         if checkpoints.is_ours(TASK_REGISTRY.get(task)):
             known |= {*state["cfg"], *checkpoints.option_names(state["cfg"])}
-            kinds |= _kinds(state["cfg"])
+            kinds |= kinds_of(state["cfg"])
     for name, value in ast.literal_eval(chosen.model_overrides).items():
         if known and name not in known:
             raise UsageError(f"--model-overrides names {name!r}, which is not an option of the model that is loaded")
@@ -214,7 +214,7 @@ def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
             ranges.check_type(name, value, kinds[name])
 
 
-def _kinds(cfg: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
+def kinds_of(cfg: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
     """The types that a checkpoint's task and model declare for their options, by name."""
     found = {}
     for group in ("task", "model"):

@@ -23,9 +23,11 @@ from data_prep.sort_of_clevr.questions import words_of
 from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.checkpoints import option_names, read
+from fairseq_sg.command_line import kinds_of
 from fairseq_sg.criterions.cross_entropy_orthogonality import best as best_symbol
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.labels import labels_words
+from fairseq_sg.ranges import check_type
 from fairseq_sg.tasks.segment_memory import Remembering
 from fairseq_sg.tasks.streams import Text
 
@@ -168,10 +170,14 @@ def load(
     if state.get("cfg") is None:
         raise UsageError(f"the checkpoint {checkpoint} has no configuration: it is not from fairseq 0.12")
     cfg, overrides = state["cfg"], dict(overrides or {})
-    known = option_names(cfg)
-    for name in overrides:
+    known, declared = option_names(cfg), kinds_of(cfg)
+    for name, value in overrides.items():
         if name not in known:
             raise UsageError(f"--model-overrides names {name!r}, which is not an option in {checkpoint}")
+        try:
+            check_type(name, value, declared.get(name))
+        except UsageError as error:
+            raise UsageError(f"--model-overrides has an invalid value: {error}") from None
     trained_on = cfg.task.data
     data = overrides.get("data", trained_on) if data is None else data
     folder = utils.split_paths(data or "")[:1]

@@ -38,6 +38,10 @@ def test_another_data_folder(saved, folders, tmp_path):
     [
         (dict(overrides={"encoder_layer": 7}), "--model-overrides names 'encoder_layer', which is not an option in .*"),
         (
+            dict(overrides={"encoder_layers": "7"}),
+            "--model-overrides has an invalid value: --encoder-layers is '7': choose a whole number",
+        ),
+        (
             dict(overrides={"encoder_embed_dim": 32}),
             "the checkpoint is of another model: other sizes of .*--model-overrides .*",
         ),
