@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> None:
 def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -> tuple[str, str, bool]:
     """The prefix of the files, the pictures' format, and whether a single picture gets exactly the name of ``--out``.
 
-    Raises UsageError for a folder, for a place that cannot be written to, and for an unknown format.
+    Raises UsageError for a folder, for no name, for a place that cannot be written to, and for an unknown format.
     """
     checkpoint = models.get("", [""])[0]
     if args.out is None:
@@ -180,6 +180,8 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
     else:
         prefix, form = plots.place(args.out, args.format, kept=list(COMMANDS))
         alone = prefix != args.out
+        if not os.path.basename(prefix):
+            raise UsageError(f"--out is {args.out!r}, which names no file: give one, such as {prefix}{args.command}")
     folder = Path(prefix).absolute().parent
     while not folder.exists():
         folder = folder.parent

@@ -207,6 +207,8 @@ def test_where_files_go(out, form, expected):
         ("{}/x.pdf", ["--format", "svg"], "--out is .*x.pdf, and --format is svg: omit one of them"),
         ("{}", [], "--out .* is a folder: give a file in it, such as .*/norms"),
         ("{}/new/", [], "--out .*new/ is a folder: give a file in it, such as .*/new/norms"),
+        ("", [], "--out is '', which names no file: give one, such as norms"),
+        ("{}/.png", [], "--out is '.*/.png', which names no file: give one, such as .*/norms"),
         ("{}/file/x", [], "--out .*file/x cannot be written: .*file: Not a directory"),
         ("/proc/nowhere/x", [], "--out /proc/nowhere/x cannot be written: /proc: .*"),
     ],
