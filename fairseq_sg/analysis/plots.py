@@ -286,7 +286,8 @@ def boxes(
         first = next(ax for ax, panel in zip(row_of_axes, row, strict=True) if panel is not None)
         first.set_ylabel(label, fontsize=MIDDLE)
         first.tick_params(labelleft=True)
-        first.set_ylim(bottom=0)
+        # Room above the boxes: matplotlib's is a part of their range, which is 0 for equal norms.
+        first.set_ylim(0, 1.05 * first.get_ylim()[1])
     return figure
 
 

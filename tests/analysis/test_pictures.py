@@ -118,6 +118,13 @@ def test_norms_are_named_in_words(measured):
     assert {ax.get_xlabel() for figure in figures.values() for ax in panels(figure)} == {"head"}
 
 
+def test_boxes_of_equal_norms_are_inside_the_frame():
+    nearly = 1 + 1e-6 * np.arange(18.0).reshape(2, 9)  # as rounding leaves them
+    (ax,) = panels(plots.boxes([[nearly]], [["norms"]], ["norm"], "head"))
+    bottom, top = ax.get_ylim()
+    assert bottom == 0 and top > 1.04
+
+
 def test_experts_are_named_in_words(measured):
     figures = drawn(experts, measured("experts", "experts", "--subset", "valid"))
     together = panels(figures["encoder.together"])
