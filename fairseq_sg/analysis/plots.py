@@ -252,6 +252,11 @@ def _name(axis: Any, names: Sequence[str], inches: float, **how: Any) -> None:
     axis.set_ticklabels(names[::every], fontsize=min(SMALL, room * every), parse_math=False, **how)
 
 
+def _count(axes: Any) -> None:
+    """Marks whole numbers alone across, as of words, experts or loops."""
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def boxes(
     panels: Panels,
     titles: Sequence[Sequence[str]],
@@ -303,6 +308,7 @@ def shares(curves: Mapping[str, np.ndarray], across: str, up: str, heading: str 
     ax.set(xlabel=across, ylabel=up)
     ax.set_title(heading, fontsize=LARGE, parse_math=False)
     ax.set_ylim(bottom=0)
+    _count(ax)
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8, frameon=False)
     return figure
@@ -362,6 +368,7 @@ def accuracies(
     figure.axes[-1].set_xlabel(label)
     ax.grid(alpha=0.3)
     if names is None:
+        _count(ax)
         # Above the axes, since points may be anywhere inside.
         ax.legend(fontsize=MIDDLE, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
     else:
@@ -429,6 +436,7 @@ def errors(panels: Mapping[str, Lines], up: str) -> Figure:
             ax.plot(at, values, style, color=str(0.2 + 0.2 * number), lw=1.2, label=name.replace("_", " "))
         least = min(float(np.min(seeds)) for _, seeds in panel.models.values())
         ax.set(yscale="log", xlabel=panel.across)
+        _count(ax)
         ax.set_ylim(bottom=least / 2 if least > 0 else None)
         ax.set_title(title, fontsize=MIDDLE, parse_math=False)
         ax.grid(alpha=0.3)

@@ -160,6 +160,21 @@ def test_accuracy_of_a_checkpoint_shows_its_sentences(measured):
     assert [bar.get_height() for bar in below.patches] == counted and sum(counted) == 28
 
 
+def test_numbers_of_words_experts_and_loops_are_whole():
+    one, two = {"": {"valid": {"1": [50.0]}}}, {"": {"valid": {"1": [50.0], "2": [60.0]}}}
+    loops = {"test": plots.Lines({"model": ((1, 2, 3), [[0.3, 0.2, 0.1]])}, {}, "loops")}
+    figures = [
+        *(plots.accuracies(models, "words", sentences={"valid": {"1": 3, "2": 4}}) for models in (one, two)),
+        plots.shares({"step 1": np.array([0.6, 0.4])}, "expert", "share"),
+        plots.errors(loops, "error"),
+    ]
+    for figure in figures:
+        for ax in figure.axes:
+            low, high = ax.get_xlim()
+            ticks = [tick for tick in ax.get_xticks() if low <= tick <= high]
+            assert ticks and all(tick == round(tick) for tick in ticks)
+
+
 def test_what_is_drawn_is_said_before(saved, tmp_path, capsys, monkeypatch):
     said = []
     monkeypatch.setattr(plots, "heatmaps", lambda *a: said.append(capsys.readouterr().out) or Figure())
