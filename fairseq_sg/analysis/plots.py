@@ -413,7 +413,8 @@ class Lines(NamedTuple):
 def errors(panels: Mapping[str, Lines], up: str) -> Figure:
     """Errors on a logarithmic axis, a panel for every title: means with the range from minimum to maximum.
 
-    The axis ends somewhat below the least error of a model: those of exact predictors may be 0.
+    The axis ends somewhat below the least error of a model, since those of exact predictors may be 0, and somewhat
+    above the largest of all.
     """
     from matplotlib.figure import Figure
 
@@ -434,10 +435,12 @@ def errors(panels: Mapping[str, Lines], up: str) -> Figure:
         for number, (name, (at, values)) in enumerate(panel.references.items()):
             style = ("--", ":", "-.")[number % 3]
             ax.plot(at, values, style, color=str(0.2 + 0.2 * number), lw=1.2, label=name.replace("_", " "))
-        least = min(float(np.min(seeds)) for _, seeds in panel.models.values())
+        drawn = [np.asarray(seeds) for _, seeds in panel.models.values()]
+        least = min(float(np.min(seeds)) for seeds in drawn)
+        largest = max(float(np.max(v)) for v in [*drawn, *(values for _, values in panel.references.values())])
         ax.set(yscale="log", xlabel=panel.across)
         _count(ax)
-        ax.set_ylim(bottom=least / 2 if least > 0 else None)
+        ax.set_ylim(least / 2 if least > 0 else None, 1.5 * largest if 0 < largest < math.inf else None)
         ax.set_title(title, fontsize=MIDDLE, parse_math=False)
         ax.grid(alpha=0.3)
     axes[0, 0].set_ylabel(up)

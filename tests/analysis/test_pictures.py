@@ -160,6 +160,15 @@ def test_accuracy_of_a_checkpoint_shows_its_sentences(measured):
     assert [bar.get_height() for bar in below.patches] == counted and sum(counted) == 28
 
 
+def test_errors_are_inside_the_frame():
+    equal = plots.Lines({"model": ((128, 256), [[0.5, 0.500001]])}, {}, "points")
+    exact = plots.Lines({"model": ((0, 1), [[4.0, 3.0]])}, {"least_squares": ((0, 1), [5.0, 1e-30])}, "examples")
+    figure = plots.errors({"equal": equal, "exact": exact}, "error")
+    for ax, least, largest in zip(figure.axes, (0.5, 3), (0.5, 5), strict=True):
+        low, high = ax.get_ylim()
+        assert least / 3 < low < 0.9 * least and 1.1 * largest < high < 3 * largest
+
+
 def test_numbers_of_words_experts_and_loops_are_whole():
     one, two = {"": {"valid": {"1": [50.0]}}}, {"": {"valid": {"1": [50.0], "2": [60.0]}}}
     loops = {"test": plots.Lines({"model": ((1, 2, 3), [[0.3, 0.2, 0.1]])}, {}, "loops")}
