@@ -372,7 +372,8 @@ def accuracies(
         # Above the axes, since points may be anywhere inside.
         ax.legend(fontsize=MIDDLE, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
     else:
-        ax.legend(fontsize=MIDDLE)
+        # Beside the axes, since bars may fill them.
+        ax.legend(fontsize=MIDDLE, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     if below:
         _numbers_of_sentences(rest[0], {subset: sentences[subset] for subset in subsets}, len(models) == 1)
     return figure

@@ -169,6 +169,15 @@ def test_errors_are_inside_the_frame():
         assert least / 3 < low < 0.9 * least and 1.1 * largest < high < 3 * largest
 
 
+def test_no_legend_covers_bars():
+    names = ["a", "b", "c"]
+    bars = {model: {"": {name: [100.0] for name in names}} for model in ("unmasked", "mask", "inverse")}
+    figure = plots.accuracies(bars, "part", None, names)
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    assert not any(ax.get_legend().get_window_extent().overlaps(bar.get_window_extent()) for bar in ax.patches)
+
+
 def test_numbers_of_words_experts_and_loops_are_whole():
     one, two = {"": {"valid": {"1": [50.0]}}}, {"": {"valid": {"1": [50.0], "2": [60.0]}}}
     loops = {"test": plots.Lines({"model": ((1, 2, 3), [[0.3, 0.2, 0.1]])}, {}, "loops")}
