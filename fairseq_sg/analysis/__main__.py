@@ -29,7 +29,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ from fairseq_sg.analysis import (
     symbols,
     values,
 )
-from fairseq_sg.analysis.checkpoint import load
+from fairseq_sg.analysis.checkpoint import absent, load
 from fairseq_sg.analysis.options import Command, Parser, finish, overrides
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
@@ -141,7 +141,8 @@ def run(args: argparse.Namespace) -> None:
     module = COMMANDS[args.command]
     if args.format != "none":
         plots.require_matplotlib()
-    models = named(args.checkpoint) if isinstance(args.checkpoint, list) else {"": [args.checkpoint]}
+    of_missing = getattr(module, "absent", absent)
+    models = named(args.checkpoint, of_missing) if isinstance(args.checkpoint, list) else {"": [args.checkpoint]}
     prefix, form, alone = destination(models, args)
     args.prefix = prefix
     if "" in models:
@@ -207,12 +208,13 @@ def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
     return result
 
 
-def named(words: Sequence[str]) -> dict[str, list[str]]:
+def named(words: Sequence[str], of_missing: Callable[[str], str] = absent) -> dict[str, list[str]]:
     """Model -> checkpoints: NAME=CHECKPOINT, then those up to the next name; "" for one without a name.
 
     The shell does not expand ``*`` after a name, so it is expanded here.
 
-    Raises UsageError if the first of several has no name, and for a ``*`` without matches.
+    Raises UsageError if the first of several has no name. The same, with the message ``of_missing`` the name, for a
+    file that is not there and a ``*`` without matches.
     """
     models: dict[str, list[str]] = {}
     name = ""
@@ -224,7 +226,7 @@ def named(words: Sequence[str]) -> dict[str, list[str]]:
             raise UsageError(f"{word} has no name: several checkpoints are compared as NAME=CHECKPOINT …")
         found = sorted(glob.glob(word)) if name and not os.path.exists(word) else [word]
         if not found:
-            raise UsageError(f"there is no checkpoint {word}")
+            raise UsageError(of_missing(word))
         models.setdefault(name, []).extend(found)
     return models
 

@@ -49,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensors", action="store_true", help="draw a matrix for every tensor, too")
 
 
+def absent(path: str) -> str:
+    """The error message for a name that is not a file."""
+    return f"there is no file {path}: `fairseq-sg analysis masks` writes OUT.npz and OUT.json"
+
+
 def measure(path: str, args: argparse.Namespace) -> Result:
     """One file of masks and its facts. Raises UsageError for another file, and for one that was cut off."""
     if len(args.checkpoint) < 2:
@@ -58,7 +63,7 @@ def measure(path: str, args: argparse.Namespace) -> Result:
     facts_of = f"{path.removesuffix('.npz')}.json"
     for name in (path, facts_of):
         if not Path(name).is_file():
-            raise UsageError(f"there is no file {name}: `fairseq-sg analysis masks` writes OUT.npz and OUT.json")
+            raise UsageError(absent(name))
     try:
         with np.load(path, allow_pickle=False) as arrays:
             masks = from_arrays(arrays)

@@ -327,6 +327,7 @@ def test_names_of_checkpoints(tmp_path, monkeypatch):
     "words,message",
     [
         (["a={0}", "nothing*.pt", "--out", "{2}"], r"there is no checkpoint nothing\*\.pt"),
+        (["a={0}", "b={0}x", "--out", "{2}"], r"there is no checkpoint .*\.ptx: did you mean .*\.pt.*\?"),
         (["a={0}", "b={0}"], "a comparison of several checkpoints needs --out"),
         (["{0}", "b={0}", "--out", "{2}"], ".* has no name: several checkpoints are compared as NAME=CHECKPOINT …"),
         (["a={0}", "b={1}", "--out", "{2}"], "b was trained on other data than the first model: compare .*"),
