@@ -175,6 +175,8 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     if args.save_checkpoint:
         check_writable("--save-checkpoint", args.save_checkpoint)
     parameters, idle = maskable(loaded, args.parameters)
+    if args.halves:
+        halves(parameters)  # refuses a model without layers of their own before the masks are trained
     facts: dict[str, Any] = {
         "network": fingerprint(parameters),
         "examples": {"subset": examples.name, **part._asdict(), "number": len(chosen)},
@@ -454,7 +456,7 @@ def variants(masks: Masks, args: argparse.Namespace) -> dict[str, Masks]:
     return found
 
 
-def halves(masks: Masks) -> dict[str, Masks]:
+def halves(masks: Mapping[str, Tensor]) -> dict[str, Masks]:
     """The masks of the early half of the layers, and of the late half: encoder before decoder, output last.
 
     Raises UsageError for a model without layers of their own.

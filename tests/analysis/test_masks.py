@@ -378,9 +378,10 @@ def test_wrong_numbers(options, saved, capsys):
     assert error.count("\n") == 1 and options.split()[0] in error
 
 
-def test_halves_need_layers(saved, command):
+def test_halves_need_layers(saved, command, tmp_path):
     error = command("masks", saved("linear"), *SHORT, "--halves", code=1)
     assert "--halves needs a model with several layers of their own" in error
+    assert not list(tmp_path.iterdir())  # before the masks are trained
     _, facts, _ = command("masks", saved("softmax"), *SHORT, "--halves", "--where", "s", out="halves")
     assert {"early", "late"} < set(facts["evaluation"]["valid"]["all"])
 
