@@ -102,6 +102,17 @@ def from_0(text: str) -> float:
     return number
 
 
+def finite(text: str) -> float:
+    """Argument type: a number, not NaN or infinite."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return number
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = parser.add_argument_group("the examples of the masks")
     part.add_argument("--subset", default="train", metavar="NAME", help="subset of --data (default: train)")
@@ -136,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clip-norm", type=from_0, default=1.0, metavar="X", help="of the logits' gradient, 0 for none (default: 1)"
     )
     train.add_argument(
-        "--initial-logit", type=float, default=2.0, metavar="L", help="2 keeps 88 %%, 2.197 keeps 90 %% (default: 2)"
+        "--initial-logit", type=finite, default=2.0, metavar="L", help="2 keeps 88 %%, 2.197 keeps 90 %% (default: 2)"
     )
     train.add_argument(
         "--parameters",

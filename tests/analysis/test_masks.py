@@ -369,7 +369,16 @@ def test_errors_take_one_line(options, message, saved, command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", ["--beta 0", "--beta -1", "--beta x", "--search-beta 1,0", "--clip-norm -1", "--lengths 3-2"]
+    "options",
+    [
+        "--beta 0",
+        "--beta -1",
+        "--beta x",
+        "--search-beta 1,0",
+        "--clip-norm -1",
+        "--initial-logit nan",
+        "--lengths 3-2",
+    ],
 )
 def test_wrong_numbers(options, saved, capsys):
     with pytest.raises(SystemExit):
