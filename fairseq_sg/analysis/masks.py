@@ -185,6 +185,8 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
             raise UsageError(f"--evaluate has two subsets with the name {name} in tables: rename one of their folders")
     if args.save_checkpoint:
         check_writable("--save-checkpoint", args.save_checkpoint)
+        if os.path.exists(args.save_checkpoint) and os.path.samefile(args.save_checkpoint, args.checkpoint):
+            raise UsageError(f"--save-checkpoint {args.save_checkpoint} is the model itself: name another file")
     parameters, idle = maskable(loaded, args.parameters)
     if args.halves:
         halves(parameters)  # refuses a model without layers of their own before the masks are trained

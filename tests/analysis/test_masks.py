@@ -387,6 +387,14 @@ def test_wrong_numbers(options, saved, capsys):
     assert error.count("\n") == 1 and options.split()[0] in error
 
 
+def test_the_masked_model_does_not_replace_the_model(saved, command, tmp_path):
+    model = tmp_path / "model.pt"
+    shutil.copy(saved("softmax"), model)
+    before = model.read_bytes()
+    error = command("masks", model, *SHORT, "--save-checkpoint", f"{tmp_path}/./model.pt", code=1)
+    assert "is the model itself: name another file" in error and model.read_bytes() == before
+
+
 def test_halves_need_layers(saved, command, tmp_path):
     error = command("masks", saved("linear"), *SHORT, "--halves", code=1)
     assert "--halves needs a model with several layers of their own" in error
