@@ -226,6 +226,15 @@ def word_lines(removed: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def two_lines(tensor: str) -> str:
+    """A name for the title of a panel: a longer one has a new line after the dot that is nearest to its middle."""
+    dots = [place for place, letter in enumerate(tensor, start=1) if letter == "."]
+    if len(tensor) <= 25 or not dots:
+        return tensor
+    cut = min(dots, key=lambda place: abs(place - len(tensor) / 2))
+    return f"{tensor[:cut]}\n{tensor[cut:]}"
+
+
 def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     names, arrays = result.facts["masks"], result.arrays
     titles = ["IoU", "IoU by chance", "IoMin", "IoMin by chance"]
@@ -235,7 +244,7 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
     if args.tensors:
         tensors = list(result.facts["tensors"])
         panels = [arrays[f"{tensor}.iou"].mean(0) for tensor in tensors]
-        grid = (plots.in_rows(sequence, 4) for sequence in (panels, tensors))
+        grid = (plots.in_rows(sequence, 4) for sequence in (panels, list(map(two_lines, tensors))))
         labels = plots.Labels("IoU of masks, by tensor", "mask", "mask", "IoU")
         figures["tensors"] = plots.heatmaps(*grid, names, names, (0.0, 1.0), labels)
     for masks in result.facts.get("removed_by_word", {}).values():

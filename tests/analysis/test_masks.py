@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -22,6 +24,8 @@ from fairseq_sg.analysis import load
 from fairseq_sg.analysis.__main__ import main
 from fairseq_sg.analysis.examples import Part, open_examples
 from fairseq_sg.analysis.masks import from_arrays, halves, to_arrays
+from fairseq_sg.analysis.overlap import draw as draw_overlap
+from fairseq_sg.analysis.result import Result
 from fairseq_sg.evaluate import main as evaluate
 from helpers.analysis_models import checkpoint
 from helpers.commands import metrics, succeed
@@ -401,6 +405,18 @@ def test_halves_need_layers(saved, command, tmp_path):
     assert not list(tmp_path.iterdir())  # before the masks are trained
     _, facts, _ = command("masks", saved("softmax"), *SHORT, "--halves", "--where", "s", out="halves")
     assert {"early", "late"} < set(facts["evaluation"]["valid"]["all"])
+
+
+def test_titles_of_tensors_do_not_overlap():
+    layer = "decoder.stack.layers.0"
+    tensors = ["classifier.weight", *(f"{layer}.{part}.weight" for part in ("encoder_attn.out_proj", "update.ffn.fc1"))]
+    names = [f"{tensor}.iou" for tensor in tensors] + ["iou", "iomin", "chance_iou", "chance_iomin"]
+    arrays = {name: np.ones((1, 2, 2)) for name in names}
+    result = Result(arrays, {"masks": ["a", "b"], "tensors": dict.fromkeys(tensors)})
+    figure = draw_overlap(result, argparse.Namespace(tensors=True))["tensors"]
+    figure.draw_without_rendering()
+    titles = [ax.title.get_window_extent() for ax in figure.axes if ax.get_title()]
+    assert len(titles) == 3 and all(a.x1 < b.x0 for a, b in itertools.pairwise(titles))
 
 
 def test_files_that_are_no_masks(saved, found, command, tmp_path):
