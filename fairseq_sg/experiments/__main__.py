@@ -175,6 +175,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--together is {args.together}: choose at least 1")
     if args.index is not None and not 0 <= args.index < len(trials):
         raise UsageError(f"--index is {args.index}: the plan has runs 0 to {len(trials) - 1}")
+    if plan.device == "cuda" and not has_gpu():
+        # fairseq would train on the CPU.
+        raise UsageError("--device is cuda, but PyTorch finds no GPU: choose cpu or auto")
     chosen = trials if args.index is None else [trials[args.index]]
     runs = [trial.run for trial in chosen]
     gpus = visible_gpus() if plan.device == "cuda" else []

@@ -130,6 +130,13 @@ def test_wrong_options_of_run_are_refused(options, message, here, capsys):
     assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
 
 
+def test_without_a_gpu_nothing_is_trained_as_on_one(here, capsys, monkeypatch):
+    monkeypatch.setattr(command, "has_gpu", lambda: False)
+    message = refused(capsys, "run", "tiny.yaml", "--device", "cuda")
+    assert message == "--device is cuda, but PyTorch finds no GPU: choose cpu or auto"
+    assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
+
+
 def test_without_matplotlib_nothing_is_trained(here, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     message = refused(capsys, "run", "tiny.yaml", "--device", "cpu")
@@ -309,6 +316,7 @@ def test_compare_without_anything_in_common(here, capsys):
 def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
     """A process per core, three per GPU, at most as many trainings as there are runs."""
     seen = []
+    monkeypatch.setattr(command, "has_gpu", lambda: bool(gpus))
     monkeypatch.setattr(command, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(command.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
