@@ -4,7 +4,8 @@ This holds for the tasks of this plugin. Other tasks keep fairseq's behaviour, e
 checkpoint of ours.
 
 - A checkpoint that is cut off, of another model, task, criterion, optimizer, scheduler or data is refused in one line.
-- Changed options are named in a warning: weights that fit may still be of another mechanism.
+- Changed options are named in a warning: weights that fit may still be of another mechanism. The new values hold, also
+  those of the optimizer, whose state has the checkpoint's.
 - ``--patience`` counts validations across interruptions (``extra_state["patience"]``).
 - A training that has made all its updates, or has run out of patience, makes no further update. fairseq looks at both
   only after another update.
@@ -13,6 +14,7 @@ checkpoint of ours.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import logging
 import math
@@ -67,13 +69,29 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
         if isinstance(error, AssertionError) and "--reset-optimizer" in str(error):
             raise UsageError(f"{path}: {error}") from error
         raise
-    # Where fairseq restores the best value. A fine-tuning that begins has made no update.
-    if extra_state is not None and trainer.get_num_updates() > 0 and not cfg.reset_meters:
-        vars(early_stopping()).update(extra_state.get("patience", {}))
+    # A fine-tuning that begins has made no update.
+    if extra_state is not None and trainer.get_num_updates() > 0:
+        keep_optimizers_options(cfg, trainer)
+        # Where fairseq restores the best value.
+        if not cfg.reset_meters:
+            vars(early_stopping()).update(extra_state.get("patience", {}))
     if reason := nothing_left(trainer):
         logger.info("nothing is left to train: %s", reason)
         epochs = AfterTheLast()
     return extra_state, epochs
+
+
+def keep_optimizers_options(cfg, trainer) -> None:
+    """Gives the optimizer the options of this command again: with its state it got those of the checkpoint.
+
+    ``--optimizer-overrides`` still hold, and the scheduler has the learning rate.
+    """
+    set_otherwise = {"lr", *ranges.literal_dict(cfg.optimizer_overrides)}
+    with contextlib.suppress(NotImplementedError):  # fairseq's composite optimizer
+        options = trainer.optimizer.optimizer_config
+        for group in trainer.optimizer.param_groups:
+            group.update({name: value for name, value in options.items() if name not in set_otherwise})
+        trainer.lr_step_update()
 
 
 class AfterTheLast:

@@ -16,6 +16,9 @@ import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import resuming
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.mixin import SGTask
+from fairseq_sg.trainer import SGTrainer
+from helpers.small_folders import random_pairs, write_folder
+from helpers.trainers import build, groups
 
 
 class Ours(SGTask):
@@ -59,7 +62,8 @@ def trainer_after(updates: int, task, cfg=None, most=0, hours=0.0, ema=False) ->
     cfg.get = lambda name: vars(cfg).get(name)
     return types.SimpleNamespace(
         get_num_updates=lambda: updates, cumulative_training_time=lambda: 1800.0, cfg=cfg, task=task,
-        checkpoint_suffix="",
+        checkpoint_suffix="", lr_step_update=lambda: None,
+        optimizer=types.SimpleNamespace(optimizer_config={}, param_groups=[]),
     )  # fmt: skip
 
 
@@ -217,6 +221,38 @@ def test_errors_of_fairseq_name_the_file(tmp_path):
     assert isinstance(optimizer, UsageError) and str(optimizer) == f"{last}: {text}"
     for other in (KeyError("of_another_plugin"), AssertionError("a bug"), TypeError("a bug")):
         assert raised_for(other, ValueError("a cause")) is other
+
+
+@pytest.mark.parametrize(
+    "optimizer,overrides,betas",
+    [
+        (["torch_adam"], {}, (0.8, 0.95)),
+        (["adam"], {"betas": (0.7, 0.9)}, (0.7, 0.9)),
+        ("torch_adam --lr-scheduler one_cycle --one-cycle-rise 0.5 --max-update 6".split(), {}, (0.85, 0.95)),
+    ],
+)
+def test_the_optimizer_has_the_options_of_the_command_that_resumes(optimizer, overrides, betas, tmp_path):
+    """torch restores those of the checkpoint with the state; --optimizer-overrides and the schedule come last."""
+    from fairseq import checkpoint_utils
+
+    folder = write_folder(tmp_path / "pairs", {"train": random_pairs(20, 1)})
+
+    def begun(*options: str):
+        where = ["--disable-validation", "--save-dir", str(tmp_path)]
+        built = build(SGTrainer, folder, *where, "--optimizer", *optimizer, *options)
+        return built, checkpoint_utils.load_checkpoint(built.cfg.checkpoint, built)[1]
+
+    built, epochs = begun("--weight-decay", "0.1", "--adam-betas", "(0.9, 0.98)")
+    for samples in groups(built)[:2]:
+        built.train_step(samples)
+    epochs.next_epoch_itr()
+    checkpoint_utils.save_checkpoint(built.cfg.checkpoint, built, epochs, None)
+    rate = built.get_lr()
+    options = ["--weight-decay", "0.5", "--adam-betas", "(0.8, 0.95)", "--optimizer-overrides", str(overrides)]
+    resumed, _ = begun(*options)
+    (group,) = resumed.optimizer.param_groups
+    assert resumed.get_num_updates() == 2 and resumed.get_lr() == rate
+    assert (group["weight_decay"], *group["betas"]) == pytest.approx((0.5, *betas))
 
 
 def test_other_options_than_a_checkpoint_s_are_named():
