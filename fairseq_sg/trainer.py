@@ -177,7 +177,8 @@ class SGTrainer(Trainer):
         self.between_steps()
         metrics.log_start_time("train_wall", priority=800, round=0)
         if not self.ordinary or not all(samples):
-            return super().train_step(samples, raise_oom)
+            # Gaps come first: fairseq counts no batch of a worker whose last one fills a gap.
+            return super().train_step(sorted(samples, key=bool), raise_oom)
         self._set_seed()
         if self.ahead:
             logged = self._step_ahead(samples)

@@ -116,6 +116,23 @@ def test_batches_without_predictions_give_no_update(folder):
     torch.testing.assert_close(list(built.model.parameters()), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("gap", [0, 1, 2])
+def test_a_gap_among_accumulated_batches_counts_nowhere(folder, gap):
+    """The last update of an epoch, where a worker has fewer batches than others."""
+
+    def step(fills: bool) -> tuple[dict, dict]:
+        built = build(SGTrainer, folder, "--dropout", "0")
+        built.ordinary = False
+        samples = groups(built)[0] + groups(built)[1]
+        samples[gap:gap] = [{}] * fills
+        return lasting(built.train_step(samples)), built.model.state_dict()
+
+    logs, weights = step(fills=True)
+    expected_logs, expected_weights = step(fills=False)
+    assert logs == pytest.approx(expected_logs) and logs["sample_size"] > 16
+    torch.testing.assert_close(weights, expected_weights)
+
+
 def test_a_module_in_evaluation_is_trained_again(folder):
     built = build(SGTrainer, folder)
     built.model.eval(), built.criterion.eval()

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
@@ -280,20 +281,25 @@ class SGTask:
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """Loss, sample size and logs of a batch, after its backward pass: fairseq's, without its walks through all
         modules. Another base's step, or mixed precision, is left to the base.
+
+        With ``ignore_grad`` the batch fills a gap: it counts nowhere (``trainer``).
         """
         step = super().train_step
         with no_contribution(ignore_grad):
             if step.__func__ is not FairseqTask.train_step or isinstance(optimizer, AMPOptimizer):
-                return step(sample, model, criterion, optimizer, update_num, ignore_grad)
-            if not model.training:
-                model.train()
-            for part in counting(model):
-                part.set_num_updates(update_num)
-            loss, size, logs = criterion(model, sample)
-            if ignore_grad:
-                loss *= 0
-            optimizer.backward(loss)
-            return loss, size, logs
+                loss, size, logs = step(sample, model, criterion, optimizer, update_num, ignore_grad)
+            else:
+                if not model.training:
+                    model.train()
+                for part in counting(model):
+                    part.set_num_updates(update_num)
+                loss, size, logs = criterion(model, sample)
+                if ignore_grad:
+                    loss *= 0
+                optimizer.backward(loss)
+        if ignore_grad:
+            size, logs = zero(size), {name: zero(value) for name, value in logs.items()}
+        return loss, size, logs
 
     def begin_epoch(self, epoch, model) -> None:
         super().begin_epoch(epoch, model)
@@ -308,6 +314,11 @@ def without_removed(group: str, cfg):
     choice = getattr(cfg, "_name", None) or getattr(cfg, "arch" if group == "model" else group, None)
     declared = dataclasses_of(group).get(choice)
     return cfg if declared is None else drop_removed(cfg, declared)
+
+
+def zero(value: Any) -> Any:
+    """The zero in the place of a number, or of the numbers of a tensor."""
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0
 
 
 def asks_for_training(arguments: dict[str, Any]) -> bool:
