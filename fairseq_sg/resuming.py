@@ -69,8 +69,10 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
         if isinstance(error, AssertionError) and "--reset-optimizer" in str(error):
             raise UsageError(f"{path}: {error}") from error
         raise
-    # A fine-tuning that begins has made no update.
-    if extra_state is not None and trainer.get_num_updates() > 0:
+    if trainer.get_num_updates() == 0:
+        # A fine-tuning that begins has taken no time, and fairseq counts that of the checkpoint.
+        trainer._previous_training_time = 0
+    elif extra_state is not None:
         keep_optimizers_options(cfg, trainer)
         # Where fairseq restores the best value.
         if not cfg.reset_meters:

@@ -199,6 +199,20 @@ def test_no_update_after_the_time_of_a_training(updates, hours, left):
     assert bool(resuming.nothing_left(trainer_after(updates, Ours(), hours=hours))) is not left
 
 
+@pytest.mark.parametrize("updates,time", [(0, 0), (3, 1800.0)])
+def test_a_fine_tuning_begins_its_time_anew(updates, time, running):
+    """Otherwise --stop-time-hours ends it after one update, where the checkpoint's training took as long."""
+    running("fairseq_cli.train")
+    trainer = trainer_after(updates, Ours())
+
+    def load(cfg, trainer):
+        trainer._previous_training_time = 1800.0
+        return {}, "epochs"
+
+    resuming.begin(load, trainer.cfg.checkpoint, trainer)
+    assert trainer._previous_training_time == time
+
+
 def test_errors_of_fairseq_name_the_file(tmp_path):
     """Weights that do not fit and another optimizer are UsageErrors; every other error stays as it is."""
     cfg = checkpoint_options(tmp_path)
