@@ -63,11 +63,17 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
     try:
         extra_state, epochs = load(cfg, trainer, **kwargs)
     except Exception as error:
-        # fairseq raises an error of its own for weights that do not fit, and an assertion for an optimizer's state.
+        # fairseq raises an error of its own for weights that do not fit, and an assertion for an optimizer's state. An
+        # epoch of larger batches may end before the batch that comes next.
         if isinstance(error.__context__, UsageError):
             raise UsageError(f"{path}: {error.__context__}") from error
         if isinstance(error, AssertionError) and "--reset-optimizer" in str(error):
             raise UsageError(f"{path}: {error}") from error
+        if isinstance(error, RuntimeError) and "--reset-dataloader" in str(error):
+            raise UsageError(
+                f"{path}: its training was stopped beyond the last batch of an epoch of this command: resume with the "
+                "batch size and the number of workers of then, or say --reset-dataloader to begin at the first epoch"
+            ) from error
         raise
     if trainer.get_num_updates() == 0:
         # A fine-tuning that begins has taken no time, and fairseq counts that of the checkpoint.

@@ -269,6 +269,28 @@ def test_the_optimizer_has_the_options_of_the_command_that_resumes(optimizer, ov
     assert (group["weight_decay"], *group["betas"]) == pytest.approx((0.5, *betas))
 
 
+def test_an_epoch_of_fewer_batches_than_were_made(tmp_path):
+    """Larger batches, or more workers; the message is one line."""
+    from fairseq import checkpoint_utils
+
+    folder = write_folder(tmp_path / "pairs", {"train": random_pairs(20, 1)})
+
+    def begun(size: int, *options: str):
+        where = ["--disable-validation", "--save-dir", str(tmp_path), "--required-batch-size-multiple", "1"]
+        built = build(SGTrainer, folder, *where, "--batch-size", str(size), *options)
+        return built, checkpoint_utils.load_checkpoint(built.cfg.checkpoint, built)[1]
+
+    built, epochs = begun(2)
+    batches = epochs.next_epoch_itr()
+    for _ in range(8):
+        built.train_step([next(batches)])
+    checkpoint_utils.save_checkpoint(built.cfg.checkpoint, built, epochs, None)
+    assert begun(2)[1].iterations_in_epoch == 8
+    with pytest.raises(UsageError, match="checkpoint_last.pt: its training was stopped beyond the last batch"):
+        begun(5)
+    assert begun(5, "--reset-dataloader")[1].iterations_in_epoch == 0
+
+
 def test_other_options_than_a_checkpoint_s_are_named():
     from omegaconf import OmegaConf
 
