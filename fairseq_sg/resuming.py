@@ -6,7 +6,8 @@ checkpoint of ours.
 - A checkpoint that is cut off, of another model, task, criterion, optimizer, scheduler or data is refused in one line.
 - Changed options are named in a warning: weights that fit may still be of another mechanism. The new values hold, also
   those of the optimizer, whose state has the checkpoint's.
-- ``--patience`` counts validations across interruptions (``extra_state["patience"]``).
+- ``--patience`` counts validations across interruptions (``extra_state["patience"]``). With another metric, its count
+  and the best value begin anew.
 - A training that has made all its updates, or has run out of patience, makes no further update. fairseq looks at both
   only after another update.
 """
@@ -58,8 +59,11 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
     check_options(cfg)
     if option and not PathManager.exists(path):
         raise UsageError(f"there is no checkpoint {path}: check {option}")
+    there: Any = {}
     if os.path.isfile(path):
-        check(checkpoints.read(path), path, option == "--finetune-from-model", cfg, trainer)
+        state = checkpoints.read(path)
+        check(state, path, option == "--finetune-from-model", cfg, trainer)
+        there = state.get("cfg") or {}
     try:
         extra_state, epochs = load(cfg, trainer, **kwargs)
     except Exception as error:
@@ -82,7 +86,7 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
         keep_optimizers_options(cfg, trainer)
         # Where fairseq restores the best value.
         if not cfg.reset_meters:
-            vars(early_stopping()).update(extra_state.get("patience", {}))
+            go_on_choosing(extra_state, there, trainer.cfg)
     if reason := nothing_left(trainer):
         logger.info("nothing is left to train: %s", reason)
         epochs = AfterTheLast()
@@ -100,6 +104,28 @@ def keep_optimizers_options(cfg, trainer) -> None:
         for group in trainer.optimizer.param_groups:
             group.update({name: value for name, value in options.items() if name not in set_otherwise})
         trainer.lr_step_update()
+
+
+def go_on_choosing(extra_state: dict[str, Any], there, here) -> None:
+    """Restores the count of ``--patience``. Where the best checkpoint is chosen by something else than before, neither
+    the count nor the best value goes on.
+    """
+    from fairseq import checkpoint_utils
+
+    before, now = measure(there), measure(here)
+    if not there or before == now:
+        vars(early_stopping()).update(extra_state.get("patience", {}))
+    elif vars(checkpoint_utils.save_checkpoint).pop("best", None) is not None:
+        logger.warning(
+            "the best checkpoint was that of %s, and is now that of %s: earlier values do not count", before, now
+        )
+
+
+def measure(cfg) -> str:
+    """What the best checkpoint is chosen by: a metric of the first subset."""
+    checkpoint, data = values(cfg.get("checkpoint")), values(cfg.get("dataset"))
+    which = "the largest" if checkpoint.get("maximize_best_checkpoint_metric") else "the least"
+    return f"{which} {checkpoint.get('best_checkpoint_metric')} on {str(data.get('valid_subset')).partition(',')[0]}"
 
 
 class AfterTheLast:

@@ -38,7 +38,7 @@ class Theirs:
     """A task of fairseq's."""
 
 
-def checkpoint_options(folder="runs", **options) -> types.SimpleNamespace:
+def checkpoint_options(folder="runs", **options) -> argparse.Namespace:
     chosen = {
         "save_dir": str(folder),
         "restore_file": "checkpoint_last.pt",
@@ -47,7 +47,7 @@ def checkpoint_options(folder="runs", **options) -> types.SimpleNamespace:
         "optimizer_overrides": "{}",
     }
     reset = {f"reset_{name}": False for name in ("meters", "dataloader", "lr_scheduler", "optimizer")}
-    return types.SimpleNamespace(**chosen | reset | options)
+    return argparse.Namespace(**chosen | reset | options)
 
 
 def trainer_after(updates: int, task, cfg=None, most=0, hours=0.0, ema=False) -> types.SimpleNamespace:
@@ -113,6 +113,43 @@ def test_patience_is_restored_where_the_best_value_is(updates, reset, expected, 
     assert not hasattr(module.should_stop_early, "num_runs")
     begin(Ours(), updates, reset_meters=reset)
     assert getattr(module.should_stop_early, "num_runs", None) == expected
+
+
+@pytest.mark.parametrize(
+    "metric,largest,subsets,goes_on",
+    [
+        ("accuracy", True, "valid,gen", True),
+        ("accuracy", True, "valid", True),
+        ("accuracy", True, "gen,valid", False),
+        ("token_accuracy", True, "valid", False),
+        ("loss", False, "valid", False),
+    ],
+)
+def test_values_of_another_metric_do_not_count(
+    metric, largest, subsets, goes_on, tmp_path, running, caplog, monkeypatch
+):
+    """Otherwise a token accuracy of 99 % would be better than every later accuracy."""
+    from fairseq import checkpoint_utils
+
+    module, save = running("fairseq_cli.train"), types.SimpleNamespace()
+    monkeypatch.setattr(checkpoint_utils, "save_checkpoint", save)
+
+    def chosen(metric: str, largest: bool, subsets: str) -> dict[str, argparse.Namespace]:
+        by = {"best_checkpoint_metric": metric, "maximize_best_checkpoint_metric": largest}
+        return {"checkpoint": checkpoint_options(tmp_path, **by), "dataset": argparse.Namespace(valid_subset=subsets)}
+
+    def load(*_):
+        save.best = 99.0
+        return {"patience": {"best": 99.0, "num_runs": 2}}, "epochs"
+
+    groups = chosen("accuracy", True, "valid,gen")
+    torch.save({"model": {}, "cfg": groups, "last_optimizer_state": {}}, tmp_path / "checkpoint_last.pt")
+    now = chosen(metric, largest, subsets)
+    trainer = trainer_after(3, Ours(), now["checkpoint"])
+    trainer.cfg.dataset = now["dataset"]
+    resuming.begin(load, now["checkpoint"], trainer)
+    assert hasattr(save, "best") is hasattr(module.should_stop_early, "num_runs") is goes_on
+    assert ("the best checkpoint was that of the largest accuracy on valid, and is" in caplog.text) is not goes_on
 
 
 def test_patience_is_kept_in_checkpoints_of_trainings_that_have_some(running):
