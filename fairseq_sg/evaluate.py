@@ -67,7 +67,7 @@ def make_parser() -> Command:
         type=positive,
         default=64,
         metavar="N",
-        help="sentences in a batch, or parallel streams of a text (default: 64)",
+        help="sentences in a batch, or parallel streams of a text, of which each has a whole segment (default: 64)",
     )
     model.add_argument("--cpu", action="store_true", help="do not use the GPU")
     model.add_argument(

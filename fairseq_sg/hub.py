@@ -225,6 +225,8 @@ class TrainedModel:
     def evaluate(self, subset: str, batch_size: int = 64) -> dict[str, Any]:
         """All numbers of ``python -m fairseq_sg.evaluate`` for a subset, by the names of its ``--json``.
 
+        Of a text, ``batch_size`` is the number of parallel streams, and another one gives other numbers.
+
         Raises UsageError for an unknown subset.
         """
         check_values(batch_size=batch_size)
