@@ -52,13 +52,14 @@ ARGUMENTS = {"--model-overrides": "overrides", "--input": "source", "--max-len":
 }
 
 TRANSLATES, CLASSIFIES, SCORES = "an encoder–decoder model", "a classifier", "a language model"
-ANSWERS = "a classifier of images"
+ANSWERS, LABELS = "a classifier of images", "a model that labels words"
 #: kind of model -> its methods
 METHODS = {
     TRANSLATES: (".translate", ".accuracy", ".evaluate", ".attention"),
     CLASSIFIES: (".classify", ".accuracy", ".evaluate", ".attention"),
     SCORES: (".score", ".evaluate"),
     ANSWERS: (".accuracy", ".evaluate"),
+    LABELS: (".accuracy", ".evaluate"),
 }
 
 
@@ -141,6 +142,8 @@ class TrainedModel:
 
     @property
     def kind(self) -> str:
+        if self.loaded.labels_words:
+            return LABELS
         if not self.loaded.has_decoder:
             return ANSWERS if self.loaded.reads_images else CLASSIFIES
         return TRANSLATES if hasattr(self.loaded.model, "encoder") else SCORES

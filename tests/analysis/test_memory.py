@@ -11,8 +11,10 @@ pytest.importorskip("fairseq")
 
 import torch
 
+import fairseq_sg
 from fairseq_sg.analysis import load
 from fairseq_sg.analysis.__main__ import main
+from fairseq_sg.errors import UsageError
 from helpers.analysis_models import checkpoint, ctlpp_folder
 from helpers.labelled_words import write_labelled_words
 
@@ -81,3 +83,13 @@ def test_accuracy_of_labels(saved, tmp_path):
     assert main(["accuracy", str(saved), *line]) == 0
     facts = json.loads((tmp_path / "a.json").read_text())
     assert set(facts["subsets"]["gen"]["groups"]) == {"repeats_3", "repeats_4"}
+
+
+def test_labels_of_words_in_python(saved):
+    """There is no one class, and no text, for `.classify` and `.score`."""
+    model = fairseq_sg.load(saved, device="cpu")
+    assert "a model that labels words: .accuracy, .evaluate; data" in repr(model)
+    assert model.accuracy("gen") == model.evaluate("gen")["accuracy"]
+    for method in ("translate", "classify", "score", "attention"):
+        with pytest.raises(UsageError, match=f"sg_dnc.* and has no .{method}: use .accuracy, .evaluate"):
+            getattr(model, method)("101 <copy> . .")
