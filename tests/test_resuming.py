@@ -205,6 +205,22 @@ def test_the_task_compares_the_data(option, new_data, tmp_path):
     assert task.checked == ["training", ({"data": "then"}, new_data)]
 
 
+def test_a_checkpoint_that_is_passed_over_is_named(tmp_path, caplog):
+    """fairseq begins from --restore-file each time the command is given."""
+    other, last = tmp_path / "other.pt", tmp_path / "checkpoint_last.pt"
+
+    def warned(path) -> bool:
+        caplog.clear()
+        cfg = checkpoint_options(tmp_path, restore_file=str(path))
+        resuming.begin(lambda *_: (None, "epochs"), cfg, trainer_after(0, Ours(), cfg))
+        return f"training begins from {path}, and not from {last}, which it will replace" in caplog.text
+
+    write(other, "sg_translation")
+    assert not warned(other)
+    write(last, "sg_translation")
+    assert warned(other) and not warned(last)
+
+
 @pytest.mark.parametrize(
     "options,message",
     [
