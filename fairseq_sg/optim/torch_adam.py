@@ -2,8 +2,8 @@
 
 fairseq's ``adam`` updates one parameter after the other, with a dozen kernels each. For a small model on a GPU that is
 a large part of a step. The update is Algorithm 1 of Kingma & Ba 2015, with decoupled weight decay (0 by default: Adam).
-fairseq has the form at the end of their section 2, which scales ε by √(1 − β₂ᵗ). The two differ where gradients are as
-small as ε.
+fairseq has the form at the end of their section 2, in which ε counts as ε / √(1 − β₂ᵗ) here. The two differ where
+gradients are as small as ε.
 """
 
 import ast
