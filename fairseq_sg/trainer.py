@@ -45,15 +45,22 @@ def install() -> None:
     from fairseq.distributed import utils as distributed
 
     compat.wrap(distributed, "call_main", _call_main)
+    # A process that fairseq starts for one of several GPUs has the command, and loads the plugin within it.
+    if "fairseq_cli.train" in sys.modules:
+        _install_in(sys.modules["fairseq_cli.train"])
 
 
 def _call_main(call, cfg, main, **kwargs):
     """fairseq's ``call_main``, through which its commands begin; ``main`` finds the trainer in its own module."""
     command = sys.modules[main.__module__]
     if hasattr(command, "validate_and_save"):
-        compat.wrap(command, "Trainer", make)
-        compat.wrap(command, "validate_and_save", validate_and_save)
+        _install_in(command)
     return call(cfg, main, **kwargs)
+
+
+def _install_in(command) -> None:
+    compat.wrap(command, "Trainer", make)
+    compat.wrap(command, "validate_and_save", validate_and_save)
 
 
 def make(fairseqs: type[Trainer], cfg, task, *arguments) -> Trainer:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 
 import pytest
 import torch
@@ -185,6 +187,16 @@ def test_another_task_has_fairseqs_trainer(folder):
     assert type(built) is Fairseqs and built.arguments[::2] == ("cfg", "model")
 
 
+def test_a_process_of_one_of_several_gpus_uses_it(monkeypatch):
+    """fairseq starts it beyond ``call_main``; the command loads the plugin when it runs already."""
+    command = types.SimpleNamespace(Trainer=Trainer, validate_and_save=print)
+    monkeypatch.setitem(sys.modules, "fairseq_cli.train", command)
+    for _ in range(2):
+        own.install()
+        assert (command.Trainer.func, command.Trainer.args) == (own.make, (Trainer,))
+        assert (command.validate_and_save.func, command.validate_and_save.args) == (own.validate_and_save, (print,))
+
+
 def test_fairseq_train_uses_it(folder, tmp_path):
     """Epochs, validations within them, the end and a resumed training are those of fairseq's trainer."""
     command = [
@@ -206,9 +218,9 @@ def test_fairseq_train_uses_it(folder, tmp_path):
     assert {event["kind"] for event in logs["own"]} == {"train_inner", "train", "valid"} and len(logs["own"]) > 15
 
 
-START = "import sys\nfrom fairseq_cli import train\nimport fairseq_sg.plugin\nfrom fairseq_sg import trainer as own\n"
+START = "from fairseq_cli import train\nfrom fairseq_sg import trainer as own\n"
 TRAIN = (
-    "from fairseq import checkpoint_utils as c\nload = c.load_checkpoint\n"
+    "import fairseq_sg.plugin\nfrom fairseq import checkpoint_utils as c\nload = c.load_checkpoint\n"
     "def seen(cfg, trainer, **k):\n    print('trainer:', type(trainer).__name__)\n    return load(cfg, trainer, **k)\n"
     "c.load_checkpoint = seen\ntrain.cli_main()"
 )
