@@ -7,7 +7,7 @@ checkpoint of ours.
 - Changed options are named in a warning: weights that fit may still be of another mechanism. The new values hold, also
   those of the optimizer, whose state has the checkpoint's.
 - ``--patience`` counts validations across interruptions (``extra_state["patience"]``). With another metric, its count
-  and the best value begin anew.
+  and the best value start again.
 - A training that has made all its updates, or has run out of patience, makes no further update. fairseq looks at both
   only after another update.
 """

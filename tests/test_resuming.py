@@ -253,7 +253,7 @@ def test_no_update_after_the_time_of_a_training(updates, hours, left):
 
 
 @pytest.mark.parametrize("updates,time", [(0, 0), (3, 1800.0)])
-def test_a_fine_tuning_begins_its_time_anew(updates, time, running):
+def test_a_fine_tuning_counts_its_own_time(updates, time, running):
     """Otherwise --stop-time-hours ends it after one update, where the checkpoint's training took as long."""
     running("fairseq_cli.train")
     trainer = trainer_after(updates, Ours())
