@@ -231,8 +231,8 @@ def around_one_weight(length: int, points: int = 81) -> list[dict[str, float]]:
 def write_figures(args: argparse.Namespace) -> None:
     """Writes PREFIX.json and PREFIX.png."""
     lengths = [length for length in LENGTHS if length <= args.longest]
-    if not lengths:
-        raise UsageError(f"--longest is {args.longest}: choose 1 or more")
+    if args.longest < 10:
+        raise UsageError(f"--longest is {args.longest}: choose 10 or more, which all panels have")
     pyplot()  # before minutes of computing, not after them
     found = {
         "by_length": by_length(lengths),

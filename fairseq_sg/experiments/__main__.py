@@ -286,6 +286,8 @@ def slurm(args: argparse.Namespace) -> int:
         )
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs is {args.jobs}: choose at least 1")
+    if args.script.is_dir() or not args.script.absolute().parent.is_dir():
+        raise UsageError(f"{args.script} cannot be written: name a file in a folder that exists")
     plan = plan_of(args)
     plan.prepare()
     plan.out.mkdir(parents=True, exist_ok=True)

@@ -256,6 +256,13 @@ def test_slurm_needs_a_device(capsys):
     assert "--jobs is 0" in refused(capsys, "slurm", "tiny.yaml", "x.sbatch", "--device", "cpu", "--jobs", "0")
 
 
+def test_a_place_for_the_script_is_there_before_data_are_made(here, capsys):
+    for place in ("absent/x.sbatch", "."):
+        message = refused(capsys, "slurm", "tiny.yaml", place, "--device", "cpu")
+        assert message == f"{place} cannot be written: name a file in a folder that exists"
+    assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
+
+
 def test_slurm_script_for_gpus(here):
     plan = planned(here, device="cuda", seeds="1,3")
     script = command.slurm_script(plan, "tiny.yaml", None)
