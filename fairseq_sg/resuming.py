@@ -60,7 +60,8 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
     if option and not PathManager.exists(path):
         raise UsageError(f"there is no checkpoint {path}: check {option}")
     last = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
-    if option == "--restore-file" and os.path.isfile(last) and os.path.realpath(path) != os.path.realpath(last):
+    elsewhere = os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir)
+    if option == "--restore-file" and elsewhere and os.path.isfile(last):
         logger.warning("training begins from %s, and not from %s, which it will replace: --restore-file", path, last)
     there: Any = {}
     if os.path.isfile(path):

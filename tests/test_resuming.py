@@ -207,7 +207,8 @@ def test_the_task_compares_the_data(option, new_data, tmp_path):
 
 def test_a_checkpoint_that_is_passed_over_is_named(tmp_path, caplog):
     """fairseq begins from --restore-file each time the command is given."""
-    other, last = tmp_path / "other.pt", tmp_path / "checkpoint_last.pt"
+    (tmp_path / "elsewhere").mkdir()
+    other, last, earlier = (tmp_path / name for name in ("elsewhere/other.pt", "checkpoint_last.pt", "checkpoint_1.pt"))
 
     def warned(path) -> bool:
         caplog.clear()
@@ -218,7 +219,8 @@ def test_a_checkpoint_that_is_passed_over_is_named(tmp_path, caplog):
     write(other, "sg_translation")
     assert not warned(other)
     write(last, "sg_translation")
-    assert warned(other) and not warned(last)
+    write(earlier, "sg_translation")
+    assert warned(other) and not warned(last) and not warned(earlier)
 
 
 @pytest.mark.parametrize(

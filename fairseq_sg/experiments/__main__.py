@@ -286,8 +286,10 @@ def slurm(args: argparse.Namespace) -> int:
         )
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs is {args.jobs}: choose at least 1")
-    if args.script.is_dir() or not args.script.absolute().parent.is_dir():
-        raise UsageError(f"{args.script} cannot be written: name a file in a folder that exists")
+    if args.script.is_dir():
+        raise UsageError(f"{args.script} is a folder: name a file in it")
+    if not args.script.absolute().parent.is_dir():
+        raise UsageError(f"{args.script}: No such file or directory: name a file in a folder that exists")
     plan = plan_of(args)
     plan.prepare()
     plan.out.mkdir(parents=True, exist_ok=True)

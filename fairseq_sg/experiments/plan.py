@@ -148,7 +148,7 @@ class Plan:
         }
         quantities = [source_of(c.metric) for c in plain.values()]
         quantity = "accuracy" if "accuracy" in quantities or not quantities else quantities[0]
-        shown = {c.subset: key for key, c in reversed(plain.items()) if source_of(c.metric) == quantity}
+        shown = {c.subset: key for key, c in reversed(plain.items()) if c.metric == quantity}
         label = recipe.rows[row].label
         folder = self.out / f"{row}-{data}-seed{seed}"
         return Run(
