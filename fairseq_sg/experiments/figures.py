@@ -157,7 +157,7 @@ def bars(results: Results) -> Any:
 
 
 def through_training(results: Results, subsets: Sequence[str], quantity: str) -> Any:
-    """A quantity of ``QUANTITIES`` on subsets through training: a row per dataset, a panel per subset.
+    """A quantity of ``QUANTITIES`` on subsets through training: a row per dataset, a panel per subset that it has.
 
     Means over seeds, and a band from minimum to maximum. None if nothing was measured twice, or models are too many.
     """
@@ -169,14 +169,19 @@ def through_training(results: Results, subsets: Sequence[str], quantity: str) ->
     if not courses or not subsets:
         return None
     names = _names(results.recipe)
-    figure, rows = grid(len(courses), len(subsets))
+    panels = {data: [s for s in subsets if _measured(models, s, quantity)] for data, models in courses.items()}
+    figure, rows = grid(len(courses), max(map(len, panels.values())))
     colours = _colours(courses)
     for axes_row, (data, models) in zip(rows, courses.items()):
-        for axes, subset in zip(axes_row, subsets):
+        for axes, subset in zip(axes_row, panels[data]):
             _through(axes, models, subset, quantity, colours)
             title = names.get(subset, subset)
             axes.set_title(f"{data}: {title}" if len(courses) > 1 else title)
-        _name_curves(axes_row[-1], models, subsets[-1], quantity, colours)
+        _name_curves(axes, models, subset, quantity, colours)
+        for unused in axes_row[len(panels[data]) :]:
+            unused.set_axis_off()
+            if legend := axes.get_legend():
+                legend.set_in_layout(False)  # it has the place of the unused panel
     return figure
 
 
@@ -378,6 +383,10 @@ def _legend(axes: Any, models: Curves, colours: Mapping[str, str]) -> None:
 
     handles = [Line2D([], [], color=colours[model], label=model) for model in models]
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+
+
+def _measured(models: Curves, subset: str, quantity: str) -> bool:
+    return any(band(curves, QUANTITIES[quantity].key(subset))[0] for curves in models.values())
 
 
 def _measured_twice(models: Curves, subsets: Sequence[str], quantity: str) -> bool:

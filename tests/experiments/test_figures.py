@@ -106,6 +106,16 @@ def test_names_at_the_ends_of_curves_keep_their_distance(tmp_path):
     assert figures.through_training(results_of(tmp_path, {"scan": many}), ["valid"], "accuracy") is None
 
 
+def test_a_panel_for_each_subset_that_the_data_have(tmp_path):
+    only_valid = [
+        {key: value for key, value in point.items() if not key.startswith("gen")} for point in COURSES["a"][0]
+    ]
+    found = results_of(tmp_path, {"one": {"a": [only_valid]}, "two": COURSES})
+    axes = figures.through_training(found, ["gen", "valid"], "accuracy").axes
+    assert [ax.get_title() for ax in axes] == ["one: IID", "", "two: OOD", "two: IID"]
+    assert [bool(ax.lines) for ax in axes] == [ax.axison for ax in axes] == [True, False, True, True]
+
+
 def test_a_loss_that_was_rounded_to_nothing_has_a_place_on_its_axis(tmp_path):
     courses = {"one": {"a": [curve((1, 10, 2.0), (2, 50, 0.0))]}, "two": {"b": COURSES["b"], "a": COURSES["a"]}}
     one, two = figures.through_training(results_of(tmp_path, courses), ["valid"], "loss").axes
