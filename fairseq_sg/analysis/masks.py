@@ -34,7 +34,7 @@ from torch import Tensor
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.examples import Examples, Part, interleaved, open_examples
-from fairseq_sg.analysis.options import above_0, index, positive
+from fairseq_sg.analysis.options import above_0, finite, from_0, index, positive
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.checkpoints import read
 from fairseq_sg.errors import UsageError
@@ -89,28 +89,6 @@ def numbers(text: str) -> list[int]:
 def betas(text: str) -> list[float]:
     """Argument type: numbers above 0, comma separated, in ascending order."""
     return sorted({above_0(part) for part in text.split(",")})
-
-
-def from_0(text: str) -> float:
-    """Argument type: a number from 0 on."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return number
-
-
-def finite(text: str) -> float:
-    """Argument type: a number, not NaN or infinite."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

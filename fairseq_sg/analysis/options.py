@@ -89,15 +89,25 @@ def index(text: str) -> int:
     return int(text)
 
 
-def above_0(text: str) -> float:
-    """Argument type: a number above 0."""
+def finite(text: str, fits: Callable[[float], bool] = math.isfinite, kind: str = "a number") -> float:
+    """Argument type: a number, not NaN or infinite, which ``fits``; ``kind`` is said in the error."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    if not (math.isfinite(number) and fits(number)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {kind}")
     return number
+
+
+def above_0(text: str) -> float:
+    """Argument type: a number above 0."""
+    return finite(text, lambda number: number > 0, "a number above 0")
+
+
+def from_0(text: str) -> float:
+    """Argument type: a number from 0 on."""
+    return finite(text, lambda number: number >= 0, "a number from 0 on")
 
 
 def add_sentence(parser: argparse.ArgumentParser) -> None:
