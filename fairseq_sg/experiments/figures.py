@@ -161,28 +161,37 @@ def through_training(results: Results, subsets: Sequence[str], quantity: str) ->
 
     Means over seeds, and a band from minimum to maximum. None if nothing was measured twice, or models are too many.
     """
-    courses = {
-        data: models
-        for data, models in _courses(results).items()
-        if len(models) <= CURVES and _measured_twice(models, subsets, quantity)
-    }
-    if not courses or not subsets:
-        return None
-    names = _names(results.recipe)
-    panels = {data: [s for s in subsets if _measured(models, s, quantity)] for data, models in courses.items()}
-    figure, rows = grid(len(courses), max(map(len, panels.values())))
-    colours = _colours(courses)
-    for axes_row, (data, models) in zip(rows, courses.items()):
-        for axes, subset in zip(axes_row, panels[data]):
-            _through(axes, models, subset, quantity, colours)
-            title = names.get(subset, subset)
-            axes.set_title(f"{data}: {title}" if len(courses) > 1 else title)
-        _name_curves(axes, models, subset, quantity, colours)
-        for unused in axes_row[len(panels[data]) :]:
-            unused.set_axis_off()
-            if legend := axes.get_legend():
-                legend.set_in_layout(False)  # it has the place of the unused panel
+    courses = {data: models for data, models in _courses(results).items() if len(models) <= CURVES}
+    figure, panels = _panels_of_data(results.recipe, courses, subsets, [quantity])
+    colours = _colours({data: courses[data] for data in panels})
+    for data, of_subset in panels.items():
+        for subset, axes in of_subset.items():
+            _through(axes, courses[data], subset, quantity, colours)
+        _name_curves(axes, courses[data], subset, quantity, colours)
     return figure
+
+
+def _panels_of_data(
+    recipe: Recipe, courses: Mapping[str, Curves], subsets: Sequence[str], quantities: Sequence[str]
+) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """A figure, and its axes by dataset, in rows, and by subset. Each has the quantities twice; without any, None."""
+    measured = {
+        data: [s for s in subsets if all(_measured_twice(models, s, quantity) for quantity in quantities)]
+        for data, models in courses.items()
+    }
+    measured = {data: there for data, there in measured.items() if there}
+    if not measured:
+        return None, {}
+    names = _names(recipe)
+    figure, rows = grid(len(measured), max(map(len, measured.values())))
+    panels = {data: dict(zip(there, row)) for row, (data, there) in zip(rows, measured.items())}
+    for row, (data, of_subset) in zip(rows, panels.items()):
+        for subset, axes in of_subset.items():
+            title = names.get(subset, subset)
+            axes.set_title(f"{data}: {title}" if len(panels) > 1 else title)
+        for unused in row[len(of_subset) :]:
+            unused.set_axis_off()
+    return figure, panels
 
 
 def _through(axes: Any, models: Curves, subset: str, quantity: str, colours: Mapping[str, str]) -> None:
@@ -206,16 +215,13 @@ def _through(axes: Any, models: Curves, subset: str, quantity: str, colours: Map
 
 def _name_curves(axes: Any, models: Curves, subset: str, quantity: str, colours: Mapping[str, str]) -> None:
     """Labels at the ends of a few curves, in an order and at distances that can be read; a legend for more."""
-    from matplotlib.lines import Line2D
-
     ends = {}
     for model, curves in models.items():
         steps, values = band(curves, QUANTITIES[quantity].key(subset))
         if steps:
             ends[model] = (steps[-1], statistics.mean(values[-1]))
     if len(ends) > LABELLED or quantity != "accuracy":
-        handles = [Line2D([], [], color=colours[model], label=model) for model in models]
-        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        _legend(axes, models, colours)
         return
     least, places = 8.0, {}
     below = -least
@@ -240,18 +246,13 @@ def loss_and_accuracy(results: Results, subsets: Sequence[str]) -> Any:
     This is Figure 4.2 of Csordás 2023, where a higher loss comes with a higher accuracy. None if nothing was measured
     twice.
     """
-    courses = {
-        data: models
-        for data, models in _courses(results).items()
-        if all(_measured_twice(models, subsets, quantity) for quantity in ("accuracy", "loss"))
-    }
-    if not courses:
-        return None
-    names, colours = _names(results.recipe), _colours(courses)
+    courses = _courses(results)
+    figure, panels = _panels_of_data(results.recipe, courses, subsets, ["accuracy", "loss"])
+    colours = _colours({data: courses[data] for data in panels})
     loss_of = QUANTITIES["loss"].key
-    figure, rows = grid(len(courses), len(subsets))
-    for axes_row, (data, models) in zip(rows, courses.items()):
-        for axes, subset in zip(axes_row, subsets):
+    for data, of_subset in panels.items():
+        models = courses[data]
+        for subset, axes in of_subset.items():
             points = [
                 (max(point[loss_of(subset)], LEAST), point[subset], (place + 1) / len(curve), colours[model])
                 for model, curves in models.items()
@@ -262,10 +263,8 @@ def loss_and_accuracy(results: Results, subsets: Sequence[str]) -> Any:
             for loss, accuracy, share, colour in points:
                 axes.plot(loss, accuracy, ".", color=colour, alpha=0.15 + 0.85 * share)
             _log_if_wide(axes.xaxis, [loss for loss, *_ in points])
-            title = names.get(subset, subset)
             axes.set(xlabel=QUANTITIES["loss"].axis, ylabel=QUANTITIES["accuracy"].axis, ylim=(-2, 102))
-            axes.set_title(f"{data}: {title}" if len(courses) > 1 else title)
-        _legend(axes_row[-1], models, colours)
+        _legend(axes, models, colours)
     return figure
 
 
@@ -382,16 +381,14 @@ def _legend(axes: Any, models: Curves, colours: Mapping[str, str]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=colours[model], label=model) for model in models]
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    legend = axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    # Within a row, it has the place of an unused panel.
+    legend.set_in_layout(axes.get_subplotspec().is_last_col())
 
 
-def _measured(models: Curves, subset: str, quantity: str) -> bool:
-    return any(band(curves, QUANTITIES[quantity].key(subset))[0] for curves in models.values())
-
-
-def _measured_twice(models: Curves, subsets: Sequence[str], quantity: str) -> bool:
-    keys = [QUANTITIES[quantity].key(subset) for subset in subsets]
-    return any(len(band([curve], key)[0]) > 1 for curves in models.values() for curve in curves for key in keys)
+def _measured_twice(models: Curves, subset: str, quantity: str) -> bool:
+    key = QUANTITIES[quantity].key(subset)
+    return any(len(band([curve], key)[0]) > 1 for curves in models.values() for curve in curves)
 
 
 def _unit(recipe: Recipe, key: str) -> str:

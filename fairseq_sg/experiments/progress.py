@@ -90,7 +90,8 @@ class Progress:
             at = reached[key]
             step = run.steps if state[key] == "done" else at["step"]
             speed = self._speed(key, at["step"]) if state[key] == "training" else 0.0
-            numbers = {_column(run, name): _number(run, at[s]) for s, name in run.subsets.items() if s in at}
+            text = QUANTITIES[run.shown].shown
+            numbers = {_column(run, name): text(at[s]) for s, name in run.subsets.items() if s in at}
             found.add_row(
                 run.name,
                 str(run.seed),
@@ -112,9 +113,9 @@ class Progress:
         for run in runs:
             key = str(run.folder)
             at = reached[key]
-            unit = "%" if QUANTITIES[run.shown].unit == "%" else ""
-            numbers = "  ".join(f"{name} {_number(run, at[s])}{unit}" for s, name in run.subsets.items() if s in at)
-            note = f"{state[key]}  {numbers}"
+            quantity = QUANTITIES[run.shown]
+            last = [f"{name} {quantity.shown(at[s])}{quantity.percent}" for s, name in run.subsets.items() if s in at]
+            note = f"{state[key]}  {'  '.join(last)}"
             if self.shown.get(key) != note:
                 self.shown[key] = note
                 step = run.steps if state[key] == "done" else at["step"]
@@ -124,11 +125,7 @@ class Progress:
 
 def _column(run: Run, name: str) -> str:
     """The head of a column of the live table."""
-    return f"{name} %" if QUANTITIES[run.shown].unit == "%" else name
-
-
-def _number(run: Run, value: float) -> str:
-    return QUANTITIES[run.shown].shown(value)
+    return f"{name} {QUANTITIES[run.shown].percent}".rstrip()
 
 
 def _duration(seconds: float) -> str:

@@ -40,9 +40,14 @@ class Quantity:
         value = point.get(self.key(subset))
         return -math.inf if value is None else value if self.more_is_better else -value
 
+    @property
+    def percent(self) -> str:
+        """The sign after its values in the progress of trainings; empty where they are not in percent."""
+        return "%" if self.unit == "%" else ""
+
     def shown(self, value: float) -> str:
         """A value in the progress of trainings."""
-        return f"{value:.1f}" if self.unit == "%" else f"{value:.{self.digits}f}"
+        return f"{value:.1f}" if self.percent else f"{value:.{self.digits}f}"
 
 
 #: Accuracy is in percent, the loss in bits per token, and squared errors are divided by the unit of their data. Errors
