@@ -29,9 +29,9 @@ from fairseq import utils
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis.accuracy import lengths, natural, right_tokens
 from fairseq_sg.analysis.checkpoint import Loaded, load
-from fairseq_sg.analysis.options import Command, choice, finish, overrides, positive
+from fairseq_sg.analysis.options import Command, finish, overrides, positive
 from fairseq_sg.errors import UsageError
-from fairseq_sg.files import write_json
+from fairseq_sg.files import check_writable, write_json
 from fairseq_sg.tables import aligned
 from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.sg_language_modeling import UNITS
@@ -83,19 +83,15 @@ def make_parser() -> Command:
 
 def run(args: argparse.Namespace) -> None:
     """Measures, prints the table, and writes the numbers."""
-    if args.json and os.path.isdir(args.json):
-        raise UsageError(f"--json is {args.json}, which is a folder: name a file")
+    if args.json:
+        check_writable(f"--json {args.json}", args.json)
     device = "cpu" if args.cpu else "auto"
     loaded = load(args.checkpoint, args.data, args.model_overrides, device, args.user_dir, ("words", "text", "images"))
     names = choose_subsets(loaded, args.subset)
-    if args.json:
-        folder = Path(args.json).absolute().parent
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise UsageError(f"--json {args.json} cannot be written: you may not write to {folder}")
     subsets = {name: measure(loaded, name, args.batch_size, args.checkpoint) for name in names}
     print(f"{args.checkpoint} ({loaded.arch}) on {loaded.data}", *table(subsets, loaded), sep="\n")
     if args.json:
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         facts = {"checkpoint": args.checkpoint, "arch": loaded.arch, "data": loaded.data}
         write_json(args.json, facts | {"model_overrides": args.model_overrides, "subsets": subsets})
         print(f"written: {args.json}")
@@ -103,13 +99,9 @@ def run(args: argparse.Namespace) -> None:
 
 def choose_subsets(loaded: Loaded, text: str | None) -> list[str]:
     """The subsets that ``--subset`` names; without it all but the training set. Raises UsageError for others."""
-    found = loaded.subsets
     if text is not None:
-        names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-        for name in names:
-            if name not in found:
-                raise UsageError(f"the data folder {loaded.data} has no subset {choice(name, found)}")
-        return names
+        return loaded.named_subsets(text)
+    found = loaded.subsets
     trained = getattr(loaded.task.cfg, "train_subset", "train")
     folder = utils.split_paths(loaded.data)[0]
     if os.path.isfile(os.path.join(folder, "dataset.json")):

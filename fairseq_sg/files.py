@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from fairseq_sg.errors import UsageError
 
 
 @contextlib.contextmanager
@@ -26,6 +29,22 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(what: str, path: str | Path) -> None:
+    """Raises UsageError for a folder, and where no file can be made; folders above ``path`` may not exist yet.
+
+    ``what`` names the option and the file.
+    """
+    if os.path.isdir(path):
+        raise UsageError(f"{what} is a folder: name a file")
+    folder = Path(path).absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UsageError(f"{what} cannot be written: {folder}: {os.strerror(error.errno)}") from error
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -28,7 +28,6 @@ import glob
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +54,7 @@ from fairseq_sg.analysis.checkpoint import absent, load
 from fairseq_sg.analysis.options import Command, Parser, finish, overrides
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
+from fairseq_sg.files import check_writable
 
 COMMANDS = {
     "maps": attention_maps,
@@ -183,14 +183,8 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
         alone = prefix != args.out
         if not os.path.basename(prefix):
             raise UsageError(f"--out is {args.out!r}, which names no file: give one, such as {prefix}{args.command}")
-    folder = Path(prefix).absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        what = f"--out {args.out}" if args.out else f"{prefix}.npz (choose another place with --out)"
-        raise UsageError(f"{what} cannot be written: {folder}: {os.strerror(error.errno)}") from error
+    written = f"{prefix}.npz"
+    check_writable(f"--out {args.out}" if args.out else f"{written} (choose another place with --out)", written)
     return prefix, form or "png", alone
 
 

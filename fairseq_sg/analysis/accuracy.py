@@ -57,7 +57,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     result = Result(facts={"by": args.by, "subsets": {}})
     if args.by == "type":
         result.facts["types"] = sorted(_breakdown(loaded).types, key=natural)
-    for name in (name.strip() for name in args.subset.split(",")):
+    for name in loaded.named_subsets(args.subset):
         dataset = loaded.subset(name)
         right = np.zeros(min(len(dataset), args.limit or len(dataset)), dtype=bool)
         for batch in loaded.batches(dataset, args.batch_size, args.limit):

@@ -93,8 +93,7 @@ class Loaded:
 
     def subset(self, name: str) -> Any:
         """Loads a subset of the data folder. Raises UsageError for an unknown or empty one."""
-        if self.subsets and name not in self.subsets:
-            raise UsageError(f"the data folder {self.data} has no subset {choice(name, self.subsets)}")
+        self.named_subsets(name)
         if name not in self.task.datasets:
             try:
                 self.task.load_dataset(name)
@@ -103,6 +102,14 @@ class Loaded:
         if not len(self.task.datasets[name]):
             raise UsageError(f"the subset {name!r} of {self.data} is empty")
         return self.task.datasets[name]
+
+    def named_subsets(self, text: str) -> list[str]:
+        """Comma separated names of subsets, each once. Raises UsageError for an unknown one."""
+        names, there = list(dict.fromkeys(name.strip() for name in text.split(","))), self.subsets
+        for name in names:
+            if there and name not in there:
+                raise UsageError(f"the data folder {self.data} has no subset {choice(name, there)}")
+        return names
 
     def batches(self, dataset: Any, size: int, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yields the first ``limit`` sentences in batches of ``size``, on the model's device.

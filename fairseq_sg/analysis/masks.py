@@ -39,7 +39,7 @@ from fairseq_sg.analysis.result import Result
 from fairseq_sg.checkpoints import read
 from fairseq_sg.errors import UsageError
 from fairseq_sg.evaluate import SENTENCE_COLUMNS, TEXT_COLUMNS, by_type, choose_subsets, scores, summary
-from fairseq_sg.files import replacing
+from fairseq_sg.files import check_writable, replacing
 from fairseq_sg.modules.masks import (
     CHOICES,
     Masks,
@@ -162,7 +162,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         if names.count(name) > 1:
             raise UsageError(f"--evaluate has two subsets with the name {name} in tables: rename one of their folders")
     if args.save_checkpoint:
-        check_writable("--save-checkpoint", args.save_checkpoint)
+        check_writable(f"--save-checkpoint {args.save_checkpoint}", args.save_checkpoint)
         if os.path.exists(args.save_checkpoint) and os.path.samefile(args.save_checkpoint, args.checkpoint):
             raise UsageError(f"--save-checkpoint {args.save_checkpoint} is the model itself: name another file")
     parameters, idle = maskable(loaded, args.parameters)
@@ -557,13 +557,6 @@ def save_checkpoint(loaded: Loaded, masks: Masks, before: str, path: str) -> Non
         )
     kept = {name: value for name, value in state.items() if name != "last_optimizer_state"}
     save_state(path, kept | {"model": weights})
-
-
-def check_writable(option: str, path: str) -> None:
-    """Raises UsageError for a folder, and for a place that cannot be written to."""
-    folder = Path(path).absolute().parent
-    if os.path.isdir(path) or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"{option} {path} cannot be written: name a file in a folder that exists")
 
 
 def on_device(masks: Masks, loaded: Loaded) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     result = Result(facts={"dims": loaded.task.fields.dims, "samples": list(args.samples), "subsets": {}})
-    for name in (name.strip() for name in args.subset.split(",")):
+    for name in loaded.named_subsets(args.subset):
         dataset = loaded.subset(name)
         if max(args.samples) >= len(dataset):
             raise UsageError(

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     result = Result(facts={"subsets": {}})
-    for name in (name.strip() for name in args.subset.split(",")):
+    for name in loaded.named_subsets(args.subset):
         dataset = loaded.subset(name)
         prompts, unit = loaded.task.prompts, loaded.task.unit
         x, y, errors = [], [], []

@@ -137,12 +137,16 @@ def list_recipes(args: argparse.Namespace) -> int:
     return 0
 
 
+def _trainings(number: int) -> str:
+    return "1 training" if number == 1 else f"{number} trainings"
+
+
 def show(args: argparse.Namespace) -> int:
     plan = plan_of(args)
     recipe, trials = plan.recipe, plan.trials()
     steps = sum(trial.run.steps for trial in trials)
     print(f"{recipe.title}\n{report.about_source(recipe)}")
-    print(f"{len(trials)} trainings, {steps:,} steps in total, seeds {', '.join(map(str, plan.seeds))}\n")
+    print(f"{_trainings(len(trials))}, {steps:,} steps in total, seeds {', '.join(map(str, plan.seeds))}\n")
     for command in dict.fromkeys(shlex.join(plan.prepare_command(data)) for data in plan.used()):
         print(command)
     for number, trial in enumerate(trials):
@@ -192,10 +196,9 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also ends the trainings
     try:
         plan.prepare()
-        print(f"{plan.recipe.title}\n{len(runs)} trainings on {plan.device}, {jobs} at a time, in {plan.out}; ", end="")
-        print(
-            f"for every command: fairseq-sg experiments show {shlex.join([args.recipe, *plan.options()])}\n", flush=True
-        )
+        print(plan.recipe.title)
+        print(f"{_trainings(len(runs))} on {plan.device}, {jobs} at a time, in {plan.out}; for every command: ", end="")
+        print(f"fairseq-sg experiments show {shlex.join([args.recipe, *plan.options()])}\n", flush=True)
         with contextlib.closing(Progress(runs, plan.recipe.full_name)) as progress:
             run_all(runs, jobs, progress, Guard(args.memory_guard, gpus), share=True, together=args.together)
     except KeyboardInterrupt:

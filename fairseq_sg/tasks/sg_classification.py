@@ -51,13 +51,16 @@ class SGClassificationTask(SGTranslationTask):
         return len(self.target_dictionary) - self.target_dictionary.nspecial
 
     def classes(self, target: Tensor) -> Tensor:
-        """target (B, 2), a word and the end symbol -> (B,) int64 in 0 … ``num_classes`` − 1."""
+        """target (B, N), of a word, the end symbol and padding -> (B,) int64 in 0 … ``num_classes`` − 1."""
         return target[:, 0] - self.target_dictionary.nspecial
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        dataset = self.datasets[split]
         # No decoder, so no target shifted to the right as its input.
-        self.datasets[split].input_feeding = False
+        dataset.input_feeding = False
+        # The class is the first word, also where targets are padded (--required-seq-len-multiple).
+        dataset.left_pad_target = False
 
     def build_model(self, cfg, from_checkpoint: bool = False):
         model = super().build_model(cfg, from_checkpoint)

@@ -150,7 +150,7 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
         "choose from gen, train, valid",
         (text, "--subset", "gen"): f"the data folder {folders['text']} has no subset 'gen': "
         "choose from test, train, valid",
-        (model, "--json", tmp_path): f"--json is {tmp_path}, which is a folder: name a file",
+        (model, "--json", tmp_path): f"--json {tmp_path} is a folder: name a file",
         (model, "--model-overrides", "{'encoder_layer': 2}"): "--model-overrides names 'encoder_layer', which is not "
         f"an option in {model}",
     }

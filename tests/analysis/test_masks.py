@@ -132,7 +132,7 @@ def found(planted, tmp_path_factory):
     """The masks of both modules, and of everything, as the command writes them: name -> prefix of its files."""
     room = tmp_path_factory.mktemp("masks")
     for name, types in (("first", ["--types", "first"]), ("second", ["--types", "second"]), ("control", [])):
-        saved = ["--save-checkpoint", str(room / f"{name}.pt")]
+        saved = ["--save-checkpoint", str(room / "models" / f"{name}.pt")]
         arguments = [str(planted[0]), *TRAIN, *types, *saved, "--device", "cpu", "--format", "none"]
         assert main(["masks", *arguments, "--out", str(room / name)]) == 0
     return room
@@ -206,7 +206,7 @@ def test_overlap_of_several_networks_is_their_mean(found, command, tmp_path):
 def test_a_masked_model_is_an_ordinary_checkpoint(found, planted, command, tmp_path):
     """fairseq-validate and ``evaluate`` give the accuracies that ``masks`` gives; so does ``masks`` on it."""
     rows = json.loads((found / "first.json").read_text())["evaluation"]["valid"]
-    path, data = found / "first.pt", planted[0].parent / "data"
+    path, data = found / "models" / "first.pt", planted[0].parent / "data"
     assert evaluate([str(path), "--cpu", "--json", str(tmp_path / "numbers.json")]) == 0
     numbers = json.loads((tmp_path / "numbers.json").read_text())["subsets"]["valid"]
     assert numbers["accuracy"] == rows["all"]["mask"] == 60
@@ -364,7 +364,7 @@ def test_pictures(found, planted, tmp_path):
         ("--data nowhere", "there is no data folder nowhere"),
         ("--parameters nothing", "--parameters: no parameter matches 'nothing'"),
         ("--parameters (", "'(' is no regular expression"),
-        ("--save-checkpoint nowhere/file.pt", "--save-checkpoint nowhere/file.pt cannot be written"),
+        ("--save-checkpoint /dev/null/file.pt", "--save-checkpoint /dev/null/file.pt cannot be written: /dev/null: "),
     ],
 )
 def test_errors_take_one_line(options, message, saved, command, tmp_path):

@@ -33,7 +33,11 @@ def task(folder, **values) -> SGClassificationTask:
 
 
 @pytest.mark.parametrize("subset", SUBSETS)
-@pytest.mark.parametrize("options", [{}, {"left_pad_source": True}, {"left_pad_target": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"left_pad_source": True}, {"left_pad_target": True, "required_seq_len_multiple": 8}],
+    ids=str,
+)
 def test_batch_has_every_sentence_its_class_and_its_symbols(labelled, subset, options):
     built = task(labelled, **options)
     dataset = built.dataset(subset)
