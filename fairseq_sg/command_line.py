@@ -332,10 +332,25 @@ def check(cfg, command: str) -> None:
     if command in ("train", "validate") and cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
         raise UsageError("a batch has no size: give --batch-size (sentences) or --max-tokens")
     if command == "train":
+        _check_schedule(cfg)
         try:
             os.makedirs(cfg.checkpoint.save_dir, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--save-dir {cfg.checkpoint.save_dir} cannot be made: {error.strerror}") from error
+
+
+def _check_schedule(cfg) -> None:
+    """Raises UsageError for what fairseq's schedules of the learning rate assert."""
+    schedule = cfg.lr_scheduler
+    name = getattr(schedule, "_name", None)
+    ratio = list(schedule.phase_ratio or ()) if name == "tri_stage" else []
+    if not cfg.optimization.max_update and (ratio or name == "cosine" and schedule.lr_period_updates <= 0):
+        raise UsageError(f"--lr-scheduler {name} needs the number of updates: give --max-update")
+    if ratio and sum(ratio) != 1:
+        raise UsageError(
+            f"--phase-ratio is {ratio}, whose sum is {sum(ratio)} and not 1: change it, or give --warmup-steps, "
+            "--hold-steps and --decay-steps"
+        )
 
 
 def groups(cfg) -> dict[str, tuple[str | None, type | None]]:

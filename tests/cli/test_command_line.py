@@ -155,6 +155,11 @@ VALUES = {
     "--warmup-updates -5": "--warmup-updates is -5: choose 0 or more",
     "--lr-scheduler inverse_sqrt --warmup-updates 0": "--warmup-updates is 0: choose 1 or more",
     "--lr-scheduler polynomial_decay --total-num-update 0": "--total-num-update is 0.0: choose a number above 0",
+    "--lr-scheduler cosine": "--lr-scheduler cosine needs the number of updates: give --max-update",
+    "--lr-scheduler tri_stage --phase-ratio (0.1,0.4,0.5)": "--lr-scheduler tri_stage needs the number of updates: "
+    "give --max-update",
+    "--lr-scheduler tri_stage --phase-ratio (0.5,0.25,0) --max-update 9": "--phase-ratio is [0.5, 0.25, 0.0], whose "
+    "sum is 0.75 and not 1: change it, or give --warmup-steps, --hold-steps and --decay-steps",
     "--lr-shrink -2": "--lr-shrink is -2.0: choose a number above 0",
     "--seed -1": "--seed is -1: choose 0 or more",
     "--num-workers -1": "--num-workers is -1: choose 0 or more",
@@ -200,7 +205,8 @@ def test_every_default_is_inside_its_range(tmp_path):
         config = MODEL_DATACLASS_REGISTRY[arch]
         ranges.check(config, config.declared)
     for scheduler in ("fixed", "inverse_sqrt", "cosine", "reduce_lr_on_plateau"):
-        command_line.check(configured("--lr-scheduler", scheduler, "--save-dir", str(tmp_path)), "train")
+        given = ("--lr-scheduler", scheduler, "--max-update", "9", "--save-dir", str(tmp_path))
+        command_line.check(configured(*given), "train")
 
 
 def plugin_options() -> set[str]:
