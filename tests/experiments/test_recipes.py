@@ -117,10 +117,13 @@ def test_the_analyses_of_a_shipped_recipe_are_commands(name, variant):
 
     found = shipped(name, variant)
     (trial, *_) = make_plan(found).trials()
+    keys = {
+        "masks": {"kept_of_all", "evaluation"},
+        "overlap": {"total", "mean_of_pairs", "tensors"},
+        "accuracy": {"subsets"},
+    }
     for words in trial.run.analyses.values():
-        args = parser_of_analyses().parse_args(words)
-        assert args.command in ("masks", "overlap")
-    keys = {"masks": {"kept_of_all", "evaluation"}, "overlap": {"total", "mean_of_pairs", "tensors"}}
+        assert parser_of_analyses().parse_args(words).command in keys
     for path in trial.run.analysed:
         analysis, key, *_ = path.split("/")
         assert key in keys[trial.run.analyses[analysis][0]]
