@@ -230,6 +230,7 @@ def questions(image: np.ndarray, lines: Mapping[str, Sequence[tuple[str, str, st
 
 
 _NO_TICKS = {"xticks": [], "yticks": []}
+_BOXES = {"whis": (5, 95), "showfliers": False, "widths": 0.6, "medianprops": {"color": "C1", "lw": 1.5}}
 
 
 def _colorbar(figure: Figure, image: Any, label: str, drawn: Sequence[np.ndarray]) -> None:
@@ -282,8 +283,7 @@ def boxes(
             if panel is None:
                 ax.set_axis_off()
                 continue
-            how = {"whis": (5, 95), "showfliers": False, "widths": 0.6, "medianprops": {"color": "C1", "lw": 1.5}}
-            ax.boxplot(list(panel), positions=numbers, **how)
+            ax.boxplot(list(panel), positions=numbers, **_BOXES)
             ax.set_title(title, fontsize=MIDDLE)
             ax.set_xlabel(across, fontsize=MIDDLE)
             ax.tick_params(labelsize=SMALL)
@@ -293,6 +293,19 @@ def boxes(
         first.tick_params(labelleft=True)
         # Room above the boxes: matplotlib's is a part of their range, which is 0 for equal norms.
         first.set_ylim(0, 1.05 * first.get_ylim()[1])
+    return figure
+
+
+def spreads(models: Mapping[str, Sequence[float]], up: str) -> Figure:
+    """A box for the values of every model, on a logarithmic axis; quartiles, whiskers from 5 % to 95 %, and medians."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(3.0, 1.2 + 0.8 * len(models)), 3.4), layout="constrained")
+    ax = figure.subplots()
+    ax.boxplot(list(models.values()), **_BOXES)
+    ax.set_xticks(range(1, len(models) + 1), models, fontsize=MIDDLE, rotation=30 * (len(models) > 3))
+    ax.set(yscale="log", ylabel=up)
+    ax.grid(axis="y", alpha=0.3)
     return figure
 
 

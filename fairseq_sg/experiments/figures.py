@@ -301,44 +301,48 @@ def sweep(results: Results) -> Any:
 
 
 def over_columns(results: Results) -> Any:
-    """Rows over the x of columns, a panel per dataset: means over seeds, and a band from minimum to maximum."""
+    """Rows over the x of columns, a panel per dataset: means over seeds, and a band from minimum to maximum.
+
+    Published numbers are diamonds with their standard deviation.
+    """
     recipe = results.recipe
+    columns = {column.x: key for key, column in recipe.columns.items() if column.x is not None}
+    places = sorted(columns)
     of_data: dict[str, list[Line]] = {}
     for line in lines(results):
-        of_data.setdefault(line.data, []).append(line)
-    columns = {key: column.x for key, column in recipe.columns.items() if column.x is not None}
-    axis, unit = recipe.column_axis, _unit(recipe, next(iter(columns)))
-    found: dict[str, dict[str, dict[float, list[float]]]] = {}
-    for data, there in of_data.items():
-        values = {
-            line.label: {
-                x: line.cells[key].values for key, x in columns.items() if key in line.cells and line.cells[key].values
-            }
-            for line in there
-        }
-        found[data] = {model: at for model, at in values.items() if at}
-    found = {data: models for data, models in found.items() if models}
-    styles = _styles(dict.fromkeys(model for models in found.values() for model in models))
-    figure, panels = _panels(len(found), 2.6, sharey=True)
+        if any(cell.values for key, cell in line.cells.items() if key in columns.values()):
+            of_data.setdefault(line.data, []).append(line)
+    styles = _styles(dict.fromkeys(line.label for there in of_data.values() for line in there))
+    figure, panels = _panels(len(of_data), 2.6, sharey=True)
     # Names of models stand beside the panels.
     figure.set_figwidth(PAGE)
-    metric = recipe.columns[next(iter(columns))].metric
-    for axes, (data, models) in zip(panels, found.items()):
-        quantity = QUANTITIES.get(source_of(metric))
+    metric = recipe.columns[columns[places[0]]].metric
+    quantity = QUANTITIES.get(source_of(metric))
+    for axes, (data, there) in zip(panels, of_data.items()):
+        drawn = []
+        for line in there:
+            cells = {x: line.cells[columns[x]] for x in places if columns[x] in line.cells}
+            at = {x: cell.values for x, cell in cells.items() if cell.values}
+            means = [centre(values, recipe.statistic) for values in at.values()]
+            axes.plot(list(at), means, ms=3, label=line.label, **styles[line.label])
+            if any(len(values) > 1 for values in at.values()):
+                low, high = [min(values) for values in at.values()], [max(values) for values in at.values()]
+                axes.fill_between(list(at), low, high, color=styles[line.label]["color"], alpha=0.12, lw=0)
+            published = {x: cell.published for x, cell in cells.items() if cell.published and not cell.published.fail}
+            for x, number in published.items():
+                colour = styles[line.label]["color"]
+                axes.errorbar(x, number.mean, number.std, fmt="D", ms=3.5, mfc="none", color=colour, lw=0.8)
+            drawn += means + [number.mean for number in published.values()]
         if quantity is not None and not quantity.more_is_better:
-            _log_if_wide(axes.yaxis, [statistics.mean(values) for at in models.values() for values in at.values()])
-        for model, at in models.items():
-            xs = sorted(at)
-            axes.plot(xs, [centre(at[x], recipe.statistic) for x in xs], ms=3, label=model, **styles[model])
-            if any(len(at[x]) > 1 for x in xs):
-                low, high = [min(at[x]) for x in xs], [max(at[x]) for x in xs]
-                axes.fill_between(xs, low, high, color=styles[model]["color"], alpha=0.12, lw=0)
-        axes.set(xlabel=axis.label, xscale=axis.scale, title=data if len(recipe.data) > 1 else "")
-        places = sorted(columns.values())
+            _log_if_wide(axes.yaxis, drawn)
+        axes.set(xlabel=recipe.column_axis.label, xscale=recipe.column_axis.scale)
+        axes.set_title(data if len(recipe.data) > 1 else "")
         axes.set_xticks(places, [f"{x:g}" for x in places])
         axes.minorticks_off()
-    panels[0].set_ylabel(f"{metric}, {unit}")
+    panels[0].set_ylabel(f"{metric}, {_unit(recipe, columns[places[0]])}")
     panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    if recipe.has_published:
+        figure.suptitle("lines: here, diamonds: published", fontsize=7)
     return figure
 
 

@@ -248,6 +248,26 @@ def test_rows_over_the_lengths_of_columns(tmp_path, drawn):
     assert {tuple(v) for v in band.get_paths()[0].vertices.tolist()} == {(10, 70), (10, 90), (100, 40), (100, 50)}
 
 
+def test_published_numbers_over_columns(tmp_path, drawn):
+    """Diamonds in the colour of their row, with their standard deviation; none for a row without trainings."""
+    path = tmp_path / "lengths.yaml"
+    published = 'published: {long: {L10: "30 ± 4", L100: Fail, all: "9"}}'
+    rows = BY_LENGTH.replace('arguments: ""}', f'arguments: "", {published}}}')
+    path.write_text(rows.replace("{label: length, scale: log}", "{label: length}"))
+    made = result(3, gen=1.0)
+    made["accuracy"] |= {"gen/length_10": 20.0, "gen/length_100": 10.0}
+    figures.draw_all(
+        Results(read(path), 1.0, [{"row": "b", "data": "long", "seed": 1, "result": made}]), tmp_path / "c"
+    )
+    (axes,) = drawn["c.png"]
+    (line, diamond) = axes.lines
+    assert line.get_xydata().tolist() == [[10, 20], [100, 10]] and diamond.get_xydata().tolist() == [[10, 30]]
+    assert diamond.get_marker() == "D" and diamond.get_color() == line.get_color()
+    (bar,) = axes.collections
+    assert bar.get_segments()[0].tolist() == [[10, 26], [10, 34]]
+    assert axes.get_xscale() == "linear" and axes.figure._suptitle.get_text() == "lines: here, diamonds: published"
+
+
 def test_many_rows_have_looks_of_their_own():
     looks = figures._styles([f"model {n}" for n in range(24)]).values()
     assert len({tuple(look.values()) for look in looks}) == 24

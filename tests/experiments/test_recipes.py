@@ -121,6 +121,7 @@ def test_the_analyses_of_a_shipped_recipe_are_commands(name, variant):
         "masks": {"kept_of_all", "evaluation"},
         "overlap": {"total", "mean_of_pairs", "tensors"},
         "accuracy": {"subsets"},
+        "regression": {"subsets", "scales"},
     }
     for words in trial.run.analyses.values():
         assert parser_of_analyses().parse_args(words).command in keys
