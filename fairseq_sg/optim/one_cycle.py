@@ -48,7 +48,7 @@ class OneCycle(FairseqLRScheduler):
     """See the module's docstring.
 
     Raises:
-        UsageError: no ``--max-update``, or an optimizer without β₁.
+        UsageError: an optimizer without β₁.
     """
 
     paper = "Smith & Topin 2018"
@@ -58,8 +58,6 @@ class OneCycle(FairseqLRScheduler):
         lr = cfg.lr
         self.peak = float(lr if isinstance(lr, (int, float)) else lr[0])
         self.last = cfg.max_update - 1
-        if cfg.max_update < 1:
-            raise UsageError("--lr-scheduler one_cycle needs the number of updates: give --max-update")
         #: The update of the peak; below 0 for a rise of less than one update.
         self.top = cfg.one_cycle_rise * cfg.max_update - 1
         self.cycles_beta1 = not cfg.one_cycle_constant_beta1
@@ -72,7 +70,9 @@ class OneCycle(FairseqLRScheduler):
 
     @staticmethod
     def check_options(cfg) -> None:
-        """Raises UsageError for options that contradict each other, before data are loaded; ``cfg`` is the whole."""
+        """Raises UsageError for a missing or contradictory option, before data are loaded; ``cfg`` is the whole."""
+        if cfg.optimization.max_update < 1:
+            raise UsageError("--lr-scheduler one_cycle needs the number of updates: give --max-update")
         if getattr(cfg.optimizer, "step_graphs", 0) and not cfg.lr_scheduler.one_cycle_constant_beta1:
             raise UsageError(
                 "--lr-scheduler one_cycle changes Adam's β₁ at each update, and --step-graphs records it once: give "

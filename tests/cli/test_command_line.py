@@ -156,6 +156,7 @@ VALUES = {
     "--lr-scheduler inverse_sqrt --warmup-updates 0": "--warmup-updates is 0: choose 1 or more",
     "--lr-scheduler polynomial_decay --total-num-update 0": "--total-num-update is 0.0: choose a number above 0",
     "--lr-scheduler cosine": "--lr-scheduler cosine needs the number of updates: give --max-update",
+    "--lr-scheduler one_cycle": "--lr-scheduler one_cycle needs the number of updates: give --max-update",
     "--lr-scheduler tri_stage --phase-ratio (0.1,0.4,0.5)": "--lr-scheduler tri_stage needs the number of updates: "
     "give --max-update",
     "--lr-scheduler tri_stage --phase-ratio (0.5,0.25,0) --max-update 9": "--phase-ratio is [0.5, 0.25, 0.0], whose "

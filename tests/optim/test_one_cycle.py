@@ -65,15 +65,21 @@ def test_beta1_can_stay():
     assert ours.optimizer.param_groups[0]["betas"] == (0.9, 0.999)
 
 
+def cfg(updates: int = 10, **options) -> SimpleNamespace:
+    """The whole configuration of a training."""
+    return SimpleNamespace(
+        optimizer=SimpleNamespace(step_graphs=4),
+        optimization=SimpleNamespace(max_update=updates),
+        lr_scheduler=SimpleNamespace(**options),
+    )
+
+
 def test_the_number_of_updates_is_needed():
     with pytest.raises(UsageError, match="give --max-update"):
-        schedule(0)
+        OneCycle.check_options(cfg(0, one_cycle_constant_beta1=True))
 
 
 def test_recorded_steps_have_one_beta1():
-    def cfg(**options):
-        return SimpleNamespace(optimizer=SimpleNamespace(step_graphs=4), lr_scheduler=SimpleNamespace(**options))
-
     with pytest.raises(UsageError, match="give --one-cycle-constant-beta1, or leave --step-graphs out"):
         OneCycle.check_options(cfg(one_cycle_constant_beta1=False))
     OneCycle.check_options(cfg(one_cycle_constant_beta1=True))
