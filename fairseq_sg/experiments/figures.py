@@ -339,7 +339,8 @@ def over_columns(results: Results) -> Any:
         axes.set_title(data if len(recipe.data) > 1 else "")
         axes.set_xticks(places, [f"{x:g}" for x in places])
         axes.minorticks_off()
-    panels[0].set_ylabel(f"{metric}, {_unit(recipe, columns[places[0]])}")
+    named = metric in QUANTITIES and metric != "accuracy"  # accuracies may be fractions
+    panels[0].set_ylabel(QUANTITIES[metric].axis if named else f"{metric}, {_unit(recipe, columns[places[0]])}")
     panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     if recipe.has_published:
         figure.suptitle("lines: here, diamonds: published", fontsize=7)
