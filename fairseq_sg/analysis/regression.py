@@ -11,9 +11,9 @@ training. The predictors are computed on the same prompts:
 A looped model predicts after every loop. The table by examples has the last one; a second table has the query's error
 after each loop. --model-overrides "{'loops': 20}" runs more loops than the training.
 
---scales N adds N tests of other prompts, like those of training but with x of another standard deviation: one for each
-test, uniform between 0 and that of training. The errors are those of the query, mean over loops, and a picture of its
-own has them as boxes. They are the same prompts for every checkpoint. This is the first figure of Laptev 2024.
+--scales N adds N tests of prompts like those of training, but for the standard deviation of x. Each test draws its own,
+uniform between 0 and that of training. All checkpoints get the same prompts. An error is that of the query, the mean
+over the loops, and a picture of its own shows boxes of them (the first figure of Laptev 2024).
 
 OUT.npz has SUBSET.errors (loops, prompts, points), SUBSET.PREDICTOR (prompts, points) and scales.errors (loops, N).
 OUT.json has their means, and the least mean error that any predictor can have, where it is known.

@@ -321,16 +321,16 @@ def over_columns(results: Results) -> Any:
     for axes, (data, there) in zip(panels, of_data.items()):
         drawn = []
         for line in there:
+            colour = styles[line.label]["color"]
             cells = {x: line.cells[columns[x]] for x in places if columns[x] in line.cells}
             at = {x: cell.values for x, cell in cells.items() if cell.values}
             means = [centre(values, recipe.statistic) for values in at.values()]
             axes.plot(list(at), means, ms=3, label=line.label, **styles[line.label])
             if any(len(values) > 1 for values in at.values()):
                 low, high = [min(values) for values in at.values()], [max(values) for values in at.values()]
-                axes.fill_between(list(at), low, high, color=styles[line.label]["color"], alpha=0.12, lw=0)
+                axes.fill_between(list(at), low, high, color=colour, alpha=0.12, lw=0)
             published = {x: cell.published for x, cell in cells.items() if cell.published and not cell.published.fail}
             for x, number in published.items():
-                colour = styles[line.label]["color"]
                 axes.errorbar(x, number.mean, number.std, fmt="D", ms=3.5, mfc="none", color=colour, lw=0.8)
             drawn += means + [number.mean for number in published.values()]
         if quantity is not None and not quantity.more_is_better:
