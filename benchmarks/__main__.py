@@ -38,6 +38,7 @@ def sections(suite: str, args: argparse.Namespace) -> Iterator[report.Section]:
         yield step.step_section("scan", *on, batches=1 if args.quick else 4, reference=args.reference)
         yield attention.step_section(*on, ["linear elu"] if args.quick else ())
         yield attention.orthogonality_section(*on, attention.LENGTHS[: 2 if args.quick else None])
+        yield attention.windows_section(*on, attention.WINDOW_LENGTHS[: 2 if args.quick else None])
         yield from points.sections(*on, points=points.POINTS[: 2 if args.quick else None])
         yield from memory.sections(*on, words=memory.WORDS[: 1 if args.quick else None])
     elif suite == "decode":

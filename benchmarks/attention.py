@@ -3,6 +3,7 @@
     python -m benchmarks.attention step             # time and kept activations of every attention, map and position
     python -m benchmarks.attention orthogonality    # the share of the orthogonality loss in a step, by length
     python -m benchmarks.attention decoding         # time of a token and size of the state, by position
+    python -m benchmarks.attention windows          # a decoder's self-attention with and without a window, by length
 
 The model is SCAN's universal transformer (3 + 3 steps, width 128, 8 heads). A step is forward and backward without
 optimizer. Loss and gradients, or the token decoded from a state, are first compared with the same model in float64.
@@ -18,6 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
@@ -63,6 +65,14 @@ DECODED = {
 }
 #: Lengths of the orthogonality loss, and positions per batch on each side for all of them.
 LENGTHS, LOSS_POSITIONS = (10, 32, 128, 512, 2048), 2048
+WINDOWED = {
+    "softmax": {},
+    "softmax, window 64": {"attention_window": 64},
+    "relative": {"decoder_attention": "relative"},
+    "relative, window 64": {"decoder_attention": "relative", "attention_window": 64},
+    "linear elu": {"decoder_attention": "linear"},
+}
+WINDOW_LENGTHS = (64, 256, 1024, 2048)
 ROLES = ("encoder", "decoder", "cross")
 
 
@@ -248,7 +258,7 @@ def orthogonality_section(rounds: int, device: str, lengths: Sequence[int] = LEN
     )
 
 
-def decoder_attention(options: dict[str, str], width: int) -> Attention:
+def decoder_attention(options: dict[str, Any], width: int) -> Attention:
     sizes = dict(encoder_embed_dim=width, decoder_embed_dim=width, encoder_attention_heads=8, decoder_attention_heads=8)
     config = resolve(SimpleNamespace(**sizes, **options))
     return build_attention(options.get("decoder_attention", "softmax"), config, "decoder").eval()
@@ -311,21 +321,65 @@ def decoding_section(rounds: int, device: str, positions: Sequence[int] = POSITI
     )
 
 
+def check_window(name: str, attention: Attention, x: Tensor) -> None:
+    """Compares output and gradients with one matrix of weights in float64."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        module = copy.deepcopy(attention).to(dtype)
+        given = x.detach().to(dtype).requires_grad_()
+        out = module(given, None, Context(return_weights=dtype == torch.float64)).output
+        found.append([out.detach(), *torch.autograd.grad(out.square().mean(), [given, *module.parameters()])])
+    stop_if_wrong(name, found[0], found[1])
+
+
+def windows_section(rounds: int, device: str, lengths: Sequence[int] = WINDOW_LENGTHS) -> report.Section:
+    """Milliseconds of forward and backward of one decoder self-attention, by length, and megabytes kept."""
+    sentences, width = 2, 128
+    steps: dict[str, Callable[[], None]] = {}
+    kept: dict[tuple[str, int], float] = {}
+    for name, options in WINDOWED.items():
+        torch.manual_seed(1)
+        attention = decoder_attention(options, width).to(device)
+        for length in lengths:
+            x = torch.randn(length, sentences, width, device=device, requires_grad=True)
+            check_window(f"{name} at {length}", attention, x)
+
+            def loss(attention=attention, x=x) -> Tensor:
+                return attention(x).output.square().mean()
+
+            kept[name, length] = kept_activations(attention.parameters(), loss) / 1e6
+            steps[f"{name} {length}"] = lambda loss=loss: loss().backward()
+    times = medians(steps, rounds, device)
+    rows = [[name, *(times[f"{name} {length}"] for length in lengths), kept[name, lengths[-1]]] for name in WINDOWED]
+    columns = [("attention", "{}"), *((f"ms at {length:,}", "{:.1f}") for length in lengths)]
+    columns.append((f"MB kept at {lengths[-1]:,}", "{:,.1f}"))
+    about = f"{sentences} sentences, width {width}, 8 heads, float32, one thread."
+    return report.Section(
+        "windows",
+        f"Width {width} ({device})",
+        device,
+        columns,
+        report.rounded(rows),
+        about=about,
+        note=f"{rounds} rounds",
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["step", "orthogonality", "decoding"])
+    parser.add_argument("what", choices=["step", "orthogonality", "decoding", "windows"])
     parser.add_argument(
         "--models", nargs="+", metavar="NAME", help='of step: "linear elu" …; softmax is always measured'
     )
     parser.add_argument(
-        "--at", type=int, nargs="+", metavar="N", help="lengths of orthogonality, positions of decoding"
+        "--at", type=int, nargs="+", metavar="N", help="lengths of orthogonality and windows, positions of decoding"
     )
     report.add_options(parser, rounds=10)
     args = report.parse(parser, argv, "benchmarks.attention")
     if args.models and args.what != "step":
         parser.error("--models is for step")
     if args.at and args.what == "step":
-        parser.error("--at is for orthogonality and decoding")
+        parser.error("--at is for orthogonality, decoding and windows")
     if unknown := set(args.models or ()) - set(models()):
         parser.error(f"--models {', '.join(sorted(unknown))}: choose from {', '.join(models())}")
     as_in_training()
@@ -333,8 +387,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         section = step_section(args.rounds, args.device, args.models or ())
     elif args.what == "orthogonality":
         section = orthogonality_section(args.rounds, args.device, args.at or LENGTHS)
-    else:
+    elif args.what == "decoding":
         section = decoding_section(args.rounds, args.device, args.at or POSITIONS)
+    else:
+        section = windows_section(args.rounds, args.device, args.at or WINDOW_LENGTHS)
     report.publish(section, args.command, args.out)
 
 

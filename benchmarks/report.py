@@ -62,6 +62,11 @@ KINDS = {
         "Forward and backward of SCAN's universal transformer: milliseconds, median [quartiles]. The share is the time "
         "of the loss alone in a step with it, on all nine attentions or on the encoder's three, the default.",
     ),
+    "windows": (
+        "Windows of softmax attention",
+        "Forward and backward of one decoder self-attention, with and without `--attention-window`. MB kept is what "
+        "autograd keeps for the backward pass.",
+    ),
     "memory": (
         "Differentiable neural computers",
         "A training update, forward and backward, of `sg_dnc` beside torch's LSTM and a transcription of the "

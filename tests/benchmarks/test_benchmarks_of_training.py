@@ -12,6 +12,7 @@ pytest.importorskip("fairseq")
 from benchmarks import __main__ as run  # noqa: E402
 from benchmarks import attention, measure, memory, operators, points, preparation, report, step, summary, together  # noqa: E402
 from fairseq_sg.kernels import timing  # noqa: E402
+from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase  # noqa: E402
 from helpers.small_folders import random_pairs, write_folder  # noqa: E402
 
 
@@ -81,6 +82,18 @@ class TestAttention:
     def test_orthogonality(self):
         section = attention.orthogonality_section(1, "cpu", (5,))
         assert 0 < section.cell("5", "encoder alone") < section.cell("5", "share") < 100
+
+    def test_windows(self):
+        section = attention.windows_section(1, "cpu", (8, 200))
+        assert [name for name, _ in section.columns][1:] == ["ms at 8", "ms at 200", "MB kept at 200"]
+        memory = {name: section.cell(name, "MB kept at 200") for name in ("relative", "relative, window 64")}
+        assert memory["relative, window 64"] < memory["relative"]
+
+    def test_a_wrong_window_is_not_timed(self, monkeypatch):
+        block = SoftmaxAttentionBase._block
+        monkeypatch.setattr(SoftmaxAttentionBase, "_block", lambda *given, **x: 1.5 * block(*given, **x))
+        with pytest.raises(SystemExit, match="error: softmax, window 64 at 70: value is off"):
+            attention.windows_section(1, "cpu", (70,))
 
 
 class TestStep:
@@ -304,6 +317,7 @@ class TestAll:
         monkeypatch.setattr(attention, "step_section", section("attentions", ["attention"], [["softmax"]]))
         losses = section("orthogonality", ["length", "share"], [["10", 2.0], ["32", 4.0]])
         monkeypatch.setattr(attention, "orthogonality_section", losses)
+        monkeypatch.setattr(attention, "windows_section", section("windows", ["attention"], [["softmax"]]))
         one = section("points", ["attention"], [["galerkin"]])
         monkeypatch.setattr(points, "sections", lambda *on, **options: [one(*on)])
         cells = section("memory", ["model"], [["mds"]])
@@ -325,9 +339,9 @@ class TestAll:
             "cpu",
         ]
         assert run.main([*line, "--out", str(tmp_path / "new")]) == 0
-        models = ["step", "attentions", "orthogonality", "points", "memory"]
+        models = ["step", "attentions", "orthogonality", "windows", "points", "memory"]
         assert [one[0] for one in seen] == [*models, "decoding", "preparation", "together"]
-        assert Path("THERE") in seen[0] and all(3 in one and "cpu" in one for one in seen[:6])
+        assert Path("THERE") in seen[0] and all(3 in one and "cpu" in one for one in seen[:7])
         found = report.load(tmp_path / "new")
         assert {one.command for one in found} == {report.command("benchmarks", [*line, "--out", str(tmp_path / "new")])}
         met = [one.met for _, one in summary.all_promises(found) if one.met is not None]

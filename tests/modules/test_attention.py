@@ -225,6 +225,46 @@ def test_the_state_of_a_window_is_constant_and_the_rest_is_not_seen(case):
     torch.testing.assert_close(module(changed, None)[0][193:], module(x, None)[0][193:], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("memory", [0, 2, 9])
+@pytest.mark.parametrize("case", [c for c in CASES if "attention_window" in c.options], ids=str)
+def test_blocks_of_a_window_equal_the_whole(case, memory, monkeypatch):
+    """Outputs and gradients, with lengths around blocks of 4 queries; ``memory`` positions precede them."""
+    for length in (4, 5, 8, 17):
+        x = torch.randn(length, 2, WIDTH, dtype=torch.float64, requires_grad=True)
+        before = torch.randn(memory, 2, WIDTH, dtype=torch.float64, requires_grad=True)
+        context = Context(memory=before, first=3) if memory else Context()
+        results = []
+        for block in (4, 64):
+            module = case.build()
+            monkeypatch.setattr(type(module), "least_block", block)
+            out = module(x, None, context)[0]
+            inputs = [x, before, *module.parameters()] if memory else [x, *module.parameters()]
+            results.append([out, *torch.autograd.grad(out.square().sum(), inputs, materialize_grads=True)])
+        for blocks, whole in zip(*results, strict=True):
+            torch.testing.assert_close(blocks, whole, rtol=1e-9, atol=1e-9)
+
+
+def test_blocks_of_a_window_keep_drawn_positions(monkeypatch):
+    module = ATTENTION_REGISTRY.find("relative")(WIDTH, HEADS, role="decoder", attention_window=3).double().eval()
+    x, positions = torch.randn(11, 2, WIDTH, dtype=torch.float64), torch.arange(11).square()
+    whole = module(x, None, Context(positions=positions))[0]
+    monkeypatch.setattr(type(module), "least_block", 4)
+    torch.testing.assert_close(module(x, None, Context(positions=positions))[0], whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("case", [c for c in CASES if "attention_window" in c.options], ids=str)
+def test_a_window_over_padding_equals_the_equation_at_any_block(case, side, monkeypatch):
+    module, (x, _) = case.build(), case.inputs(queries=9)
+    monkeypatch.setattr(type(module), "least_block", 4)
+    mask = padding_of(9, side)
+    expected = reference(module, x, x, mask)[0]
+    tolerance = case.tolerance
+    torch.testing.assert_close(
+        module(x, None, Context(key_padding_mask=mask))[0], expected, rtol=tolerance, atol=tolerance
+    )
+
+
 def test_a_window_is_for_decoders_alone():
     make = ATTENTION_REGISTRY.find("softmax")
     windowed = make(WIDTH, HEADS, role="encoder", attention_window=2)

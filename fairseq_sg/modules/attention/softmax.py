@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +82,8 @@ class SoftmaxAttentionBase(Drops, Attention):
     options = SoftmaxOptions
     takes = frozenset({"rotation", "bias"})
     remembers = True
+    #: Fewer queries of a window are not taken apart.
+    least_block: ClassVar[int] = 64
 
     def __init__(
         self,
@@ -117,7 +120,28 @@ class SoftmaxAttentionBase(Drops, Attention):
     def attend(self, q, k, v, context, **x):
         offset = self.offset(q, k)
         q, k = self._rotate(q, k, offset, 0)
-        return self._softmax(q, k, v, offset, context, **x)
+        block = max(self.window, self.least_block)
+        # Positions of padded sentences are counted from their first keys, so all keys stay together.
+        whole = context.key_padding_mask is not None or context.return_weights
+        if whole or not self.window or q.size(2) <= block:
+            return self._softmax(q, k, v, offset, context, **x)
+        outputs = [
+            self._block(q, k, v, offset, context, start, start + block, **x) for start in range(0, q.size(2), block)
+        ]
+        return torch.cat(outputs, dim=2), None
+
+    def _block(self, q, k, v, offset: int, context: Context, start: int, end: int, **x: Tensor) -> Tensor:
+        """The outputs of the queries ``start`` to ``end``, from the end − start + W − 1 keys that they may see.
+
+        All blocks take time and memory O(N·W).
+        """
+        q = q[:, :, start:end]
+        first, last = max(offset + start - self.window + 1, 0), offset + start + q.size(2)
+        k, v = k[:, :, first:last], v[:, :, first:last]
+        positions = None if context.positions is None else context.positions[first:last]
+        seen = replace(context, positions=positions, first=context.first + first)
+        x = {name: of_queries[start:end] for name, of_queries in x.items()}
+        return self._softmax(q, k, v, offset + start - first, seen, **x)[0]
 
     def extend(self, q, k, v, state, context, **x):
         dropped, kept = (0, 0) if state is None else (state["dropped"], state["length"])
