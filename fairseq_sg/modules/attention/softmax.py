@@ -76,13 +76,14 @@ class SoftmaxAttentionBase(Drops, Attention):
             one for the module, that starts at 1/√head_dim.
         logit_scale: ``sqrt_dim`` or ``log_length`` (Chiang & Cholak 2022, section 5.3).
         attention_window: W of causal attention: key j is seen from positions i with j ≤ i < j + W; 0 for all i ≥ j.
+            More than max(W, 64) queries are computed in blocks, in time and memory O(N·W).
         position: makes a module with ``rotate`` or ``bias``, for a width and a number of heads (``modules.position``).
     """
 
     options = SoftmaxOptions
     takes = frozenset({"rotation", "bias"})
     remembers = True
-    #: Fewer queries of a window are not taken apart.
+    #: As many queries of a window are computed at once, whatever its width.
     least_block: ClassVar[int] = 64
 
     def __init__(
