@@ -135,7 +135,14 @@ sys.exit(command.main(["run", "{tmp_path}/tiny.yaml", "--device", "cpu", "--jobs
 """
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
     for number in (signal.SIGTERM, signal.SIGINT):
-        runner = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True)
+        runner = subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Tests in a shell's background ignore Ctrl-C, and hand that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         while len(started := list(tmp_path.glob("*.pid"))) < 2 or not all(p.read_text() for p in started):
             assert runner.poll() is None, runner.stderr.read()
             time.sleep(0.05)
