@@ -151,6 +151,14 @@ def stop_if_wrong(name: str, found: Sequence[Tensor], exact: Sequence[Tensor]) -
         )
 
 
+def section_of(
+    kind: str, title: str, device: str, columns: list[tuple[str, str]], rows: list[list], about: str, rounds: int
+) -> report.Section:
+    """A section of numbers that took ``rounds``."""
+    rows, note = report.rounded(rows), f"{rounds} rounds"
+    return report.Section(kind, f"{title} ({device})", device, columns, rows, about=about, note=note)
+
+
 def check_step(name: str, arguments: Sequence[str], device: str) -> None:
     """Compares loss and gradients with the equations (``naive``) in float64, on a few sentences and without dropout."""
     source, target = batch(4, SOURCE, TARGET, device)
@@ -184,21 +192,10 @@ def step_section(rounds: int, device: str, names: Sequence[str] = ()) -> report.
         steps[name] = step
     times = medians(steps, rounds, device)
     rows = [[name, times[name], times[name] / times["softmax"], kept[name] / 1e6, size[name]] for name in chosen]
-    return report.Section(
-        "attentions",
-        f"SCAN ({device})",
-        device,
-        [
-            ("attention", "{}"),
-            ("ms", "{:.1f}"),
-            ("times softmax", "{:.2f}"),
-            ("MB kept", "{:.1f}"),
-            ("parameters", "{:,}"),
-        ],
-        report.rounded(rows),
-        about=f"{SENTENCES} sentences of {SOURCE} and {TARGET} words, float32, one thread.",
-        note=f"{rounds} rounds",
-    )
+    columns = [("attention", "{}"), ("ms", "{:.1f}"), ("times softmax", "{:.2f}"), ("MB kept", "{:.1f}")]
+    columns.append(("parameters", "{:,}"))
+    about = f"{SENTENCES} sentences of {SOURCE} and {TARGET} words, float32, one thread."
+    return section_of("attentions", "SCAN", device, columns, rows, about, rounds)
 
 
 def orthogonality_times(length: int, rounds: int, device: str) -> dict[str, list[float]]:
@@ -253,14 +250,13 @@ def orthogonality_section(rounds: int, device: str, lengths: Sequence[int] = LEN
     columns = [("length", "{}"), ("step without", time), ("step with", time), ("loss alone", time)]
     columns += [("share", share), ("encoder alone", share), ("share by difference", share)]
     about = f"{LOSS_POSITIONS:,} positions per side of a batch, float32, one thread."
-    return report.Section(
-        "orthogonality", f"SCAN ({device})", device, columns, report.rounded(rows), about=about, note=f"{rounds} rounds"
-    )
+    return section_of("orthogonality", "SCAN", device, columns, rows, about, rounds)
 
 
 def decoder_attention(options: dict[str, Any], width: int) -> Attention:
     sizes = dict(encoder_embed_dim=width, decoder_embed_dim=width, encoder_attention_heads=8, decoder_attention_heads=8)
     config = resolve(SimpleNamespace(**sizes, **options))
+    torch.manual_seed(1)
     return build_attention(options.get("decoder_attention", "softmax"), config, "decoder").eval()
 
 
@@ -270,7 +266,6 @@ def decoding_section(rounds: int, device: str, positions: Sequence[int] = POSITI
     steps: dict[str, Callable[[], Tensor]] = {}
     sizes: dict[tuple[str, int], int] = {}
     for name, options in DECODED.items():
-        torch.manual_seed(1)
         attention = decoder_attention(options, width).to(device)
         x = torch.randn(max(positions), sentences, width, device=device)
         state: dict = {}
@@ -310,15 +305,7 @@ def decoding_section(rounds: int, device: str, positions: Sequence[int] = POSITI
     columns = [("attention", "{}"), *((f"ms at {position:,}", "{:.3f}") for position in positions)]
     columns += [(f"kB at {position:,}", "{:,.1f}") for position in ends]
     about = f"{sentences} sentences, width {width}, 8 heads, float32, one thread."
-    return report.Section(
-        "decoding",
-        f"Width {width} ({device})",
-        device,
-        columns,
-        report.rounded(rows),
-        about=about,
-        note=f"{rounds} rounds",
-    )
+    return section_of("decoding", f"Width {width}", device, columns, rows, about, rounds)
 
 
 def check_window(name: str, attention: Attention, x: Tensor) -> None:
@@ -338,7 +325,6 @@ def windows_section(rounds: int, device: str, lengths: Sequence[int] = WINDOW_LE
     steps: dict[str, Callable[[], None]] = {}
     kept: dict[tuple[str, int], float] = {}
     for name, options in WINDOWED.items():
-        torch.manual_seed(1)
         attention = decoder_attention(options, width).to(device)
         for length in lengths:
             x = torch.randn(length, sentences, width, device=device, requires_grad=True)
@@ -354,15 +340,7 @@ def windows_section(rounds: int, device: str, lengths: Sequence[int] = WINDOW_LE
     columns = [("attention", "{}"), *((f"ms at {length:,}", "{:.1f}") for length in lengths)]
     columns.append((f"MB kept at {lengths[-1]:,}", "{:,.1f}"))
     about = f"{sentences} sentences, width {width}, 8 heads, float32, one thread."
-    return report.Section(
-        "windows",
-        f"Width {width} ({device})",
-        device,
-        columns,
-        report.rounded(rows),
-        about=about,
-        note=f"{rounds} rounds",
-    )
+    return section_of("windows", f"Width {width}", device, columns, rows, about, rounds)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
