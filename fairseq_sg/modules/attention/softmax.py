@@ -83,7 +83,7 @@ class SoftmaxAttentionBase(Drops, Attention):
     options = SoftmaxOptions
     takes = frozenset({"rotation", "bias"})
     remembers = True
-    #: As many queries of a window are computed at once, whatever its width.
+    #: The least number of queries that are computed at once under a window.
     least_block: ClassVar[int] = 64
 
     def __init__(
