@@ -23,7 +23,7 @@ HEAD = """# Operators on GPUs
 
 Milliseconds forward and backward: medians. The column *runs* has the implementation that `implementation="auto"` then
 takes near these sizes. Each table is the view of one file in this folder, written by `python -m fairseq_sg.kernels
-tune`. [README.md](../README.md#a-gpu-that-we-never-had) says how to send one.
+tune`. [README.md](../README.md#measure-on-your-gpu) says how to send one.
 """
 NONE = "**No file has been sent yet: no Triton kernel of this project was ever run on a GPU.**\n"
 

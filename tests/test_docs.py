@@ -48,6 +48,7 @@ def example(line: str) -> str:
 
 def test_the_attention_of_extending_md(monkeypatch, tmp_path):
     code = example("class MeanAttention")
+    assert "import fairseq_sg.plugin" in code  # so that the file can be a --user-dir
     (tmp_path / "mean_attention.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     try:
@@ -136,7 +137,8 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_between_pages_lead_somewhere():
     root = DOCS.parent
-    for page in [root / "README.md", root / "CONTRIBUTING.md", *DOCS.glob("*.md"), *(root / "results").glob("*.md")]:
+    pages = [*root.glob("*.md"), *DOCS.glob("*.md"), *(root / "results").glob("*.md"), *root.glob("benchmarks/**/*.md")]
+    for page in pages:
         for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
             there = page.parent / target if target else page
             assert there.exists(), f"{page.name} links to {target}, which is not there"

@@ -65,7 +65,7 @@ def draw_all(results: Results, prefix: Path, source: str = "") -> list[Path]:
 
     PREFIX.png has our numbers beside the published ones, or columns over the x of rows, or rows over that of columns.
     PREFIX-curves.png has accuracy (or what the first column measures) through training, and PREFIX-loss.png accuracy
-    over loss if the recipe asks for it.
+    over loss if the recipe asks for it. An earlier picture that is no longer drawn is removed.
     """
     recipe, found = results.recipe, lines(results)
     if not any(cell.values for line in found for cell in line.cells.values()):
@@ -74,13 +74,15 @@ def draw_all(results: Results, prefix: Path, source: str = "") -> list[Path]:
     drawn = {"": draw(results)}
     accuracies = _subsets(recipe, ("accuracy",))
     drawn["-curves"] = through_training(results, accuracies or _subsets(recipe, METRICS), _drawn(recipe))
-    if recipe.loss_figure:
-        drawn["-loss"] = loss_and_accuracy(results, accuracies)
+    drawn["-loss"] = loss_and_accuracy(results, accuracies) if recipe.loss_figure else None
     written = []
     for suffix, figure in drawn.items():
-        if figure is not None:
-            written.append(prefix.with_name(f"{prefix.name}{suffix}.png"))
-            save(figure, written[-1], source)
+        path = prefix.with_name(f"{prefix.name}{suffix}.png")
+        if figure is None:
+            path.unlink(missing_ok=True)
+        else:
+            save(figure, path, source)
+            written.append(path)
     return written
 
 

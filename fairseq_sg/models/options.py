@@ -49,7 +49,7 @@ class EncoderConfig:
 
 @dataclass
 class CausalConfig:
-    """Sizes and mechanisms of a decoder without an encoder."""
+    """Sizes and mechanisms of a decoder."""
 
     decoder_embed_dim: int = field(default=512, metadata={"help": "width of the decoder", "least": 1})
     decoder_ffn_embed_dim: int = field(
@@ -76,7 +76,7 @@ class CausalConfig:
 
 @dataclass
 class DecoderConfig(CausalConfig):
-    """Sizes and mechanisms of a decoder."""
+    """Mechanisms of a decoder that reads an encoder."""
 
     cross_attention: str = field(
         default="softmax", metadata={"help": "attention of the decoder to the encoder, by name or names"}

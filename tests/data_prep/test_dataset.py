@@ -125,4 +125,11 @@ def test_dataset_of_extending_md(run, tmp_path: Path, monkeypatch: pytest.Monkey
     found = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
     assert found["request"] == {"dataset": "palindromes", "longest": 6, "seed": 3, "raw_only": True}
     assert found["subsets"]["gen"]["longest_source"] == 12 and found["labels"] == ["0", "1"]
+    assert run("palindromes", "--raw-only", "--out", tmp_path / "default").code == 0
+    for subset in ("train", "valid", "gen"):
+        there = tmp_path / "default" / "raw" / subset
+        sources, answers = ((there.with_suffix(end)).read_text("utf-8").splitlines() for end in (".src", ".tgt"))
+        assert answers == [str(int(line == line[::-1])) for line in sources]
+        assert len(answers) > 80 and 0.3 < answers.count("1") / len(answers) < 0.7
+        assert subset == "gen" or {len(line.split()) for line in sources} >= {8, 10, 12, 14, 16}
     sys.modules.pop("palindromes")

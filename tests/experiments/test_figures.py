@@ -298,6 +298,10 @@ def test_figures_of_a_table(drawn, tmp_path):
     found.recipe.loss_figure = True
     figures.draw_all(found, tmp_path / "x")
     assert list(drawn) == ["x.png", "x-curves.png", "x-loss.png"] and len(drawn["x-loss.png"]) == 2
+    (tmp_path / "x-loss.png").write_text("of an earlier recipe")
+    found.recipe.loss_figure = False
+    figures.draw_all(found, tmp_path / "x")
+    assert not (tmp_path / "x-loss.png").exists()
     columns = {"bits": replace(found.recipe.columns["OOD"], metric="loss")}
     losses = Results(replace(found.recipe, columns=columns, loss_figure=False), 1.0, found.records)
     for done in losses.records:

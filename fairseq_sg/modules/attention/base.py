@@ -48,7 +48,7 @@ class AttentionOptions:
     )
     attention_bias: bool = field(
         default=False,
-        metadata={"help": "biases in the query, key, value and output projections (the references have none)"},
+        metadata={"help": "biases in the query, key, value and output projections (most references have none)"},
     )
 
 

@@ -16,8 +16,8 @@ class DPFPOptions:
     dpfp_nu: int = field(
         default=1,
         metadata={
-            "help": "ν of the dpfp feature map, which has 2ν features for each of a head's Queries; below twice their "
-            "width",
+            "help": "ν of the dpfp feature map, which makes 2ν features of each number of a Query; below twice a "
+            "head's width",
             "least": 1,
         },
     )
