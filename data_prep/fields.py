@@ -260,7 +260,7 @@ class Fields(ArrayMaterial):
     Args:
         arrays: as ``collect`` returns them.
         dims: 1 or 2. periodic: whether x_i = i/n, without the end point 1; otherwise x_i = i/(n − 1).
-        rule, membership, origin: as in ``Material``; without an origin, the functions are generated.
+        rule, membership, origin: as in ``Material``; the origin is that of published files, if they are read.
         recommended: sizes, weight of derivatives, batches and the like of the published training; updates: of it.
     """
 
@@ -277,7 +277,7 @@ class Fields(ArrayMaterial):
         origin: Json | None = None,
     ) -> None:
         super().__init__(arrays)
-        self.origin = {"generator": GENERATOR, "version": VERSION} if origin is None else origin
+        self.origin = {"generator": GENERATOR, "version": VERSION, **(origin or {})}
         self.dims, self.periodic = dims, periodic
         self.rule, self.membership = rule, membership
         self.recommended, self.updates = recommended, updates

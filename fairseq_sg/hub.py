@@ -43,8 +43,7 @@ from fairseq_sg.tasks.breakdown import read_manifest
 #: The options of fairseq-generate that ``translate`` takes beside the beam.
 SEARCH = (
     *("max_len_a", "max_len_b", "min_len", "lenpen", "unnormalized", "unkpen", "temperature", "no_repeat_ngram_size"),
-    *("match_source_len", "diverse_beam_groups", "diverse_beam_strength", "diversity_rate"),
-    *("sampling", "sampling_topk", "sampling_topp"),
+    *("match_source_len", "diversity_rate", "sampling", "sampling_topk", "sampling_topp"),
 )
 #: Options of the commands -> the arguments that they are here.
 ARGUMENTS = {"--model-overrides": "overrides", "--input": "source", "--max-len": "longest"} | {

@@ -139,6 +139,15 @@ def open_examples(loaded: Loaded, name: str, folder: str | None = None) -> Examp
     dataset = there.subset(subset)
     if not isinstance(dataset, Text) and not loaded.reads_images:
         dataset = Reencoded(dataset, loaded.task, f"the subset {subset!r} of {folder}")
+        own, other = (getattr(task, "manifests", [{}])[0] for task in (loaded.task, there.task))
+        for entry in ("no_label", "bits"):
+            if own.get(entry) != other.get(entry):
+                raise UsageError(
+                    f"{folder} has other labels than {loaded.data} ({entry} of their dataset.json differs): choose "
+                    "another folder"
+                )
+        # Targets now have the numbers of the model's dictionaries, and the task scores them by its own.
+        there.task.src_dict, there.task.tgt_dict = dataset.src_dict, dataset.tgt_dict
     elif isinstance(dataset, Text) and there.task.dictionary.symbols != loaded.task.dictionary.symbols:
         raise UsageError(f"the text {folder} has another dictionary than the model: prepare it with that of the model")
     return Examples(f"{Path(folder).name}:{subset}", there, subset, dataset)

@@ -99,13 +99,19 @@ class Plan:
                 if subset not in made.get("subsets", {}):
                     choices = ", ".join(made.get("subsets", {})) or "it has none"
                     raise UsageError(f"analyses.{name}: {folder} has no subset {subset!r}: {choices}")
+        groups = made.get("groups", {})
         for name, column in self.recipe.columns_of(data).items():
-            if not column.type or column.type in made.get("groups", {}):
+            if not column.type:
                 continue
-            there = made.get("subsets", {}).get(column.subset, {}).get("types", {})
-            if column.type not in there:
-                choices = ", ".join([*made.get("groups", {}), *there]) or "it has none"
-                raise UsageError(f"columns.{name}.type: {column.subset} of {folder} has no {column.type!r}: {choices}")
+            # The first subset chooses the best evaluation.
+            chosen_by = self.recipe.data[data].subsets[:1] if column.at == "best" else []
+            for subset in dict.fromkeys([column.subset, *chosen_by]):
+                there = made.get("subsets", {}).get(subset, {}).get("types", {})
+                if column.type not in there and not set(groups.get(column.type, ())) & set(there):
+                    choices = ", ".join([*groups, *there]) or "it has none"
+                    raise UsageError(f"columns.{name}.type: {subset} of {folder} has no {column.type!r}: {choices}")
+            if column.type in groups:
+                continue
             for row in self.rows:
                 if data in self.recipe.data_of(row) and not _logs_types(self.recipe.arguments_of(row, data)):
                     raise UsageError(

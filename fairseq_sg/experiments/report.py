@@ -67,8 +67,9 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
             measured = points[-1]
         elif column.at == "best":
             selector = part(recipe.data[record["data"]].subsets[0], column.type)
-            # The first of several.
-            measured = max(points, key=lambda point: QUANTITIES[quantity].rank(point, selector))
+            # The first of several; none where the first subset has no such number.
+            points = [point for point in points if QUANTITIES[quantity].key(selector) in point]
+            measured = max(points, key=lambda point: QUANTITIES[quantity].rank(point, selector), default={})
         else:
             at = round(column.at * scale)
             points = [p for p in points if p["step"] <= at]

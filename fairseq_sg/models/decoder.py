@@ -94,7 +94,9 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         """
         decoding = incremental_state is not None
         if memory_length:
-            self._check_streams(decoding)
+            if decoding:
+                raise ValueError("decoding step by step has a state of its own, and no memory of earlier segments")
+            self.check_memory()
         padding_mask = prev_output_tokens.eq(self.dictionary.pad())  # (B, N)
         start = 0 if memory is None else memory["position"]
         hidden = None if memory is None else memory["hidden"]
@@ -157,17 +159,30 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
                     "first column: leave --left-pad-target out, or choose another --cross-attention"
                 )
 
-    def _check_streams(self, decoding: bool) -> None:
-        if decoding:
-            raise ValueError("decoding step by step has a state of its own, and no memory of earlier segments")
+    def check_memory(self, seen: int = 0, option: str = "--memory-length") -> None:
+        """Raises UsageError where the model is not defined on segments of a stream.
+
+        Args:
+            seen: the positions of a segment with its memory. option: which gives the memory, for the message.
+        """
         for positions in (self.embedding.positions, self.indices):
             if positions is not None and not positions.continues:
                 raise UsageError(
                     f"--position {positions.registered_name} numbers whole sentences, not segments of a stream: leave "
-                    "--memory-length out, or choose another --position"
+                    f"{option} out, or choose another --position"
                 )
+        if seen > max_length(self.stack):
+            raise UsageError(
+                f"{option} and --tokens-per-sample are {seen} together, and the layers are defined for "
+                f"{max_length(self.stack)} positions: choose smaller ones, or train with a larger limit, such as "
+                "--cosformer-horizon"
+            )
         if self.left_pad_target:
             raise UsageError("a memory is for rows that are padded on the right: leave --left-pad-target out")
+
+    def longest_stream(self) -> int:
+        """The longest stream whose positions, from its beginning on, are all defined."""
+        return max_length(self.embedding.positions, self.indices)
 
     def extract_features(self, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, **kwargs):
         """``forward`` up to the output layer."""

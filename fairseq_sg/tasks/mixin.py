@@ -26,6 +26,7 @@ from fairseq_sg.compat import wrap
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.cpu.memory import keep_for_training
 from fairseq_sg.modules.feedforward.workers import no_contribution
+from fairseq_sg.ranges import flag
 from fairseq_sg.registry import emitted_losses
 from fairseq_sg.resuming import early_stopping
 from fairseq_sg.tasks.breakdown import read_manifest
@@ -177,10 +178,10 @@ class SGTask:
         if len(left_out) == 0:
             return kept
         most, size = numbers(max_positions), numbers(dataset.size(left_out[0]))
+        own = [flag(name) for name in ("max_source_positions", "max_target_positions") if hasattr(self.cfg, name)]
         limits = (
-            "the limit is the least of --max-source-positions, --max-target-positions and what the model's own options "
-            "say, such as --learned-positions and --randomized-eval-length"
-        )
+            f"the limit is the least of {', '.join(own)} and what" if own else "the limit is what"
+        ) + " the model's own options say, such as --learned-positions and --randomized-eval-length"
         if len(kept) == 0 and ignore_invalid_inputs:
             raise UsageError(f"all {len(left_out):,} samples are longer than {most} tokens; {limits}")
         if not ignore_invalid_inputs:
@@ -221,6 +222,14 @@ class SGTask:
                     line,
                 )
         return super().get_interactive_tokens_and_lengths(lines, encode_fn)
+
+    def build_generator(self, models, args, *more, **kwargs):
+        """fairseq's generator. Raises UsageError for ``--diverse-beam-groups``: its search takes the number of a sample
+        for its row in the batch.
+        """
+        if getattr(args, "diverse_beam_groups", -1) > 0:
+            raise UsageError("fairseq's --diverse-beam-groups mixes up the sentences of a batch: leave it out")
+        return super().build_generator(models, args, *more, **kwargs)
 
     # Models and training.
 

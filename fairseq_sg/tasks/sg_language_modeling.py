@@ -193,7 +193,31 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
                 "this --arch has no memory of earlier segments: choose --arch sg_transformer_lm, or leave "
                 "--memory-length and --eval-memory-length out"
             )
+        for option in ("--memory-length", "--eval-memory-length"):
+            memory = self.memory_length if option == "--memory-length" else self.eval_memory_length
+            if memory:
+                model.decoder.check_memory(memory + self.cfg.tokens_per_sample, option)
         return model
+
+    def check_training(self, trainer) -> None:
+        """See :meth:`SGTask.check_training`. Also raises UsageError for a stream that is longer than the positions."""
+        data, workers = trainer.cfg.dataset, trainer.data_parallel_world_size
+        subsets = [] if data.disable_validation else data.valid_subset.split(",")
+        streams = [(name, "--eval-memory-length", self.eval_memory_length, data.batch_size_valid) for name in subsets]
+        rows = (data.batch_size or 0) * min(self.cfg.update_freq)
+        streams.append((data.train_subset, "--memory-length", self.memory_length, rows))
+        for subset, option, memory, rows in streams:
+            if not (memory and rows and subset in self.subsets):
+                continue
+            length = math.ceil(self.subsets[subset]["tokens"] / (rows * workers))
+            longest = trainer.get_model().decoder.longest_stream()
+            if length > longest:
+                raise UsageError(
+                    f"with {option}, positions count from the beginning of a stream. Those of {subset!r} have {length} "
+                    f"tokens, and there are {longest} positions: choose another --position, a larger limit (such as "
+                    "--learned-positions), or larger batches"
+                )
+        super().check_training(trainer)
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         # A batch whose gradient is ignored fills a gap at the end of an epoch, and is no part of the streams.
@@ -263,6 +287,14 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
             )
         with torch.no_grad():
             prompts = sample["net_input"]["src_tokens"][:, 1:]
+            # As ``SequenceGenerator`` has it; it cuts longer prompts.
+            most = int(generator.max_len_a * (prompts.size(1) + 1) + generator.max_len_b)
+            if not generator.match_source_len and prompts.size(1) >= min(most, generator.max_len - 1):
+                raise UsageError(
+                    f"a prompt has {prompts.size(1)} tokens, and with its continuation at most "
+                    f"{min(most, generator.max_len - 1)} are taken: choose a larger --max-len-b, or a shorter prompt "
+                    "where the model's positions are the limit"
+                )
             return generator.generate(models, sample, prefix_tokens=prompts, bos_token=self.dictionary.eos())
 
     def eval_lm_dataloader(self, *args, **kwargs):

@@ -26,9 +26,11 @@ from fairseq_sg.analysis.examples import Part, open_examples
 from fairseq_sg.analysis.masks import from_arrays, halves, to_arrays
 from fairseq_sg.analysis.overlap import draw as draw_overlap
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.errors import UsageError
 from fairseq_sg.evaluate import main as evaluate
 from helpers.analysis_models import checkpoint
 from helpers.commands import metrics, succeed
+from helpers.labelled_words import TAGGERS, training, write_labelled_words
 
 WORDS, WIDTH = 5, 16
 FIRST, SECOND, ANSWER = slice(0, 5), slice(5, 10), slice(10, 15)
@@ -257,6 +259,35 @@ def test_another_folder_is_encoded_again_by_word(saved, folders, command, tmp_pa
     assert "--evaluate has two subsets with the name other:valid in tables" in error
     error = command("masks", saved("softmax"), *SHORT, "--evaluate", f"valid,{other}:more", code=1)
     assert "has the source word 'first' in sample 1, which the model does not know" in error
+
+
+def test_labels_of_another_folder_are_scored_by_the_words(tmp_path):
+    """Its dictionary lacks a word, so that numbers differ; bits are those of the words, and a blank is one."""
+    folder, other = write_labelled_words(tmp_path / "all"), tmp_path / "some"
+    subsets = {}
+    for name in ("train", "valid", "gen"):
+        sides = ((folder / "raw" / f"{name}.{side}").read_text().splitlines() for side in ("src", "tgt"))
+        subsets[name] = Subset([Pair(*pair) for pair in zip(*sides, strict=True) if "000" not in pair[0]])
+    manifest = json.loads((folder / "dataset.json").read_text())
+    form = {"no_label": manifest["no_label"], "bits": manifest["bits"]}
+    write(
+        other, Corpus(subsets, "some", "drawn", {"generator": "tests"}, **form), {"dataset": "tests", "raw_only": False}
+    )
+    succeed(
+        "fairseq-train", *training(folder, tmp_path / "checkpoints", *TAGGERS["sg_lstm"].split(), "--max-update", 1)
+    )
+    loaded = load(str(tmp_path / "checkpoints" / "checkpoint_last.pt"))
+    found = open_examples(loaded, "valid", str(other))
+    task = found.loaded.task
+    assert len(found) == len(subsets["valid"].pairs) and task.no_label == loaded.task.no_label
+    for i, pair in enumerate(subsets["valid"].pairs):
+        target = found.dataset[i]["target"]
+        rows = [{".": "0000", "<copy>": "0001"}.get(word, f"{word}0") for word in pair.target.split()]
+        assert task.target_bits[target].int().tolist() == [[*map(int, row)] for row in rows]
+        assert task.asked(target[None]).tolist() == [[word != manifest["no_label"] for word in pair.target.split()]]
+    plain = write_labelled_words(tmp_path / "plain", bits=False)
+    with pytest.raises(UsageError, match=r"plain has other labels than .*all \(bits of their dataset.json differs\)"):
+        open_examples(loaded, "valid", str(plain))
 
 
 def test_resumed_masks_are_equal_to_the_bit(saved, command, tmp_path):

@@ -11,7 +11,7 @@ import torch
 
 import fairseq_sg.plugin  # noqa: F401
 from data_prep.__main__ import main as data_prep
-from helpers.commands import in_two, metrics, succeed
+from helpers.commands import in_two, metrics, run, succeed
 from helpers.states import assert_same_state, tensors
 
 #: Tokens of a segment, and of what the text says twice.
@@ -101,6 +101,42 @@ def test_interactive_continues_a_prompt(copying, text):
     said = re.search(r"^H-0\t\S+\t(.*)$", printed, re.MULTILINE)[1].split()
     assert said[:8] == symbols.split() and len(said) >= 15
     assert all(letter in symbols.split() for letter in said)
+
+
+def test_a_prompt_longer_than_the_limit_is_refused(copying, text):
+    arguments = "--user-dir fairseq_sg --task sg_language_modeling --cpu --beam 1 --max-len-b 8".split()
+    result = run("fairseq-interactive", text, *arguments, "--path", copying[0], text="<0x61> " * 12 + "\n")
+    assert result.code and "H-0" not in result.out
+    assert "a prompt has 12 tokens, and with its continuation at most 8 are taken: choose a larger" in result.err
+
+
+@pytest.mark.parametrize(
+    "memory,options,message",
+    [
+        (0, "--eval-memory-length 8 --position randomized", "not segments of a stream: leave --eval-memory-length out"),
+        (8, "--position randomized", "not segments of a stream: leave --memory-length out"),
+        (
+            8,
+            "--eval-memory-length 32 --decoder-attention linear --feature-map cosformer --cosformer-horizon 32",
+            "--eval-memory-length and --tokens-per-sample are 40 together, and the layers are defined for 32 positions",
+        ),
+        (
+            0,
+            "--eval-memory-length 8 --position learned --learned-positions 64",
+            "with --eval-memory-length, positions count from the beginning of a stream. Those of 'valid' have",
+        ),
+        (
+            8,
+            "--eval-memory-length 0 --position learned --learned-positions 64",
+            "with --memory-length, positions count from the beginning of a stream. Those of 'train' have",
+        ),
+    ],
+)
+def test_a_memory_that_the_model_cannot_serve_is_refused_at_the_start(memory, options, message, text, tmp_path):
+    """Not at the first validation, after hours of training."""
+    result = run("fairseq-train", *training(text, tmp_path, memory, *options.split()))
+    assert result.code and message in result.err
+    assert "train_inner" not in result.out + result.err and not list(tmp_path.glob("*.pt"))
 
 
 # Resuming.

@@ -143,7 +143,7 @@ def test_burgers(burgers_folder, tmp_path):
     manifest = json.loads((out / "dataset.json").read_text())
     data = (burgers_folder / BURGERS).read_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    assert manifest["origin"] == {"files": [{"name": BURGERS, "bytes": len(data), "sha256": digest}]}
+    assert manifest["origin"]["files"] == [{"name": BURGERS, "bytes": len(data), "sha256": digest}]
     request = manifest["request"]
     assert request["source_sha256"] == [digest] and request["points"] == 128
     assert not {"seed", "viscosity", "time", "period"} & set(request)
@@ -223,6 +223,17 @@ def darcy_folder(tmp_path, monkeypatch) -> Path:
     for number, name in enumerate(DARCY):
         write_older(tmp_path / "raw" / name, media(number))
     return tmp_path / "raw"
+
+
+@pytest.mark.parametrize(("name", "options"), [("burgers", WAVES), ("darcy", "--train 11 --valid 4 --test 5 --grid 7")])
+def test_a_folder_of_published_files_can_be_trained_on(name, options, request, tmp_path):
+    pytest.importorskip("fairseq", reason="the task of this test belongs to fairseq")
+    from fairseq_sg.tasks.sg_operator import SGOperatorTask, SGOperatorTaskConfig
+
+    assert run(name, request.getfixturevalue(f"{name}_folder"), options, tmp_path / "out") == 0
+    task = SGOperatorTask.setup_task(SGOperatorTaskConfig(data=str(tmp_path / "out")))
+    task.load_dataset("train")
+    assert len(task.dataset("train")) == (150 if name == "burgers" else 11)
 
 
 def media(number: int) -> dict[str, np.ndarray]:

@@ -152,6 +152,7 @@ def test_options_select_the_same_runs(tmp_path):
         ("type: many", "--accuracy-by types", None),
         ("type: many", "--accuracy-by=types", None),
         ("type: mayn", "--accuracy-by types", "columns.OOD.type: gen of .*tiny has no 'mayn': long, few, many"),
+        ("type: long, at: best", "", "columns.OOD.type: dev of .*tiny has no 'long': long"),
         ("type: many", "", "the training of the row 'good' does not log 'many': add --accuracy-by types"),
     ],
 )

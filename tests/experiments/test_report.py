@@ -172,6 +172,9 @@ def test_a_type_has_its_column(tmp_path):
     ]
     good = report.lines(Results(recipe, 1.0, [done, record("good", 2, gen=8.0)]))[0]
     assert (good.cells["LONG"].values, good.cells["LONG-best"].values) == ([0.1], [0.02])
+    for point in done["result"]["curve"]:
+        del point["dev/long"]
+    assert report.value(recipe, recipe.columns["LONG-best"], done, 1.0) is None
     assert report.legend(recipe)[:2] == [
         "LONG: accuracy, as a fraction, on `gen`, examples of `long` of the checkpoint with the best accuracy on `dev` "
         "(the latest of several).",

@@ -103,6 +103,8 @@ def test_learned_positions_end():
         module(torch.arange(6)[None], 6)
     with pytest.raises(ValueError, match="length 6 is longer than --learned-positions 5"):
         module(torch.tensor([[5]]), 6)  # a step of decoding
+    padded = torch.tensor([[0, 1, 2, 3, 4, 4, 4, 4]])  # padding has the last position before it
+    assert torch.equal(module(padded, 8), module.weight[padded])
     with pytest.raises(ValueError, match="--learned-positions is 0: choose 1 or more"):
         LearnedPosition(4, learned_positions=0)
     assert LearnedPosition(4).weight.size(0) == 1024

@@ -409,5 +409,10 @@ def test_prompts_begin_as_texts_do(folder):
     assert batch["net_input"]["src_tokens"].tolist() == [[EOS, 10, 11, PAD], [EOS, 12, 13, 14]]
     asked = {}
     generator = SimpleNamespace(generate=lambda models, sample, **options: asked.update(options))
+    generator.max_len_a, generator.max_len_b, generator.max_len, generator.match_source_len = 0, 4, 99, False
     task.inference_step(generator, [], batch)
     assert asked["prefix_tokens"].tolist() == [[10, 11, PAD], [12, 13, 14]] and asked["bos_token"] == EOS
+    for limit in ({"max_len_b": 3}, {"max_len": 4}):
+        short = SimpleNamespace(**{**vars(generator), **limit})
+        with pytest.raises(UsageError, match="a prompt has 3 tokens, and with its continuation at most 3 are taken"):
+            task.inference_step(short, [], batch)

@@ -45,6 +45,13 @@ def ids(iterator) -> list:
     return [batch["id"].tolist() for batch in iterator.next_epoch_itr(shuffle=False) if batch]
 
 
+def test_diverse_beams_are_refused(tmp_path):
+    """fairseq's search reads the penalties of a row by the number of its sample."""
+    of = task(write_folder(tmp_path, {"train": random_pairs(4, 3)}), ())
+    with pytest.raises(UsageError, match="--diverse-beam-groups mixes up the sentences of a batch: leave it out"):
+        of.build_generator([], Namespace(diverse_beam_groups=2))
+
+
 # Sources.
 
 

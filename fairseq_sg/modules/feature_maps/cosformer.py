@@ -70,5 +70,5 @@ class CosformerFeatureMap(FeatureMap):
         if below > self.horizon and int(positions.max()) >= self.horizon:
             raise UsageError(
                 f"a position reaches --cosformer-horizon {self.horizon} in a sequence of {below}: train with a larger "
-                "one, or limit the lengths (--max-source-positions, --max-target-positions; in generation --max-len-b)"
+                "one, or leave longer sequences out (in generation: --max-len-b)"
             )
