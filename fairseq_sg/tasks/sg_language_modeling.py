@@ -209,7 +209,9 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         for subset, option, memory, rows in streams:
             if not (memory and rows and subset in self.subsets):
                 continue
-            length = math.ceil(self.subsets[subset]["tokens"] / (rows * workers))
+            # Training drops the tokens that do not fill all streams.
+            rounded = math.floor if subset == data.train_subset else math.ceil
+            length = rounded(self.subsets[subset]["tokens"] / (rows * workers))
             longest = trainer.get_model().decoder.longest_stream()
             if length > longest:
                 raise UsageError(
