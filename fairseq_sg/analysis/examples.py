@@ -23,6 +23,7 @@ from fairseq_sg.analysis.accuracy import lengths
 from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import nearest
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.sg_tagging import check_labels
 from fairseq_sg.tasks.streams import Text
 
 
@@ -140,12 +141,7 @@ def open_examples(loaded: Loaded, name: str, folder: str | None = None) -> Examp
     if not isinstance(dataset, Text) and not loaded.reads_images:
         dataset = Reencoded(dataset, loaded.task, f"the subset {subset!r} of {folder}")
         own, other = (getattr(task, "manifests", [{}])[0] for task in (loaded.task, there.task))
-        for entry in ("no_label", "bits"):
-            if own.get(entry) != other.get(entry):
-                raise UsageError(
-                    f"{folder} has other labels than {loaded.data} ({entry} of their dataset.json differs): choose "
-                    "another folder"
-                )
+        check_labels(own, loaded.data, other, folder, "choose another folder")
         # Targets now have the numbers of the model's dictionaries, and the task scores them by its own.
         there.task.src_dict, there.task.tgt_dict = dataset.src_dict, dataset.tgt_dict
     elif isinstance(dataset, Text) and there.task.dictionary.symbols != loaded.task.dictionary.symbols:

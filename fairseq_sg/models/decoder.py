@@ -163,7 +163,8 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
         """Raises UsageError where the model is not defined on segments of a stream.
 
         Args:
-            seen: the positions of a segment with its memory. option: which gives the memory, for the message.
+            seen: the positions of a segment with its memory, or 0 for those that every call checks itself.
+            option: which gives the memory, for the message.
         """
         for positions in (self.embedding.positions, self.indices):
             if positions is not None and not positions.continues:
@@ -171,11 +172,10 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
                     f"--position {positions.registered_name} numbers whole sentences, not segments of a stream: leave "
                     f"{option} out, or choose another --position"
                 )
-        if seen > max_length(self.stack):
+        if seen and seen > (longest := max_length(self.stack)):
             raise UsageError(
-                f"{option} and --tokens-per-sample are {seen} together, and the layers are defined for "
-                f"{max_length(self.stack)} positions: choose smaller ones, or train with a larger limit, such as "
-                "--cosformer-horizon"
+                f"{option} and --tokens-per-sample are {seen} together, and the layers are defined for {longest} "
+                "positions: choose smaller ones, or train with a larger limit, such as --cosformer-horizon"
             )
         if self.left_pad_target:
             raise UsageError("a memory is for rows that are padded on the right: leave --left-pad-target out")

@@ -193,8 +193,8 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
                 "this --arch has no memory of earlier segments: choose --arch sg_transformer_lm, or leave "
                 "--memory-length and --eval-memory-length out"
             )
-        for option in ("--memory-length", "--eval-memory-length"):
-            memory = self.memory_length if option == "--memory-length" else self.eval_memory_length
+        lengths = {"--memory-length": self.memory_length, "--eval-memory-length": self.eval_memory_length}
+        for option, memory in lengths.items():
             if memory:
                 model.decoder.check_memory(memory + self.cfg.tokens_per_sample, option)
         return model
@@ -290,12 +290,12 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         with torch.no_grad():
             prompts = sample["net_input"]["src_tokens"][:, 1:]
             # As ``SequenceGenerator`` has it; it cuts longer prompts.
-            most = int(generator.max_len_a * (prompts.size(1) + 1) + generator.max_len_b)
-            if not generator.match_source_len and prompts.size(1) >= min(most, generator.max_len - 1):
+            length = prompts.size(1)
+            longest = min(int(generator.max_len_a * (length + 1) + generator.max_len_b), generator.max_len - 1)
+            if not generator.match_source_len and length >= longest:
                 raise UsageError(
-                    f"a prompt has {prompts.size(1)} tokens, and with its continuation at most "
-                    f"{min(most, generator.max_len - 1)} are taken: choose a larger --max-len-b, or a shorter prompt "
-                    "where the model's positions are the limit"
+                    f"a prompt has {length} tokens, and with its continuation at most {longest} are taken: choose a "
+                    "larger --max-len-b, or a shorter prompt where the model's positions are the limit"
                 )
             return generator.generate(models, sample, prefix_tokens=prompts, bos_token=self.dictionary.eos())
 

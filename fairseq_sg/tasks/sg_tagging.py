@@ -10,7 +10,7 @@ are all to be right. Every encoder, decoder and recurrent model of this plugin l
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch.nn.functional as F
@@ -24,6 +24,16 @@ from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.bits import bits_of
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
+
+
+def check_labels(first: dict[str, Any], path: str, other: dict[str, Any], folder: str, fix: str) -> None:
+    """Raises UsageError, with a ``fix``, where ``dataset.json`` of a folder has other labels than the ``first`` one."""
+    for name in ("no_label", "bits"):
+        if first.get(name) != other.get(name):
+            raise UsageError(
+                f"{folder} has other labels than {path} ({name} of their dataset.json differs), and all folders are "
+                f"read as the first one: {fix}"
+            )
 
 
 @dataclass
@@ -71,12 +81,7 @@ class SGTaggingTask(SGTranslationTask):
                 )
             if cfg.output == "bits" and "bits" not in manifest:
                 raise UsageError(f"--output bits needs words of bits, and {folder} has others: choose --output words")
-            for name in ("no_label", "bits"):
-                if manifest.get(name) != task.manifests[0].get(name):
-                    raise UsageError(
-                        f"{folder} has other labels than {folders[0]} ({name} of their dataset.json differs), and all "
-                        "folders are read as the first one: train on one of them"
-                    )
+            check_labels(task.manifests[0], folders[0], manifest, folder, "train on one of them")
         return task
 
     def _keep_form_of_sources(self, no_bos: bool) -> None:

@@ -17,7 +17,7 @@ from data_prep import burgers, darcy
 from data_prep.__main__ import main
 from data_prep.burgers import GAMMA, SCALE, TAU
 from data_prep.dataset import DataError
-from data_prep.fields import FieldSources, periodic_field, spectral_derivative
+from data_prep.fields import GENERATOR, VERSION, FieldSources, periodic_field, spectral_derivative
 from data_prep.mat import read_mat
 
 BURGERS, DARCY = "burgers_data_R10.mat", [f"piececonst_r421_N1024_smooth{number}.mat" for number in (1, 2)]
@@ -143,7 +143,8 @@ def test_burgers(burgers_folder, tmp_path):
     manifest = json.loads((out / "dataset.json").read_text())
     data = (burgers_folder / BURGERS).read_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    assert manifest["origin"]["files"] == [{"name": BURGERS, "bytes": len(data), "sha256": digest}]
+    files = [{"name": BURGERS, "bytes": len(data), "sha256": digest}]
+    assert manifest["origin"] == {"generator": GENERATOR, "version": VERSION, "files": files}
     request = manifest["request"]
     assert request["source_sha256"] == [digest] and request["points"] == 128
     assert not {"seed", "viscosity", "time", "period"} & set(request)
