@@ -208,7 +208,7 @@ def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
             known |= {*state["cfg"], *checkpoints.option_names(state["cfg"])}
             kinds |= kinds_of(state["cfg"])
     for name, value in ast.literal_eval(chosen.model_overrides).items():
-        if known and name not in known:
+        if known and name not in known and name not in kinds:
             raise UsageError(f"--model-overrides names {name!r}, which is not an option of the model that is loaded")
         if name in kinds:
             ranges.check_type(name, value, kinds[name])
@@ -216,12 +216,14 @@ def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
 
 def kinds_of(cfg: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
     """The types that a checkpoint's task and model declare for their options, by name."""
-    found = {}
-    for group in ("task", "model"):
-        options = checkpoints.values(cfg[group])
-        declared = dataclasses_of(group).get(options.get("_name") or options.get("arch"))
-        found |= typing.get_type_hints(declared) if declared else {}
-    return found
+    return {name: kind for group in ("task", "model") for name, kind in kinds_in(group, cfg[group]).items()}
+
+
+def kinds_in(group: str, chosen: typing.Any) -> dict[str, typing.Any]:
+    """The types that the ``task`` or ``model`` of a configuration declares for its options, by name."""
+    options = checkpoints.values(chosen)
+    declared = dataclasses_of(group).get(options.get("_name") or options.get("arch"))
+    return typing.get_type_hints(declared) if declared else {}
 
 
 def _trains(parser: argparse.ArgumentParser) -> bool:

@@ -10,6 +10,7 @@
 - ``--bf16`` does not ask for a TPU;
 - a task may gather the state of all workers before a checkpoint is saved (``gather_state``);
 - checkpoints and their copies are written atomically (temporary file, then rename);
+- ``--model-overrides`` may name an option that is younger than the checkpoint;
 - a command that ends with a :class:`UsageError` prints its message alone.
 """
 
@@ -75,6 +76,7 @@ def repair() -> None:
     train_in_bfloat16_anywhere()
     gather_before_saving()
     write_checkpoints_atomically()
+    override_younger_options()
     wrap(sys, "excepthook", _report)
 
 
@@ -234,6 +236,28 @@ def _disk_full(error: BaseException | None) -> OSError | None:
             return error
         error = error.__cause__ or error.__context__
     return None
+
+
+def override_younger_options() -> None:
+    from fairseq import checkpoint_utils
+
+    wrap(checkpoint_utils, "overwrite_args_by_name", _override)
+
+
+def _override(overwrite, cfg, overrides) -> None:
+    """fairseq's ``overwrite_args_by_name``, which changes the options in a checkpoint and ignores all others. A task or
+    model may have got an option since.
+    """
+    from omegaconf import DictConfig, open_dict
+
+    from fairseq_sg.command_line import kinds_in
+
+    for group in ("task", "model"):
+        chosen = cfg.get(group)
+        if isinstance(chosen, DictConfig):
+            with open_dict(chosen):
+                chosen.update({k: overrides[k] for k in kinds_in(group, chosen) if k in overrides and k not in chosen})
+    overwrite(cfg, overrides)
 
 
 # Training.

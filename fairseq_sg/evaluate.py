@@ -30,6 +30,7 @@ import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis.accuracy import lengths, natural, right_tokens
 from fairseq_sg.analysis.checkpoint import Loaded, load
 from fairseq_sg.analysis.options import Command, finish, overrides, positive
+from fairseq_sg.criterions.oracle_length import scored
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import check_writable, write_json
 from fairseq_sg.tables import aligned
@@ -150,7 +151,7 @@ def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
     batches, ids = [], []
     for batch in loaded.batches(dataset, batch_size):
         logits, target = loaded.run(batch)[0], batch["target"]
-        right, real = right_tokens(loaded, logits, target)
+        right, real = right_tokens(loaded, logits, batch)
         if loaded.labels_words:
             # As in the criterion: blanks have a loss with --score-blanks alone.
             blanks = getattr(loaded.cfg.criterion, "score_blanks", False)
@@ -158,6 +159,7 @@ def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
             nll = loaded.task.nll(logits, target).masked_fill(~counted, 0.0)
         elif loaded.has_decoder:
             padding = loaded.task.target_dictionary.pad()
+            logits, target, _ = scored(loaded.task, logits, batch)
             nll = F.cross_entropy(
                 logits.flatten(0, 1).float(), target.flatten(), ignore_index=padding, reduction="none"
             )

@@ -29,6 +29,7 @@ from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded, best
 from fairseq_sg.analysis.options import add_batches
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.criterions.oracle_length import scored
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tables import aligned
 
@@ -63,7 +64,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         for batch in loaded.batches(dataset, args.batch_size, args.limit):
             logits = loaded.model(**batch["net_input"])[0]
             # fairseq sorts a batch by length.
-            of_each, real = right_tokens(loaded, logits, batch["target"])
+            of_each, real = right_tokens(loaded, logits, batch)
             right[batch["id"].cpu()] = (of_each | ~real).all(-1).cpu()
         if args.by == "type":
             groups = types(loaded, name, result.facts["types"])
@@ -83,20 +84,22 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     return result
 
 
-def right_tokens(loaded: Loaded, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The right tokens of the target and its tokens that are not padding, bool (B, N); for a
-    classifier its class (B, 1); where words have labels, the right labels and all of them (B, N).
+def right_tokens(loaded: Loaded, logits: Tensor, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The right tokens of the target and its tokens that are scored, bool (B, N); for a classifier its class (B, 1);
+    where words have labels, the right labels and all of them (B, N).
 
     Args:
         logits: (B, N, V); for a classifier (B, K).
-        target: (B, N).
+        batch: its ``target`` is (B, N).
     """
+    target = batch["target"]
     if loaded.labels_words:
         return loaded.task.right(logits, target), loaded.task.asked(target)
     if not loaded.has_decoder:
         right = logits.argmax(-1, keepdim=True) == loaded.task.classes(target)[:, None]
         return right, torch.ones_like(right)
     dictionary = loaded.task.target_dictionary
+    logits, target, _ = scored(loaded.task, logits, batch)
     real = target.ne(dictionary.pad())
     return best(logits, dictionary).eq(target) & real, real
 

@@ -14,7 +14,6 @@ import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
-from fairseq.dataclass.utils import overwrite_args_by_name
 from omegaconf.errors import ValidationError
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.checkpoints import option_names, read
 from fairseq_sg.command_line import kinds_of
 from fairseq_sg.criterions.cross_entropy_orthogonality import best as best_symbol
+from fairseq_sg.criterions.oracle_length import given_length
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.labels import labels_words
 from fairseq_sg.ranges import check_type
@@ -179,7 +179,7 @@ def load(
     cfg, overrides = state["cfg"], dict(overrides or {})
     known, declared = option_names(cfg), kinds_of(cfg)
     for name, value in overrides.items():
-        if name not in known:
+        if name not in known and name not in declared:
             raise UsageError(f"--model-overrides names {name!r}, which is not an option in {checkpoint}")
         try:
             check_type(name, value, declared.get(name))
@@ -195,7 +195,7 @@ def load(
     if "accuracy_by" in known:
         # Makes the task read the types of all examples.
         overrides.setdefault("accuracy_by", "types")
-    overwrite_args_by_name(cfg, overrides | {"data": data})
+    checkpoint_utils.overwrite_args_by_name(cfg, overrides | {"data": data})
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], state=state)
     except ValidationError as error:
@@ -318,6 +318,8 @@ def read_sentence(loaded: Loaded, source: str, target: str | None = None, longes
         return Sentence(inputs, words, [], [], [answers[answers.nspecial + predicted]])
     eos, complete = answers.eos(), True
     if target is None:
+        if given_length(task):
+            raise UsageError(f"{loaded.arch} was trained with --oracle-length and cannot end an output: give --target")
         output = _greedy(model, inputs, answers, longest or loaded.longest_target or 200)
         complete = output[-1:] == [eos]
     else:

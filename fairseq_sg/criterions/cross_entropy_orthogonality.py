@@ -5,6 +5,7 @@ of sentences whose every teacher-forced argmax is right, the end symbol included
 decoding: as long as all earlier argmaxes were right, greedy decoding feeds itself the prefix of the target. Padding is
 no output in either. (fairseq's generator also forbids an empty output, except with ``--min-len 0``.)
 ``token_accuracy`` is the percentage of tokens whose argmax is right, the end symbol included and padding excluded.
+With the task's ``--oracle-length`` no number includes the end symbol (``oracle_length``).
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_l
 from torch import Tensor
 
 from fairseq_sg.criterions.base import Score, SGCriterion, SGCriterionConfig
+from fairseq_sg.criterions.oracle_length import scored
 
 
 @dataclass
@@ -30,11 +32,11 @@ class CrossEntropyOrthogonality(SGCriterion):
 
     def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
         """logits (B, N, V), ``target`` (B, N)."""
-        target = sample["target"]
+        logits, target, predictions = scored(self.task, logits, sample)
         loss, nll = self._cross_entropy(logits, target)
         right, padding = best(logits, self.padding_idx).eq(target), target.eq(self.padding_idx)
         exact, tokens_right = (right | padding).all(-1), (right & ~padding).sum()
-        return Score(loss, nll, exact, sample["ntokens"], tokens_right)
+        return Score(loss, nll, exact, predictions, tokens_right)
 
     def _cross_entropy(self, logits: Tensor, target: Tensor):
         """Smoothed and plain cross entropy, both summed over the tokens that are not padding, in nats."""

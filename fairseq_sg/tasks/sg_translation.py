@@ -55,6 +55,14 @@ class SGTranslationConfig(TranslationConfig):
         default=True,
         metadata={"help": "new batches each epoch; what makes a resumed run equal to an uninterrupted one"},
     )
+    oracle_length: bool = field(
+        default=False,
+        metadata={
+            "help": "the length of an output is given (Newman et al. 2020): the end symbol is neither trained nor an "
+            "output, and accuracies are those of the words; for a checkpoint, --model-overrides "
+            "\"{'oracle_length': True}\""
+        },
+    )
     accuracy_by: str = field(
         default="groups",
         metadata={
@@ -154,6 +162,7 @@ class SGTranslationTask(SGTask, TranslationTask):
             parent = cfg._get_parent() if OmegaConf.is_config(cfg) else None
             trained = getattr(parent, "task", cfg)
             self._keep_form_of_sources(bool(getattr(trained, "no_source_bos", self.cfg.no_source_bos)))
+            self.cfg.oracle_length |= bool(getattr(trained, "oracle_length", False))
         return super().build_model(cfg, from_checkpoint)
 
     def _keep_form_of_sources(self, no_bos: bool) -> None:
@@ -236,7 +245,14 @@ class SGTranslationTask(SGTask, TranslationTask):
 
         With ``--print-alignment`` this plugin's models return their attention weights. The positions in the alignment
         do not count the begin symbol of sources, which fairseq does not print.
+
+        Raises UsageError with ``--oracle-length``.
         """
+        if self.cfg.oracle_length:
+            raise UsageError(
+                "with --oracle-length the length of an output is given, and a generator has to find it: score the "
+                "model with fairseq-validate or `fairseq-sg evaluate`"
+            )
         aligned = bool(getattr(args, "print_alignment", None))
         for model in models:
             if isinstance(model, SGTransformer):
