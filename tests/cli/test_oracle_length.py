@@ -52,6 +52,7 @@ def test_a_checkpoint_also_from_before_the_option(data, trained, tmp_path):
     del state["cfg"]["task"]["oracle_length"]
     torch.save(state, older)
     plain, given = validated(data, checkpoint), validated(data, checkpoint, *GIVEN)
+    assert validated(data, checkpoint, "--oracle-length") == given
     same(given, evaluated(checkpoint, tmp_path, *GIVEN))
     assert validated(data, older) == plain and validated(data, older, *GIVEN) == given
     same(given, evaluated(older, tmp_path, *GIVEN))
