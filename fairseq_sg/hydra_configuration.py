@@ -75,10 +75,20 @@ def nearest(group: str, option: str, names: Iterable[str]) -> str:
     return command_line.nearest(f"{group}.{option}", [f"{group}.{name}" for name in names])
 
 
+def no_configuration(name: str, folder: str) -> str:
+    """The message for a ``--config-name`` that is no file of a folder. hydra takes fairseq's defaults for it."""
+    there = sorted(file.removesuffix(".yaml") for file in os.listdir(folder) if file.endswith(".yaml"))
+    return f"--config-name is {name!r}, and {folder} has no {name}.yaml: {command_line.nearest(name, there)}"
+
+
 def _refuse_missing(hydra) -> None:
     """Raises UsageError for a value that the configuration's file asks for, ``???``, and the command does not give."""
     from omegaconf import OmegaConf
 
+    name = hydra.job.config_name
+    folders = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
+    if name and not any(os.path.isfile(os.path.join(folder, f"{name}.yaml")) for folder in folders):
+        raise UsageError(no_configuration(name, folders[-1]))
     given = [override.lstrip("+").partition("=")[0] for override in hydra.overrides.task]
     for source in hydra.runtime.config_sources:
         path = os.path.join(source.path, f"{hydra.job.config_name}.yaml")

@@ -6,12 +6,14 @@ of ``hydra_configuration`` run once, before workers start.
 
 from __future__ import annotations
 
+import argparse
 import functools
+import os
 import re
 from dataclasses import fields, is_dataclass
 
 from fairseq_sg import command_line
-from fairseq_sg.hydra_configuration import end, nearest
+from fairseq_sg.hydra_configuration import end, nearest, no_configuration
 
 
 def _run_and_report(run, function):
@@ -52,6 +54,13 @@ def main() -> None:
 
     import fairseq_sg.plugin  # noqa: F401
 
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--config-name", "-cn")
+    given = parser.parse_known_args()[0]
+    name = (given.config_name or "").removesuffix(".yaml")
+    if name and os.path.isdir(given.config_dir or "") and not os.path.isfile(f"{given.config_dir}/{name}.yaml"):
+        end(no_configuration(name, given.config_dir))
     utils.run_and_report = functools.partial(_run_and_report, utils.run_and_report)
     from fairseq_cli import hydra_train
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairseq_sg.experiments.quantities import QUANTITIES
 from fairseq_sg.experiments.schema import DECODED, METRICS, Column, Data, Recipe, RecipeError, Row, XAxis, placeholders
+from fairseq_sg.ranges import literal_dict
 
 #: Options that ``experiments`` itself passes to fairseq-train.
 RESERVED = {
@@ -28,7 +29,7 @@ TOKENIZERS = ("13a", "none", "char", "intl", "zh")
 #: The source of a column's number: the evaluation of the chosen checkpoint, the end of training, or the evaluation in
 #: training with the best of this very number on the first subset.
 PLACES = ("checkpoint", "end", "best")
-_NAME = re.compile(r"[\w.+-]+")
+_NAME = re.compile(r"(?!\.+$)[\w.+-]+")
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Checks:
 
     def of_table(self) -> None:
         recipe = self.recipe
+        recipe.title = " ".join(recipe.title.split())
         for key in ("steps", "validate_every", "batch_size_valid", "seeds"):
             if getattr(recipe, key) < 1:
                 raise self.error(key, f"is {getattr(recipe, key)}: it must be above 0")
@@ -104,8 +106,11 @@ class Checks:
         self.arguments(f"{key}.arguments", data.arguments)
         if not _NAME.fullmatch(data.folder):
             raise self.error(f"{key}.folder", f"is {data.folder!r}: it must be the name of one folder, inside --data")
+        self.arguments(f"{key}.prepare", data.prepare, set())
         if _has_option(shlex.split(data.prepare), {"--out"}):
             raise self.error(f"{key}.prepare", "has --out, which experiments sets itself")
+        if not data.prepare.strip():
+            raise self.error(f"{key}.prepare", "is empty: give the arguments of python -m data_prep")
         if not data.subsets:
             raise self.error(f"{key}.subsets", "is empty")
 
@@ -119,10 +124,15 @@ class Checks:
         if column.type and column.metric not in BY_TYPE:
             raise self.error(f"{key}.type", f"is for {' and '.join(BY_TYPE)}: no other metric is measured by type")
         self.known(f"{key}.data", column.data or (), recipe.data, "data")
+        for data in column.data or ():
+            if column.subset not in recipe.data[data].subsets:
+                raise self.error(f"{key}.subset", f"is {column.subset!r}, which the data {data!r} do not have")
         if not any(name in recipe.columns_of(data) for data in recipe.data):
             raise self.error(f"{key}.subset", f"is {column.subset!r}, which no data has as a subset")
         if bool(column.value) != (column.metric == "analysis"):
             raise self.error(f"{key}.value", "is for the metric 'analysis', which needs it")
+        if column.digits != 1 and column.metric != "analysis" or not 0 <= column.digits <= 12:
+            raise self.error(f"{key}.digits", f"is {column.digits}: it is for the metric 'analysis', from 0 to 12")
         if column.value:
             self.known(f"{key}.value", [column.value.partition("/")[0]], recipe.analyses, "analyses")
         decoded = column.metric in DECODED
@@ -130,6 +140,9 @@ class Checks:
             raise self.error(f"{key}.at", f"{DECODED[column.metric]} is measured only at the checkpoint")
         if column.model_overrides and (decoded or column.at != "checkpoint"):
             raise self.error(f"{key}.model_overrides", "are for accuracy, loss or an error at the checkpoint")
+        self.overrides(key, column.model_overrides)
+        if isinstance(column.at, int) and all(column.at > recipe.steps_of(row) for row in recipe.trained):
+            raise self.error(f"{key}.at", f"is {column.at}, after the last step of every row")
         if column.generate and not decoded:
             raise self.error(f"{key}.generate", f"is for the metrics {' and '.join(DECODED)}")
         self.arguments(f"{key}.generate", column.generate)
@@ -153,7 +166,11 @@ class Checks:
 
     def row(self, key: str, name: str, row: Row) -> None:
         recipe = self.recipe
-        row.label = row.label or name
+        row.label = " ".join((row.label or name).split())
+        for other, its in recipe.rows.items():
+            if other != name and its.label == row.label and set(recipe.data_of(other)) & set(recipe.data_of(name)):
+                raise self.error(f"{key}.label", f"is {row.label!r}, as that of {other!r}: nothing tells them apart")
+        self.overrides(key, row.model_overrides)
         if sum((row.arguments is not None, bool(row.evaluates), bool(row.missing))) != 1:
             raise self.error(
                 f"{key}.arguments",
@@ -177,7 +194,7 @@ class Checks:
         if row.arguments is not None:
             self.arguments(f"{key}.arguments", row.arguments)
             for data in recipe.data_of(name):
-                if "--task" not in recipe.arguments_of(name, data):
+                if not _has_option(recipe.arguments_of(name, data), {"--task"}):
                     raise self.error(f"{key}.arguments", "have no --task, nor has 'train'")
         self.known(f"{key}.published", row.published, recipe.data_of(name), "data of the row")
         for data, numbers in row.published.items():
@@ -233,6 +250,10 @@ class Checks:
         for name in found:
             if name not in there:
                 raise self.error(key, f"names {name!r}, which is not among the {what}: {', '.join(there)}")
+
+    def overrides(self, key: str, text: str) -> None:
+        if text and literal_dict(text) is None:
+            raise self.error(f"{key}.model_overrides", f"are {text!r}: give a dict such as \"{{'encoder_layers': 4}}\"")
 
     def arguments(self, key: str, text: str, reserved: set[str] = RESERVED) -> None:
         try:

@@ -5,7 +5,9 @@ fairseq writes JSON lines (``--log-format json``). A resumed training appends to
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +18,7 @@ from typing import Any
 from fairseq_sg.experiments.quantities import QUANTITIES, chosen, part
 from fairseq_sg.experiments.run import Run
 
+logger = logging.getLogger(__name__)
 _LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
 #: A training with this accuracy in percent on some subset has learned something …
 LEARNT = 10.0
@@ -28,12 +31,22 @@ def events(log: Path) -> list[dict[str, Any]]:
     if not log.exists():
         return []
     found = []
-    for line in log.read_text(errors="replace").splitlines():
+    for number, line in enumerate(log.read_text(errors="replace").splitlines(), start=1):
         match = _LOG_LINE.search(line)
         if match:
-            values = {key: _number(value) for key, value in json.loads(match[2]).items()}
+            try:
+                values = {key: _number(value) for key, value in json.loads(match[2]).items()}
+            except json.JSONDecodeError as error:
+                _tell_damaged(log, number, str(error))
+                continue
             found.append({"kind": match[1], **values})
     return found
+
+
+@functools.cache
+def _tell_damaged(log: Path, number: int, cause: str) -> None:
+    """Warns once of a line that is no JSON, which has no numbers then."""
+    logger.warning("%s:%d is damaged and left out (%s)", log, number, cause)
 
 
 def _number(value: Any) -> Any:

@@ -15,7 +15,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.jobs import environment
 from fairseq_sg.experiments.quantities import QUANTITIES, source_of
 from fairseq_sg.experiments.run import Run, on, schedule
-from fairseq_sg.experiments.schema import DECODED, Recipe, Row
+from fairseq_sg.experiments.schema import DECODED, Recipe, Row, filled
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Plan:
         found: dict[str, list[str]] = {}
         for name, text in recipe.analyses.items():
             place = str(folder / name)
-            words = [word.format_map(known) for word in shlex.split(text)]
+            words = [filled(word, known) for word in shlex.split(text)]
             found[name] = [*words, "--format", "none", "--out", place]
             known[name] = place
         return found

@@ -13,7 +13,13 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    KeyValidationError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from fairseq_sg.experiments.checks import Checks
 from fairseq_sg.experiments.schema import Recipe, RecipeError
@@ -80,7 +86,7 @@ def from_dict(content: dict[str, Any], where: str = "recipe") -> Recipe:
 
 def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     """The content of a file on that of the one it extends, and the variants of both."""
-    if path in seen:
+    if path.resolve() in seen:
         raise RecipeError(f"{path}: extends itself, by way of {' and '.join(p.name for p in seen[1:]) or 'nothing'}")
     try:
         # OmegaConf refuses repeated keys, and reads 1e-4 as a number.
@@ -96,7 +102,7 @@ def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
     try:
         # A file is named from the folder of the one that extends it.
         named = str(path.parent / base) if str(base).endswith(".yaml") else str(base)
-        below, others = _with_base(find(named), (*seen, path))
+        below, others = _with_base(find(named), (*seen, path.resolve()))
     except RecipeError as error:
         raise RecipeError(f"{path}: extends: {error}") from None
     if isinstance(below.get("chosen"), list) and isinstance(content.get("chosen"), list):
@@ -129,7 +135,10 @@ def worded(error: Exception) -> str:
     elif isinstance(error, (ConfigAttributeError, ConfigKeyError)) and is_dataclass(error.object_type):
         known = [f.name for f in fields(error.object_type) if f.name not in ("name", "variant")]
         known += ["extends", "variants"] if error.object_type is Recipe else []
-        text = f"is unknown: choose from {', '.join(known)}"
+        of_variant = str(error.full_key) in ("extends", "variants")
+        text = "is for a recipe, not for a variant" if of_variant else f"is unknown: choose from {', '.join(known)}"
+    elif isinstance(error, KeyValidationError):
+        text += ": put it in quotes"
     elif "is not a ListConfig" in text:
         text = "must be a list"
     return key + text

@@ -386,7 +386,8 @@ def _error(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "–": "--", "φ": r"$\phi$",
-    "λ": r"$\lambda$", "≤": r"$\leq$", "†": r"$^\dagger$",
+    "λ": r"$\lambda$", "γ": r"$\gamma$", "δ": r"$\delta$", "π": r"$\pi$", "σ": r"$\sigma$", "β": r"$\beta$",
+    "≤": r"$\leq$", "≥": r"$\geq$", "<": r"\textless{}", ">": r"\textgreater{}", "†": r"$^\dagger$",
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.logs import cut, minutes, partial_result
 from fairseq_sg.experiments.plan import Plan, Trial, as_seeds
 from fairseq_sg.experiments.quantities import QUANTITIES
-from fairseq_sg.experiments.recipe import from_dict
+from fairseq_sg.experiments.recipe import from_dict, names
 from fairseq_sg.experiments.records import check_steps, diverged, result_of, saved
 from fairseq_sg.experiments.schema import Recipe, RecipeError
 from fairseq_sg.files import write_json
@@ -61,7 +61,8 @@ class Results:
     def command(self) -> str:
         """The command that makes these results."""
         recipe = self.recipe
-        words = ["python", "-m", "fairseq_sg.experiments", "run", recipe.name]
+        name = recipe.name if recipe.name in names() else f"{recipe.name}.yaml"
+        words = ["python", "-m", "fairseq_sg.experiments", "run", name]
         words += ["--variant", recipe.variant] if recipe.variant else []
         words += ["--rows", ",".join(self.rows)] if self.rows != recipe.trained else []
         on = [data for data in recipe.data if any(record["data"] == data for record in self.records)]
@@ -199,6 +200,9 @@ def merged(before: Results, now: Results, path: Path) -> Results:
     def settings(recipe: Recipe, row: str, data: str) -> list[Any]:
         training = [recipe.arguments_of(row, data), recipe.steps_of(row), recipe.data[data].prepare]
         chosen = [recipe.checkpoint, recipe.checkpoint_metric, recipe.rows[row].model_overrides]
+        if recipe.checkpoint == "best" or any(column.at == "best" for column in recipe.columns_of(data).values()):
+            # The evaluations that the best one is chosen from.
+            chosen += [recipe.data[data].subsets[0], recipe.validate_every]
         # What only one of the recipes has was not evaluated yet, or is not shown any more.
         decoded = recipe.generate if before.recipe.generate and now.recipe.generate else ""
         common = before.recipe.analyses.keys() & now.recipe.analyses.keys()

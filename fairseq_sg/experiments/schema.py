@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -298,5 +299,10 @@ class Recipe:
 
 
 def placeholders(text: str) -> list[str]:
-    """The names in braces."""
-    return re.findall(r"\{([^{}]*)\}", text)
+    """The names in braces. Other braces, such as those of a dict, are text."""
+    return re.findall(r"\{([\w.+-]+)\}", text)
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """A text with its ``placeholders`` replaced; all of them have a value."""
+    return re.sub(r"\{([\w.+-]+)\}", lambda name: values[name[1]], text)

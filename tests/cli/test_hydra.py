@@ -120,6 +120,18 @@ def test_with_the_plugin_loaded_first_hydra_s_own_errors_are_one_line_too(overri
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("command", ["fairseq-hydra-train", "fairseq_sg.hydra_train"])
+def test_a_misspelt_configuration_is_named(command, data, tmp_path):
+    config = [*CONFIG[:2], "--config-name", "scann"]
+    overrides = [f"+task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}"]
+    overrides.append(f"common.user_dir={REPOSITORY / 'fairseq_sg'}")
+    result = run(command, *config, *overrides, cwd=tmp_path)
+    assert result.code == 1 and "Traceback" not in result.err
+    message = f"error: --config-name is 'scann', and {CONFIG[1]} has no scann.yaml: "
+    assert result.err.splitlines()[-1].startswith(message) and "scan" in result.err.rpartition(message)[2]
+    assert not list(tmp_path.rglob("*.pt"))
+
+
 def test_a_training_with_the_plugin_loaded_first_prints_no_noise(data, tmp_path):
     """In a process of its own: some of the noise is of imports. The advice of the configuration's file is followed."""
     overrides = [f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}", "+model.encoder_layers=1"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_sg.experiments import progress
+from fairseq_sg.experiments.logs import curve
 from fairseq_sg.experiments.progress import Progress
 from fairseq_sg.experiments.run import Run
 from helpers.experiment_files import STAMP, evaluated, inner, make_run
@@ -136,3 +137,14 @@ def test_folder_names_are_paths(tmp_path):
     """The state is given by folder; a run without a log is at step 0."""
     run = Run("m", 1, Path(tmp_path / "new"), Path("data"), 10, [], {"valid": "IID"})
     assert Progress([run], "a table").at_start == {str(tmp_path / "new"): 0}
+
+
+def test_a_damaged_line_of_a_log_is_left_out_and_named_once(tmp_path, caplog):
+    run = make_run(tmp_path, evaluated(1, 10.0, 5.0) + evaluated(2, 20.0, 6.0) + evaluated(3, 30.0, 7.0))
+    lines = run.log.read_text().splitlines()
+    lines[2] = lines[2].replace(",", "", 1)
+    run.log.write_text("\n".join(lines) + "\n")
+    found = [(point["step"], point.get("valid"), point.get("gen")) for _ in range(2) for point in curve(run)]
+    assert found == [(1, 10.0, 5.0), (2, None, 6.0), (3, 30.0, 7.0)] * 2
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"{run.log}:3 is damaged and left out (Expecting ',' delimiter")

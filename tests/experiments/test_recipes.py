@@ -91,6 +91,19 @@ def test_analyses_have_the_paths_of_the_run(tmp_path):
     assert run.outputs()[Path("out/plain-short-seed3/overlap.log")][:3] == ["fairseq-sg", "analysis", "overlap"]
 
 
+def test_braces_that_hold_no_name_are_text(tmp_path):
+    """Those of a dict, and single ones in an input."""
+    more = """ --model-overrides "{'encoder_layers': 4}" --input "a { b } {seed}" """
+    found = read(tmp_path, ANALYSED.replace("masks {checkpoint}", ">-\n    masks {checkpoint}" + more))
+    (trial,) = make_plan(found, on="short", seeds="3,", data=Path("data"), out=Path("out")).trials()
+    assert trial.run.analyses["control"][2:6] == ["--model-overrides", "{'encoder_layers': 4}", "--input", "a { b } 3"]
+
+
+def test_a_task_as_one_word(tmp_path):
+    found = read(tmp_path, SMALL.replace("--task sg_translation", "--task=sg_translation"))
+    assert "--task=sg_translation" in found.arguments_of("plain", "short")
+
+
 @pytest.mark.parametrize(
     "before,after,message",
     [
@@ -266,6 +279,7 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("seeds: 5", "seeds: 5\nseeds: 6", ["duplicate key seeds", "line 10"]),
         ("  other:\n", "  plain:\n", ["duplicate key plain", "line 22"]),
         ("  plain:\n", "  22:\n", ["rows.22: Key 22 (int)", "str"]),
+        ("  plain:\n", "  no:\n", ["rows.False: Key False (bool)", ": put it in quotes"]),
         ("  plain:\n", "  a/b:\n", ["rows: has the name 'a/b': use only letters, digits and"]),
         ("  plain:\n", "  all:\n", ["rows: has the name 'all', which stands for every name in --rows"]),
         (
@@ -303,12 +317,12 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ),
         (
             "rows:\n",
-            "rows:\n  more: {evaluates: plain, model_overrides: x, steps: 3}\n",
+            "rows:\n  more: {evaluates: plain, model_overrides: \"{'a': 1}\", steps: 3}\n",
             ["rows.more.steps: is that of the row 'plain'"],
         ),
         (
             "rows:\n",
-            'rows:\n  more: {evaluates: plain, model_overrides: x, published: {long: {IID: ".9"}}}\n',
+            "rows:\n  more: {evaluates: plain, model_overrides: \"{'a': 1}\", published: {long: {IID: '.9'}}}\n",
             ["rows.more.published.long: names 'IID'", "not among the columns of these data: all"],
         ),
         ("--task sg_translation --arch", "--arch", ["rows.plain.arguments: have no --task, nor has 'train'"]),
@@ -322,6 +336,19 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("{all: ", "{IID: ", ["rows.other.published.long: names 'IID'", "not among the columns of these data: all"]),
         ('"46.9"', "46.9", ["rows.other.published.long: Value 46.9 (float)", "'str'"]),
         ('"46.9"', '"46,9"', ["rows.other.published.long.all: is '46,9': it must be like '.21 ± .01'"]),
+        ("at: end", "at: end, digits: 3", ["columns.IID.digits: is 3: it is for the metric 'analysis'"]),
+        ("at: end", "at: 101", ["columns.IID.at: is 101, after the last step of every row"]),
+        ("subset: gen}", "subset: gen, model_overrides: '{a'}", ["columns.OOD.model_overrides: are '{a': give a dict"]),
+        (
+            "subset: test}",
+            "subset: test, data: [long, short]}",
+            ["columns.all.subset: is 'test', which the data 'short' do not have"],
+        ),
+        (
+            "rows:\n",
+            "rows:\n  more: {label: plain, arguments: --lr 3}\n",
+            ["rows.plain.label: is 'plain', as that of 'more': nothing tells them apart"],
+        ),
         ("subset: test}", "subset: tset}", ["columns.all.subset: is 'tset', which no data has"]),
         ("at: end", "at: 0", ["columns.IID.at: is 0: it must be a number of steps, 'checkpoint', 'end' or 'best'"]),
         ("at: end", "at: 2.5", ["columns.IID.at: Value '2.5'", "int, str"]),
@@ -340,6 +367,9 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
             ["checkpoint_metric: is 'bleu': choose from accuracy"],
         ),
         ("unit: percent", "unit: percent\ncheckpoint_metric: loss", ["checkpoint_metric: is for 'checkpoint: best'"]),
+        ("folder: short", "folder: ..", ["data.short.folder: is '..': it must be the name of one folder"]),
+        ("prepare: scan --split length", "prepare: ''", ["data.short.prepare: is empty: give the arguments of"]),
+        ("split length", "split 'length", ["data.short.prepare: cannot be split into words"]),
         ("folder: short", "folder: a/b", ["data.short.folder: is 'a/b': it must be the name of one folder"]),
         ("length,", "length --out x,", ["data.short.prepare: has --out, which experiments sets itself"]),
         ("length,", "length --out=x,", ["data.short.prepare: has --out, which experiments sets"]),
@@ -425,6 +455,16 @@ def test_a_recipe_extends_one_of_ours_by_name(tmp_path):
     found = read(tmp_path, "extends: park_kim_table_4\nsteps: 7\n")
     base = shipped("park_kim_table_4")
     assert found.steps == 7 and found.rows == base.rows and found.name == "small"
+
+
+def test_a_variant_extends_nothing(tmp_path):
+    text = SMALL.replace("chosen: [the seeds]", "variants: {one: {extends: x}}")
+    refused(tmp_path, text, "extends: is for a recipe, not for a variant", variant="one")
+
+
+def test_a_circle_by_another_spelling_is_refused(tmp_path):
+    base = f"../{tmp_path.name}/small.yaml"
+    refused(tmp_path, f"extends: {base}\n", "extends: ", "extends itself, by way of nothing")
 
 
 @pytest.mark.parametrize("chain", [["small"], ["small", "b"], ["small", "b", "c"]])

@@ -274,7 +274,7 @@ def test_a_page(tmp_path):
         "",
         "---",
         "",
-        "Command: `python -m fairseq_sg.experiments run tiny`.  ",
+        "Command: `python -m fairseq_sg.experiments run tiny.yaml`.  ",
         "Commit: abc. Machine: cpu x.  ",
         "One of them was stopped.",
         "",
@@ -298,7 +298,7 @@ def test_latex(tmp_path):
     assert text.count(r" \\") == 4 and text.count("&") - text.count(r"\&") == 4 * 9
 
 
-@pytest.mark.parametrize("name,letters", [("every", r"\&%$#_{}~^"), ("ours", "±×–φλ≤†")])
+@pytest.mark.parametrize("name,letters", [("every", r"\&%$#_{}~^"), ("ours", "±×–φλγδπσβ≤≥<>†")])
 def test_letters_that_latex_reads_otherwise(name, letters):
     escaped = report.escaped(letters)
     assert escaped.isascii() and not re.search(r"(?<!\\)[&%#_]", escaped)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments import report, results
+from fairseq_sg.experiments import report, results, schema
 from fairseq_sg.experiments.recipe import read as read_recipe
 from fairseq_sg.experiments.results import Results, collect, merged
 from helpers.experiment_files import TINY, fail, finish, finished, of_subset, planned, record, save, tiny, write_recipe
@@ -138,7 +138,7 @@ def test_every_commit_and_machine_of_all_starts(tmp_path):
 def test_the_command_of_results(tmp_path):
     recipe = read_recipe(write_recipe(tmp_path, TINY + "variants: {small: {steps: 10}}\n"), "small")
     every = [record(row, seed) for row in ("good", "bad") for seed in (1, 2)]
-    command = "python -m fairseq_sg.experiments run tiny --variant small"
+    command = "python -m fairseq_sg.experiments run tiny.yaml --variant small"
     assert Results(recipe, 1.0, every).command == command
     some = [record("good", 3), record("good", 5)]
     assert Results(recipe, 0.5, some).command == f"{command} --rows good --seeds 3,5 --steps-scale 0.5"
@@ -254,6 +254,8 @@ OTHERWISE = {
     "checkpoint": ("checkpoint: best", "checkpoint: last"),
     "evaluation": ("    arguments: --lr 3e-3", "    model_overrides: '{}'\n    arguments: --lr 3e-3"),
     "row": ("  good:", "  better:"),
+    "evaluations to choose from": ("validate_every: 20", "validate_every: 5"),
+    "subset that chooses": ("subsets: [dev, valid, gen]", "subsets: [gen, dev, valid]"),
 }
 
 
@@ -289,6 +291,16 @@ def test_an_analysis_that_is_new_does_not_refuse_the_results(now, tmp_path):
 def test_another_steps_scale_is_refused(now, tmp_path):
     earlier = Results(now.recipe, 0.5, [record("good", 1, gen=9.0)])
     with pytest.raises(UsageError, match=r"another version of the recipe \(with another --steps-scale\)"):
+        merged(earlier, now, tmp_path / "x.json")
+
+
+def test_evaluations_of_the_last_checkpoint_may_be_at_other_steps(now, tmp_path):
+    now.recipe = replace(now.recipe, checkpoint="last")
+    earlier = Results(replace(now.recipe, validate_every=7), 1.0, [record("good", 1, gen=9.0)])
+    assert len(merged(earlier, now, tmp_path / "x.json").records) == 3
+    best = {"IID": schema.Column("valid", at="best")}
+    now.recipe, earlier.recipe = (replace(results.recipe, columns=best) for results in (now, earlier))
+    with pytest.raises(UsageError, match="its row 'good' was trained or evaluated otherwise"):
         merged(earlier, now, tmp_path / "x.json")
 
 

@@ -154,7 +154,7 @@ def test_every_start_has_its_commit_and_machine(trained):
     assert starts[1]["step"] >= 20 and all(start["machine"] == records.machine(gpu=False) for start in starts)
     page = (trained.folder / "tables" / "x_v0.2.md").read_text()
     assert "Commits: first, second. Machine: " in page
-    assert "Command: `python -m fairseq_sg.experiments run tiny --seeds 1`." in page
+    assert "Command: `python -m fairseq_sg.experiments run tiny.yaml --seeds 1`." in page
 
 
 def test_a_divergence_is_a_result(trained):

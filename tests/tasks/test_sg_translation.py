@@ -291,6 +291,26 @@ def test_batches_are_drawn_by_seed_and_anew_each_epoch(folder, window):
     assert epochs(1, first=3) == once[2:]  # what a resumed run sees
 
 
+@pytest.mark.parametrize("window", [0, 1, 16])
+@pytest.mark.parametrize("subset", ["valid", "train"])
+def test_each_evaluation_has_the_same_batches(folder, subset, window):
+    """However many came before: a resumed training has had fewer."""
+
+    def evaluations(built, count):
+        return [
+            [
+                batch["id"].tolist()
+                for batch in built.get_batch_iterator(
+                    dataset=built.dataset(subset), max_sentences=8, epoch=1
+                ).next_epoch_itr(shuffle=False)
+            ]
+            for _ in range(count)
+        ]
+
+    first, second, third = evaluations(task(folder, length_window=window), 3)
+    assert first == second == third == evaluations(task(folder, length_window=window), 1)[0]
+
+
 @pytest.mark.parametrize("option,value", [("truncate_source", True), ("num_batch_buckets", 4)])
 def test_inherited_options_that_do_harm_are_refused(folder, option, value):
     with pytest.raises(UsageError, match="--" + option.replace("_", "-")):
