@@ -49,6 +49,7 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         check_same(out, request())
         print(f"already prepared: {args.out}")
         return
+    check_place(out)
     if dataset.binarizes and not args.raw_only:
         require_fairseq()
     with workspace(out) as room:
@@ -87,6 +88,18 @@ def say(lines: list[str]) -> None:
 def is_occupied(out: Path) -> bool:
     """Whether ``out`` has content that needs permission to overwrite. An empty folder has none."""
     return out.exists() and not (out.is_dir() and not any(out.iterdir()))
+
+
+def check_place(out: Path) -> None:
+    """Raises DataError for an ``out`` that cannot be moved or replaced: a mount point, and a folder with the process in
+    it.
+    """
+    with suppress(FileNotFoundError):  # the current folder may have been removed
+        here = Path(os.getcwd())
+        if out in (here, *here.parents):
+            raise DataError("is the current folder, or a folder above it: name a new folder by --out", out)
+    if os.path.ismount(out):
+        raise DataError("is a mount point, which cannot be replaced: choose a folder inside it by --out", out)
 
 
 def write(folder: Path, material: Material, request: Json) -> Json:
@@ -312,9 +325,11 @@ def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> bool
         put_back(room, out)
         if not isinstance(error, OSError):
             raise
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and is_same(made, out):
+        taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+        if taken and is_same(made, out):
             return False
-        raise DataError(f"cannot be moved there ({error.strerror}): is another run making it?", out) from None
+        advice = "is another run making it?" if taken else "choose another --out"
+        raise DataError(f"cannot be moved there ({error.strerror}): {advice}", out) from None
     sync(out.parent)
     return True
 

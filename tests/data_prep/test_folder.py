@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -160,6 +161,59 @@ def test_out_below_a_file(run, tmp_path: Path) -> None:
     result = run(*LENGTH, "--out", tmp_path / "file" / "out")
     message = f"error: {tmp_path / 'file' / 'out'}: cannot be made (a file is in the way): choose another --out\n"
     assert result == (1, "", message)
+
+
+@pytest.mark.parametrize("out", [".", ".."])
+def test_current_folder_is_refused_before_the_work(out: str, run, tmp_path: Path, monkeypatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    result = run(*LENGTH, "--out", out)
+    if out == ".":
+        message = f"error: {here}: is the current folder, or a folder above it: name a new folder by --out\n"
+        assert result == (1, "", message)
+    else:
+        assert result.code == 1 and "not a prepared dataset" in result.err
+    assert list(tmp_path.rglob("*")) == [here]
+
+
+@pytest.mark.parametrize("inside", ["", "raw"])
+def test_current_folder_is_not_replaced(inside: str, run, tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    before = contents(out)
+    monkeypatch.chdir(out / inside)
+    assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
+    result = run(*LENGTH, "--out", out, "--overwrite")
+    assert result.code == 1 and "is the current folder, or a folder above it" in result.err
+    assert contents(out) == before and list(tmp_path.iterdir()) == [out]
+
+
+def test_current_folder_that_was_removed(run, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run(*LENGTH, "--out", tmp_path / "out").code == 0
+
+
+def test_mount_point_is_refused_before_the_work(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == out)
+    message = f"error: {out}: is a mount point, which cannot be replaced: choose a folder inside it by --out\n"
+    assert run(*LENGTH, "--out", out) == (1, "", message)
+    assert list(tmp_path.rglob("*")) == [out]
+    assert run(*LENGTH, "--out", out / "inside").code == 0
+
+
+def test_folder_that_cannot_be_moved(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*paths: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(folder.os, "rename", busy)
+    message = f"error: {tmp_path / 'out'}: cannot be moved there (Device or resource busy): choose another --out\n"
+    assert run(*LENGTH, "--out", tmp_path / "out") == (1, "", message)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_out_that_cannot_be_made_is_refused_before_the_work(
@@ -324,7 +378,8 @@ def test_another_run_that_ends_earlier(same: bool, run, tmp_path: Path, monkeypa
     if same:
         assert result == (0, f"already prepared: {out}\n", "")
     else:
-        assert result.code == 1 and "cannot be moved there (Directory not empty)" in result.err
+        assert result.code == 1
+        assert "cannot be moved there (Directory not empty): is another run making it?" in result.err
     assert run("verify", out).code == 0 and list(tmp_path.iterdir()) == [out]
 
 
@@ -362,7 +417,7 @@ def test_failed_replacement_puts_the_old_folder_back(run, tmp_path: Path, monkey
 
     monkeypatch.setattr("os.rename", refuse_made)
     result = run(*LENGTH, "--overwrite", "--out", out)
-    assert result.err == f"error: {out}: cannot be moved there (Permission denied): is another run making it?\n"
+    assert result.err == f"error: {out}: cannot be moved there (Permission denied): choose another --out\n"
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
 
 
