@@ -5,7 +5,7 @@ are strides of the grid that an equation was solved on, so the functions of ``te
 They are drawn, or with ``--raw-dir`` read from published files.
 
 Function i of a drawn subset comes from numpy's frozen legacy generator, seeded by (seed, subset, i). Everything is
-computed in float64 and rounded to float32.
+computed in float64 and rounded to float32. Matrix products (``@``) depend in the last bits on the number of threads.
 """
 
 from __future__ import annotations
