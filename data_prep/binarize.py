@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 LANGUAGES = ("src", "tgt")
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, which cannot be words
 
 
 def require_fairseq() -> None:

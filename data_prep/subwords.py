@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from types import ModuleType
 
+from data_prep.binarize import SPECIALS
 from data_prep.dataset import DataError, UsageError
 
 KINDS = ("unigram", "bpe")
@@ -38,8 +39,12 @@ class Subwords:
         return [self._processor.id_to_piece(number) for number in range(len(self._processor))]
 
     def split(self, line: str) -> str:
-        """The pieces of a line, separated by spaces. Unknown letters in a row are a piece."""
-        return " ".join(self._processor.encode(line, out_type=str))
+        """The pieces of a line, separated by spaces. Unknown letters in a row are a piece.
+
+        A piece that is one of fairseq's specials, which cannot be words, is split into its letters.
+        """
+        pieces = self._processor.encode(line, out_type=str)
+        return " ".join(" ".join(piece) if piece in SPECIALS else piece for piece in pieces)
 
     def numbers(self, line: str) -> list[int]:
         """The numbers of the pieces of a line."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from data_prep.binarize import write_indexed
+from data_prep.binarize import SPECIALS, write_indexed
 from data_prep.corpus import saving
 from data_prep.dataset import DataError, Dataset, Json, Material
 from data_prep.progress import progress
@@ -114,7 +114,7 @@ class TextCorpus(Material):
         for name, spans in self.spans.items():
             if not any(span.end > span.start for span in spans):
                 raise DataError(f"subset {name} is empty")
-        special = next((symbol for symbol in ("<s>", "<pad>", "</s>", "<unk>") if symbol in self.unit.symbols), None)
+        special = next((symbol for symbol in SPECIALS if symbol in self.unit.symbols), None)
         if special is not None:
             raise DataError(
                 f"{special} is a special symbol of fairseq and cannot be a subword: try another --vocab-size"

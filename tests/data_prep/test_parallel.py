@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import RandomState
 
+from data_prep.binarize import SPECIALS
 from data_prep.dataset import DataError, Pair
 from data_prep.parallel import ENTITIES, clean, decode, draw, pair_up
 from data_prep.subwords import SPACE, Subwords
@@ -262,6 +263,20 @@ def test_packed_files(run, files: list[object], tmp_path: Path) -> None:
     assert run("parallel", *files, *options, "--out", tmp_path / "packed").code == 0
     for path in (tmp_path / "text" / "raw").iterdir():
         assert path.read_bytes() == (tmp_path / "packed" / "raw" / path.name).read_bytes()
+
+
+def test_specials_of_fairseq_in_a_test_set(run, text: Callable[..., Path], tmp_path: Path) -> None:
+    """Letters that training lacks, in a row, may spell a special: then they are words."""
+    train = ["".join(chr(0x4E00 + (7 * i + j * j) % 300) for j in range(5)) for i in range(100)]
+    test = [f"{line} {special}" for line, special in zip(train[::-1], SPECIALS)] + ["<pad>☃"]
+    paths = {"src": train, "tgt": train, "test-src": test, "test-tgt": test}
+    given = [argument for name, lines in paths.items() for argument in (f"--{name}", text(name, lines))]
+    out = tmp_path / "out"
+    assert run("parallel", *given, "--model", "bpe", "--vocab-size", 302, "--out", out).code == 0
+    assert [line.split()[-len(special) :] for line, special in zip(lines_of(out, "test.src"), SPECIALS)] == [
+        list(special) for special in SPECIALS
+    ]
+    assert lines_of(out, "test.src")[-1] == f"{SPACE} <pad>☃"
 
 
 def test_ends_of_lines_of_windows(run, files: list[object], tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import hashlib
 import sys
 
 import pytest
+from fairseq.data import Dictionary
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep.binarize import SPECIALS
 from data_prep.dataset import DataError, UsageError
 from data_prep.subwords import KINDS, SPACE, Subwords, learn
 from fairseq_sg.scoring.plain_bleu import to_text
@@ -57,6 +59,16 @@ def test_pieces_are_subwords_by_number(subwords: Subwords) -> None:
     line = "the lesta of is the wester"
     assert [subwords.pieces[number] for number in subwords.numbers(line)] == subwords.split(line).split()
     assert len(subwords.split(line).split()) < len(line)
+
+
+@pytest.mark.parametrize("special", SPECIALS)
+def test_specials_of_fairseq_are_split_into_letters(special: str) -> None:
+    """Other unknown letters in a row stay one piece."""
+    assert special in Dictionary().symbols and len(SPECIALS) == Dictionary().nspecial
+    model = learn(["一二三", "二三四"], "bpe", 8)
+    assert model.split(f"二 {special}").split() == ["▁", "二", "▁", *special]
+    assert model.split(f"二 {special}☃").split() == ["▁", "二", "▁", f"{special}☃"]
+    assert to_text({7: model.split(f"二 {special} 一")}) == {7: f"二 {special} 一"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
