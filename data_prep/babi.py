@@ -108,7 +108,7 @@ class BabiFiles(Sources):
 
 def name_of(name: str, tasks: Sequence[int]) -> Name | None:
     """The task and part of a file such as ``qa20_agents-motivations_test.txt``; None for others and other tasks."""
-    match = re.fullmatch(r"qa(\d+)_.*_(train|test)\.txt", name)
+    match = re.fullmatch(r"qa(\d{1,9})_.*_(train|test)\.txt", name)
     return (int(match[1]), match[2]) if match and int(match[1]) in tasks else None
 
 
@@ -190,7 +190,7 @@ def stories(path: Path, data: bytes) -> Iterator[list[Row]]:
     """
     rows: list[Row] = []
     for number, line in enumerate(split_lines(path, data), start=1):
-        match = re.fullmatch(r"(\d+) (.*)", line)
+        match = re.fullmatch(r"(\d{1,9}) (.*)", line)
         columns = match[2].split("\t") if match else []
         if not match or len(columns) not in (1, 3):
             raise DataError(

@@ -25,13 +25,15 @@ def read_mat(path: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
     Raises:
         DataError: scipy or h5py is needed and not installed; the file is damaged; it has no such array, or one of
-            another shape or of no finite real numbers.
+            another shape, a sparse one, or one of no finite real numbers.
         OSError: there is no such file.
     """
     with path.open("rb") as stream:
         start = stream.read(HEADER + len(HDF5))
     read = _read_hdf5 if HDF5 in (start[: len(HDF5)], start[HEADER:]) else _read_older
     values = read(path, name, shape)
+    if not isinstance(values, np.ndarray):
+        raise DataError(f"{name} is no full array, but {type(values).__name__}: save it as full(…) in MATLAB", path)
     if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
         raise DataError(f"{name} has values that are no finite real numbers", path)
     return values.astype(np.float64, order="C", copy=False)

@@ -21,10 +21,12 @@ from pathlib import Path, PurePosixPath
 
 from data_prep.binarize import LANGUAGES, binarize, binarize_like, link_labels
 from data_prep.dataset import DataError, Dataset, Json, Material, Options, Sources, UsageError, option
-from data_prep.folder import files_in, read_manifest, verify
+from data_prep.folder import MANIFEST, files_in, read_manifest, verify
 
 DICTIONARIES = tuple(f"dict.{language}.txt" for language in LANGUAGES)
 LIKE = "reordered_like"  # the entry of the request
+#: What dataset.json must have beside that, with its type.
+NEEDED = {"subsets": dict, "vocabulary": dict, "rule": str, "membership": str, "origin": dict}
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,20 @@ class Reordered(Material):
 
 
 def read_pairs(folder: Path) -> Json:
-    """Reads the ``dataset.json`` of a folder of sentence pairs. Raises DataError for another folder."""
+    """Reads the ``dataset.json`` of a folder of sentence pairs. Raises DataError for another folder, and where an entry
+    is missing.
+    """
     found = read_manifest(folder)
-    texts = [f"raw/{subset}.{language}" for subset in found.get("subsets", ()) for language in LANGUAGES]
+    absent = [name for name, kind in NEEDED.items() if not isinstance(found.get(name), kind)]
+    if not isinstance(found["request"].get("dataset"), str):
+        absent.append("request.dataset")
+    subsets = () if "subsets" in absent else found["subsets"]
+    texts = [f"raw/{subset}.{language}" for subset in subsets for language in LANGUAGES]
     missing = next((text for text in texts if text not in found["files"]), None)
     if missing is not None:
         message = f"has no {missing}: reorder takes folders of sentence pairs, not text for language models"
         raise DataError(message, folder)
+    if absent:
+        message = f"has no {absent[0]}: was it changed? Prepare the data again, in a new folder"
+        raise DataError(message, folder / MANIFEST)
     return found

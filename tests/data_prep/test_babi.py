@@ -143,6 +143,7 @@ def test_the_hash_is_that_of_the_stories(folder, run, tmp_path, monkeypatch):
     [
         ("Mary moved.\n", 1, "not a numbered sentence"),
         ("1 Mary moved.\n2 Where?\thall\n", 2, "not a numbered sentence"),
+        ("1 Mary moved.\n" + "2" * 5_000 + " Where?\thall\t1\n", 2, "not a numbered sentence"),
         ("1 Mary moved.\n3 Where?\thall\t1\n", 2, "line 3 of a story follows line 1"),
         ("1 Where?\thall,\t1\n", 1, "an empty sentence or answer"),
         ("1 Where?\thall\t1\n1 Mary moved.\n", 2, "the story ends here without a question: is the file cut off?"),

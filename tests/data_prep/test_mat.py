@@ -73,6 +73,13 @@ class TestBothKinds:
             read_mat(tmp_path / "x.mat", "a", (2, 3))
 
 
+def test_a_sparse_array(tmp_path):
+    sparse = pytest.importorskip("scipy.sparse", reason="scipy makes the array of this test")
+    write_older(tmp_path / "x.mat", {"a": sparse.csc_matrix(np.eye(2, 3))})
+    with pytest.raises(DataError, match=r"x.mat: a is no full array, but csc_\w+: save it as full\(…\) in MATLAB"):
+        read_mat(tmp_path / "x.mat", "a", (2, 3))
+
+
 @pytest.mark.parametrize("start", [b"\x89HDF\r\n\x1a\n", b"MATLAB 7.3 MAT-file".ljust(512) + b"\x89HDF\r\n\x1a\n"])
 def test_hdf5_is_recognized_without_h5py(start, tmp_path, monkeypatch):
     """Also where no file of this kind can be made for a test."""

@@ -179,3 +179,20 @@ def test_reorder_is_refused(run, new, tmp_path: Path) -> None:
         result = run("reorder", *arguments, "--out", out)
         assert result == (1, "", f"error: {folder}: raw/gen.src has changed since its preparation\n")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["subsets", "vocabulary", "rule", "membership", "origin", "request.dataset"])
+@pytest.mark.parametrize("value", [None, 1])
+def test_dataset_json_without_an_entry(name: str, value: object, run, new, tmp_path: Path) -> None:
+    folder = new(*FIRST, "--raw-only")
+    found = manifest(folder)
+    entries, _, key = name.rpartition(".")
+    entries = found[entries] if entries else found
+    if value is None:
+        del entries[key]
+    else:
+        entries[key] = value
+    (folder / "dataset.json").write_text(json.dumps(found), "utf-8")
+    result = run("reorder", folder, "--out", tmp_path / "out")
+    fix = "was it changed? Prepare the data again, in a new folder"
+    assert result == (1, "", f"error: {folder / 'dataset.json'}: has no {name}: {fix}\n")
