@@ -321,9 +321,21 @@ class Dataset(ABC):
 
 
 def check_path(flag: str, path: Path | None, kind: str) -> None:
-    """Raises DataError if the value of an option is given, and is no ``file`` or no ``folder``, as ``kind`` says."""
-    if path is not None and not {"file": path.is_file, "folder": path.is_dir}[kind]():
-        raise DataError(f"{flag} is not a {kind}", path)
+    """Raises DataError if the value of an option is given, and is no ``file`` or no ``folder``, as ``kind`` says.
+
+    A file must be a regular one: others cannot be read twice, and have no size.
+    """
+    if path is None or {"file": path.is_file, "folder": path.is_dir}[kind]():
+        return
+    if not path.exists():
+        reason = "nothing has this name; check it"
+    elif path.is_dir():
+        reason = "it is a folder; name a file in it"
+    elif path.is_file():
+        reason = "name the folder that it is in"
+    else:
+        reason = "it is a pipe or a device; save its content to a file, and name that"
+    raise DataError(f"{flag} is not a {kind}: {reason}", path)
 
 
 def check_sizes(subsets: Mapping[str, Sequence[Pair]], published: Mapping[str, int]) -> None:

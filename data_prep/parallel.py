@@ -44,6 +44,7 @@ from data_prep.dataset import (
     Sources,
     Subsets,
     UsageError,
+    check_path,
     option,
     seed_number,
     share,
@@ -166,6 +167,8 @@ class ParallelFiles(Sources):
         for subset in HELD_OUT:
             if (getattr(self, f"{subset}_src") is None) != (getattr(self, f"{subset}_tgt") is None):
                 raise UsageError(f"--{subset}-src and --{subset}-tgt go together: give both or neither")
+        for name, path in self.files.items():
+            check_path(f"--{name.replace('_', '-')}", path, "file")
 
     def has(self, subset: str) -> bool:
         """Whether a subset has files."""

@@ -38,7 +38,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from data_prep.dataset import DataError, Dataset, Json, Options, Sources, UsageError, option, share, whole_number
+from data_prep.dataset import (
+    DataError,
+    Dataset,
+    Json,
+    Options,
+    Sources,
+    UsageError,
+    check_path,
+    option,
+    share,
+    whole_number,
+)
 from data_prep.draws import exact
 from data_prep.parallel import LARGEST_SIZE, describe
 from data_prep.subwords import KINDS, learn, library_version
@@ -62,6 +73,16 @@ class TextFiles(Sources):
     others: dict[str, list[Path]] = option(
         help="the text of {}", flag="--{}-input", keys=HELD_OUT, type=Path, nargs="+", metavar="FILE"
     )
+
+    def __post_init__(self) -> None:
+        for flag, paths in self.flags.items():
+            for path in paths:
+                check_path(flag, path, "file")
+
+    @property
+    def flags(self) -> dict[str, list[Path]]:
+        """The options that take files, with their files."""
+        return {"--input": self.input} | {f"--{subset}-input": paths for subset, paths in self.others.items()}
 
     @property
     def files(self) -> dict[str, list[Path]]:
@@ -153,9 +174,8 @@ class Text(Dataset):
 
 def check_apart(sources: TextFiles) -> None:
     """Raises DataError for a text that is given twice: models would be tested on what they are trained on."""
-    given = {"--input": sources.input} | {f"--{subset}-input": paths for subset, paths in sources.others.items()}
     seen: dict[str, str] = {}
-    for flag, paths in given.items():
+    for flag, paths in sources.flags.items():
         for path in paths:
             before = seen.get(sources.sha256(path))
             # A held-out text that is given twice counts twice, and is not trained on.

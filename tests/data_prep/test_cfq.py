@@ -193,7 +193,8 @@ def test_other_sizes_than_the_published_ones(run, fixture_folder: Path, tmp_path
 def test_missing_files(run, fixture_folder: Path, tmp_path: Path) -> None:
     out = ["--raw-only", "--out", tmp_path / "out"]
     result = run("cfq", "--split", "mcd1", "--archive", tmp_path / "cfq1.1.tar.gz", *out)
-    assert result == (1, "", f"error: {tmp_path / 'cfq1.1.tar.gz'}: --archive is not a file\n")
+    message = "--archive is not a file: nothing has this name; check it"
+    assert result == (1, "", f"error: {tmp_path / 'cfq1.1.tar.gz'}: {message}\n")
     result = run("cfq", "--split", "mcd1", "--raw-dir", tmp_path, *out)
     assert result.code == 1 and f"{tmp_path}: has neither dataset.json nor cfq/dataset.json" in result.err
     result = run("cfq", "--split", "question_pattern_split", "--raw-dir", fixture_folder, *out)

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import inspect
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass, fields, is_dataclass
@@ -21,6 +22,7 @@ from data_prep.dataset import (
     Options,
     Sources,
     add_options,
+    check_path,
     fields_of,
     option,
     read_options,
@@ -133,3 +135,21 @@ def test_dataset_of_extending_md(run, tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(answers) > 80 and 0.3 < answers.count("1") / len(answers) < 0.7
         assert subset == "gen" or {len(line.split()) for line in sources} >= {8, 10, 12, 14, 16}
     sys.modules.pop("palindromes")
+
+
+def test_paths_of_options(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text", "utf-8")
+    os.mkfifo(tmp_path / "pipe")
+    for name, kind, reason in (
+        ("file", "folder", "is not a folder: name the folder that it is in"),
+        ("nothing", "folder", "is not a folder: nothing has this name; check it"),
+        ("nothing", "file", "is not a file: nothing has this name; check it"),
+        (".", "file", "is not a file: it is a folder; name a file in it"),
+        ("pipe", "file", "is not a file: it is a pipe or a device; save its content to a file, and name that"),
+    ):
+        with pytest.raises(DataError) as caught:
+            check_path("--option", tmp_path / name, kind)
+        assert str(caught.value) == f"{tmp_path / name}: --option {reason}"
+    check_path("--option", tmp_path / "file", "file")
+    check_path("--option", tmp_path, "folder")
+    check_path("--option", None, "file")

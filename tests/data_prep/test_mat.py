@@ -322,5 +322,5 @@ def test_a_folder_without_the_files(name, file, tmp_path, capsys):
     assert run(name, tmp_path, "", tmp_path / "out") == 1
     assert f"{tmp_path}: has no {file}: name the folder of the published file" in capsys.readouterr().err
     assert run(name, tmp_path / "none", "", tmp_path / "out") == 1
-    assert "--raw-dir is not a folder" in capsys.readouterr().err
+    assert "--raw-dir is not a folder: nothing has this name; check it" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -397,7 +397,7 @@ def test_another_archive(run, archive, tmp_path: Path) -> None:
     path.write_bytes(data + b"x")
     assert f"{len(data) + 1:,} bytes, expected {len(data):,}" in run(*options).err
     path.unlink()
-    assert run(*options) == (1, "", f"error: {path}: --archive is not a file\n")
+    assert run(*options) == (1, "", f"error: {path}: --archive is not a file: nothing has this name; check it\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -320,7 +320,9 @@ def test_changed_text_is_not_prepared_already(run, files: list[object], tmp_path
         (["--max-length", "12"], 1, "no test sentence has more than 12 words: lower --max-length"),
         (["--max-length", "1"], 1, "no sentence of train has at most 1 words: raise --max-length"),
         (["--valid-share", "0.001"], 1, "a --valid-share of 0.001 of 297 pairs is not even one"),
-        (["--src", "nowhere.txt"], 1, "nowhere.txt: No such file or directory"),
+        (["--src", "nowhere.txt"], 1, "nowhere.txt: --src is not a file: nothing has this name; check it"),
+        (["--test-tgt", "."], 1, ".: --test-tgt is not a file: it is a folder; name a file in it"),
+        (["--src", "/dev/null"], 1, "/dev/null: --src is not a file: it is a pipe or a device; save its content"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -147,7 +147,8 @@ def test_missing_files(run, raw_dir, tmp_path: Path) -> None:
     result = run("scan", "--split", "length", "--raw-dir", folder, *out)
     assert result.code == 1 and f"error: {folder}: the official tasks.txt (sha256 d824" in result.err
     result = run("scan", "--split", "length", "--raw-dir", tmp_path / "nowhere", *out)
-    assert result == (1, "", f"error: {tmp_path / 'nowhere'}: --raw-dir is not a folder\n")
+    message = "--raw-dir is not a folder: nothing has this name; check it"
+    assert result == (1, "", f"error: {tmp_path / 'nowhere'}: {message}\n")
     raw_dir(b"x\n", "tasks_test_simple.txt")
     result = run("scan", "--split", "simple", "--raw-dir", folder, *out)
     assert result.code == 1 and "the official tasks_train_simple.txt (sha256 941bb8" in result.err
@@ -156,7 +157,7 @@ def test_missing_files(run, raw_dir, tmp_path: Path) -> None:
 
 def test_message_stays_on_one_line_whatever_the_path(run, tmp_path: Path) -> None:
     result = run(*LENGTH, "--raw-dir", "no\nsuch  folder", "--out", tmp_path / "out")
-    assert result == (1, "", "error: no such  folder: --raw-dir is not a folder\n")
+    assert result == (1, "", "error: no such  folder: --raw-dir is not a folder: nothing has this name; check it\n")
 
 
 def test_mcd_says_what_to_get(run, tmp_path: Path) -> None:

@@ -263,7 +263,9 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
         (b"a\n" * 99, ["--valid-input", "FILE"], 1, "--valid-input has the same text as --input"),
         (b"a\n" * 99, ["--input", "FILE", "FILE"], 1, "--input is given twice"),
         (b"a\n", [], 1, "subset valid is empty"),
-        (b"a\n" * 99, ["--test-input", "nowhere"], 1, "nowhere: No such file or directory"),
+        (b"a\n" * 99, ["--test-input", "nowhere"], 1, "nowhere: --test-input is not a file: nothing has this name"),
+        (b"a\n" * 99, ["--input", "FILE", "."], 1, ".: --input is not a file: it is a folder; name a file in it"),
+        (b"a\n" * 99, ["--input", "/dev/null"], 1, "/dev/null: --input is not a file: it is a pipe or a device; save"),
         (
             b"a\nb\xff\n",
             ["--unit", "sentencepiece"],
