@@ -72,7 +72,9 @@ class KeyValueOptions(WordOptions):
             raise UsageError(f"--bits is {self.bits}: a row has two halves, so choose an even number")
         keys, most = 2 ** (self.bits // 2), max(*self.lengths, *self.test_lengths)
         if most > keys // 2:
-            raise UsageError(f"--bits {self.bits} has {keys} keys, too few for {most} different ones: choose more bits")
+            raise UsageError(
+                f"--bits {self.bits} has {keys} keys, of which an example has at most half, not {most}: choose more"
+            )
         if self.repeat_values and self.queries != "both":
             raise UsageError("--repeat-values is for --queries both; for keys alone, values are repeated anyway")
         return self

@@ -238,9 +238,12 @@ class Parallel(Dataset):
         train, empty = sources.pairs("train", options.unescape)
         held_out = {name: sources.pairs(name, options.unescape)[0] for name in HELD_OUT if sources.has(name)}
         train, shared = without(train, held_out.values())
+        left_out = {"with an empty side": empty, "whose source is in another subset": shared}
+        if not train:
+            counts = ", ".join(f"{number:,} {reason}" for reason, number in left_out.items())
+            raise DataError(f"no pair is left to train on: there are {counts}", sources.src)
         train, drawn = draw(train, options.shares, options.seed)
         held_out |= drawn
-        left_out = {"with an empty side": empty, "whose source is in another subset": shared}
         subsets = {"train": train, **{subset: held_out[subset] for subset in HELD_OUT if subset in held_out}}
         split = split_by_length(Split(subsets, left_out), options)
         origin = {"files": [describe(name, path, sources) for name, path in sources.files.items()]}
@@ -258,9 +261,12 @@ def pair_up(
     """Pairs the lines of two plain texts; also returns how many pairs were omitted for an empty side.
 
     Raises:
-        DataError: with file and line, for text that is not UTF-8, for different numbers of lines, and, unless
-            ``may_be_empty``, for an empty side: a test must not lose examples silently.
+        DataError: with file and line, for an empty file, for text that is not UTF-8, for different numbers of lines,
+            and, unless ``may_be_empty``, for an empty side: a test must not lose examples silently.
     """
+    for path, data in ((source, source_data), (target, target_data)):
+        if not data:
+            raise DataError("the file is empty", path)
     sources, targets = (
         [clean(line, unescape) for line in decode(*content)]
         for content in ((source, source_data), (target, target_data))

@@ -27,6 +27,7 @@ from data_prep.strings import lengths
 
 BLANK = "."
 MOST_BITS = 32
+LEAST = 10  # examples in a subset
 #: Draws in a row that find nothing new, after which a subset is taken to have too few examples.
 VAIN = 10_000
 
@@ -87,7 +88,7 @@ class WordOptions(Options):
     """The options of all memory tasks."""
 
     train: int = option(50_000, "examples in train (default: 50000)", type=whole_number(100, 10_000_000))
-    test: int = option(1_000, "examples in each other subset (default: 1000)", type=whole_number(10, 100_000))
+    test: int = option(1_000, "examples in each other subset (default: 1000)", type=whole_number(LEAST, 100_000))
     seed: int = seed_option()
 
 
@@ -119,7 +120,7 @@ class WordsOfBits(Dataset):
             if name != "train":
                 made[name] = distinct(name, draw, options.test, RandomState([options.seed, number]), held_out)
         # The draw of training is the last, as it leaves out what others have.
-        train = others(draws["train"], options.train, RandomState([options.seed, 0]), held_out)
+        train = others(draws["train"], options.train, RandomState([options.seed, 0]), held_out, options.test)
         return Corpus(
             {"train": train, **made},
             self.rule(options),
@@ -139,7 +140,7 @@ def distinct(name: str, draw: Draw, size: int, generator: RandomState, taken: se
         if pair.source in taken:
             vain += 1
             if vain > VAIN:
-                raise DataError(f"subset {name} cannot have {size:,} different examples: choose a smaller --test")
+                raise DataError(f"subset {name} cannot have {size:,} different examples: {advice(size)}")
             continue
         vain = 0
         taken.add(pair.source)
@@ -148,8 +149,13 @@ def distinct(name: str, draw: Draw, size: int, generator: RandomState, taken: se
     return Subset(PackedPairs(pairs), types)
 
 
-def others(draw: Draw, size: int, generator: RandomState, excluded: set[str]) -> Subset:
-    """``size`` examples that are not excluded, with repetitions."""
+def advice(size: int) -> str:
+    """What to choose where there are too few examples for subsets of ``size``."""
+    return "choose more --bits or longer examples" + (", or a smaller --test" if size > LEAST else "")
+
+
+def others(draw: Draw, size: int, generator: RandomState, excluded: set[str], tested: int) -> Subset:
+    """``size`` examples that are not excluded, with repetitions; ``tested`` is the size of each other subset."""
 
     def pairs():
         left, vain = size, 0
@@ -159,6 +165,6 @@ def others(draw: Draw, size: int, generator: RandomState, excluded: set[str]) ->
                 left, vain = left - 1, 0
                 yield pair
             elif (vain := vain + 1) > VAIN:
-                raise DataError("valid has all examples that there are: choose a smaller --test")
+                raise DataError(f"the other subsets have all examples that there are: {advice(tested)}")
 
     return Subset(PackedPairs(pairs()))

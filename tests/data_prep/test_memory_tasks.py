@@ -219,7 +219,8 @@ def test_the_form_of_the_words(run, tmp_path):
         ("associative_recall --blocks 1-4", "--blocks has 1: the block after the repeated one needs a second"),
         ("associative_recall --bits 4 --block-words 1", "makes blocks that are often alike"),
         ("key_value --bits 7", "--bits is 7: a row has two halves"),
-        ("key_value --bits 8", "--bits 8 has 16 keys, too few for 24 different ones"),
+        ("key_value --bits 8", "--bits 8 has 16 keys, of which an example has at most half, not 24: choose"),
+        ("key_value --bits 10", "--bits 10 has 32 keys, of which an example has at most half, not 24: choose"),
         ("key_value --repeat-values", "--repeat-values is for --queries both"),
         ("repeat_copy --lengths 0-3", "must be numbers from 1 to 10000"),
     ],
@@ -232,7 +233,18 @@ def test_wrong_options(arguments, message, run, tmp_path):
 def test_too_few_examples(run, tmp_path):
     small = "repeat_copy --bits 1 --lengths 1 --repeats 1 --test-lengths 2 --test-repeats 2 --test 10 --train 100"
     result = run(*small.split(), "--raw-only", "--out", tmp_path / "o")
-    assert result.code == 1 and "subset valid cannot have 10 different examples" in result.err
+    message = "subset valid cannot have 10 different examples: choose more --bits or longer examples"
+    assert result == (1, "", f"error: {message}\n")
+    small = small.replace("--test 10", "--test 11")
+    assert run(*small.split(), "--out", tmp_path / "o").err == (
+        f"error: {message.replace('10', '11')}, or a smaller --test\n"
+    )
+    few = "key_value --bits 4 --lengths 1 --test-lengths 2 --test 16 --train 100"
+    assert run(*few.split(), "--out", tmp_path / "o").err == (
+        "error: the other subsets have all examples that there are: choose more --bits or longer examples, "
+        "or a smaller --test\n"
+    )
+    assert run(*few.replace("--test 16", "--test 15").split(), "--raw-only", "--out", tmp_path / "more").code == 0
     assert not (tmp_path / "o").exists()
 
 

@@ -80,7 +80,9 @@ def test_entities() -> None:
         (b"a\nb\n", b"a\n", TGT, None, "1 lines, but a.src has 2"),
         (b"a\n \t\nc\n", b"a\nb\nc\n", SRC, 2, "empty line"),
         (b"a\nb\nc", b"a\nb\n\xe2\x96\x81", TGT, 3, "empty line"),
-        (b"", b"", SRC, 1, "empty line"),
+        (b"", b"", SRC, None, "the file is empty"),
+        (b"a\nb\n", b"", TGT, None, "the file is empty"),
+        (b"", b"a\nb\n", SRC, None, "the file is empty"),
     ],
 )
 def test_wrong_files(source: bytes, target: bytes, path: Path, line: int | None, message: str) -> None:
@@ -338,6 +340,13 @@ def test_test_set_with_an_empty_line(run, files: list[object], tmp_path: Path) -
         print("NOTHING", file=target)
     result = run("parallel", *files, "--out", tmp_path / "out")
     assert (result.code, result.err) == (1, f"error: {files[5]}:62: empty line\n")
+
+
+def test_nothing_to_train_on(run, text: Callable[..., Path], tmp_path: Path) -> None:
+    train, test = text("train", ["a", "", "b", "a"]), text("test", ["b", "a"])
+    files = ["--src", train, "--tgt", train, "--test-src", test, "--test-tgt", test]
+    message = "no pair is left to train on: there are 1 with an empty side, 3 whose source is in another subset"
+    assert run("parallel", *files, "--out", tmp_path / "out") == (1, "", f"error: {train}: {message}\n")
 
 
 def test_without_sentencepiece(run, files: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
