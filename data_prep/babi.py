@@ -21,6 +21,7 @@ Source: the files of Weston et al. 2015, as "bAbI tasks 1-20, v1.2"; Csordás 20
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import (
     DataError,
     Dataset,
+    Json,
     Options,
     Pair,
     Sources,
@@ -172,10 +174,15 @@ class Babi(Dataset):
             subsets,
             f"tasks {format_lengths(list(options.tasks))} of {options.set}{held}",
             "the stories of the files" + (", without the last of each" if options.drop_last else ""),
-            {"files": [{"name": path.name, "bytes": len(data)} for path, data in files.values()]},
+            {"files": [describe(path.name, data) for path, data in files.values()]},
             no_label=BLANK,
             official=True,
         )
+
+
+def describe(name: str, data: bytes) -> Json:
+    """The entry of a file in ``dataset.json``."""
+    return {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 #: A sentence, or a question and the words of its answer.

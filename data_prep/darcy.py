@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.dataset import DataError, Dataset, UsageError, above_0, option, share, whole_number
+from data_prep.draws import seed_of
 from data_prep.fields import (
     DEFAULT_SEED,
     FieldOptions,
@@ -113,7 +114,12 @@ class DarcyOptions(FieldOptions):
         return replace(found, coarse=coarse, noise=DEFAULT_NOISE if found.noise is None else found.noise)
 
     def decide_all(self, sources: FieldSources) -> DarcyOptions:
-        """As ``decide``. The noise of --inverse is drawn for published functions, too."""
+        """As ``decide``. The noise of --inverse is drawn for published functions, too.
+
+        Raises UsageError also for a seed by which nothing is drawn.
+        """
+        if sources.raw_dir is not None and self.inverse and self.noise == 0:
+            seed_of(self.seed, False, DEFAULT_SEED, "--noise 0 draws nothing")
         if self.inverse and self.seed is None:
             return replace(self, seed=DEFAULT_SEED).decide(sources, DRAWN, POINTS)
         return self.decide(sources, DRAWN if self.inverse else {"seed": DEFAULT_SEED, **DRAWN}, POINTS)

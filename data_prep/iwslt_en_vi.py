@@ -120,7 +120,7 @@ def load(name: str, sources: IwsltFiles) -> tuple[list[Pair], int]:
     Raises DataError, also if the number of pairs is not the published one.
     """
     path = sources.get(FILES[name])
-    data = path.read_bytes()
+    data = sources.read_bytes(path)
     FILES[name].check(path, data)
     wanted = [f"{MEMBERS[name]}.{language}" for language in LANGUAGES]
     packed = io.BufferedReader(io.BytesIO(data))

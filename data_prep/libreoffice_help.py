@@ -42,7 +42,18 @@ from typing import NamedTuple
 from numpy.random import RandomState
 
 from data_prep.corpus import Corpus
-from data_prep.dataset import DataError, Dataset, Pair, Sources, UsageError, option, seed_number, share, shorten
+from data_prep.dataset import (
+    DataError,
+    Dataset,
+    Pair,
+    Sources,
+    UsageError,
+    check_path,
+    option,
+    seed_number,
+    share,
+    shorten,
+)
 from data_prep.draws import exact, seed_of
 from data_prep.parallel import HELD_OUT, Split, TranslationOptions, clean, split_by_length, subword_corpus
 from data_prep.progress import progress
@@ -63,6 +74,10 @@ def language(text: str) -> str:
     """The argument type of ``--languages``: the name of a folder of LibreOffice's help."""
     if not re.fullmatch("[A-Za-z]{2,3}(-[A-Za-z]+)*", text):
         raise argparse.ArgumentTypeError(f"must be a language such as en-US or de, not {shorten(text)}")
+    first, *others = text.split("-")
+    usual = "-".join([first.lower(), *(part.upper() if len(part) == 2 else part for part in others)])
+    if text != usual:
+        raise argparse.ArgumentTypeError(f"must be a language such as en-US or de, not {text!r}: did you mean {usual}?")
     return text
 
 
@@ -77,6 +92,10 @@ class HelpFiles(Sources):
         metavar="FOLDER",
     )
     _pages: dict[str, dict[str, Pages]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.raw_dir.exists():  # of a missing folder, ``find`` says how to get it
+            check_path("--raw-dir", self.raw_dir, "folder")
 
     def pages(self, languages: list[str]) -> dict[str, Pages]:
         """The pages by language, read once; see ``read_languages``."""

@@ -66,9 +66,14 @@ class Reorder(Dataset):
     def read(self, args: argparse.Namespace) -> tuple[Options, Sources]:
         if args.raw_only:
             raise UsageError("--raw-only writes no numbers of words: omit it")
+        out = Path(os.path.realpath(args.out))
         for name, folder in (("FOLDER", args.folder), ("--like", args.like)):
-            if folder is not None and os.path.realpath(folder) == os.path.realpath(args.out):
+            if folder is None:
+                continue
+            if os.path.realpath(folder) == str(out):
                 raise UsageError(f"--out and {name} are the same folder, which must not change: choose another --out")
+            if Path(os.path.realpath(folder)) in out.parents:
+                raise UsageError(f"--out is inside {name}, which must not change: choose another --out")
         return super().read(args)
 
     def build(self, options: ReorderOptions, sources: ReorderSources) -> Reordered:

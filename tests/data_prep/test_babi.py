@@ -60,6 +60,10 @@ def test_a_story_is_one_sequence(folder, run, read_subset, tmp_path):
     assert (tmp_path / "o" / "raw" / "test.type").read_text().split() == ["task_1", "task_8"]
     manifest = json.loads((tmp_path / "o" / "dataset.json").read_text())
     assert manifest["request"]["seed"] == 1  # as in older folders, which so stay the same request
+    texts = {name: (folder / "tasks_1-20_v1-2" / "en-10k" / name).read_bytes() for name in (TRAIN | TEST)}
+    assert {file.pop("name"): file for file in manifest["origin"]["files"]} == {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in texts.items()
+    }
     assert manifest["no_label"] == "-" and "bits" not in manifest and "valid" not in manifest["subsets"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import html
 import io
@@ -119,6 +120,18 @@ def test_all_lengths(run, whole: Path, tmp_path: Path) -> None:
     assert result.code == 0 and sizes(out) == {"train": 597, "valid": 1_553, "test": 1_268}
     rows = {line.split()[0]: line.split()[2] for line in result.out.splitlines()[3:6]}
     assert rows == {"train": "600", "valid": "1,553", "test": "1,268"}, "published sizes"
+
+
+def test_packed_archives(run, whole: Path, tmp_path: Path) -> None:
+    """As ``--help`` says, files may end in .gz: also those that are packed already."""
+    command = ["iwslt_en_vi", "--raw-dir", whole, "--vocab-size", 900, "--raw-only", "--out"]
+    assert run(*command, tmp_path / "plain").code == 0
+    for path in list(whole.iterdir()):
+        (whole / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert run(*command, tmp_path / "packed").code == 0
+    plain, packed = ((tmp_path / name / "dataset.json").read_bytes() for name in ("plain", "packed"))
+    assert plain == packed
 
 
 def test_small(run, archives: Path, sentences: dict[str, list[str]], tmp_path: Path) -> None:

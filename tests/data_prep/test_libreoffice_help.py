@@ -305,6 +305,13 @@ def test_missing_language(run, packages: Path, tmp_path: Path) -> None:
     assert f"error: {packages}: {message} download libreoffice-help-pt-br" in run(*command, packages).err
 
 
+def test_package_in_place_of_its_folder(run, packages: Path, tmp_path: Path) -> None:
+    (path,) = packages.glob("*-de_*")
+    result = run("libreoffice_help", *OPTIONS, "--raw-dir", path, "--out", tmp_path / "out")
+    message = "--raw-dir is not a folder: name the folder that it is in"
+    assert result == (1, "", f"error: {path}: {message}\n")
+
+
 def test_versions_that_differ(packages: Path, help_of: MakeHelp) -> None:
     old = help_of(german="7.3")
     with pytest.raises(DataError, match=re.escape("en-US of 7.4 and de of 7.3: both languages must be of one version")):
@@ -350,6 +357,8 @@ def test_broken_packages(packages: Path, help_of: MakeHelp) -> None:
         (["--languages", "de", "de"], 2, "--languages needs two different languages"),
         (["--languages", "de", "../de"], 2, "must be a language such as en-US or de, not '../de'"),
         (["--languages", "de"], 2, "expected 2 arguments"),
+        (["--languages", "en-us", "de"], 2, "such as en-US or de, not 'en-us': did you mean en-US?"),
+        (["--languages", "en-US", "SR-Latn"], 2, "not 'SR-Latn': did you mean sr-Latn?"),
         (["--valid-share", "0.6"], 2, "--valid-share and --test-share leave nothing to train on"),
         (["--valid-share", "0.3"], 1, "a --valid-share of 0.3 of 3 pages is not even one"),
         (["--valid-share", "0", "--test-share", "0", "--seed", "3"], 2, "--seed has no effect: nothing is drawn"),

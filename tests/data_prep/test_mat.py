@@ -286,6 +286,14 @@ def test_the_inverse_problem_takes_a_seed(darcy_folder, tmp_path):
     assert not np.array_equal(found[0], found[2])
 
 
+def test_the_inverse_problem_without_noise(darcy_folder, tmp_path):
+    """The request has the default seed, as in older folders."""
+    out = tmp_path / "out"
+    assert run("darcy", darcy_folder, f"{MEDIA} --inverse --noise 0 --coarse 3", out) == 0
+    np.testing.assert_array_equal(np.load(out / "test.input.npy"), media(1)["sol"][7:, ::2, ::2].astype(np.float32))
+    assert json.loads((out / "dataset.json").read_text())["request"]["seed"] == 1
+
+
 def test_a_medium_must_be_above_0(darcy_folder, tmp_path, capsys):
     arrays = media(1)
     arrays["coeff"][2, 3, 4] = 0
@@ -302,6 +310,7 @@ def test_a_medium_must_be_above_0(darcy_folder, tmp_path, capsys):
         ("--high 12", "--high is for functions that are drawn"),
         ("--low 3", "--low is for functions that are drawn"),
         ("--faces arithmetic", "--faces is for functions that are drawn"),
+        ("--inverse --coarse 3 --noise 0 --seed 2", "--seed has no effect: --noise 0 draws nothing"),
         ("--inverse --points 13", "--points is for functions that are drawn"),
         ("--grid 6", "--grid 6 is no stride of the published 13 points: the points, less one, of the grid must"),
         ("--grid 7 --train 13", "--train 13 are more than the 12 functions of the published file"),
