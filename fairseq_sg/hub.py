@@ -15,6 +15,7 @@ import copy
 import math
 import os
 import re
+import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 from fairseq import utils
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
+from fairseq.dataclass.configs import DatasetConfig, GenerationConfig
 from fairseq.hub_utils import GeneratorHubInterface
 from torch import Tensor
 
@@ -85,7 +87,8 @@ def load(
     checkpoint, data, user_dir = (path if path is None else os.fspath(path) for path in (checkpoint, data, user_dir))
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise UsageError(f"`device` is {device!r}: choose cpu, cuda, cuda:1 (and so on) or auto")
-    with arguments():
+    # The weights that are drawn and then replaced leave the user's random numbers as they were.
+    with arguments(), torch.random.fork_rng(devices=[]):
         return TrainedModel(
             checkpoints.load(checkpoint, data, overrides, device, user_dir, ("words", "text", "images")),
             checkpoint,
@@ -171,7 +174,12 @@ class TrainedModel:
         if not len(sentences):
             return []
         self._search.cfg.dataset.batch_size, self._search.cfg.dataset.max_tokens = batch_size, None
-        found = self._search.generate(self._read(sentences), beam=beam, **search)
+        tokens = self._read(sentences)
+        with arguments():
+            try:
+                found = self._search.generate(tokens, beam=beam, **search)
+            except AssertionError as error:  # of options that do not fit together, such as min_len above max_len_b
+                raise UsageError(f"fairseq's search refuses these arguments of .translate: {error}") from error
         dictionary = self.loaded.task.target_dictionary
         return [self._joined(dictionary.string(best[0]["tokens"])) for best in found]
 
@@ -248,6 +256,8 @@ class TrainedModel:
         source = self._split(source, "src")
         if target is not None:
             target = self._split(target, "tgt")
+        if longest is not None and longest < 1:
+            raise UsageError(f"`longest` is {longest}: choose 1 or more words")
         with arguments():
             sentence = read_sentence(self.loaded, source, target, longest)
         with torch.no_grad(), record(self.loaded.model) as recording:
@@ -336,9 +346,11 @@ class TrainedModel:
 
 
 def check_values(**values: Any) -> None:
-    """Raises UsageError for a value outside the range of fairseq's option of that name."""
+    """Raises UsageError for a value that is not of the type, or not in the range, of fairseq's option of that name."""
+    kinds = typing.get_type_hints(GenerationConfig) | typing.get_type_hints(DatasetConfig)
     with arguments():
         for name, value in values.items():
+            ranges.check_type(name, value, kinds.get(name))
             ranges.check_value(name, value, FAIRSEQ.get(name, {}))
 
 

@@ -217,6 +217,17 @@ def calls(model):
         (lambda: model.translate(["s"], nbest=4), ".translate has no argument 'nbest'"),
         (lambda: model.translate(["s"], beam=0), "`beam` is 0: choose 1 or more"),
         (lambda: model.translate(["s"], batch_size=0), "`batch_size` is 0: choose 1 or more"),
+        (lambda: model.translate(["s"], beam=1.5), "`beam` is 1.5: choose a whole number"),
+        (lambda: model.translate(["s"], max_len_b="5"), "`max_len_b` is '5': choose a whole number"),
+        (
+            lambda: model.translate(["s"], max_len_b=0),
+            "refuses these arguments of .translate: min_len cannot be larger",
+        ),
+        (
+            lambda: model.translate(["s"], sampling_topk=2),
+            "refuses these arguments of .translate: `sampling_topk` requ",
+        ),
+        (lambda: model.attention("s", longest=0), "`longest` is 0: choose 1 or more words"),
         (lambda: model.accuracy("genn"), "has no subset 'genn': did you mean gen?"),
         (lambda: model.accuracy("gen", batch_size=-1), "`batch_size` is -1: choose 1 or more"),
         (lambda: model.attention("s q"), "`source` has the word 'q', which is not in the source dictionary"),
@@ -243,6 +254,13 @@ def test_mistakes_name_the_fix(model):
     for call, message in calls(model("softmax")) + calls_of_others(model("encoder"), model("lm")):
         with pytest.raises(UsageError, match=re.escape(message)):
             call()
+
+
+def test_loading_draws_no_random_number(saved):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    fairseq_sg.load(saved("softmax"), device="cpu")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_text_beyond_the_positions_of_the_model(folders, tmp_path):
