@@ -94,6 +94,10 @@ class Plan:
     def _check_names(self, data: str, folder: Path) -> None:
         """Raises UsageError for a type or subset that the data do not have, or a type that the trainings do not log."""
         made = json.loads((folder / "dataset.json").read_text("utf-8"))
+        subsets = made.get("subsets", {})
+        for subset in self.recipe.data[data].subsets:
+            if subsets and subset not in subsets:
+                raise UsageError(f"data.{data}.subsets: {folder} has no subset {subset!r}: {', '.join(subsets)}")
         for name, text in self.recipe.analyses.items():
             for subset in re.findall(rf"{{{re.escape(data)}}}:([\w.+-]+)", text):
                 if subset not in made.get("subsets", {}):

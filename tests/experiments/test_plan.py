@@ -159,11 +159,15 @@ def test_options_select_the_same_runs(tmp_path):
 def test_types_of_columns_are_there(column, arguments, message, tmp_path):
     text = TINY.replace("OOD: {subset: gen}", f"OOD: {{subset: gen, {column}}}")
     plan = planned(tmp_path, text.replace("--lr 3e-3", f"--lr 3e-3 {arguments}"), rows="good", data=tmp_path)
-    made = {"groups": {"long": ["many"]}, "subsets": {"gen": {"types": {"few": 3, "many": 5}}}, "request": {}}
+    subsets = {"gen": {"types": {"few": 3, "many": 5}}, "dev": {}, "valid": {}}
+    made = {"groups": {"long": ["many"]}, "subsets": subsets, "request": {}}
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "dataset.json").write_text(json.dumps(made))
     with pytest.raises(UsageError, match=message) if message else nullcontext():
         plan.prepare()
+
+
+SUBSETS = ("dev", "gen", "valid")
 
 
 @pytest.mark.parametrize(
@@ -174,8 +178,17 @@ def test_subsets_of_analyses_are_there(subset, message, tmp_path):
     analyses = f"analyses: {{masks: 'masks {{checkpoint}} --evaluate {{tiny}}:dev,{{tiny}}:{subset}'}}\n"
     plan = planned(tmp_path, TINY + analyses, rows="good", data=tmp_path)
     (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "dataset.json").write_text(json.dumps({"subsets": {"dev": {}, "gen": {}}, "request": {}}))
+    (tmp_path / "tiny" / "dataset.json").write_text(json.dumps({"subsets": dict.fromkeys(SUBSETS, {}), "request": {}}))
     with pytest.raises(UsageError, match=message) if message else nullcontext():
+        plan.prepare()
+
+
+def test_subsets_of_data_are_there(tmp_path):
+    """Before training: each training would fail by itself."""
+    plan = planned(tmp_path, TINY, rows="good", data=tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "dataset.json").write_text(json.dumps({"subsets": {"dev": {}, "gen": {}}, "request": {}}))
+    with pytest.raises(UsageError, match="data.tiny.subsets: .*tiny has no subset 'valid': dev, gen"):
         plan.prepare()
 
 
