@@ -47,6 +47,7 @@ LAYERS = {
         "data_prep",
         "fairseq_sg.experiments",
         "fairseq_sg.scoring",
+        "fairseq_sg.ranges",
         "fairseq_sg.errors",
         "fairseq_sg.files",
     ),

@@ -48,7 +48,7 @@ def test_a_model_that_is_trained_without_the_end_symbol(data, tmp_path):
 
 def test_a_checkpoint_also_from_before_the_option(data, trained, tmp_path):
     checkpoint, older = trained("softmax").checkpoint, tmp_path / "older.pt"
-    state = torch.load(checkpoint)
+    state = torch.load(checkpoint, weights_only=True)
     del state["cfg"]["task"]["oracle_length"]
     torch.save(state, older)
     plain, given = validated(data, checkpoint), validated(data, checkpoint, *GIVEN)
