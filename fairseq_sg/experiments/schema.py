@@ -298,11 +298,15 @@ class Recipe:
         return {key: value for key, value in asdict(self).items() if key not in ("define", "only")}
 
 
+#: A name in braces. Other braces, such as those of a dict, are text.
+_PLACEHOLDER = re.compile(r"\{([\w.+-]+)\}")
+
+
 def placeholders(text: str) -> list[str]:
-    """The names in braces. Other braces, such as those of a dict, are text."""
-    return re.findall(r"\{([\w.+-]+)\}", text)
+    """The names in braces."""
+    return _PLACEHOLDER.findall(text)
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
     """A text with its ``placeholders`` replaced; all of them have a value."""
-    return re.sub(r"\{([\w.+-]+)\}", lambda name: values[name[1]], text)
+    return _PLACEHOLDER.sub(lambda name: values[name[1]], text)
