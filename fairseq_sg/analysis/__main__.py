@@ -51,7 +51,7 @@ from fairseq_sg.analysis import (
     values,
 )
 from fairseq_sg.analysis.checkpoint import absent, load
-from fairseq_sg.analysis.options import Command, Parser, finish, overrides
+from fairseq_sg.analysis.options import Command, Parser, finish, of_pictures, overrides
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import check_writable
@@ -107,6 +107,7 @@ def make_parser() -> Parser:
             nargs="+" if several else None,
             help=what + f"; or several, NAME={reads}, to compare them" * several,
         )
+        of_pictures(command)
         module.add_arguments(command)
         written = command.add_argument_group("output")
         written.add_argument(
@@ -145,6 +146,9 @@ def run(args: argparse.Namespace) -> None:
     models = named(args.checkpoint, of_missing) if isinstance(args.checkpoint, list) else {"": [args.checkpoint]}
     prefix, form, alone = destination(models, args)
     args.prefix = prefix
+    useless = [name for name in args.of_pictures if getattr(args, name)] if form == "none" else []
+    if useless:
+        raise UsageError(f"--format none draws no pictures: leave out --{useless[0]}")
     if "" in models:
         ((checkpoint,),) = models.values()
         result = measure(module, checkpoint, args)

@@ -24,7 +24,7 @@ from torch import Tensor
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.attention_maps import LABELS, roles_of
 from fairseq_sg.analysis.checkpoint import Loaded
-from fairseq_sg.analysis.options import add_batches, add_subset, choose_roles
+from fairseq_sg.analysis.options import add_batches, add_roles, add_subset, choose_roles
 from fairseq_sg.analysis.record import STAGES, record
 from fairseq_sg.analysis.result import Result
 
@@ -53,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_subset(parser, "valid")
     add_batches(parser, "default: 1000")
     parser.set_defaults(limit=1000)
-    parser.add_argument(
-        "--roles", metavar="ROLES", help="draw encoder, decoder, cross, comma separated (default: all there are)"
-    )
+    add_roles(parser)
 
 
 @torch.no_grad()

@@ -127,15 +127,27 @@ def add_sentence(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def of_pictures(parser: argparse.ArgumentParser, *options: str) -> None:
+    """Declares options of the pictures alone, which ``--format none`` refuses."""
+    parser.set_defaults(of_pictures=[*(parser.get_default("of_pictures") or []), *options])
+
+
 def add_scale(parser: argparse.ArgumentParser, default: str) -> None:
+    of_pictures(parser, "vmax")
     parser.add_argument("--vmax", type=above_0, metavar="X", help=f"end of the colour scale (default: {default})")
+
+
+def add_roles(parser: argparse.ArgumentParser) -> None:
+    of_pictures(parser, "roles")
+    parser.add_argument(
+        "--roles", metavar="ROLES", help="draw encoder, decoder, cross, comma separated (default: all there are)"
+    )
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """Adds the options that select what is drawn; the written numbers are always complete."""
-    parser.add_argument(
-        "--roles", metavar="ROLES", help="draw encoder, decoder, cross, comma separated (default: all there are)"
-    )
+    add_roles(parser)
+    of_pictures(parser, "steps", "heads")
     parser.add_argument("--steps", metavar="STEPS", help="draw these steps or layers: 1,3 (default: all)")
     parser.add_argument(
         "--heads", metavar="HEADS", help="draw these heads: 1,4; or 'max' or 'mean' of all (default: all)"

@@ -30,6 +30,7 @@ import torch
 
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.masks import from_arrays
+from fairseq_sg.analysis.options import of_pictures
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.masks import overlap, total
@@ -46,6 +47,7 @@ CONTROL = "control"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    of_pictures(parser, "tensors")
     parser.add_argument("--tensors", action="store_true", help="draw a matrix for every tensor, too")
 
 

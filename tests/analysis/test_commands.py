@@ -415,6 +415,9 @@ def test_files(kind, command, options, pictures, saved, tmp_path, capsys):
         ("softmax", "maps", "--input q", "--input has the word 'q', which is not in .*"),
         ("softmax", "maps", "--input s --heads 5", "--heads has '5': choose from 1 to 4"),
         ("softmax", "maps", "--input s --steps 0", "--steps has '0': choose from 1 to 2"),
+        ("softmax", "maps", "--input s --format none --heads 1", "--format none draws no pictures: leave out --heads"),
+        ("gated", "gates", "--input s --format none --vmax 1", "--format none draws no pictures: leave out --vmax"),
+        ("softmax", "norms", "--format none --roles cross", "--format none draws no pictures: leave out --roles"),
         (
             "softmax",
             "values",
