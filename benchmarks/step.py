@@ -7,13 +7,15 @@
 
 PATH holds a copy of robertcsordas/transformer_generalization; it runs in a separate process (``reference_step.py``). A
 round takes every batch of every kind once, one step of each implementation after the other, so that other work of the
-machine affects all alike. On a CPU, times are CPU seconds on one thread. Compare them as ratios. A step whose loss
-does not fall is an error.
+machine affects all alike. On a CPU, times are CPU seconds on one thread. Compare them as ratios. Where oneDNN computes
+projections (``fairseq_sg/modules/cpu/linear.py``), a step with MKL stands beside it. A step whose loss does not fall is
+an error.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import math
@@ -27,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -35,6 +38,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 
 from benchmarks import report
+from fairseq_sg.modules.cpu import linear
 from fairseq_sg.trainer import SGTrainer
 
 TITLES = {"scan": "SCAN", "pcfg": "PCFG"}
@@ -76,9 +80,10 @@ class Measured:
 
 
 class OurStep:
-    """The training step of ``fairseq-train``."""
+    """The training step of ``fairseq-train``; without ``onednn``, all projections are torch's own."""
 
-    def __init__(self, arguments: Sequence[str], data: Path, device: str) -> None:
+    def __init__(self, arguments: Sequence[str], data: Path, device: str, onednn: bool = True) -> None:
+        self.onednn = onednn
         plugin = report.REPOSITORY / "fairseq_sg"
         common = shlex.split(COMMON.format(plugin=shlex.quote(str(plugin))))
         line = [str(data), *common, *arguments, *(["--cpu"] if device == "cpu" else [])]
@@ -104,7 +109,8 @@ class OurStep:
         return found[:number]
 
     def step(self, batch: dict[str, Any]) -> Measured:
-        with metrics.aggregate() as logs:
+        chosen = contextlib.nullcontext() if self.onednn else mock.patch.object(linear, "onednn_is_faster", bool)
+        with chosen, metrics.aggregate() as logs:
             synchronize(self.device)
             wall, cpu = time.perf_counter(), time.process_time()
             self.trainer.train_step([batch])
@@ -203,11 +209,13 @@ def measure(name: str, extra: Sequence[str], data: Path, reference: Path | None,
         ours = OurStep(arguments, data, device)
         batches = ours.batches(number if window == 1 else WINDOW * WINDOWS)
         steps = {"ours": ours}
+        if device == "cpu" and linear.onednn_is_faster():
+            steps["ours, projections by MKL"] = OurStep(arguments, data, device, onednn=False)
         if reference is not None:
             steps["reference"] = ReferenceStep(reference, model, ours, device)
         size = tokens(batches, ours.task.source_dictionary.pad())
         for implementation, step in steps.items():
-            parameters[implementation] = step.parameters
+            parameters[implementation.partition(",")[0]] = step.parameters
             results.append(Result(kind, implementation, [], [], **size))
             runs.append((step, batches))
     # The first round is a warm-up: the first steps also allocate.

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from fairseq_sg.models.encoder import max_length, needs_sequences, side_embeddin
 from fairseq_sg.models.layers import build_layers
 from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import Attention, Context
+from fairseq_sg.modules.cpu.linear import linear
 from fairseq_sg.modules.cpu.packing import packing_for_training
 from fairseq_sg.modules.feature_maps import FeatureMap
 from fairseq_sg.modules.norm import final_norm_of
@@ -191,7 +191,7 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
     def output_layer(self, features: Tensor) -> Tensor:
         """features (…, C) -> logits (…, V)."""
         weight = self.embedding.tokens.weight if self.output_weight is None else self.output_weight
-        return F.linear(features, weight, self.output_bias)
+        return linear(features, weight, self.output_bias)
 
     def max_positions(self) -> int:
         """The longest sequence that has positions; most kinds of them have no end, only ``--max-target-positions``."""

@@ -25,6 +25,7 @@ from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.cache import append_to_cache, cached
 from fairseq_sg.modules.attention.context import AttentionOutput, Context, State, Values
+from fairseq_sg.modules.cpu.linear import Linear
 from fairseq_sg.modules.cpu.packing import Packing
 from fairseq_sg.registry import Mechanism
 
@@ -136,13 +137,13 @@ class Attention(Mechanism, nn.Module):
         self.causal = role == "decoder"
         self.qk_head_dim = self.head_dim if qk_head_dim is None else qk_head_dim
         kv_dim = embed_dim if kv_dim is None else kv_dim
-        self.q_proj = nn.Linear(embed_dim, num_heads * self.qk_head_dim, bias=attention_bias)
-        self.k_proj = nn.Linear(kv_dim, num_heads * self.qk_head_dim, bias=attention_bias)
+        self.q_proj = Linear(embed_dim, num_heads * self.qk_head_dim, bias=attention_bias)
+        self.k_proj = Linear(kv_dim, num_heads * self.qk_head_dim, bias=attention_bias)
         self.value_heads = num_heads if value_heads is None else value_heads
-        self.v_proj = nn.Linear(kv_dim, self.value_heads * self.head_dim, bias=attention_bias)
+        self.v_proj = Linear(kv_dim, self.value_heads * self.head_dim, bias=attention_bias)
         self.out_proj = nn.Identity()
         if output_projection:
-            self.out_proj = nn.Linear(num_heads * (self.head_dim + columns), embed_dim, bias=attention_bias)
+            self.out_proj = Linear(num_heads * (self.head_dim + columns), embed_dim, bias=attention_bias)
         ranges.check(AttentionOptions, {"attention_init": attention_init})
         if attention_init == "torch_biases" and not attention_bias:
             raise UsageError("--attention-init torch_biases needs --attention-bias: add it, or choose torch")

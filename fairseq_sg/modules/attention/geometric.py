@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.cpu.dropout import Dropout
+from fairseq_sg.modules.cpu.linear import Linear
 from fairseq_sg.ops import geometric_attention
 from fairseq_sg.ops.precision import accumulation_dtype
 
@@ -97,7 +98,7 @@ class GeometricAttention(Attention):
         if not no_directional_encoding:
             self.beta = nn.Parameter(torch.ones(1))
             # Channels of a head: backward and, where there is anything ahead, forward.
-            self.directional = nn.Linear(embed_dim, num_heads * (1 if self.causal else 2))
+            self.directional = Linear(embed_dim, num_heads * (1 if self.causal else 2))
 
     def reset_parameters(self) -> None:
         """As in ``Attention``; ``fans_of_a_head``: Glorot uniform with the fans of one head, U(±√(6/(d + d_head)))."""

@@ -26,6 +26,7 @@ from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase, SoftmaxOptions
 from fairseq_sg.modules.cpu.dropout import Dropout
+from fairseq_sg.modules.cpu.linear import Linear
 from fairseq_sg.modules.position import angles, gives_indices, sinusoid
 from fairseq_sg.ops import relative_attention, relative_logits
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, requested
@@ -68,7 +69,7 @@ class RelativeAttention(SoftmaxAttentionBase):
     def __init__(self, embed_dim: int, num_heads: int, *, relative_key_dropout: float = 0.0, **kwargs):
         super().__init__(embed_dim, num_heads, **kwargs)
         self.key_dropout = Dropout(relative_key_dropout)
-        self.pos_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=False)
+        self.pos_proj = Linear(embed_dim, num_heads * self.head_dim, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))
         if self._init in ("glorot", "fused"):

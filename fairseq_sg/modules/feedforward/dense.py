@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.cpu.dropout import Dropout
+from fairseq_sg.modules.cpu.linear import Linear
 from fairseq_sg.modules.feedforward.base import FeedForward
 from fairseq_sg.modules.feedforward.registry import register_feedforward
 
@@ -84,8 +85,8 @@ class DenseFeedForward(FeedForward):
         ranges.check(DenseOptions, {"ffn_init": ffn_init, "ffn_activation": ffn_activation})
         self.activation = ACTIVATIONS[ffn_activation]
         self.init = ffn_init
-        self.fc1 = nn.Linear(dim, ffn_dim)
-        self.fc2 = nn.Linear(ffn_dim, dim)
+        self.fc1 = Linear(dim, ffn_dim)
+        self.fc2 = Linear(ffn_dim, dim)
         self.dropout = Dropout(activation_dropout or 0.0)
         if ffn_init == "reference":
             nn.init.xavier_uniform_(self.fc1.weight, gain=math.sqrt(2.0))
