@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.registry import Mechanism, Registry
 
@@ -69,7 +70,7 @@ class L2Normalization(QKNormalization):
     paper = "Park & Kim 2024"
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x / (l2_norm(x) + self.eps)).type_as(x)
+        return _OverL2.apply(x, self.eps).type_as(x)
 
 
 @register_qk_norm("rms")
@@ -83,8 +84,29 @@ class RMSNormalization(QKNormalization):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        rms = l2_norm(x) * x.shape[-1] ** -0.5  # (…, 1)
-        return (x / (rms + self.eps) * self.weight).type_as(x)
+        root = x.shape[-1] ** 0.5  # ‖x‖₂ / RMS(x)
+        return (_OverL2.apply(x, root * self.eps) * root * self.weight).type_as(x)
+
+
+class _OverL2(torch.autograd.Function):
+    """y = x / (‖x‖₂ + ε), (…, F), in float32 (float64). With m = ‖x‖₂ + ε, ∂x = (∂y − y (∂y·y) m / ‖x‖₂) / m, in half
+    the passes over memory that autograd takes.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, eps: float) -> Tensor:
+        y = x / (l2_norm(x) + eps)
+        ctx.save_for_backward(x, y)
+        ctx.eps = eps
+        return y
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor):
+        x, y = ctx.saved_tensors
+        norm = l2_norm(x)
+        along = (grad * y).sum(-1, keepdim=True)  # ∂y·y, (…, 1), 0 where the norm is
+        along = along * (norm + ctx.eps) / norm.clamp(min=torch.finfo(norm.dtype).tiny)
+        return (torch.addcmul(grad, y, along, value=-1) / (norm + ctx.eps)).type_as(x), None
 
 
 def l2_norm(x: Tensor) -> Tensor:

@@ -144,6 +144,7 @@ def test_gradcheck(name):
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     x = (x + 0.2 * x.sign()).requires_grad_()  # away from the corner of |x|
     assert torch.autograd.gradcheck(lambda x, *_: module(x), (x, *module.parameters()))
+    assert torch.autograd.gradgradcheck(lambda x, *_: module(x), (x, *module.parameters()))
 
 
 @norms

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
 
@@ -18,8 +20,22 @@ class EluFeatureMap(FeatureMap):
     paper = "Katharopoulos et al. 2020, eq. 7"
 
     def forward(self, x: Tensor) -> Tensor:
-        x = accurate(x)
-        return x.clamp(max=0).exp() + x.relu()
+        return _EluPlusOne.apply(accurate(x))
+
+
+class _EluPlusOne(torch.autograd.Function):
+    """φ(x) = exp(min(x, 0)) + max(x, 0), with φ'(x) = min(φ(x), 1): its own value is all that is kept."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+        y = x.clamp(max=0).exp_().add_(x.clamp(min=0))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return grad * y.clamp(max=1)
 
 
 @register_feature_map("identity")
