@@ -70,7 +70,7 @@ class L2Normalization(QKNormalization):
     paper = "Park & Kim 2024"
 
     def forward(self, x: Tensor) -> Tensor:
-        return _OverL2.apply(x, self.eps).type_as(x)
+        return over_l2(x, self.eps).type_as(x)
 
 
 @register_qk_norm("rms")
@@ -85,12 +85,17 @@ class RMSNormalization(QKNormalization):
 
     def forward(self, x: Tensor) -> Tensor:
         root = x.shape[-1] ** 0.5  # ‖x‖₂ / RMS(x)
-        return (_OverL2.apply(x, root * self.eps) * root * self.weight).type_as(x)
+        return (over_l2(x, root * self.eps) * root * self.weight).type_as(x)
+
+
+def over_l2(x: Tensor, eps: float) -> Tensor:
+    """x / (‖x‖₂ + ε), (…, F), in float32 (float64)."""
+    return _OverL2.apply(x, eps)
 
 
 class _OverL2(torch.autograd.Function):
-    """y = x / (‖x‖₂ + ε), (…, F), in float32 (float64). With m = ‖x‖₂ + ε, ∂x = (∂y − y (∂y·y) m / ‖x‖₂) / m, in half
-    the passes over memory that autograd takes.
+    """y = x / (‖x‖₂ + ε). With m = ‖x‖₂ + ε, ∂x = (∂y − y (∂y·y) m / ‖x‖₂) / m, in half the passes over memory that
+    autograd takes.
     """
 
     @staticmethod

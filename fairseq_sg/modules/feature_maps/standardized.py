@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.normalization import over_l2
 
 EPS = 1e-6
 
 
 def standardized(x: Tensor) -> Tensor:
     """std(x) (…, D); 0 where all elements of x are equal."""
-    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + EPS)
+    root = (x.shape[-1] - 1) ** 0.5  # ‖x − mean(x)‖ / s
+    return (over_l2(x - x.mean(-1, keepdim=True), root * EPS) * root).type_as(x)
 
 
 def check_width(head_dim: int, option: str) -> None:
