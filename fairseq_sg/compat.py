@@ -11,6 +11,7 @@
 - a task may gather the state of all workers before a checkpoint is saved (``gather_state``);
 - checkpoints and their copies are written atomically (temporary file, then rename);
 - ``--model-overrides`` may name an option that is younger than the checkpoint;
+- ``--no-repeat-ngram-size`` bans repeated n-grams; fairseq's code in Python bans none;
 - a command that ends with a :class:`UsageError` prints its message alone.
 """
 
@@ -77,6 +78,7 @@ def repair() -> None:
     gather_before_saving()
     write_checkpoints_atomically()
     override_younger_options()
+    ban_repeated_ngrams()
     wrap(sys, "excepthook", _report)
 
 
@@ -289,6 +291,27 @@ def _call_main(call, cfg, main, **kwargs):
     if cfg.common.bf16 and cfg.common.tpu and importlib.util.find_spec("torch_xla") is None:
         cfg.common.tpu = False
     return call(cfg, main, **kwargs)
+
+
+# Generation.
+
+
+def ban_repeated_ngrams() -> None:
+    from fairseq.ngram_repeat_block import NGramRepeatBlock
+
+    NGramRepeatBlock._no_repeat_ngram = _ban_ngrams
+
+
+def _ban_ngrams(self, tokens, lprobs, bsz, beam_size, step):
+    """fairseq's ``NGramRepeatBlock._no_repeat_ngram``. Rows of ``tokens`` are padded to the longest output, and
+    fairseq's compares their ends, which are padding, with the n-grams before.
+    """
+    before = self.no_repeat_ngram_size - 1
+    for row, words in enumerate(tokens[:, 1 : step + 1].tolist()):  # without the end symbol at the beginning
+        last = words[len(words) - before :]
+        banned = [words[i + before] for i in range(len(words) - before) if words[i : i + before] == last]
+        lprobs[row, banned] = float("-inf")
+    return lprobs
 
 
 # Errors.

@@ -305,3 +305,17 @@ def test_bfloat16_without_torch_xla_is_not_for_a_tpu(bf16, xla, tpu, monkeypatch
     seen = []
     compat._call_main(lambda cfg, main, **more: seen.append((cfg.common.tpu, main, more)), cfg, "main", start=1)
     assert seen == [(tpu, "main", {"start": 1})]
+
+
+@needs_fairseq
+@pytest.mark.parametrize("size, banned", [(1, {5, 6, 7, 8}), (2, {5, 7}), (3, {7}), (4, set()), (9, set())])
+def test_repeated_ngrams_are_banned(size, banned):
+    """An output begins with an end symbol, and the rest of its row is padding."""
+    from fairseq.ngram_repeat_block import NGramRepeatBlock
+
+    compat.repair()
+    output = [2, 6, 5, 8, 5, 6, 7, 5, 6]
+    tokens = torch.tensor([[*output, 1, 1, 1], [2, *range(10, 18), 1, 1, 1]])
+    of_each = NGramRepeatBlock(size, use_extension=False)(tokens, torch.zeros(2, 20), 2, 1, step=len(output) - 1)
+    found = [set(torch.nonzero(row.isinf()).flatten().tolist()) for row in of_each]
+    assert found == [banned, set(range(10, 18)) if size == 1 else set()]
