@@ -171,6 +171,7 @@ class TrainedModel:
         check_values(beam=beam, batch_size=batch_size, **search)
         if isinstance(sentences, str):
             return self.translate([sentences], beam, batch_size, **search)[0]
+        check_texts(*sentences)
         if not len(sentences):
             return []
         self._search.cfg.dataset.batch_size, self._search.cfg.dataset.max_tokens = batch_size, None
@@ -192,6 +193,7 @@ class TrainedModel:
         check_values(batch_size=batch_size)
         if isinstance(sentences, str):
             return self.classify([sentences])[0]
+        check_texts(*sentences)
         tokens, task = self._read(sentences), self.loaded.task
         dataset = task.build_dataset_for_inference(tokens, list(map(len, tokens)))
         found = [""] * len(tokens)
@@ -213,6 +215,7 @@ class TrainedModel:
         self._needs(".score")
         if isinstance(texts, str):
             return self.score([texts])[0]
+        check_texts(*texts)
         model, found = self.loaded.model, []
         for number, text in enumerate(texts, start=1):
             tokens = self._read_text(text, f"text {number}").to(self.loaded.device)[None]
@@ -253,9 +256,12 @@ class TrainedModel:
         attentions of fairseq_sg.
         """
         self._needs(".attention")
+        check_texts(source, *[] if target is None else [target])
         source = self._split(source, "src")
         if target is not None:
             target = self._split(target, "tgt")
+        with arguments():
+            ranges.check_type("max_len", longest, int | None)
         if longest is not None and longest < 1:
             raise UsageError(f"`longest` is {longest}: choose 1 or more words")
         with arguments():
@@ -352,6 +358,13 @@ def check_values(**values: Any) -> None:
         for name, value in values.items():
             ranges.check_type(name, value, kinds.get(name))
             ranges.check_value(name, value, FAIRSEQ.get(name, {}))
+
+
+def check_texts(*texts: Any) -> None:
+    """Raises UsageError for one that is no string."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise UsageError(f"{text!r} is no text: give a string, or a list of strings where several are read")
 
 
 def source_limit(sizes: Any) -> float:

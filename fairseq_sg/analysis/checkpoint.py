@@ -299,9 +299,11 @@ def read_sentence(loaded: Loaded, source: str, target: str | None = None, longes
     The own output is generated greedily, up to ``longest`` words including the end symbol. The default of ``longest``
     is the maximum target length of the data.
 
-    Raises UsageError for an unknown word, an empty text, a target for a model without a decoder, and a model that
-    labels words.
+    Raises UsageError for an unknown word, an empty text, a target for a model without a decoder, a ``longest`` where no
+    output is generated, and a model that labels words.
     """
+    if longest is not None and (target is not None or not loaded.has_decoder):
+        raise UsageError("--max-len limits an output that the model generates, and it generates none here: omit it")
     if loaded.labels_words:
         raise UsageError(f"{loaded.arch} labels words: this analysis needs an encoder–decoder model or a classifier")
     task, model = loaded.task, loaded.model
@@ -388,14 +390,16 @@ def record_sentence(loaded: Loaded, args: Namespace) -> tuple[Sentence, Recordin
     Raises UsageError for an option of the other kind of model.
     """
     if loaded.reads_images:
-        if args.index is None or args.target is not None:
+        if args.index is None or args.target is not None or args.max_len is not None:
             raise UsageError(
                 f"{loaded.arch} was trained on images: give --index, the number of a question in --subset, in place of "
-                "--input and --target"
+                "--input, --target and --max-len"
             )
-        sentence: Sentence = read_questions(loaded, args.subset, [args.index])[0]
+        sentence: Sentence = read_questions(loaded, args.subset or "test", [args.index])[0]
     elif args.input is None:
         raise UsageError(f"{loaded.arch} reads words: give --input in place of --index")
+    elif args.subset is not None:
+        raise UsageError(f"{loaded.arch} reads the words of --input: omit --subset, which is for models of images")
     else:
         sentence = read_sentence(loaded, args.input, args.target, args.max_len)
     with record(loaded.model) as recording:

@@ -17,7 +17,7 @@ import torch
 
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded, encode
-from fairseq_sg.analysis.options import add_scale, add_subset, index
+from fairseq_sg.analysis.options import add_scale, index
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     read = parser.add_mutually_exclusive_group(required=True)
     read.add_argument("--input", metavar="WORDS", help="the sentence, in words of the data")
     read.add_argument("--index", type=index, metavar="I", help="the number of a sentence in --subset, from 0 on")
-    add_subset(parser, "valid")
+    parser.add_argument("--subset", metavar="NAME", help="the subset of --index (default: valid)")
     add_scale(parser, "1")
 
 
@@ -39,12 +39,15 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         raise UsageError(f"{loaded.arch} has no memory of cells: choose a checkpoint of sg_dnc")
     task, expected = loaded.task, []
     if args.input is None:
-        dataset = loaded.subset(args.subset)
+        subset = args.subset or "valid"
+        dataset = loaded.subset(subset)
         if args.index >= len(dataset):
-            raise UsageError(f"--index is {args.index}: {args.subset} has the sentences 0 to {len(dataset) - 1:,}")
+            raise UsageError(f"--index is {args.index}: {subset} has the sentences 0 to {len(dataset) - 1:,}")
         sample = dataset[args.index]
         tokens = sample["source"]
         expected = [task.target_dictionary[i] for i in sample["target"].tolist()]
+    elif args.subset is not None:
+        raise UsageError("--subset is for --index: omit it, or give --index in place of --input")
     else:
         tokens = encode(args.input, task.source_dictionary, "--input", loaded.data)
         tokens = task.build_dataset_for_inference([tokens], [len(tokens)])[0]["source"]

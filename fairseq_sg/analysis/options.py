@@ -117,7 +117,7 @@ def add_sentence(parser: argparse.ArgumentParser) -> None:
     read.add_argument(
         "--index", type=index, metavar="I", help="for models of images: the number of a question in --subset, from 0 on"
     )
-    add_subset(parser, "test")
+    parser.add_argument("--subset", metavar="NAME", help="for models of images: the subset of --index (default: test)")
     parser.add_argument("--target", metavar="WORDS", help="the target (default: the model's own greedy output)")
     parser.add_argument(
         "--max-len",

@@ -115,7 +115,7 @@ def test_the_score_of_a_text_is_its_cross_entropy(model):
 def test_attention_is_that_of_the_maps(kind, saved, model):
     source = "p q 3" if kind == "encoder" else "s t u"
     expected = attention_maps.measure(
-        load_for_analysis(saved(kind)), Namespace(input=source, target=None, max_len=None)
+        load_for_analysis(saved(kind)), Namespace(input=source, subset=None, target=None, max_len=None)
     )
     maps = model(kind).attention(source)
     found = {f"{role}.step{number}": x for role, steps in maps.weights.items() for number, x in enumerate(steps, 1)}
@@ -227,6 +227,10 @@ def calls(model):
             lambda: model.translate(["s"], sampling_topk=2),
             "refuses these arguments of .translate: `sampling_topk` requ",
         ),
+        (lambda: model.translate(["s", 3]), "3 is no text: give a string"),
+        (lambda: model.attention(["s"]), "['s'] is no text: give a string"),
+        (lambda: model.attention("s", longest="3"), "`longest` is '3': choose a whole number"),
+        (lambda: model.attention("s", target="A", longest=3), "`longest` limits an output that the model generates"),
         (lambda: model.attention("s", longest=0), "`longest` is 0: choose 1 or more words"),
         (lambda: model.accuracy("genn"), "has no subset 'genn': did you mean gen?"),
         (lambda: model.accuracy("gen", batch_size=-1), "`batch_size` is -1: choose 1 or more"),
@@ -242,6 +246,8 @@ def calls_of_others(classifier, lm):
         (lambda: classifier.translate(["p 1"]), "sg_encoder is a classifier and has no .translate: use .classify"),
         (lambda: classifier.classify(["p 4"]), "sentence 1 has the word '4'"),
         (lambda: classifier.classify(["p 1"], batch_size=0), "`batch_size` is 0"),
+        (lambda: classifier.classify(["p 1", None]), "None is no text: give a string"),
+        (lambda: lm.score(["a", 1]), "1 is no text: give a string"),
         (lambda: classifier.attention("p 1", target="1"), "sg_encoder has no decoder: omit `target`"),
         (lambda: lm.translate(["a"]), "sg_transformer_lm is a language model and has no .translate: use .score, .eval"),
         (lambda: lm.accuracy("valid"), "has no .accuracy: use .score, .evaluate"),
