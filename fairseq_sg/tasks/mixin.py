@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import struct
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,8 @@ from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.trainer import counting
 
 logger = logging.getLogger(__name__)
+#: What fairseq raises for the files of an indexed dataset that are cut off, by where they end.
+CUT_OFF = (ValueError, AttributeError, AssertionError, struct.error)
 #: Metrics whose largest, and whose smallest, value is the best, by how their names begin.
 LARGEST, SMALLEST = (
     ("accuracy", "token_accuracy", "bleu"),
@@ -207,6 +210,13 @@ class SGTask:
             f"the data folder {self.cfg.data} has no subset {split!r}: it has {', '.join(there) or 'none'}"
         )
 
+    def cut_off(self, split: str, error: Exception) -> UsageError:
+        """The error for a subset whose files cannot be read."""
+        return UsageError(
+            f"the files of subset {split!r} of {self.cfg.data} cannot be read, and may be cut off ({error}): "
+            "`python -m data_prep verify` names them; prepare the folder again"
+        )
+
     def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn) -> tuple[list, list]:
         """For ``fairseq-interactive``; warns of empty lines and of words that the model does not know."""
         for line in lines:
@@ -366,3 +376,12 @@ def different_requests(there: list, here: list) -> str:
             if values[0] != values[1]:
                 return f"{name} was {values[0]}, and here it is {values[1]}"
     return ""
+
+
+def check_whole(data: Any) -> None:
+    """Raises ValueError where the block of an indexed dataset lacks something that its index names."""
+    block, index = getattr(data, "_bin_buffer_mmap", None), getattr(data, "_index", None)
+    if block is None or len(data) == 0:
+        return
+    if block.nbytes < index._pointers[-1] + index._sizes[-1] * index.dtype().itemsize:
+        raise ValueError("one is shorter than its index says")

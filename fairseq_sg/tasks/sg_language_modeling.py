@@ -35,7 +35,7 @@ from torch import Tensor
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.breakdown import read_manifest, sums_of_logs
-from fairseq_sg.tasks.mixin import SGTask, asks_for_training
+from fairseq_sg.tasks.mixin import CUT_OFF, SGTask, asks_for_training, check_whole
 from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
 from fairseq_sg.tasks.streams import Text
 
@@ -117,7 +117,11 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
         path = os.path.join(self.cfg.data, split)
-        entries = data_utils.load_indexed_dataset(path, self.dictionary) if split in self.subsets else None
+        try:
+            entries = data_utils.load_indexed_dataset(path, self.dictionary) if split in self.subsets else None
+            check_whole(entries)
+        except CUT_OFF as error:
+            raise self.cut_off(split, error) from error
         if entries is None:
             raise self.no_such_subset(split)
         text = Text(entries, entries.sizes, self.dictionary, split, units_of(self.subsets[split]))

@@ -31,7 +31,7 @@ from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.tasks.breakdown import CHOICES, Breakdown
-from fairseq_sg.tasks.mixin import SGTask, asks_for_training
+from fairseq_sg.tasks.mixin import CUT_OFF, SGTask, asks_for_training, check_whole
 
 logger = logging.getLogger(__name__)
 
@@ -186,19 +186,16 @@ class SGTranslationTask(SGTask, TranslationTask):
         try:
             super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
             dataset = self.datasets[split]
-            if not all(_whole(data) for data in (dataset.src, dataset.tgt)):
-                raise ValueError("one is shorter than its index says")
+            for data in (dataset.src, dataset.tgt):
+                check_whole(data)
             if dataset.tgt is not None and len(dataset) > 0:
                 self._refuse_unknown(split, dataset)
         except FileNotFoundError as error:
             raise self.no_such_subset(split) from error
         except UsageError:
             raise
-        except (ValueError, AttributeError) as error:
-            raise UsageError(
-                f"the files of subset {split!r} of {self.cfg.data} cannot be read, and may be cut off ({error}): "
-                "`python -m data_prep verify` names them; prepare the folder again"
-            ) from error
+        except CUT_OFF as error:
+            raise self.cut_off(split, error) from error
         if self.prepends_bos:
             dataset.src = PrependTokenDataset(dataset.src, self.source_dictionary.bos())
             dataset.src_sizes = np.array(dataset.src.sizes)
@@ -309,14 +306,6 @@ def _without(symbol: int, extract, weights: Tensor, source: Tensor, *args) -> li
     """fairseq's extraction of an alignment from weights (target, source) as if a symbol were not in the source."""
     kept = source != symbol
     return extract(weights[:, kept], source[kept], *args)
-
-
-def _whole(data) -> bool:
-    """Whether the block of an indexed dataset has all that its index names."""
-    block, index = getattr(data, "_bin_buffer_mmap", None), getattr(data, "_index", None)
-    if block is None or len(data) == 0:
-        return True
-    return block.nbytes >= index._pointers[-1] + index._sizes[-1] * index.dtype().itemsize
 
 
 def _holds(data, symbol: int) -> bool:

@@ -349,6 +349,14 @@ def copy(folder: Path, to: Path, **changes) -> Path:
     return to
 
 
+@pytest.mark.parametrize("end,left", [("bin", -20), ("idx", -20), ("bin", 0), ("idx", 0), ("idx", 12), ("idx", 20)])
+def test_a_file_that_is_cut_off(folder, tmp_path, end, left):
+    path = copy(folder, tmp_path / "copy") / f"valid.{end}"
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(UsageError, match="the files of subset 'valid' of .* cannot be read, and may be cut off"):
+        make_task(path.parent).load_dataset("valid")
+
+
 def test_folders_that_are_no_text(folder, tmp_path):
     with pytest.raises(UsageError, match="dataset.json cannot be read"):
         make_task(tmp_path)

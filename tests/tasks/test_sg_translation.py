@@ -375,12 +375,12 @@ def test_missing_subset(folder):
         task(folder, subsets=("test",))
 
 
-@pytest.mark.parametrize("end", ["bin", "idx"])
+@pytest.mark.parametrize("end,left", [("bin", -20), ("idx", -20), ("bin", 0), ("idx", 0), ("idx", 12), ("idx", 20)])
 @pytest.mark.parametrize("language", ["src", "tgt"])
-def test_a_file_that_is_cut_off(tmp_path, end, language):
+def test_a_file_that_is_cut_off(tmp_path, end, left, language):
     folder = write_folder(tmp_path / "bin", {"train": random_pairs(30, 5), "gen": random_pairs(30, 6)})
     (path,) = folder.glob(f"gen.*.{language}.{end}")
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(UsageError, match="the files of subset 'gen' of .* cannot be read, and may be cut off"):
         task(folder, subsets=("gen",))
 
