@@ -1,6 +1,7 @@
 """What tasks on folders of arrays share (``data_prep.arrays``): one folder, no dictionaries, mapped arrays."""
 
 import os
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -70,6 +71,19 @@ class ArrayTask(SGTask, FairseqTask):
             return np.load(os.path.join(self.cfg.data, f"{split}.{name}.npy"), mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise self.no_such_subset(split) from error
+
+    def check_arrays(self, split: str, arrays: Mapping[str, np.ndarray], forms: Mapping[str, tuple]) -> None:
+        """Raises UsageError for an array of another type or shape than its form, (type, shape of a sample), and for
+        another number of samples than the first array has.
+        """
+        samples = len(next(iter(arrays.values())))
+        for name, array in arrays.items():
+            dtype, shape = forms[name][0], (samples, *forms[name][1])
+            if array.dtype != dtype or array.shape != shape:
+                raise UsageError(
+                    f"{self.cfg.data}/{split}.{name}.npy has {array.dtype} {array.shape}, and {dtype} {shape} is "
+                    f"needed: prepare the folder again with `{self.command}`"
+                )
 
     def get_batch_iterator(self, dataset: FairseqDataset, max_tokens: int | None = None, *args, **kwargs):
         """fairseq's, but evaluation never drops a last batch that is not a multiple of

@@ -123,8 +123,12 @@ class SGOperatorTask(ArrayTask):
         return cls(cfg, cls.manifest_of(cfg.data))
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
-        names = ARRAYS if self.fields.gradient else ARRAYS[:2]
-        self.datasets[split] = FieldDataset(self.fields, {name: self.mapped(split, name) for name in names})
+        names, dims = ARRAYS if self.fields.gradient else ARRAYS[:2], self.fields.dims
+        arrays = {name: self.mapped(split, name) for name in names}
+        sides = {name: array.shape[1:2] * dims for name, array in arrays.items()}
+        sides["gradient"] = sides["target"] + (dims,) * (dims > 1)
+        self.check_arrays(split, arrays, {name: ("float32", sides[name]) for name in names})
+        self.datasets[split] = FieldDataset(self.fields, arrays)
 
     # Models.
 

@@ -136,7 +136,12 @@ class SGRegressionTask(ArrayTask):
         if split == self.cfg.train_subset:
             self.datasets[split] = DrawnPrompts(self.prompts, self.cfg.epoch_size, self.cfg.seed, split)
             return
-        self.datasets[split] = FrozenPrompts(*(self.mapped(split, name) for name in "xy"))
+        x, y = (self.mapped(split, name) for name in "xy")
+        points = x.shape[1:2]  # tests may have more or fewer than training
+        self.check_arrays(
+            split, {"x": x, "y": y}, {"x": ("float32", (*points, self.prompts.function.dims)), "y": ("float32", points)}
+        )
+        self.datasets[split] = FrozenPrompts(x, y)
 
     # Models.
 

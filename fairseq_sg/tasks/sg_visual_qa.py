@@ -26,7 +26,6 @@ from data_prep.sort_of_clevr import VERSION
 from data_prep.sort_of_clevr.questions import ANSWERS, BITS, QUESTIONS, SUBTYPES, types_of
 from data_prep.sort_of_clevr.scenes import PATCH, PIXELS
 from fairseq_sg import ranges
-from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.arrays import ArrayTask
 from fairseq_sg.tasks.breakdown import CHOICES, Breakdown
 
@@ -182,13 +181,7 @@ class SGVisualQATask(ArrayTask):
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
         arrays = {name: self.mapped(split, name) for name in ARRAYS}
-        for name, (dtype, shape) in ARRAYS.items():
-            array = arrays[name]
-            if array.dtype != dtype or array.shape[1:] != shape or len(array) != len(arrays["images"]):
-                raise UsageError(
-                    f"{self.cfg.data}/{split}.{name}.npy has {array.dtype} {array.shape}, and {dtype} "
-                    f"{(len(arrays['images']), *shape)} is needed: prepare the folder again with `{COMMAND}`"
-                )
+        self.check_arrays(split, arrays, ARRAYS)
         if split == self.cfg.train_subset:
             separate = self.cfg.question_batches == "separate"
             groups = types_of(arrays["questions"]).ravel() // SUBTYPES if separate else None

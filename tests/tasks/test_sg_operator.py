@@ -113,3 +113,14 @@ def test_a_batch_of_fewer_points_than_a_function(folder):
     of.load_dataset("test")
     with pytest.raises(UsageError, match="--max-tokens is 31, and a function has 32 tokens"):
         of.get_batch_iterator(of.dataset("test"), max_tokens=31)
+
+
+@pytest.mark.parametrize("array, part", [("input", np.s_[:3]), ("target", np.s_[:3]), ("gradient", np.s_[:, :16])])
+def test_arrays_that_do_not_fit(array, part, folder, tmp_path):
+    """Fewer functions than the other arrays have, and gradients on another grid than the targets."""
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    np.save(copy / f"test.{array}.npy", np.load(copy / f"test.{array}.npy")[part])
+    with pytest.raises(
+        UsageError, match=r"test\.\w+\.npy has float32 \(.*\), and float32 \(.*\) is needed: prepare the"
+    ):
+        task(copy).load_dataset("test")

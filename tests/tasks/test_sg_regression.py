@@ -223,6 +223,17 @@ def test_missing_subsets(folder, tmp_path):
         of.load_dataset("valid")
 
 
+@pytest.mark.parametrize("array, change", [("x", 3), ("y", 3), ("x", "float64"), ("y", "int32")])
+def test_arrays_that_do_not_fit(array, change, folder, tmp_path):
+    """Fewer samples than the other array has, and another type."""
+    for name in "xy":
+        values = np.load(folder / f"valid.{name}.npy")
+        changed = values[:change] if isinstance(change, int) else values.astype(change)
+        np.save(tmp_path / f"valid.{name}.npy", changed if name == array else values)
+    with pytest.raises(UsageError, match=r"valid\.[xy]\.npy has \w+ \(.*\), and float32 \(.*\) is needed: prepare the"):
+        task(rewritten(folder, tmp_path)).load_dataset("valid")
+
+
 def test_checkpoints_record_the_request(folder, tmp_path):
     of = task(folder)
     record = of.state_dict()["trained_on"]
