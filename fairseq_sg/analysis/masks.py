@@ -416,10 +416,10 @@ def value_of(examples: Examples, of_each: np.ndarray, members: np.ndarray) -> fl
 def parts_of(examples: Examples, part: Part, only: Sequence[str]) -> dict[str, np.ndarray]:
     """The rows of a subset: all, the part of the masks and the rest, types, and words of their own; bool (S,).
 
-    Raises UsageError for an unknown word in ``only``.
+    Raises UsageError for an unknown word in ``only``, and for words of a text.
     """
-    found = {"all": np.ones(len(examples), dtype=bool)}
-    if examples.is_text and not only:
+    found, own = {"all": np.ones(len(examples), dtype=bool)}, examples.only(only)
+    if examples.is_text:
         return found
     if not part.is_all:
         try:
@@ -430,8 +430,7 @@ def parts_of(examples: Examples, part: Part, only: Sequence[str]) -> dict[str, n
             pass
     if examples.subset != examples.loaded.task.cfg.train_subset:
         found |= by_type(examples.loaded, examples.subset)
-    if only:
-        found |= examples.only(only)
+    found |= own
     return {name: members for name, members in found.items() if members.any()}
 
 

@@ -330,8 +330,8 @@ def test_language_models_have_a_perplexity(saved, command, tmp_path):
     for name, found in facts["evaluation"].items():
         assert found["all"]["unmasked"] == pytest.approx(numbers[name]["ppl"], rel=1e-5)
         assert found["all"]["inverse"] != found["all"]["unmasked"]
-    error = command("masks", saved("lm"), "--where", "a", code=1)
-    assert "--where is for sentences" in error
+    for option in ("--where", "--only"):
+        assert f"{option} is for sentences" in command("masks", saved("lm"), "--steps", 1, option, "a", code=1)
 
 
 def test_parts_by_words_and_types(saved, folders):
