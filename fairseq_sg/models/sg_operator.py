@@ -198,6 +198,10 @@ class SGOperator(BaseFairseqModel):
         config = resolve(cfg)
         if not hasattr(task, "fields"):
             raise UsageError("this --arch maps functions to functions: choose --task sg_operator")
+        if config.zero_boundary and task.fields.periodic:
+            raise UsageError(
+                "--zero-boundary is for functions on a region with an edge, and these have a period: omit it"
+            )
         return cls(config, task.fields.dims, task.fields.statistics)
 
     def forward(

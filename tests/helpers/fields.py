@@ -27,7 +27,9 @@ def write_waves(folder: Path, *options: object) -> Path:
 
 
 def task_of(dims: int = 1, gradient: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(fields=SimpleNamespace(dims=dims, statistics=STATISTICS, gradient=gradient))
+    """A task of waves, or in two dimensions of fields with an edge."""
+    fields = SimpleNamespace(dims=dims, periodic=dims == 1, statistics=STATISTICS, gradient=gradient)
+    return SimpleNamespace(fields=fields)
 
 
 def build(dims: int = 1, **options) -> SGOperator:

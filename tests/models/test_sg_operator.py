@@ -262,6 +262,7 @@ def test_values_of_another_architecture_are_not_let_through(arch, heads):
         ({"spectral_layers": 0, "spectral_dim": 7}, 1, "--spectral-dim .* --spectral-layers 0 and no --decoder-coord"),
         ({"depth": "shared_act", "act_ponder_padding": "include"}, 1, "--act-ponder-padding include has no effect"),
         ({"coarse_points": 5, "coordinates": "none"}, 1, "--coarse-points is for fields of two dimensions"),
+        ({"zero_boundary": True}, 1, "--zero-boundary is for functions on a region with an edge"),
         ({"coarse_output": True}, 2, "--coarse-output needs the grid of --coarse-points"),
         ({"modes": 0}, 1, "--modes is 0: choose 1 or more"),
         ({"encoder_attention": "galerkn"}, 1, "unknown attention 'galerkn'"),
