@@ -287,9 +287,14 @@ def train_in_bfloat16_anywhere() -> None:
 
 
 def _call_main(call, cfg, main, **kwargs):
-    """fairseq's ``call_main``, through which its commands begin. Their parser turns ``--tpu`` on with ``--bf16``."""
+    """fairseq's ``call_main``, through which its commands begin. Their parser turns ``--tpu`` on with ``--bf16``.
+
+    Several groups of options have a copy of it; by that of ``distributed_training`` workers add up their gradients.
+    """
     if cfg.common.bf16 and cfg.common.tpu and importlib.util.find_spec("torch_xla") is None:
-        cfg.common.tpu = False
+        for group in cfg.values():
+            if getattr(group, "tpu", False):
+                group.tpu = False
     return call(cfg, main, **kwargs)
 
 

@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import sys
-import types
 import warnings
 from pathlib import Path
 
@@ -299,12 +298,16 @@ def test_without_fairseq_the_repair_says_how_to_install_it(monkeypatch):
 @needs_fairseq
 @pytest.mark.parametrize("bf16, xla, tpu", [(True, False, False), (True, True, True), (False, False, True)])
 def test_bfloat16_without_torch_xla_is_not_for_a_tpu(bf16, xla, tpu, monkeypatch):
-    """An explicit ``--tpu`` is left to fairseq."""
-    cfg = types.SimpleNamespace(common=types.SimpleNamespace(bf16=bf16, tpu=True))
+    """An explicit ``--tpu`` is left to fairseq. By the copy in ``distributed_training``, workers add up gradients."""
+    from omegaconf import OmegaConf
+
+    groups = {"common": {"bf16": bf16, "tpu": True}, "distributed_training": {"tpu": True}, "task": {}, "ema": None}
+    cfg = OmegaConf.create(groups)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: xla and name == "torch_xla" or None)
     seen = []
     compat._call_main(lambda cfg, main, **more: seen.append((cfg.common.tpu, main, more)), cfg, "main", start=1)
     assert seen == [(tpu, "main", {"start": 1})]
+    assert cfg.distributed_training.tpu == tpu and "tpu" not in cfg.task
 
 
 @needs_fairseq

@@ -46,6 +46,14 @@ def test_two_processes_resume_bit_equal(two, data, tmp_path):
     assert_same_state(two[0] / "checkpoint_last.pt", tmp_path / "stopped" / "checkpoint_last.pt")
 
 
+def test_bfloat16_in_two_processes(data, tmp_path):
+    """The sum of the gradients is fairseq's for a CPU or GPUs, not that of its TPUs."""
+    options = ["--bf16", "--max-update", "12"]
+    two = metrics(train_in_two(data, tmp_path / "two", *options), "valid")[-1]
+    one = succeed("fairseq-train", *training(data, tmp_path / "one", *MODEL, *options, "--update-freq", "2"))
+    assert two["loss"] == pytest.approx(metrics(one, "valid")[-1]["loss"], rel=0.02)
+
+
 def test_types_and_a_gap_at_the_end_of_an_epoch(tmp_path):
     """Five batches for two: the second process fills the gap with a batch of the last validation, which has types."""
     labelled = write_labelled(tmp_path / "data")
