@@ -263,13 +263,14 @@ class SGTask:
     def check_training(self, trainer) -> None:
         """Called before a checkpoint is looked for and before the first update (``resuming``).
 
-        Raises UsageError for options that would end the training at its start or at its first validation, or keep the
-        worst checkpoint.
+        Raises UsageError for options that would end the training at its start or at its first validation, keep the
+        worst checkpoint, or draw other batches in a resumed training.
         """
         if trainer.cfg.common.fp16 and not trainer.cuda:
             raise UsageError(
                 "fairseq trains with --fp16 on a GPU alone: leave it out, or choose --bf16, which is slow on a CPU"
             )
+        self._check_batches(trainer.cfg.dataset)
         cfg = trainer.cfg.checkpoint
         metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric
         if trainer.cfg.dataset.disable_validation:
@@ -290,6 +291,20 @@ class SGTask:
                     f"--best-checkpoint-metric is {metric!r}, and a validation on {subset!r} measures "
                     f"{', '.join(known)}"
                 )
+
+    def _check_batches(self, cfg) -> None:
+        """Raises UsageError for options with which a resumed training would have other batches."""
+        # To fairseq's parser, the option of something that is on turns it off.
+        if not getattr(self.cfg, "rebuild_batches", True):
+            raise UsageError(
+                "new batches each epoch are on, and --rebuild-batches would turn them off: a resumed training would "
+                "have other batches. Leave the option out"
+            )
+        if cfg.update_ordered_indices_seed and not cfg.update_epoch_batch_itr:
+            raise UsageError(
+                "--update-ordered-indices-seed takes the epoch in which a training begins or is resumed: add "
+                "--update-epoch-batch-itr True, or leave the option out"
+            )
 
     def measured_by_type(self, subset: str, known: Sequence[str]) -> list[str]:
         """The metrics by type or group of a whole subset; the first batch, with ``known``, may lack some types."""

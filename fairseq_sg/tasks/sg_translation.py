@@ -53,7 +53,7 @@ class SGTranslationConfig(TranslationConfig):
     )
     rebuild_batches: bool = field(
         default=True,
-        metadata={"help": "new batches each epoch; what makes a resumed run equal to an uninterrupted one"},
+        metadata={"help": "new batches each epoch, always: a resumed training would have other batches without them"},
     )
     oracle_length: bool = field(
         default=False,

@@ -53,7 +53,7 @@ class SGVisualQAConfig(FairseqDataclass):
     )
     rebuild_batches: bool = field(
         default=True,
-        metadata={"help": "new batches each epoch; what makes a resumed run equal to an uninterrupted one"},
+        metadata={"help": "new batches each epoch, always: a resumed training would have other batches without them"},
     )
     accuracy_by: str = field(
         default="groups",

@@ -56,8 +56,14 @@ def assert_refused(result: Result, message: str) -> None:
             ["--cross-attention", "relative"],
             r"relative attention cannot serve as 'cross' .*; choose another --cross-attention",
         ),
+        # A resumed training would have other batches.
+        (["--rebuild-batches"], "new batches each epoch are on, and --rebuild-batches .* Leave the option out"),
+        (["--update-ordered-indices-seed"], "--update-ordered-indices-seed takes .*, or leave the option out"),
     ],
-    ids=["unknown-attention", "option-without-effect", "heads", "roles", "positions-twice", "role-of-attention"],
+    ids=[
+        *("unknown-attention", "option-without-effect", "heads", "roles", "positions-twice", "role-of-attention"),
+        *("rebuild-batches", "seed-of-epochs"),
+    ],
 )
 def test_options(options, message, data, tmp_path):
     assert_refused(run("fairseq-train", *training(data, tmp_path / "run", *options)), message)
