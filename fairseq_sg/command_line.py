@@ -17,6 +17,7 @@ import ast
 import contextlib
 import difflib
 import functools
+import importlib.util
 import os
 import re
 import sys
@@ -335,6 +336,7 @@ def check(cfg, command: str) -> None:
         raise UsageError("a batch has no size: give --batch-size (sentences) or --max-tokens")
     if command == "train":
         _check_schedule(cfg)
+        _check_what_ends_early(cfg)
         try:
             os.makedirs(cfg.checkpoint.save_dir, exist_ok=True)
         except OSError as error:
@@ -352,6 +354,20 @@ def _check_schedule(cfg) -> None:
         raise UsageError(
             f"--phase-ratio is {ratio}, whose sum is {sum(ratio)} and not 1: change it, or give --warmup-steps, "
             "--hold-steps and --decay-steps"
+        )
+
+
+def _check_what_ends_early(cfg) -> None:
+    """Raises UsageError for options with which fairseq ends without a training, or at its first validation."""
+    if cfg.checkpoint.write_checkpoints_asynchronously and importlib.util.find_spec("iopath") is None:
+        raise UsageError(
+            "--write-checkpoints-asynchronously needs iopath, and fairseq trains nothing without it: pip install "
+            "iopath, or leave the option out"
+        )
+    if cfg.dataset.combine_valid_subsets and cfg.dataset.valid_subset != "valid":
+        raise UsageError(
+            "--combine-valid-subsets makes one subset, valid, of valid, valid1 and so on, and --valid-subset is "
+            f"{cfg.dataset.valid_subset}: leave one of the two out"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 from pathlib import Path
 
@@ -168,18 +169,24 @@ VALUES = {
     "--required-batch-size-multiple 0": "--required-batch-size-multiple is 0: choose 1 or more",
     "--distributed-world-size 0": "--distributed-world-size is 0: choose 1 or more",
     "--max-source-positions 0": "--max-source-positions is 0: choose 1 or more",
+    "--write-checkpoints-asynchronously": "--write-checkpoints-asynchronously needs iopath, and fairseq trains nothing "
+    "without it: pip install iopath, or leave the option out",
+    "--valid-subset valid,gen --combine-valid-subsets": "--combine-valid-subsets makes one subset, valid, of valid, "
+    "valid1 and so on, and --valid-subset is valid,gen: leave one of the two out",
     "--patience -5": "--patience is -5: choose -1 or more",
 }
 
 
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
 @pytest.mark.parametrize("options,message", VALUES.items(), ids=VALUES)
-def test_values_that_cannot_be_meant(options, message):
+def test_values_that_cannot_be_meant(options, message, monkeypatch):
     from fairseq_sg import command_line
     from fairseq_sg.errors import UsageError
 
+    cfg = configured(*options.split())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as error:
-        command_line.check(configured(*options.split()), "train")
+        command_line.check(cfg, "train")
     assert str(error.value) == message
 
 
