@@ -8,6 +8,7 @@
 - warnings and log lines that fairseq causes in newer libraries, and that say nothing about the run, are silenced;
 - ``--amp`` divides gradients by the loss scale once; fairseq divides them twice;
 - ``--bf16`` does not ask for a TPU;
+- fairseq's search for a NaN does not end in an error of its own;
 - a task may gather the state of all workers before a checkpoint is saved (``gather_state``);
 - checkpoints and their copies are written atomically (temporary file, then rename);
 - ``--model-overrides`` may name an option that is younger than the checkpoint;
@@ -75,6 +76,7 @@ def repair() -> None:
     allow_checkpoint_globals()
     unscale_gradients_once()
     train_in_bfloat16_anywhere()
+    look_for_nan_forward()
     gather_before_saving()
     write_checkpoints_atomically()
     override_younger_options()
@@ -278,6 +280,19 @@ def _amp_step(self, closure=None, scale=1.0, groups=None) -> None:
     """
     self.scaler.step(self.optimizer)
     self.scaler.update()
+
+
+def look_for_nan_forward() -> None:
+    from fairseq.nan_detector import NanDetector
+
+    NanDetector.add_hooks = _add_forward_hook
+
+
+def _add_forward_hook(self, module) -> None:
+    """fairseq's ``NanDetector.add_hooks`` without hooks on the backward pass: torch has none for a dict of lists, which
+    encoders return. The detector also logs all gradients that are not finite.
+    """
+    self.fhooks.append(module.register_forward_hook(self.fhook_fn))
 
 
 def train_in_bfloat16_anywhere() -> None:

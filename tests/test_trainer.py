@@ -87,6 +87,18 @@ def test_a_gradient_that_is_not_finite_ends_the_training_before_the_update(folde
     assert (tmp_path / "crash.pt").exists() and built.get_num_updates() == 1
 
 
+def test_fairseqs_step_too_ends_with_a_gradient_that_is_not_finite(folder, tmp_path, caplog):
+    """fairseq looks for the module, and its hooks on the backward pass of an encoder raised StopIteration."""
+    built = build(SGTrainer, folder, "--store-ema", "--save-dir", str(tmp_path))
+    first, second, *_ = groups(built)
+    built.train_step(first)
+    with torch.no_grad():
+        built.model.encoder.embedding.tokens.weight.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="gradients are Nan/Inf"):
+        built.train_step(second)
+    assert "NaN detected in output of encoder.embedding" in caplog.text and (tmp_path / "crash.pt").exists()
+
+
 def test_an_error_is_the_users_own(folder, tmp_path, monkeypatch):
     built = build(SGTrainer, folder, "--save-dir", str(tmp_path))
 
