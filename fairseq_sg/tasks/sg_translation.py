@@ -259,6 +259,14 @@ class SGTranslationTask(SGTask, TranslationTask):
             generator.extract_alignment = partial(_without, self.source_dictionary.bos(), generator.extract_alignment)
         return generator
 
+    def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
+        """fairseq's. Raises UsageError for ``--constraints`` where there are none: fairseq's search needs a list."""
+        if constraints is None and getattr(generator, "search", None) and generator.search.supports_constraints:
+            raise UsageError(
+                "--constraints are read with the inputs of fairseq-interactive, behind tabs: leave it out here"
+            )
+        return super().inference_step(generator, models, sample, prefix_tokens, constraints)
+
     def check_training(self, trainer) -> None:
         """See :meth:`SGTask.check_training`. Also raises UsageError for validation batches too small for a sample."""
         super().check_training(trainer)

@@ -13,6 +13,7 @@ import torch
 from fairseq import options, tasks
 from fairseq.data import data_utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.search import LexicallyConstrainedBeamSearch
 from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 from hypothesis import given, settings
@@ -50,6 +51,14 @@ def test_diverse_beams_are_refused(tmp_path):
     of = task(write_folder(tmp_path, {"train": random_pairs(4, 3)}), ())
     with pytest.raises(UsageError, match="--diverse-beam-groups mixes up the sentences of a batch: leave it out"):
         of.build_generator([], Namespace(diverse_beam_groups=2))
+
+
+def test_constraints_without_any_are_refused(tmp_path):
+    """``fairseq-generate`` has none to hand on, and fairseq's search iterates over them."""
+    of = task(write_folder(tmp_path, {"train": random_pairs(4, 3)}), ())
+    search = LexicallyConstrainedBeamSearch(of.target_dictionary, "ordered")
+    with pytest.raises(UsageError, match="^--constraints are read with the inputs of fairseq-interactive"):
+        of.inference_step(Namespace(search=search), [], {})
 
 
 # Sources.
