@@ -73,6 +73,8 @@ class OneCycle(FairseqLRScheduler):
         """Raises UsageError for a missing or contradictory option, before data are loaded; ``cfg`` is the whole."""
         if cfg.optimization.max_update < 1:
             raise UsageError("--lr-scheduler one_cycle needs the number of updates: give --max-update")
+        if len(rates := cfg.optimization.lr) > 1:
+            raise UsageError(f"--lr-scheduler one_cycle has one peak, and --lr is {list(rates)}: give one")
         if getattr(cfg.optimizer, "step_graphs", 0) and not cfg.lr_scheduler.one_cycle_constant_beta1:
             raise UsageError(
                 "--lr-scheduler one_cycle changes Adam's β₁ at each update, and --step-graphs records it once: give "

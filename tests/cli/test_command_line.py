@@ -158,6 +158,8 @@ VALUES = {
     "--lr-scheduler polynomial_decay --total-num-update 0": "--total-num-update is 0.0: choose a number above 0",
     "--lr-scheduler cosine": "--lr-scheduler cosine needs the number of updates: give --max-update",
     "--lr-scheduler one_cycle": "--lr-scheduler one_cycle needs the number of updates: give --max-update",
+    "--lr-scheduler one_cycle --max-update 9 --lr 0.1,0.2": "--lr-scheduler one_cycle has one peak, and --lr is [0.1, "
+    "0.2]: give one",
     "--lr-scheduler tri_stage --phase-ratio (0.1,0.4,0.5)": "--lr-scheduler tri_stage needs the number of updates: "
     "give --max-update",
     "--lr-scheduler tri_stage --phase-ratio (0.5,0.25,0) --max-update 9": "--phase-ratio is [0.5, 0.25, 0.0], whose "

@@ -69,7 +69,7 @@ def cfg(updates: int = 10, **options) -> SimpleNamespace:
     """The whole configuration of a training."""
     return SimpleNamespace(
         optimizer=SimpleNamespace(step_graphs=4),
-        optimization=SimpleNamespace(max_update=updates),
+        optimization=SimpleNamespace(max_update=updates, lr=[1e-3]),
         lr_scheduler=SimpleNamespace(**options),
     )
 
