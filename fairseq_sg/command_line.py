@@ -143,6 +143,7 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
         ranges.check_value(name, value, FAIRSEQ.get(name, {}))
     if training:
         _check_interpolations(parser, parsed)
+        _fill_total_num_update(parser, parsed)
     elif not suppress_defaults:
         _check_checkpoints(chosen, given)
     return parsed
@@ -161,6 +162,14 @@ def _check_interpolations(parser: argparse.ArgumentParser, parsed: argparse.Name
                 f"--arch {parsed.arch} takes {ranges.flag(found[1])} from the task, and --task {parsed.task} does not "
                 "have it: choose another --arch, or another --task"
             )
+
+
+def _fill_total_num_update(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
+    """Gives ``--total-num-update`` of polynomial_decay its default, ``--max-update``: fairseq takes None for it."""
+    if getattr(parsed, "total_num_update", 0) is None:
+        if not parsed.max_update:
+            parser.error(f"--lr-scheduler {parsed.lr_scheduler} needs the number of updates: give --max-update")
+        parsed.total_num_update = float(parsed.max_update)
 
 
 def _check_evaluation(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:

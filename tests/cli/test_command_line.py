@@ -127,6 +127,13 @@ def configured(*more: str):
     return convert_namespace_to_omegaconf(parsed)
 
 
+def test_a_polynomial_decay_takes_the_updates_of_the_training():
+    """fairseq's own default, with which its command ends in an error of hydra's."""
+    assert configured("--lr-scheduler", "polynomial_decay", "--max-update", "9").lr_scheduler.total_num_update == 9
+    result = run("fairseq-train", *words("--lr-scheduler", "polynomial_decay"))
+    assert_one_line(result, "--lr-scheduler polynomial_decay needs the number of updates: give --max-update", 2)
+
+
 VALUES = {
     "--orthogonality-weight -1": "--orthogonality-weight is -1.0: choose 0 or more",
     "--label-smoothing 1.5": "--label-smoothing is 1.5: choose a number from 0 to below 1",
