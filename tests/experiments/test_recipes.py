@@ -734,19 +734,27 @@ def parsed(plans):
 
 @pytest.mark.parametrize("name,variant", ALL)
 def test_every_row_is_a_model(name, variant, plans, parsed):
-    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+    import torch
+    from fairseq.data import Dictionary
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
     from omegaconf import OmegaConf
 
     from fairseq_sg.models import sg_dnc, sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
 
     with_options = (sg_dnc, sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm)
     modules = {module.__name__.rpartition(".")[2]: module for module in with_options}
+    words = Dictionary()
     content = shipped(name, variant)
     assert list(parsed[name, variant]) == list(reversed(content.trained)) and content.trained
     for row, args in parsed[name, variant].items():
         model = ARCH_MODEL_NAME_REGISTRY[args.arch]
         if model in modules:
-            modules[model].resolve(OmegaConf.create(vars(args)))
+            config = OmegaConf.create(vars(args))
+            modules[model].resolve(config)
+            if args.task == "sg_translation":
+                task = SimpleNamespace(source_dictionary=words, target_dictionary=words, cfg=config)
+                with torch.device("meta"):
+                    ARCH_MODEL_REGISTRY[args.arch].build_model(config, task)
         else:
             assert model == "sg_lstm" and (args.no_source_bos or args.task == "sg_tagging")
         assert args.task == plans[name, variant][row].task and args.max_update == content.steps_of(row)
