@@ -13,6 +13,7 @@
 - checkpoints and their copies are written atomically (temporary file, then rename);
 - ``--model-overrides`` may name an option that is younger than the checkpoint;
 - ``--no-repeat-ngram-size`` bans repeated n-grams; fairseq's code in Python bans none;
+- an indexed dataset that could not be opened is forgotten in silence;
 - a command that ends with a :class:`UsageError` prints its message alone.
 """
 
@@ -81,6 +82,7 @@ def repair() -> None:
     write_checkpoints_atomically()
     override_younger_options()
     ban_repeated_ngrams()
+    leave_files_to_python()
     wrap(sys, "excepthook", _report)
 
 
@@ -311,6 +313,18 @@ def _call_main(call, cfg, main, **kwargs):
             if getattr(group, "tpu", False):
                 group.tpu = False
     return call(cfg, main, **kwargs)
+
+
+# Data.
+
+
+def leave_files_to_python() -> None:
+    """Removes the ``__del__`` of indexed datasets, which reports files that were never opened; Python closes others."""
+    from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+    for kind in (MMapIndexedDataset, MMapIndexedDataset.Index):
+        if "__del__" in vars(kind):
+            del kind.__del__
 
 
 # Generation.

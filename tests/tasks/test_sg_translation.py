@@ -386,6 +386,7 @@ def test_missing_subset(folder):
 
 @pytest.mark.parametrize("end,left", [("bin", -20), ("idx", -20), ("bin", 0), ("idx", 0), ("idx", 12), ("idx", 20)])
 @pytest.mark.parametrize("language", ["src", "tgt"])
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_file_that_is_cut_off(tmp_path, end, left, language):
     folder = write_folder(tmp_path / "bin", {"train": random_pairs(30, 5), "gen": random_pairs(30, 6)})
     (path,) = folder.glob(f"gen.*.{language}.{end}")
