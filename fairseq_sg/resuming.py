@@ -167,7 +167,9 @@ def check_options(cfg) -> None:
                 "leave one of them out"
             )
     if ranges.literal_dict(cfg.optimizer_overrides) is None:
-        raise UsageError(f"--optimizer-overrides is {cfg.optimizer_overrides!r}: give a dict such as \"{{'lr': 0.1}}\"")
+        raise UsageError(
+            f"--optimizer-overrides is {cfg.optimizer_overrides!r}: give a dict such as \"{{'weight_decay': 0.1}}\""
+        )
 
 
 def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
