@@ -88,7 +88,7 @@ def test_second_derivatives(chosen):
 def test_only_large_float32_products_outside_of_autocast(monkeypatch):
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
     taken = []
-    monkeypatch.setattr(module._Linear, "apply", lambda x, w, b: taken.append(x.dtype) or F.linear(x, w, b))
+    monkeypatch.setattr(module._Product, "apply", lambda x, w, b: taken.append(x.dtype) or F.linear(x, w, b))
     large, small, weight = torch.randn(ROWS, 4), torch.randn(ROWS - 1, 4), torch.randn(2, 4)
     linear(large, weight)
     assert taken == [torch.float32]
@@ -111,6 +111,18 @@ def test_choice(vendor, expected, capability, tmp_path, monkeypatch):
     if vendor:
         path.write_text(f"processor : 0\nvendor_id : {vendor}\n")
     assert onednn_is_faster(str(path)) == (expected and capability == "AVX512")
+
+
+@needs_onednn
+def test_few_numbers_of_rows_are_compiled(monkeypatch):
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
+    seen, weight = [], torch.randn(2, 4)
+    monkeypatch.setattr(module._Product, "apply", lambda x, w, b: seen.append(len(x)) or F.linear(x, w, b))
+    for rows in range(ROWS, 4 * ROWS):
+        assert linear(torch.ones(rows, 4), weight).shape == (rows, 2)
+        assert rows <= seen[-1] < 1.125 * rows
+    assert len(set(seen)) == 17
+    assert [module.round_number(rows) for rows in (1, 15, 16, 17, 31, 32, 33)] == [1, 15, 16, 18, 32, 32, 36]
 
 
 def test_module_is_a_drop_in(chosen):

@@ -25,7 +25,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (…, K), weight (N, K), bias (N) -> (…, N); ``torch.nn.functional.linear``."""
     if not _is_onednns(x, weight, bias):
         return F.linear(x, weight, bias)
-    return _Linear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+    rows = x.flatten(0, -2)  # (M, K)
+    more = round_number(len(rows)) - len(rows)
+    if not more:
+        return _Product.apply(rows, weight, bias).unflatten(0, x.shape[:-1])
+    return _Product.apply(F.pad(rows, (0, 0, 0, more)), weight, bias)[:-more].unflatten(0, x.shape[:-1])
+
+
+def round_number(rows: int) -> int:
+    """The next number with at most four binary digits before zeros.
+
+    oneDNN compiles a product for each number of rows, and keeps a thousand of them. Packed batches all differ.
+    """
+    step = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
 
 
 def _is_onednns(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -53,7 +66,7 @@ def onednn_is_faster(cpuinfo: str = "/proc/cpuinfo") -> bool:
     )
 
 
-class _Linear(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     """x (M, K), w (N, K), b (N) or None -> x wᵀ + b. Both derivatives are such products, ∂x = ∂y w and ∂w = ∂yᵀ x."""
 
     @staticmethod
@@ -67,8 +80,8 @@ class _Linear(torch.autograd.Function):
         of_x, of_w, of_b = ctx.needs_input_grad
         grad = grad.contiguous()  # that of a sum is one number, seen from everywhere
         return (
-            _Linear.apply(grad, w.t(), None) if of_x else None,
-            _Linear.apply(grad.t(), x.t(), None) if of_w else None,
+            _Product.apply(grad, w.t(), None) if of_x else None,
+            _Product.apply(grad.t(), x.t(), None) if of_w else None,
             grad.sum(0) if of_b else None,
         )
 
