@@ -83,6 +83,7 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
                 "batch size and the number of workers of then, or say --reset-dataloader to begin at the first epoch"
             ) from error
         raise
+    check_batches(epochs, trainer.cfg.optimization)
     if trainer.get_num_updates() == 0:
         # A fine-tuning that begins has taken no time, and fairseq counts that of the checkpoint.
         trainer._previous_training_time = 0
@@ -201,6 +202,15 @@ def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
         logger.warning(
             "the checkpoint was trained with other options; training resumes with those of this command: %s",
             ", ".join(other),
+        )
+
+
+def check_batches(epochs, cfg) -> None:
+    """Raises UsageError where an epoch has no update: fairseq leaves out its last batch, then its incomplete groups."""
+    if cfg.skip_remainder_batch and len(epochs) - 1 < cfg.update_freq[0]:
+        raise UsageError(
+            f"--skip-remainder-batch leaves no update of an epoch of {len(epochs)} "
+            f"batch{'es' if len(epochs) > 1 else ''}: leave it out, or make batches smaller"
         )
 
 

@@ -55,7 +55,7 @@ def trainer_after(updates: int, task, cfg=None, most=0, hours=0.0, ema=False) ->
     named = {group: argparse.Namespace(_name=name) for group, name in names.items()}
     cfg = types.SimpleNamespace(
         checkpoint=cfg or checkpoint_options(),
-        optimization=types.SimpleNamespace(max_update=most, stop_time_hours=hours),
+        optimization=types.SimpleNamespace(max_update=most, stop_time_hours=hours, skip_remainder_batch=False),
         ema=types.SimpleNamespace(store_ema=ema),
         **named,
     )

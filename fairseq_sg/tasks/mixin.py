@@ -266,10 +266,12 @@ class SGTask:
         Raises UsageError for options that would end the training at its start or at its first validation, keep the
         worst checkpoint, or draw other batches in a resumed training.
         """
-        if trainer.cfg.common.fp16 and not trainer.cuda:
-            raise UsageError(
-                "fairseq trains with --fp16 on a GPU alone: leave it out, or choose --bf16, which is slow on a CPU"
-            )
+        for option in ("fp16", "amp") if not trainer.cuda else ():
+            if trainer.cfg.common[option]:
+                raise UsageError(
+                    f"fairseq trains with --{option} on a GPU alone: leave it out, or choose --bf16, which is slow on "
+                    "a CPU"
+                )
         self._check_batches(trainer.cfg.dataset)
         cfg = trainer.cfg.checkpoint
         metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric

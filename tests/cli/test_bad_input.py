@@ -59,10 +59,11 @@ def assert_refused(result: Result, message: str) -> None:
         # A resumed training would have other batches.
         (["--rebuild-batches"], "new batches each epoch are on, and --rebuild-batches .* Leave the option out"),
         (["--update-ordered-indices-seed"], "--update-ordered-indices-seed takes .*, or leave the option out"),
+        (["--skip-remainder-batch", "--batch-size", "4096"], "--skip-remainder-batch leaves no update .* 1 batch: .*"),
     ],
     ids=[
         *("unknown-attention", "option-without-effect", "heads", "roles", "positions-twice", "role-of-attention"),
-        *("rebuild-batches", "seed-of-epochs"),
+        *("rebuild-batches", "seed-of-epochs", "no-batch-left"),
     ],
 )
 def test_options(options, message, data, tmp_path):
