@@ -25,7 +25,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 
-from fairseq_sg import checkpoints, ranges
+from fairseq_sg import checkpoints, generation, ranges
 from fairseq_sg.errors import UsageError
 
 
@@ -44,6 +44,8 @@ FAIRSEQ: dict[str, dict[str, float]] = {
     **_limits("batch_size batch_size_valid max_tokens max_tokens_valid tokens_per_sample update_freq", least=1),
     **_limits("max_source_positions max_target_positions required_batch_size_multiple log_interval", least=1),
     **_limits("required_seq_len_multiple distributed_world_size num_shards beam nbest", least=1),
+    **_limits("min_len no_repeat_ngram_size prefix_size", least=0),
+    **_limits("sampling_topp", most=1),
     **_limits("inverse_sqrt.warmup_updates", least=1),
     **_limits("patience keep_last_epochs keep_interval_updates keep_best_checkpoints", least=-1),
     **_limits("lr_shrink total_num_update temperature", above=0),
@@ -129,6 +131,11 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
         if task and not given:
             parser.set_defaults(task=task)
             chosen.task = task
+        if _is_ours(chosen.task):
+            generation.check_command(chosen, arguments)
+            if hasattr(chosen, "min_len"):
+                # fairseq's is 1, which forbids the end symbol as the first output.
+                parser.set_defaults(min_len=0)
     needed = {"task": "sg_translation", "arch": "sg_transformer"}
     for name in needed if training else ["task"]:
         if getattr(chosen, name) is None:
@@ -147,6 +154,12 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
     elif not suppress_defaults:
         _check_checkpoints(chosen, given)
     return parsed
+
+
+def _is_ours(task: str | None) -> bool:
+    from fairseq.tasks import TASK_REGISTRY
+
+    return checkpoints.is_ours(TASK_REGISTRY.get(task))
 
 
 def _check_interpolations(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
@@ -197,7 +210,7 @@ def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
     from fairseq.file_io import PathManager
     from fairseq.tasks import TASK_REGISTRY
 
-    other_task = task_is_given and not checkpoints.is_ours(TASK_REGISTRY.get(chosen.task))
+    other_task = task_is_given and not _is_ours(chosen.task)
     # fairseq makes the names of the files from a suffix and the number of shards; fairseq-validate has neither option.
     renamed = getattr(chosen, "checkpoint_suffix", "") or getattr(chosen, "checkpoint_shard_count", 1) > 1
     if other_task or renamed:

@@ -16,7 +16,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,7 +45,7 @@ from fairseq_sg.tasks.breakdown import read_manifest
 #: The options of fairseq-generate that ``translate`` takes beside the beam.
 SEARCH = (
     *("max_len_a", "max_len_b", "min_len", "lenpen", "unnormalized", "unkpen", "temperature", "no_repeat_ngram_size"),
-    *("match_source_len", "diversity_rate", "sampling", "sampling_topk", "sampling_topp"),
+    *("sampling", "sampling_topk", "sampling_topp"),
 )
 #: Options of the commands -> the arguments that they are here.
 ARGUMENTS = {"--model-overrides": "overrides", "--input": "source", "--max-len": "longest"} | {
@@ -67,7 +67,7 @@ METHODS = {
 def load(
     checkpoint: str | os.PathLike,
     data: str | os.PathLike | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     overrides: dict[str, Any] | None = None,
     user_dir: str | os.PathLike | None = None,
 ) -> TrainedModel:
@@ -85,6 +85,7 @@ def load(
             unknown option or a value that does not fit the weights; no GPU.
     """
     checkpoint, data, user_dir = (path if path is None else os.fspath(path) for path in (checkpoint, data, user_dir))
+    device = str(device)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise UsageError(f"`device` is {device!r}: choose cpu, cuda, cuda:1 (and so on) or auto")
     # The weights that are drawn and then replaced leave the user's random numbers as they were.
@@ -160,7 +161,7 @@ class TrainedModel:
         Args:
             beam: the width of the beam; 1 is greedy.
             search: further options of fairseq-generate: ``lenpen=0.6``, ``max_len_b=50``, … (``SEARCH``). By default an
-                output has at most 200 words.
+                output has at most 200 words, and may be empty.
 
         Raises UsageError for an unknown word or option, a sentence that is too long, and another kind of model.
         """
@@ -171,14 +172,14 @@ class TrainedModel:
         check_values(beam=beam, batch_size=batch_size, **search)
         if isinstance(sentences, str):
             return self.translate([sentences], beam, batch_size, **search)[0]
-        check_texts(*sentences)
-        if not len(sentences):
+        sentences = texts_of(sentences)
+        if not sentences:
             return []
         self._search.cfg.dataset.batch_size, self._search.cfg.dataset.max_tokens = batch_size, None
         tokens = self._read(sentences)
         with arguments():
             try:
-                found = self._search.generate(tokens, beam=beam, **search)
+                found = self._search.generate(tokens, beam=beam, **{"min_len": 0, "nbest": beam} | search)
             except AssertionError as error:  # of options that do not fit together, such as min_len above max_len_b
                 raise UsageError(f"fairseq's search refuses these arguments of .translate: {error}") from error
         dictionary = self.loaded.task.target_dictionary
@@ -193,8 +194,7 @@ class TrainedModel:
         check_values(batch_size=batch_size)
         if isinstance(sentences, str):
             return self.classify([sentences])[0]
-        check_texts(*sentences)
-        tokens, task = self._read(sentences), self.loaded.task
+        tokens, task = self._read(texts_of(sentences)), self.loaded.task
         dataset = task.build_dataset_for_inference(tokens, list(map(len, tokens)))
         found = [""] * len(tokens)
         with torch.no_grad():
@@ -215,9 +215,8 @@ class TrainedModel:
         self._needs(".score")
         if isinstance(texts, str):
             return self.score([texts])[0]
-        check_texts(*texts)
         model, found = self.loaded.model, []
-        for number, text in enumerate(texts, start=1):
+        for number, text in enumerate(texts_of(texts), start=1):
             tokens = self._read_text(text, f"text {number}").to(self.loaded.device)[None]
             start = tokens.new_full((1, 1), self.loaded.task.source_dictionary.eos())
             logits = model(torch.cat([start, tokens[:, :-1]], dim=1))[0]
@@ -358,6 +357,15 @@ def check_values(**values: Any) -> None:
         for name, value in values.items():
             ranges.check_type(name, value, kinds.get(name))
             ranges.check_value(name, value, FAIRSEQ.get(name, {}))
+
+
+def texts_of(given: Any) -> list[str]:
+    """Several texts. Raises UsageError for what is none."""
+    if not isinstance(given, Iterable):
+        check_texts(given)
+    texts = list(given)
+    check_texts(*texts)
+    return texts
 
 
 def check_texts(*texts: Any) -> None:

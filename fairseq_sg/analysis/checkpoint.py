@@ -238,7 +238,7 @@ def absent(checkpoint: str) -> str:
     there = Path(checkpoint)
     if there.is_dir():
         files = sorted(str(path) for path in there.glob("*.pt"))
-        return f"{checkpoint} is a folder: give a checkpoint in it" + f", such as {files[-1]}" * bool(files)
+        return f"{checkpoint} is a folder: give a checkpoint in it" + (f", such as {files[-1]}" if files else "")
     name, _, path = checkpoint.partition("=")
     if os.path.isfile(path):
         return (

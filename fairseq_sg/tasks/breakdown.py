@@ -8,7 +8,6 @@ mean, ``mean_word_error``.
 """
 
 import json
-import logging
 import numbers
 import os
 from collections import defaultdict
@@ -22,8 +21,6 @@ from torch import Tensor
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-
-logger = logging.getLogger(__name__)
 
 CHOICES = ("none", "groups", "types")
 COUNT, EXACT = "n_of_", "exact_of_"
@@ -54,8 +51,6 @@ class Breakdown:
                 there = self.reports.setdefault(group, [])
                 there += [number[kind] for kind in kinds if kind in number and number[kind] not in there]
         if accuracy_by == "types":
-            if not self.types:
-                logger.warning("--accuracy-by types logs nothing more: the examples in %s have no types", data)
             self.reports.update({kind: [i] for kind, i in number.items()})
 
     def names_in(self, subset: str) -> list[str]:

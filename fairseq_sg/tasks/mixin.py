@@ -22,6 +22,7 @@ from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import FairseqTask
 
+from fairseq_sg import generation
 from fairseq_sg.checkpoints import load_weights
 from fairseq_sg.compat import wrap
 from fairseq_sg.errors import UsageError
@@ -175,7 +176,7 @@ class SGTask:
     def filter_indices_by_size(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
         """``indices`` without samples that are too long.
 
-        Raises UsageError for such a sample unless ``ignore_invalid_inputs``, and where all samples are too long.
+        Raises UsageError for such a sample unless ``ignore_invalid_inputs``, and where all of a subset are too long.
         """
         kept, left_out = dataset.filter_indices_by_size(indices, max_positions)
         if len(left_out) == 0:
@@ -185,7 +186,7 @@ class SGTask:
         limits = (
             f"the limit is the least of {', '.join(own)} and what" if own else "the limit is what"
         ) + " the model's own options say, such as --learned-positions and --randomized-eval-length"
-        if len(kept) == 0 and ignore_invalid_inputs:
+        if len(kept) == 0 and ignore_invalid_inputs and any(known is dataset for known in self.datasets.values()):
             raise UsageError(f"all {len(left_out):,} samples are longer than {most} tokens; {limits}")
         if not ignore_invalid_inputs:
             raise UsageError(
@@ -234,11 +235,15 @@ class SGTask:
         return super().get_interactive_tokens_and_lengths(lines, encode_fn)
 
     def build_generator(self, models, args, *more, **kwargs):
-        """fairseq's generator. Raises UsageError for ``--diverse-beam-groups``: its search takes the number of a sample
-        for its row in the batch.
+        """fairseq's generator, whose first output may be the end symbol where ``args`` say nothing of ``min_len``.
+
+        Raises UsageError for options that it gets wrong (``generation``).
         """
-        if getattr(args, "diverse_beam_groups", -1) > 0:
-            raise UsageError("fairseq's --diverse-beam-groups mixes up the sentences of a batch: leave it out")
+        if not hasattr(args, "min_len"):
+            args.min_len = 0
+        generation.check(args)
+        if getattr(args, "print_alignment", None) and not all(hasattr(model, "encoder") for model in models):
+            raise UsageError("--print-alignment is for models with cross-attention: leave it out")
         return super().build_generator(models, args, *more, **kwargs)
 
     # Models and training.
@@ -273,6 +278,8 @@ class SGTask:
                     "a CPU"
                 )
         self._check_batches(trainer.cfg.dataset)
+        if getattr(self.cfg, "accuracy_by", None) == "types" and not self.breakdown.types:
+            logger.warning("--accuracy-by types logs nothing more: the examples in %s have no types", self.cfg.data)
         cfg = trainer.cfg.checkpoint
         metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric
         if trainer.cfg.dataset.disable_validation:

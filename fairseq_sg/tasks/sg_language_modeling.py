@@ -34,6 +34,7 @@ from omegaconf import II
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.generation import by_length
 from fairseq_sg.tasks.breakdown import read_manifest, sums_of_logs
 from fairseq_sg.tasks.mixin import CUT_OFF, SGTask, asks_for_training, check_whole
 from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
@@ -286,22 +287,33 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         return Prompts([tokens[:-1] for tokens in src_tokens], self.dictionary)
 
     def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
-        """Continues the prompts of ``build_dataset_for_inference``."""
-        if "segment" in sample or prefix_tokens is not None or constraints is not None:
+        """Continues the prompts of ``build_dataset_for_inference``, those of one length at a time: fairseq counts
+        ``--min-len`` and ``--max-len-b`` from the end of the longest.
+        """
+        search = getattr(generator, "search", None)
+        constrained = constraints is not None or (search is not None and search.supports_constraints)
+        if "segment" in sample or prefix_tokens is not None or constrained:
             raise UsageError(
                 "this task continues prompts without constraints: use fairseq-interactive, not fairseq-generate"
             )
-        with torch.no_grad():
-            prompts = sample["net_input"]["src_tokens"][:, 1:]
+        tokens, lengths = sample["net_input"]["src_tokens"], sample["net_input"]["src_lengths"]
+        for length in (lengths - 1).tolist():
             # As ``SequenceGenerator`` has it; it cuts longer prompts.
-            length = prompts.size(1)
             longest = min(int(generator.max_len_a * (length + 1) + generator.max_len_b), generator.max_len - 1)
-            if not generator.match_source_len and length >= longest:
+            if length >= longest:
                 raise UsageError(
                     f"a prompt has {length} tokens, and with its continuation at most {longest} are taken: choose a "
                     "larger --max-len-b, or a shorter prompt where the model's positions are the limit"
                 )
-            return generator.generate(models, sample, prefix_tokens=prompts, bos_token=self.dictionary.eos())
+
+        def generate(rows: Tensor) -> list:
+            part = {"src_tokens": tokens[rows, : int(lengths[rows[0]])], "src_lengths": lengths[rows]}
+            return generator.generate(
+                models, {"net_input": part}, prefix_tokens=part["src_tokens"][:, 1:], bos_token=self.dictionary.eos()
+            )
+
+        with torch.no_grad():
+            return by_length(lengths, generate)
 
     def eval_lm_dataloader(self, *args, **kwargs):
         raise UsageError(

@@ -17,6 +17,7 @@ import logging
 import os
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
+from fairseq_sg.generation import by_length
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.tasks.breakdown import CHOICES, Breakdown
 from fairseq_sg.tasks.mixin import CUT_OFF, SGTask, asks_for_training, check_whole
@@ -260,12 +262,32 @@ class SGTranslationTask(SGTask, TranslationTask):
         return generator
 
     def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
-        """fairseq's. Raises UsageError for ``--constraints`` where there are none: fairseq's search needs a list."""
+        """fairseq's. With ``--max-len-a``, sources of one length at a time: fairseq takes that of the longest for all.
+
+        Raises UsageError for ``--constraints`` where there are none: fairseq's search needs a list.
+        """
         if constraints is None and getattr(generator, "search", None) and generator.search.supports_constraints:
             raise UsageError(
                 "--constraints are read with the inputs of fairseq-interactive, behind tabs: leave it out here"
             )
-        return super().inference_step(generator, models, sample, prefix_tokens, constraints)
+        step = super().inference_step
+        lengths = sample["net_input"]["src_lengths"]
+        if not getattr(generator, "max_len_a", 0) or (lengths == lengths[0]).all():
+            return step(generator, models, sample, prefix_tokens, constraints)
+
+        def generate(rows: Tensor) -> list:
+            of_rows = (None if x is None else x[rows] for x in (prefix_tokens, constraints))
+            return step(generator, models, self._part(sample, rows), *of_rows)
+
+        return by_length(lengths, generate)
+
+    def _part(self, sample: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+        """Some sentences of a batch, whose sources have the same length, without padding."""
+        inputs = sample["net_input"]
+        tokens = inputs["src_tokens"][rows]
+        real = tokens.ne(self.source_dictionary.pad()).any(0)
+        part = {name: x[rows] for name, x in inputs.items() if torch.is_tensor(x)}
+        return {"id": sample["id"][rows], "net_input": part | {"src_tokens": tokens[:, real]}}
 
     def check_training(self, trainer) -> None:
         """See :meth:`SGTask.check_training`. Also raises UsageError for validation batches too small for a sample."""

@@ -57,6 +57,7 @@ except AttributeError as error:
 def test_translations_are_those_of_fairseqs_generator(kind, search, saved, model):
     task_of_its_own = load_for_analysis(saved(kind))
     task, dictionary = task_of_its_own.task, task_of_its_own.task.target_dictionary
+    search = search | {"min_len": 1}
     given = Namespace(**({"beam": 1, "max_len_b": 12} | search))
     expected = []
     for sentence in SENTENCES:
@@ -70,6 +71,15 @@ def test_translations_are_those_of_fairseqs_generator(kind, search, saved, model
     assert loaded.translate(SENTENCES, max_len_b=12, batch_size=1, **search) == expected
     assert loaded.translate(SENTENCES[1], max_len_b=12, **search) == expected[1]
     assert loaded.translate([]) == [] and len(set(expected)) > 1
+
+
+def test_outputs_of_a_length_by_the_source_do_not_depend_on_the_batch(model):
+    """fairseq's length is that of the longest source of a batch."""
+    search = {"max_len_a": 1, "max_len_b": 0, "min_len": 1}
+    found = model("mixed").translate(SENTENCES, **search)
+    assert found == model("mixed").translate(SENTENCES, batch_size=1, **search)
+    assert len({len(output.split()) for output in found}) > 1
+    assert model("mixed").translate(sentence for sentence in SENTENCES[:2]) == model("mixed").translate(SENTENCES[:2])
 
 
 @pytest.mark.parametrize("kind", ["encoder", "lstm"])
@@ -220,7 +230,7 @@ def calls(model):
         (lambda: model.translate(["s"], beam=1.5), "`beam` is 1.5: choose a whole number"),
         (lambda: model.translate(["s"], max_len_b="5"), "`max_len_b` is '5': choose a whole number"),
         (
-            lambda: model.translate(["s"], max_len_b=0),
+            lambda: model.translate(["s"], max_len_b=0, min_len=1),
             "refuses these arguments of .translate: min_len cannot be larger",
         ),
         (
@@ -228,6 +238,9 @@ def calls(model):
             "refuses these arguments of .translate: `sampling_topk` requ",
         ),
         (lambda: model.translate(["s", 3]), "3 is no text: give a string"),
+        (lambda: model.translate(None), "None is no text: give a string"),
+        (lambda: model.translate(["s"], sampling_topp=1.5), "`sampling_topp` is 1.5: choose a number to 1"),
+        (lambda: model.translate(["s"], match_source_len=True), ".translate has no argument 'match_source_len'"),
         (lambda: model.attention(["s"]), "['s'] is no text: give a string"),
         (lambda: model.attention("s", longest="3"), "`longest` is '3': choose a whole number"),
         (lambda: model.attention("s", target="A", longest=3), "`longest` limits an output that the model generates"),

@@ -127,14 +127,6 @@ def test_types_that_do_not_fit(typed, kinds, message):
         task(typed).load_dataset("gen")
 
 
-def test_types_are_asked_for_and_there_are_none(typed, caplog):
-    Breakdown(str(typed), "types")
-    assert not caplog.text
-    (typed / "dataset.json").write_text('{"subsets": {"gen": {}}}')
-    Breakdown(str(typed), "types")
-    assert "--accuracy-by types logs nothing more" in caplog.text
-
-
 def test_unknown_choice(typed):
     with pytest.raises(UsageError, match="--accuracy-by is 'type': choose from none, groups, types"):
         task(typed, accuracy_by="type")

@@ -46,8 +46,11 @@ def test_a_sentence_that_is_too_long_is_named(caplog):
     assert not caplog.records
     assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 3, True).tolist() == [0]
     assert "2 samples are longer than 3 tokens and are left out, the first of them [2, 1]; " in caplog.text
+    # A line of fairseq-interactive is left out; a subset is not.
+    task.datasets["gen"] = Sentences(3, 4, 5)
+    assert len(task.filter_indices_by_size(indices, Sentences(3, 4, 5), 2, True)) == 0
     with pytest.raises(UsageError, match="^all 3 samples are longer than 2 tokens; "):
-        task.filter_indices_by_size(indices, Sentences(3, 4, 5), 2, True)
+        task.filter_indices_by_size(indices, task.datasets["gen"], 2, True)
 
 
 def test_other_tasks_keep_fairseq_s_own():

@@ -415,11 +415,18 @@ def test_prompts_begin_as_texts_do(folder):
     dataset = task.build_dataset_for_inference(prompts, [3, 4])
     (batch,) = task.get_batch_iterator(dataset, max_sentences=4, max_positions=99).next_epoch_itr(shuffle=False)
     assert batch["net_input"]["src_tokens"].tolist() == [[EOS, 10, 11, PAD], [EOS, 12, 13, 14]]
-    asked = {}
-    generator = SimpleNamespace(generate=lambda models, sample, **options: asked.update(options))
-    generator.max_len_a, generator.max_len_b, generator.max_len, generator.match_source_len = 0, 4, 99, False
-    task.inference_step(generator, [], batch)
-    assert asked["prefix_tokens"].tolist() == [[10, 11, PAD], [12, 13, 14]] and asked["bos_token"] == EOS
+    asked = []
+
+    def generate(models, sample, **options):
+        asked.append((sample["net_input"]["src_tokens"].tolist(), options["prefix_tokens"].tolist()))
+        assert options["bos_token"] == EOS
+        return [f"after {prompt}" for prompt in options["prefix_tokens"].tolist()]
+
+    search = SimpleNamespace(supports_constraints=False)
+    generator = SimpleNamespace(generate=generate, search=search, max_len_a=0, max_len_b=4, max_len=99)
+    assert task.inference_step(generator, [], batch) == ["after [10, 11]", "after [12, 13, 14]"]
+    # Those of one length at a time.
+    assert asked == [([[EOS, 10, 11]], [[10, 11]]), ([[EOS, 12, 13, 14]], [[12, 13, 14]])]
     for limit in ({"max_len_b": 3}, {"max_len": 4}):
         short = SimpleNamespace(**{**vars(generator), **limit})
         with pytest.raises(UsageError, match="a prompt has 3 tokens, and with its continuation at most 3 are taken"):

@@ -1,0 +1,99 @@
+"""Generation by fairseq's generators: options that they get wrong, and outputs that do not depend on their batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fairseq_sg.errors import UsageError
+
+
+def check(args: Any) -> None:
+    """Raises UsageError for options of generation that have no effect together, or whose outputs are wrong.
+
+    Args:
+        args: fairseq's ``GenerationConfig``, or a namespace with some of its options.
+    """
+
+    def given(name: str, otherwise: Any) -> Any:
+        value = getattr(args, name, otherwise)
+        return otherwise if value is None else value
+
+    beam, nbest, sampling = given("beam", 5), given("nbest", 1), given("sampling", False)
+    scored = given("score_reference", False)
+    if given("diverse_beam_groups", -1) > 0:
+        raise UsageError("fairseq's --diverse-beam-groups mixes up the sentences of a batch: leave it out")
+    if given("match_source_len", False):
+        raise UsageError(
+            "fairseq's --match-source-len counts the symbols at the ends of a source as words, and the longest source "
+            "of the batch: choose --max-len-a and --max-len-b"
+        )
+    if sampling and nbest != beam:
+        raise UsageError(f"--sampling draws {beam} outputs of a sentence (--beam): give --nbest {beam}, or --beam 1")
+    if nbest > beam > 0:
+        raise UsageError(f"--nbest {nbest} needs as many hypotheses: give --beam {nbest}")
+    if given("retain_iter_history", False) or given("print_step", False):
+        raise UsageError("--retain-iter-history and --print-step are for models that decode iteratively: leave it out")
+    if scored and given("print_alignment", None):
+        raise UsageError("--score-reference has no alignments: leave --print-alignment out")
+    if given("left_pad_target", False) and (scored or given("prefix_size", 0) > 0):
+        raise UsageError(
+            "fairseq reads --prefix-size and --score-reference from the left end of targets, where --left-pad-target "
+            "has padding: leave it out, outputs do not depend on it"
+        )
+
+
+#: Options that fairseq's parsers of evaluations have and its commands do not read, with what to do.
+UNREAD = {
+    "num_shards": "fairseq evaluates all shards at once: leave it out",
+    "shard_id": "fairseq evaluates all shards at once: leave it out",
+    "max_valid_steps": "it is for validations in training: leave it out",
+    "criterion": "the criterion is that of the training: leave it out",
+    "lm_path": "fairseq gives the language model the folder of the translations: leave it out",
+}
+#: The same of ``fairseq-interactive`` alone.
+UNREAD_BY_INTERACTIVE = {
+    "prefix_size": "there are no references: use fairseq-generate",
+    "score_reference": "there are no references: use fairseq-generate",
+}
+
+
+def check_command(args: Any, words: list[str]) -> None:
+    """``check`` for a command that evaluates a checkpoint.
+
+    Args:
+        args: all options of the command. words: those that were given.
+    """
+    interactive = hasattr(args, "buffer_size")
+    unread = UNREAD | UNREAD_BY_INTERACTIVE if interactive else UNREAD
+    for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
+        if why := unread.get(flag.removeprefix("--").replace("-", "_")):
+            raise UsageError(f"{flag} has no effect here: {why}")
+    if not hasattr(args, "beam"):
+        return
+    check(args)
+    if not args.sampling and (args.sampling_topk > 0 or args.sampling_topp > 0):
+        raise UsageError("--sampling-topk and --sampling-topp are for --sampling: add it")
+    if args.score_reference and args.scoring == "exact_match":
+        raise UsageError("--score-reference generates nothing that --scoring exact_match could count: leave one out")
+    if args.min_len > args.max_len_b and not args.max_len_a:
+        raise UsageError(f"--min-len {args.min_len} is above --max-len-b {args.max_len_b}: choose a larger --max-len-b")
+    if interactive and (args.batch_size or 0) > max(args.buffer_size, 1):
+        raise UsageError(f"--batch-size {args.batch_size} needs as many lines: add --buffer-size {args.batch_size}")
+
+
+def by_length(lengths: Tensor, generate: Callable[[Tensor], list]) -> list:
+    """The outputs for all sentences of a batch, generated together where inputs have the same length.
+
+    Args:
+        lengths: (B,) of the inputs.
+        generate: gets the numbers of some sentences, int64 (b,), and returns their outputs.
+    """
+    found: list[Any] = [None] * len(lengths)
+    for length in lengths.unique():
+        rows = (lengths == length).nonzero().squeeze(1)
+        for row, outputs in zip(rows.tolist(), generate(rows), strict=True):
+            found[row] = outputs
+    return found

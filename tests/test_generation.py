@@ -1,0 +1,83 @@
+"""Options of generation that fairseq gets wrong, and batches of inputs of one length."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq import options
+
+from fairseq_sg.errors import UsageError
+from fairseq_sg.generation import by_length, check, check_command
+
+
+def test_what_is_right():
+    for args in ({}, {"beam": 3, "nbest": 3, "sampling": True, "sampling_topk": 2}, {"nbest": None, "prefix_size": 2}):
+        check(Namespace(**args))
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ({"diverse_beam_groups": 2}, "--diverse-beam-groups mixes up the sentences of a batch"),
+        ({"match_source_len": True}, "--match-source-len counts the symbols at the ends of a source"),
+        ({"sampling": True}, "give --nbest 5, or --beam 1"),
+        ({"beam": 2, "nbest": 3}, "--nbest 3 needs as many hypotheses: give --beam 3"),
+        ({"print_step": True}, "are for models that decode iteratively"),
+        ({"score_reference": True, "print_alignment": "hard"}, "leave --print-alignment out"),
+        ({"score_reference": True, "left_pad_target": True}, "--left-pad-target has padding"),
+        ({"prefix_size": 2, "left_pad_target": True}, "--left-pad-target has padding"),
+    ],
+)
+def test_what_is_wrong(args, message):
+    with pytest.raises(UsageError, match=message):
+        check(Namespace(**args))
+
+
+GENERATE = dict(
+    beam=5, scoring="bleu", score_reference=False, min_len=0, max_len_a=0, max_len_b=200, batch_size=None,
+    sampling=False, sampling_topk=-1, sampling_topp=-1.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "args, words, message",
+    [
+        ({}, ["--num-shards=2"], "--num-shards has no effect here: fairseq evaluates all shards at once"),
+        ({}, ["--max-valid-steps", "2"], "--max-valid-steps has no effect here"),
+        ({"buffer_size": 0}, ["--prefix-size", "1"], "--prefix-size has no effect here: there are no references"),
+        ({"buffer_size": 2, "batch_size": 4}, [], "--batch-size 4 needs as many lines: add --buffer-size 4"),
+        ({"sampling_topk": 3}, [], "--sampling-topk and --sampling-topp are for --sampling: add it"),
+        ({"sampling_topp": 0.9}, [], "--sampling-topk and --sampling-topp are for --sampling: add it"),
+        ({"min_len": 9, "max_len_b": 5}, [], "--min-len 9 is above --max-len-b 5"),
+        ({"score_reference": True, "scoring": "exact_match"}, [], "--score-reference generates nothing"),
+    ],
+)
+def test_wrong_commands(args, words, message):
+    check_command(Namespace(**GENERATE), ["--beam", "5", "--prefix-size", "1"])
+    with pytest.raises(UsageError, match="^" + re.escape(message)):
+        check_command(Namespace(**{**GENERATE, **args}), words)
+
+
+def test_an_empty_output_is_allowed():
+    for parser in (options.get_generation_parser, options.get_interactive_generation_parser):
+        arguments = ["data", "--path", __file__, "--task", "sg_translation"]
+        with pytest.raises(UsageError, match="cannot be read"):
+            options.parse_args_and_arch(made := parser(), arguments)
+        assert made.get_default("min_len") == 0
+
+
+def test_outputs_by_length():
+    asked = []
+
+    def generate(rows):
+        asked.append(rows.tolist())
+        return [f"output {row}" for row in rows.tolist()]
+
+    assert by_length(torch.tensor([3, 2, 3, 5]), generate) == ["output 0", "output 1", "output 2", "output 3"]
+    assert asked == [[1], [0, 2], [3]]
