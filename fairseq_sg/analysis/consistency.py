@@ -162,7 +162,7 @@ def fill(step: str, outputs: list[str]) -> str:
 
 @torch.no_grad()
 def answers(loaded: Loaded, sources: Sequence[str], args: argparse.Namespace) -> list[str]:
-    """The greedy output for every source, as fairseq-generate finds it; "" for a source too long for the model.
+    """The greedy output for every source, of one word at least; "" for a source too long for the model.
 
     Equal sources get one output, and sources of like lengths share a batch.
     """
@@ -173,7 +173,7 @@ def answers(loaded: Loaded, sources: Sequence[str], args: argparse.Namespace) ->
     dataset = task.build_dataset_for_inference(tokens, list(map(len, tokens)))
     fitting = int((dataset.src_sizes <= longest).sum())
     limit = args.max_len or (loaded.longest_target or 201) - 1
-    generator = task.build_generator([model], GenerationConfig(beam=1, max_len_a=0, max_len_b=limit))
+    generator = task.build_generator([model], GenerationConfig(beam=1, min_len=1, max_len_a=0, max_len_b=limit))
     found = dict.fromkeys(lines, "")
     for batch in loaded.batches(dataset, args.batch_size, fitting):
         hypotheses = task.inference_step(generator, [model], batch)

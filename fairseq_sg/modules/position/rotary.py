@@ -3,9 +3,9 @@
     R_m x:  (x_{2i}, x_{2i+1}) ↦ (x_{2i} cos mθ_i − x_{2i+1} sin mθ_i,  x_{2i} sin mθ_i + x_{2i+1} cos mθ_i)
     θ_i = 10000^{−2i/d}
 
-(eq. 15 and 34, i from 0). As a complex number, a pair is multiplied by exp(√−1 mθ_i). As (R_m q)ᵀ(R_n k) =
-qᵀ R_{n−m} k, the logits know positions by their distance alone. Neighbouring features are a pair, as in the paper; some
-released models pair feature i with feature i + d/2, a permutation of learned weights.
+(eq. 15 and 34, i from 0). As (R_m q)ᵀ(R_n k) = qᵀ R_{n−m} k, the logits know positions by their distance alone.
+Neighbouring features are a pair, as in the paper; some released models pair feature i with feature i + d/2, a
+permutation of learned weights.
 """
 
 from __future__ import annotations
@@ -42,6 +42,6 @@ class RotaryPosition(AttentionPosition):
         positions = torch.arange(offset, offset + x.size(-2), device=x.device)
         # Half precision cannot tell angles beyond a few turns apart; only the result is rounded to it.
         phases = angles(positions, self.dim, accumulation_dtype(x))
-        turns = torch.polar(torch.ones_like(phases), phases)  # (N, d/2) complex
-        pairs = torch.view_as_complex(x.to(phases.dtype).contiguous().unflatten(-1, (-1, 2)))  # (…, N, d/2)
-        return torch.view_as_real(pairs * turns).flatten(-2).type_as(x)
+        cos, sin = phases.cos(), phases.sin()
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).type_as(x)
