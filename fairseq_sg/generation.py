@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
@@ -84,16 +85,20 @@ def check_command(args: Any, words: list[str]) -> None:
         raise UsageError(f"--batch-size {args.batch_size} needs as many lines: add --buffer-size {args.batch_size}")
 
 
-def by_length(lengths: Tensor, generate: Callable[[Tensor], list]) -> list:
-    """The outputs for all sentences of a batch, generated together where inputs have the same length.
+def by_length(sample: dict[str, Any], pad: int, generate: Callable[[dict[str, Any], Tensor], list]) -> list:
+    """The outputs for a batch, generated together where sources have the same length.
 
     Args:
-        lengths: (B,) of the inputs.
-        generate: gets the numbers of some sentences, int64 (b,), and returns their outputs.
+        sample: fairseq's batch. pad: the padding symbol, on either side of ``src_tokens``.
+        generate: gets some sentences as a batch without padding, and their numbers, int64 (b,); returns their outputs.
     """
+    inputs = {name: x for name, x in sample["net_input"].items() if torch.is_tensor(x)}
+    tokens, lengths = inputs["src_tokens"], inputs["src_lengths"]  # (B, M), (B,)
     found: list[Any] = [None] * len(lengths)
     for length in lengths.unique():
         rows = (lengths == length).nonzero().squeeze(1)
-        for row, outputs in zip(rows.tolist(), generate(rows), strict=True):
+        real = tokens[rows].ne(pad).any(0)
+        part = {name: x[rows] for name, x in inputs.items()} | {"src_tokens": tokens[rows][:, real]}
+        for row, outputs in zip(rows.tolist(), generate({"net_input": part}, rows), strict=True):
             found[row] = outputs
     return found

@@ -72,12 +72,17 @@ def test_an_empty_output_is_allowed():
         assert made.get_default("min_len") == 0
 
 
-def test_outputs_by_length():
+@pytest.mark.parametrize("left", [False, True])
+def test_outputs_by_length(left):
+    rows = [[5, 6, 7], [5, 6], [7, 7, 7], [8, 9, 8, 9, 8]]
+    padded = [[0] * (5 - len(row)) + row if left else row + [0] * (5 - len(row)) for row in rows]
+    inputs = {"src_tokens": torch.tensor(padded), "src_lengths": torch.tensor([len(row) for row in rows])}
     asked = []
 
-    def generate(rows):
-        asked.append(rows.tolist())
-        return [f"output {row}" for row in rows.tolist()]
+    def generate(part, numbers):
+        asked.append((part["net_input"]["src_tokens"].tolist(), part["net_input"]["src_lengths"].tolist()))
+        return [f"output {number}" for number in numbers.tolist()]
 
-    assert by_length(torch.tensor([3, 2, 3, 5]), generate) == ["output 0", "output 1", "output 2", "output 3"]
-    assert asked == [[1], [0, 2], [3]]
+    found = by_length({"net_input": inputs | {"prev_output_tokens": None}}, 0, generate)
+    assert found == ["output 0", "output 1", "output 2", "output 3"]
+    assert asked == [([rows[1]], [2]), ([rows[0], rows[2]], [3, 3]), ([rows[3]], [5])]

@@ -296,8 +296,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
             raise UsageError(
                 "this task continues prompts without constraints: use fairseq-interactive, not fairseq-generate"
             )
-        tokens, lengths = sample["net_input"]["src_tokens"], sample["net_input"]["src_lengths"]
-        for length in (lengths - 1).tolist():
+        for length in (sample["net_input"]["src_lengths"] - 1).tolist():
             # As ``SequenceGenerator`` has it; it cuts longer prompts.
             longest = min(int(generator.max_len_a * (length + 1) + generator.max_len_b), generator.max_len - 1)
             if length >= longest:
@@ -306,14 +305,12 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
                     "larger --max-len-b, or a shorter prompt where the model's positions are the limit"
                 )
 
-        def generate(rows: Tensor) -> list:
-            part = {"src_tokens": tokens[rows, : int(lengths[rows[0]])], "src_lengths": lengths[rows]}
-            return generator.generate(
-                models, {"net_input": part}, prefix_tokens=part["src_tokens"][:, 1:], bos_token=self.dictionary.eos()
-            )
+        def generate(part: dict, _rows: Tensor) -> list:
+            prompts = part["net_input"]["src_tokens"][:, 1:]
+            return generator.generate(models, part, prefix_tokens=prompts, bos_token=self.dictionary.eos())
 
         with torch.no_grad():
-            return by_length(lengths, generate)
+            return by_length(sample, self.dictionary.pad(), generate)
 
     def eval_lm_dataloader(self, *args, **kwargs):
         raise UsageError(

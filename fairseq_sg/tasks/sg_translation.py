@@ -17,7 +17,6 @@ import logging
 import os
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -271,23 +270,15 @@ class SGTranslationTask(SGTask, TranslationTask):
                 "--constraints are read with the inputs of fairseq-interactive, behind tabs: leave it out here"
             )
         step = super().inference_step
-        lengths = sample["net_input"]["src_lengths"]
-        if not getattr(generator, "max_len_a", 0) or (lengths == lengths[0]).all():
+        if not getattr(generator, "max_len_a", 0):
             return step(generator, models, sample, prefix_tokens, constraints)
 
-        def generate(rows: Tensor) -> list:
-            of_rows = (None if x is None else x[rows] for x in (prefix_tokens, constraints))
-            return step(generator, models, self._part(sample, rows), *of_rows)
+        def generate(part: dict, rows: Tensor) -> list:
+            return step(
+                generator, models, part, *(None if x is None else x[rows] for x in (prefix_tokens, constraints))
+            )
 
-        return by_length(lengths, generate)
-
-    def _part(self, sample: dict[str, Any], rows: Tensor) -> dict[str, Any]:
-        """Some sentences of a batch, whose sources have the same length, without padding."""
-        inputs = sample["net_input"]
-        tokens = inputs["src_tokens"][rows]
-        real = tokens.ne(self.source_dictionary.pad()).any(0)
-        part = {name: x[rows] for name, x in inputs.items() if torch.is_tensor(x)}
-        return {"id": sample["id"][rows], "net_input": part | {"src_tokens": tokens[:, real]}}
+        return by_length(sample, self.source_dictionary.pad(), generate)
 
     def check_training(self, trainer) -> None:
         """See :meth:`SGTask.check_training`. Also raises UsageError for validation batches too small for a sample."""

@@ -14,6 +14,8 @@ from fairseq.tasks import FairseqTask
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.mixin import SGTask
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
+from fairseq_sg.trainer import SGTrainer
+from helpers.trainers import build
 
 
 class Task(SGTask, FairseqTask):
@@ -51,6 +53,16 @@ def test_a_sentence_that_is_too_long_is_named(caplog):
     assert len(task.filter_indices_by_size(indices, Sentences(3, 4, 5), 2, True)) == 0
     with pytest.raises(UsageError, match="^all 3 samples are longer than 2 tokens; "):
         task.filter_indices_by_size(indices, task.datasets["gen"], 2, True)
+
+
+def test_types_are_asked_for_and_there_are_none(folder, caplog):
+    """In training: an evaluation asks for them on any data."""
+    for accuracy_by in ("groups", "types"):
+        assert "--accuracy-by types" not in caplog.text
+        trainer = build(SGTrainer, folder, "--accuracy-by", accuracy_by)
+        trainer.task.load_dataset("valid")
+        trainer.task.check_training(trainer)
+    assert "--accuracy-by types logs nothing more" in caplog.text
 
 
 def test_other_tasks_keep_fairseq_s_own():
