@@ -103,6 +103,13 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--steps-scale", type=float, default=1.0, help="factor on the number of steps (default: 1)")
     where = parser.add_argument_group("where")
     where.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    where.add_argument(
+        "--step-graphs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="most CUDA graphs of a training's steps, one for each shape of batch (default: 0; docs/speed.md)",
+    )
     where.add_argument("--data", type=Path, default=Path("data-bin"), help="folder of data folders (default: data-bin)")
     where.add_argument("--out", type=Path, help="folder of the runs (default: runs/RECIPE)")
 
@@ -111,7 +118,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
     """Raises UsageError for a wrong option."""
     recipe = recipes.read(recipes.find(args.recipe), args.variant)
     device = args.device if args.device != "auto" else "cuda" if has_gpu() else "cpu"
-    return make_plan(recipe, args.rows, args.on, args.seeds, args.steps_scale, device, args.data, args.out)
+    choice = args.rows, args.on, args.seeds, args.steps_scale
+    return make_plan(recipe, *choice, device, args.data, args.out, args.step_graphs)
 
 
 def has_gpu() -> bool:

@@ -35,6 +35,7 @@ class Plan:
         rows, on, seeds: the chosen rows, datasets and seeds.
         steps_scale: factor on the recipe's steps.
         device: "cpu" or "cuda".
+        graphs: most CUDA graphs of a training's steps.
         data: the folder of the data folders.
         out: the folder of the runs' folders.
     """
@@ -47,6 +48,7 @@ class Plan:
     device: str
     data: Path
     out: Path
+    graphs: int = 0
 
     def trials(self) -> list[Trial]:
         """The runs, with the first seed of every row before any second seed."""
@@ -130,6 +132,7 @@ class Plan:
             "--steps-scale", f"{self.steps_scale:g}", "--device", self.device,
             "--data", str(self.data), "--out", str(self.out),
             *(["--variant", self.recipe.variant] if self.recipe.variant else []),
+            *(["--step-graphs", str(self.graphs)] if self.graphs else []),
         ]  # fmt: skip
 
     def _analyses(self, folder: Path, seed: int) -> dict[str, list[str]]:
@@ -172,7 +175,7 @@ class Plan:
                 *recipe.arguments_of(row, data),
                 "--batch-size-valid",
                 str(recipe.batch_size_valid),
-                *schedule(every, self.device),
+                *schedule(every, self.device, self.graphs),
             ],
             subsets={subset: shown.get(subset, subset) for subset in source.subsets},
             shown=quantity,
@@ -202,8 +205,13 @@ def make_plan(
     device: str = "cpu",
     data: Path = Path("data-bin"),
     out: Path | None = None,
+    graphs: int = 0,
 ) -> Plan:
     """A plan from the texts of the command line. Raises UsageError for a wrong one."""
+    if graphs < 0:
+        raise UsageError(f"--step-graphs is {graphs}: choose 0 or more")
+    if graphs and device == "cpu":
+        raise UsageError("--step-graphs is for a GPU: leave it out")
     if not 0 < steps_scale < float("inf"):
         raise UsageError(f"--steps-scale is {steps_scale}: choose a number above 0")
     scale = f"-x{steps_scale:g}" if steps_scale != 1 else ""
@@ -216,6 +224,7 @@ def make_plan(
         device=device,
         data=data,
         out=out or Path("runs", recipe.full_name + scale),
+        graphs=graphs,
     )
     if plan.out.is_file():
         raise UsageError(f"--out {plan.out} is a file: name a folder")

@@ -127,9 +127,9 @@ def on(device: str) -> list[str]:
     return ["--cpu"] if device == "cpu" else []
 
 
-def schedule(every: int, device: str) -> list[str]:
+def schedule(every: int, device: str, graphs: int = 0) -> list[str]:
     """Arguments of a resumable training that evaluates and saves every ``every`` steps and
-    keeps the last checkpoint.
+    keeps the last checkpoint; with so many CUDA graphs of its steps.
     """
     return [
         "--required-batch-size-multiple", "1",
@@ -137,4 +137,5 @@ def schedule(every: int, device: str) -> list[str]:
         "--save-interval-updates", str(every), "--keep-interval-updates", "1", "--save-interval", "1000000",
         "--no-epoch-checkpoints", "--log-interval", "100",
         "--num-workers", "0" if device == "cpu" else "1", *on(device),
+        *(["--step-graphs", str(graphs)] if graphs else []),
     ]  # fmt: skip

@@ -25,8 +25,8 @@ from fairseq_sg.ops.operators import OPERATORS, TRITON
 from fairseq_sg.ops.tuning import FOLDER_VARIABLE, SHARE, Tuning, dtype_name, key_of, path_of, read, write
 from fairseq_sg.tables import aligned
 
-#: Implementations that are verified at a time.
-JOBS = {"cpu": 1, "cuda": 4}
+#: Implementations that are verified at a time, and the processes of each. On a GPU most of the time is compilation.
+JOBS, PARTS = {"cpu": 1, "cuda": 4}, {"cpu": 1, "cuda": 4}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -91,7 +91,7 @@ def attempt(operator: str, name: str, device: str, quick: bool) -> verify.Verdic
     reason = listing.why_not(name, device)
     if reason is not None:
         return verify.Verdict(operator, name, [verify.Result("", "", cannot=reason)])
-    return verify.verdict_of(operator, name, device, quick)
+    return verify.verdict_of(operator, name, device, quick, parts=PARTS[device])
 
 
 def verified(tuning: Tuning, which: Sequence[tuple[str, str]], device: str, quick: bool) -> bool:
@@ -107,7 +107,6 @@ def verified(tuning: Tuning, which: Sequence[tuple[str, str]], device: str, quic
     width = max(len("operator"), *(len(operator) for operator, _ in which))
     print(f"{'operator':{width}}  {'implementation':14}  cases  seconds  largest error in float32, bfloat16, float16")
     print("-" * (width + 78), flush=True)
-    # On a GPU most of the time is the compilation of kernels.
     with ThreadPoolExecutor(JOBS[device]) as pool:
         for found in pool.map(lambda one: attempt(*one, device, quick), which):
             operator, name = found.operator, found.implementation

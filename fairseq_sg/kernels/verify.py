@@ -17,8 +17,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice, product
 from typing import Any
 
 import torch
@@ -132,15 +134,20 @@ class Result:
     cannot: str = ""
 
 
-def check(operator: str, implementation: str, device: str, tiny: bool = False) -> Iterator[Result]:
-    """Results of an implementation in all cases and dtypes; of a kernel under Triton's interpreter, in tiny ones."""
+def check(
+    operator: str, implementation: str, device: str, tiny: bool = False, part: int = 0, parts: int = 1
+) -> Iterator[Result]:
+    """Results of an implementation in all cases and dtypes; of a kernel under Triton's interpreter, in tiny ones.
+
+    Args:
+        part, parts: every ``parts``-th of them alone, from this one on.
+    """
     if implementation == TRITON and device == "cpu" and why_not_here(torch.device(device)) is None:
         import fairseq_sg.kernels.interpreter  # noqa: F401
 
         tiny = True
-    for case in CASES[operator](Make(device), tiny):
-        for dtype in DTYPES:
-            yield check_case(case, implementation, dtype)
+    for case, dtype in islice(product(CASES[operator](Make(device), tiny), DTYPES), part, None, parts):
+        yield check_case(case, implementation, dtype)
 
 
 def first_step(device: str) -> Iterator[float]:
@@ -232,17 +239,28 @@ class Verdict:
 
 
 def verdict_of(
-    operator: str, implementation: str, device: str, tiny: bool = False, limit: float = LIMIT, task: Any = check
+    operator: str,
+    implementation: str,
+    device: str,
+    tiny: bool = False,
+    limit: float = LIMIT,
+    task: Any = check,
+    parts: int = 1,
 ) -> Verdict:
-    """Runs `check` in a process of its own, which may crash or hang.
+    """Runs `check` in processes of its own, which may crash or hang.
 
     Args:
         operator, implementation, device, tiny: as for `check`.
         limit: seconds for a case.
         task: what to run in place of `check`, such as one that breaks the implementation first.
+        parts: processes that share the cases.
     """
     start = time.monotonic()
-    results, ended = isolated(partial(task, operator, implementation, device, tiny), limit)
+    tasks = [partial(task, operator, implementation, device, tiny, part, parts) for part in range(parts)]
+    with ThreadPoolExecutor(parts) as pool:
+        found = list(pool.map(lambda task: isolated(task, limit), tasks))
+    results = [result for of_part, _ in found for result in of_part]
+    ended = next((why for _, why in found if why), "")
     return Verdict(operator, implementation, results, ended, time.monotonic() - start)
 
 

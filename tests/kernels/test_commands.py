@@ -41,7 +41,7 @@ def invented(monkeypatch):
     """Verdicts and times that nothing was run for; what was asked for."""
     asked = SimpleNamespace(verified=[], timed={}, ended="", unusable="")
 
-    def verdict_of(operator, name, device, quick):
+    def verdict_of(operator, name, device, quick, parts):
         asked.verified.append((operator, name))
         results = [Result("a case", dtype, 1e-7) for dtype in ("float32", "bfloat16", "float16")]
         if (operator, name) == ("cvmm", "blocks"):
