@@ -25,7 +25,7 @@ from fairseq_sg.experiments.logs import events
 #: Lengths rounded up, so that shapes recur.
 ARGUMENTS = (
     "--user-dir {plugin} --task sg_translation --criterion cross_entropy_orthogonality --optimizer torch_adam "
-    "--dropout 0.1 --no-save --disable-validation --required-seq-len-multiple 8 --log-format json --num-workers 1"
+    "--dropout 0.1 --no-save --disable-validation --required-seq-len-multiple 8 --log-format json --num-workers 0"
 )
 
 
@@ -53,7 +53,7 @@ def rate(data: Path, models: int, processes: int, steps: int, device: str, graph
     common = ARGUMENTS.format(plugin=shlex.quote(str(report.REPOSITORY / "fairseq_sg")))
     arguments = [str(data), *shlex.split(common), *shlex.split(MODELS["scan"]["arguments"])]
     arguments += ["--max-update", str(steps), "--log-interval", str(every), "--step-graphs", str(graphs)]
-    arguments += ["--cpu", "--num-workers", "0"] if device == "cpu" else []
+    arguments += ["--cpu"] if device == "cpu" else []
     with tempfile.TemporaryDirectory() as folder:
         entries = []
         for seed in range(1, models + 1):

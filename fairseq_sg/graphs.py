@@ -24,14 +24,18 @@ class CudaGraphs:
 
     def __init__(self):
         self._pool: Any = None
+        self._stream: Any = None
 
     def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Runs a function once; returns its replay, and what it returned, which every replay fills again."""
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool, current = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
+            # Products keep the workspace of the stream that they are recorded on. On torch's own stream for recordings,
+            # trainings that run beside each other would write into one workspace. The default stream records nothing.
+            self._stream = torch.cuda.Stream() if current == torch.cuda.default_stream() else current
         graph = torch.cuda.CUDAGraph()
         # Threads that pin batches go on allocating: only this one is watched.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             made = function()
         # A recording runs nothing.
         graph.replay()

@@ -136,6 +136,6 @@ def schedule(every: int, device: str, graphs: int = 0) -> list[str]:
         "--validate-interval-updates", str(every), "--validate-interval", "1000000",
         "--save-interval-updates", str(every), "--keep-interval-updates", "1", "--save-interval", "1000000",
         "--no-epoch-checkpoints", "--log-interval", "100",
-        "--num-workers", "0" if device == "cpu" else "1", *on(device),
+        "--num-workers", "0" if device == "cpu" or graphs else "1", *on(device),
         *(["--step-graphs", str(graphs)] if graphs else []),
     ]  # fmt: skip

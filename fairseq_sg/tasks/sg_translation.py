@@ -33,6 +33,7 @@ from fairseq_sg.generation import by_length
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.tasks.breakdown import CHOICES, Breakdown
 from fairseq_sg.tasks.mixin import CUT_OFF, SGTask, asks_for_training, check_whole
+from fairseq_sg.tasks.pairs import PairDataset, TypedPairDataset, WindowedPairDataset
 
 logger = logging.getLogger(__name__)
 
@@ -72,35 +73,6 @@ class SGTranslationConfig(TranslationConfig):
             "choices": CHOICES,
         },
     )
-
-
-class TypedPairDataset(LanguagePairDataset):
-    """An evaluation set whose batches tell the ``type`` of every sentence: int64 ``(B,)``."""
-
-    types: torch.Tensor
-
-    def collater(self, samples, pad_to_length=None):
-        batch = super().collater(samples, pad_to_length)
-        if batch:
-            batch["type"] = self.types[batch["id"]]
-        return batch
-
-
-class WindowedPairDataset(LanguagePairDataset):
-    """A training set whose order for batching is random, sorted by target and source length inside windows only."""
-
-    length_window = 1
-
-    def ordered_indices(self) -> np.ndarray:
-        """Sample indices, int64; drawn from numpy's generator, which fairseq seeds with seed + epoch."""
-        if self.length_window == 0:
-            return super().ordered_indices()
-        indices = np.random.permutation(len(self)).astype(np.int64)
-        if self.length_window > 1:
-            window = np.arange(len(self)) // self.length_window
-            target_sizes = self.tgt_sizes if self.tgt_sizes is not None else self.src_sizes
-            indices = indices[np.lexsort((self.src_sizes[indices], target_sizes[indices], window))]
-        return indices
 
 
 @register_task("sg_translation", dataclass=SGTranslationConfig)
@@ -208,8 +180,8 @@ class SGTranslationTask(SGTask, TranslationTask):
             dataset.length_window = self.cfg.length_window
             return
         types = self.breakdown.types_of(split, len(dataset), epoch)
+        dataset.__class__ = PairDataset if types is None else TypedPairDataset
         if types is not None:
-            dataset.__class__ = TypedPairDataset
             dataset.types = types
 
     def _refuse_unknown(self, split: str, dataset: LanguagePairDataset) -> None:
