@@ -71,7 +71,7 @@ class PairDataset(LanguagePairDataset):
         return sides if plain and None not in sides else None
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """For torch's loader: what `collater` makes a batch of. It is the indices where both sides are padded at once."""
+        """What torch's loader hands to `collater`: the indices, where both sides are padded at once."""
         return indices if self._sides() else [self[index] for index in indices]
 
     def collater(self, samples, pad_to_length=None):
