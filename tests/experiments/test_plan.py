@@ -47,6 +47,21 @@ def test_a_run_of_the_plan(tmp_path):
     assert "--cpu" in on_cpu.train_command() and "--cpu" in on_cpu.validate_command()
 
 
+def test_graphs_of_steps(tmp_path):
+    """They are part of a training, and of the options that select it again; graphs need no worker of batches."""
+    recipe = tiny(tmp_path)
+    plan = make_plan(recipe, device="cuda", out=tmp_path / "out", graphs=8)
+    trained, validated = (" ".join(command) for command in plan.trials()[0].run.commands())
+    assert "--num-workers 0 --step-graphs 8 " in trained and "--step-graphs" not in validated
+    assert plan.options()[-2:] == ["--step-graphs", "8"]
+    without = make_plan(recipe, device="cuda", out=tmp_path / "out")
+    assert "--step-graphs" not in without.trials()[0].run.train_command() + without.options()
+    with pytest.raises(UsageError, match="--step-graphs is for a GPU: leave it out"):
+        make_plan(recipe, graphs=8)
+    with pytest.raises(UsageError, match="--step-graphs is -1: choose 0 or more"):
+        make_plan(recipe, device="cuda", graphs=-1)
+
+
 def test_rows_are_on_their_data(tmp_path):
     plan = planned(tmp_path, TWO, seeds="1")
     assert [(t.row, t.data, t.run.name) for t in plan.trials()] == [

@@ -90,6 +90,26 @@ def test_one_that_takes_some_calls_is_judged_by_these(monkeypatch):
     assert found.verified and sum(not one.cannot for one in found.results) == 4 * 3
 
 
+def test_processes_share_the_cases(monkeypatch):
+    monkeypatch.setattr(verify, "isolated", lambda task, limit: (list(task()), ""))
+    whole = verify.verdict_of("cvmm", "grouped", "cpu", True)
+    shared = verify.verdict_of("cvmm", "grouped", "cpu", True, parts=4)
+    assert len(shared.results) == len(whole.results) > 8
+    assert {(r.case, r.dtype, r.error) for r in shared.results} == {(r.case, r.dtype, r.error) for r in whole.results}
+
+
+def test_a_process_that_ends_early_is_told_of(monkeypatch):
+    ends = iter([("", 0), ("it crashed: SIGSEGV", 1), ("", 2), ("", 3)])
+
+    def isolated(task, limit):
+        why, _ = next(ends)
+        return list(task()), why
+
+    monkeypatch.setattr(verify, "isolated", isolated)
+    found = verify.verdict_of("cvmm", "grouped", "cpu", True, parts=4)
+    assert found.problem.startswith("it crashed: SIGSEGV, after") and not found.verified
+
+
 @pytest.mark.parametrize(("operator", "name"), [one for one in verify.everything() if one[1] not in ("triton", "flex")])
 def test_implementations_in_torch(operator, name):
     results = list(verify.check(operator, name, "cpu", tiny=True))

@@ -25,6 +25,7 @@ from fairseq_sg.modules.cpu.dropout import Drops, dropout
 from fairseq_sg.modules.cpu.softmax import closed_form_is_faster, closed_form_softmax
 from fairseq_sg.modules.position import MakePosition
 from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.ops.torch_attention import masked_attention
 
 
 @dataclass
@@ -236,7 +237,7 @@ def softmax_of_logits(
         mask = bias if hidden is None else bias.masked_fill(hidden, -math.inf)
     else:
         mask = None if hidden is None else ~hidden
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale)
+    return masked_attention(q, k, v, mask, dropout_p=dropout_p, scale=scale)
 
 
 @register_attention("softmax")

@@ -18,9 +18,9 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from fairseq_sg.ops.relative.naive import hidden_keys
+from fairseq_sg.ops.torch_attention import masked_attention
 
 
 def relative_logits_shift(q: Tensor, p: Tensor) -> Tensor:
@@ -55,4 +55,4 @@ def relative_attention_shift(
     hidden = hidden_keys(*bias.shape[2:], causal, key_padding_mask, bias.device)
     if hidden is not None:
         bias = bias.masked_fill(hidden, -math.inf)
-    return scaled_dot_product_attention(q_content, k, v, attn_mask=bias, scale=scale)
+    return masked_attention(q_content, k, v, bias, scale=scale)
