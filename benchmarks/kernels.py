@@ -25,7 +25,7 @@ Milliseconds forward and backward: medians. The column *runs* has the implementa
 takes near these sizes. Each table is the view of one file in this folder, written by `python -m fairseq_sg.kernels
 tune`. [README.md](../README.md#measure-on-your-gpu) says how to send one.
 """
-NONE = "**No file has been sent yet: no Triton kernel of this project was ever run on a GPU.**\n"
+NONE = "**No file has been sent yet.**\n"
 
 
 def sections(tuning: Tuning) -> str:

@@ -79,4 +79,4 @@ def _run(task: Callable[[], Iterable[Any]], send: Connection, threads: int) -> N
         for item in task():
             send.send(("item", item))
     except Exception as error:  # whatever the task raises; a message is all that is wanted of it
-        send.send(("error", f"{type(error).__name__}: {error}"))
+        send.send(("error", f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"))
