@@ -46,6 +46,7 @@ FAIRSEQ: dict[str, dict[str, float]] = {
     **_limits("required_seq_len_multiple distributed_world_size num_shards beam nbest", least=1),
     **_limits("min_len no_repeat_ngram_size prefix_size", least=0),
     **_limits("sampling_topp", most=1),
+    **_limits("sampling_topk", least=-1),
     **_limits("inverse_sqrt.warmup_updates", least=1),
     **_limits("patience keep_last_epochs keep_interval_updates keep_best_checkpoints", least=-1),
     **_limits("lr_shrink total_num_update temperature", above=0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -53,12 +55,15 @@ UNREAD = {
     "max_valid_steps": "it is for validations in training: leave it out",
     "criterion": "the criterion is that of the training: leave it out",
     "lm_path": "fairseq gives the language model the folder of the translations: leave it out",
+    "replace_unk": "the dictionaries have all words of the data: leave it out",
 }
 #: The same of ``fairseq-interactive`` alone.
 UNREAD_BY_INTERACTIVE = {
     "prefix_size": "there are no references: use fairseq-generate",
     "score_reference": "there are no references: use fairseq-generate",
 }
+#: Packages of fairseq's scorers.
+PACKAGES = {"wer": "editdistance", "meteor": "nltk", "bert_score": "bert_score"}
 
 
 def check_command(args: Any, words: list[str]) -> None:
@@ -81,6 +86,11 @@ def check_command(args: Any, words: list[str]) -> None:
         raise UsageError("--score-reference generates nothing that --scoring exact_match could count: leave one out")
     if args.min_len > args.max_len_b and not args.max_len_a:
         raise UsageError(f"--min-len {args.min_len} is above --max-len-b {args.max_len_b}: choose a larger --max-len-b")
+    package = PACKAGES.get(args.scoring)
+    if package and importlib.util.find_spec(package) is None:
+        raise UsageError(f"--scoring {args.scoring} needs a package: pip install {package.replace('_', '-')}")
+    if interactive and args.input != "-" and not os.path.isfile(args.input):
+        raise UsageError(f"--input {args.input}: there is no such file")
     if interactive and (args.batch_size or 0) > max(args.buffer_size, 1):
         raise UsageError(f"--batch-size {args.batch_size} needs as many lines: add --buffer-size {args.batch_size}")
 

@@ -16,7 +16,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,6 +84,11 @@ def load(
         UsageError: no such file; a file that is no checkpoint; no such data folder, or one with other dictionaries; an
             unknown option or a value that does not fit the weights; no GPU.
     """
+    for name, path in (("checkpoint", checkpoint), ("data", data), ("user_dir", user_dir)):
+        if not isinstance(path, (str, os.PathLike)) and (path is not None or name == "checkpoint"):
+            raise UsageError(f"`{name}` is {path!r}: give a path")
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise UsageError(f"`overrides` is {overrides!r}: give a dict of options")
     checkpoint, data, user_dir = (path if path is None else os.fspath(path) for path in (checkpoint, data, user_dir))
     device = str(device)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
@@ -169,6 +174,9 @@ class TrainedModel:
         for name in search:
             if name not in SEARCH:
                 raise UsageError(f".translate has no argument {choice(name, ('beam', 'batch_size', *SEARCH))}")
+        for name, value in {"beam": beam, **search}.items():
+            if value is None:
+                raise UsageError(f"`{name}` is None: leave it out")
         check_values(beam=beam, batch_size=batch_size, **search)
         if isinstance(sentences, str):
             return self.translate([sentences], beam, batch_size, **search)[0]
@@ -242,6 +250,8 @@ class TrainedModel:
         Raises UsageError for an unknown subset.
         """
         check_values(batch_size=batch_size)
+        if not isinstance(subset, str):
+            raise UsageError(f"`subset` is {subset!r}: give the name of a subset")
         return evaluate.measure(self.loaded, subset, batch_size, self.checkpoint)
 
     def attention(self, source: str, target: str | None = None, longest: int | None = None) -> AttentionMaps:

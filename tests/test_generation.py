@@ -41,7 +41,7 @@ def test_what_is_wrong(args, message):
 
 GENERATE = dict(
     beam=5, scoring="bleu", score_reference=False, min_len=0, max_len_a=0, max_len_b=200, batch_size=None,
-    sampling=False, sampling_topk=-1, sampling_topp=-1.0,
+    sampling=False, sampling_topk=-1, sampling_topp=-1.0, input="-",
 )  # fmt: skip
 
 
@@ -56,6 +56,9 @@ GENERATE = dict(
         ({"sampling_topp": 0.9}, [], "--sampling-topk and --sampling-topp are for --sampling: add it"),
         ({"min_len": 9, "max_len_b": 5}, [], "--min-len 9 is above --max-len-b 5"),
         ({"score_reference": True, "scoring": "exact_match"}, [], "--score-reference generates nothing"),
+        ({"scoring": "bert_score"}, [], "--scoring bert_score needs a package: pip install bert-score"),
+        ({"buffer_size": 0, "input": "no/such/file"}, [], "--input no/such/file: there is no such file"),
+        ({}, ["--replace-unk"], "--replace-unk has no effect here: the dictionaries have all words of the data"),
     ],
 )
 def test_wrong_commands(args, words, message):

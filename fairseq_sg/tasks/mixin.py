@@ -242,6 +242,9 @@ class SGTask:
         if not hasattr(args, "min_len"):
             args.min_len = 0
         generation.check(args)
+        drawn, words = getattr(args, "sampling_topk", -1), len(self.target_dictionary)
+        if drawn > words:
+            raise UsageError(f"--sampling-topk is {drawn}: the model has {words} words")
         if getattr(args, "print_alignment", None) and not all(hasattr(model, "encoder") for model in models):
             raise UsageError("--print-alignment is for models with cross-attention: leave it out")
         return super().build_generator(models, args, *more, **kwargs)

@@ -195,7 +195,14 @@ class SGTranslationTask(SGTask, TranslationTask):
                     )
 
     def build_dataset_for_inference(self, src_tokens, src_lengths, constraints=None) -> LanguagePairDataset:
-        """Sources for ``fairseq-interactive``, in the form that the model was trained on."""
+        """Sources for ``fairseq-interactive``, in the form that the model was trained on.
+
+        Raises UsageError for a constraint with an unknown word, which fairseq would force into the output as <unk>.
+        """
+        # A row of constraints begins with their number.
+        for number, row in enumerate([] if constraints is None else constraints, start=1):
+            if row[1:].eq(self.target_dictionary.unk()).any():
+                raise UsageError(f"--constraints: line {number} of the batch has a word that no output can have")
         if self.prepends_bos:
             bos = torch.tensor([self.source_dictionary.bos()])
             src_tokens = [torch.cat([bos, tokens.long()]) for tokens in src_tokens]

@@ -184,6 +184,8 @@ def test_text_of_subwords(tmp_path):
         (dict(overrides={"encoder_layer": 7}), "`overrides` names 'encoder_layer', which is not an option in .*"),
         (dict(overrides={"encoder_embed_dim": 32}), "the checkpoint is of another model: .*`overrides` in .*"),
         (dict(data="nowhere"), "the data folder nowhere does not exist: give one with `data`; the checkpoint was .*"),
+        (dict(data=5), "`data` is 5: give a path"),
+        (dict(overrides="encoder_layers=3"), "`overrides` is 'encoder_layers=3': give a dict of options"),
         (dict(device="gpu"), "`device` is 'gpu': choose cpu, cuda, cuda:1 .*or auto"),
         (dict(user_dir="nowhere"), "there is no folder nowhere: .* with `user_dir`"),
     ],
@@ -191,6 +193,11 @@ def test_text_of_subwords(tmp_path):
 def test_what_cannot_be_loaded(arguments, message, saved):
     with pytest.raises(UsageError, match=f"(?s)^{message}$"):
         fairseq_sg.load(saved("softmax"), **arguments)
+
+
+def test_no_path():
+    with pytest.raises(UsageError, match="^`checkpoint` is None: give a path$"):
+        fairseq_sg.load(None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -240,12 +247,16 @@ def calls(model):
         (lambda: model.translate(["s", 3]), "3 is no text: give a string"),
         (lambda: model.translate(None), "None is no text: give a string"),
         (lambda: model.translate(["s"], sampling_topp=1.5), "`sampling_topp` is 1.5: choose a number to 1"),
+        (lambda: model.translate(["s"], lenpen=None), "`lenpen` is None: leave it out"),
+        (lambda: model.translate(["s"], beam=None), "`beam` is None: leave it out"),
+        (lambda: model.translate(["s"], sampling=True, sampling_topk=999), "`sampling_topk` is 999: the model has "),
         (lambda: model.translate(["s"], match_source_len=True), ".translate has no argument 'match_source_len'"),
         (lambda: model.attention(["s"]), "['s'] is no text: give a string"),
         (lambda: model.attention("s", longest="3"), "`longest` is '3': choose a whole number"),
         (lambda: model.attention("s", target="A", longest=3), "`longest` limits an output that the model generates"),
         (lambda: model.attention("s", longest=0), "`longest` is 0: choose 1 or more words"),
         (lambda: model.accuracy("genn"), "has no subset 'genn': did you mean gen?"),
+        (lambda: model.accuracy(None), "`subset` is None: give the name of a subset"),
         (lambda: model.accuracy("gen", batch_size=-1), "`batch_size` is -1: choose 1 or more"),
         (lambda: model.attention("s q"), "`source` has the word 'q', which is not in the source dictionary"),
         (lambda: model.attention("s", target="a"), "`target` has the word 'a', which is not in the target dictionary"),

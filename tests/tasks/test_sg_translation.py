@@ -15,6 +15,7 @@ from fairseq.data import data_utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.search import LexicallyConstrainedBeamSearch
 from fairseq.tasks.translation import TranslationTask
+from fairseq.token_generation_constraints import pack_constraints
 from fairseq.trainer import Trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,6 +60,18 @@ def test_constraints_without_any_are_refused(tmp_path):
     search = LexicallyConstrainedBeamSearch(of.target_dictionary, "ordered")
     with pytest.raises(UsageError, match="^--constraints are read with the inputs of fairseq-interactive"):
         of.inference_step(Namespace(search=search), [], {})
+
+
+def test_a_constraint_with_an_unknown_word_is_refused(tmp_path):
+    of = task(write_folder(tmp_path, {"train": random_pairs(4, 3)}), ())
+    unknown, known = of.target_dictionary.unk(), of.target_dictionary.nspecial
+    sources, lengths = [torch.tensor([known, EOS])] * 2, [2, 2]
+    # The number of constraints, then each with 0 at its end.
+    several = pack_constraints([[torch.tensor([known])] * unknown, [torch.tensor([known, known])]])
+    assert of.build_dataset_for_inference(sources, lengths, several).constraints is several
+    wrong = pack_constraints([[torch.tensor([known])], [torch.tensor([known, unknown])]])
+    with pytest.raises(UsageError, match="^--constraints: line 2 of the batch has a word that no output can have$"):
+        of.build_dataset_for_inference(sources, lengths, wrong)
 
 
 # Sources.
