@@ -12,6 +12,7 @@ pytest.importorskip("fairseq")
 
 from fairseq import options
 
+import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.generation import by_length, check, check_command
 
