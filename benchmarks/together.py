@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,6 +85,7 @@ def section(models: int, steps: int, rounds: int, device: str, graphs: int, data
     for _ in range(rounds):
         for name, (processes, recorded) in chosen.items():
             found[name].append(rate(data, models, processes, steps, device, graphs if recorded else 0))
+            print(f"{name}: {found[name][-1]:.1f} steps/s in total", file=sys.stderr, flush=True)
     base = statistics.median(next(iter(found.values())))
     rows = [[name, statistics.median(rates), statistics.median(rates) / base] for name, rates in found.items()]
     columns = [("trainings", "{}"), ("steps/s in total", "{:.1f}"), ("× the first", "{:.2f}")]
