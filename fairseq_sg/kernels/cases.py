@@ -192,7 +192,7 @@ def relative_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
     if tiny:
         return
     for causal in (False, True):
-        for length in (2, 31, 32, 33, 65, 300):
+        for length in (2, 16, 31, 32, 33, 65, 300):
             yield case(1, length, length, 16, 16, 16, causal=causal)
         for padding in PADDING[1:]:
             yield case(3, 40, 40, 16, 16, 16, padding, causal)

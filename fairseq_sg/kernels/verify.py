@@ -2,8 +2,8 @@
 
 An implementation is verified on a device if, in every case (`fairseq_sg.kernels.cases`) and dtype,
 
-- its value and every gradient are as exact as those of the equation, the naive implementation, in the same dtype:
-  the largest error is at most `TIMES` of its, or `LEAST`, and never more than `MOST`;
+- its value, with gradients and without, and every gradient are as exact as those of the equation, the naive
+  implementation, in the same dtype: the largest error is at most `TIMES` of its, or `LEAST`, and never above `MOST`;
 - two runs are equal bit for bit, if it is a compiled kernel;
 - a compiled kernel writes nothing outside the tensors that it is given, and writes all of those that it makes.
 
@@ -73,6 +73,12 @@ def with_gradients(case: Case, implementation: str, inputs: Mapping[str, Tensor]
     gradients = torch.autograd.grad(total, list(leaves.values()))
     values = {name: out.detach() for name, out in outputs.items()}
     return values | {f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True)}
+
+
+@torch.no_grad()
+def without_gradients(case: Case, implementation: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The outputs of a case, for which torch may choose other kernels than where it needs gradients."""
+    return case.function(implementation, **inputs)
 
 
 class GuardRows(TorchDispatchMode):
@@ -167,8 +173,10 @@ def check_case(case: Case, implementation: str, dtype: torch.dtype) -> Result:
             # A GPU's backward pass has a thread of its own, where the guard would not be.
             with guard, torch.autograd.set_multithreading_enabled(False):
                 runs = [with_gradients(case, implementation, inside) for _ in range(2)]
+                alone = without_gradients(case, implementation, inside)
         else:
             runs = [with_gradients(case, implementation, inputs)]
+            alone = without_gradients(case, implementation, inputs)
         synchronize(next(iter(inputs.values())).device.type)
     except Exception as error:  # whatever a broken kernel raises
         raised = f"{type(error).__name__}: {error}"
@@ -178,10 +186,11 @@ def check_case(case: Case, implementation: str, dtype: torch.dtype) -> Result:
     truth = with_gradients(case, NAIVE, {name: x.double() for name, x in inputs.items()})
     naive = errors(with_gradients(case, NAIVE, inputs), truth, SMALL[dtype])
     mine = errors(runs[0], truth, SMALL[dtype])
-    for name, error in mine.items():
-        allowed = min(max(TIMES * naive[name], LEAST[dtype]), MOST[dtype])
-        if not error <= allowed:
-            return found(error, f"{name} is off by {error:.1e}, and {allowed:.1e} is allowed")
+    for of, which in ((mine, ""), (errors(runs[0] | alone, truth, SMALL[dtype]), " without gradients")):
+        for name, error in of.items():
+            allowed = min(max(TIMES * naive[name], LEAST[dtype]), MOST[dtype])
+            if not error <= allowed:
+                return found(error, f"{name}{which} is off by {error:.1e}, and {allowed:.1e} is allowed")
     problem = ""
     if compiled:
         if not all(same_bits(runs[0][name], runs[1][name]) for name in mine):

@@ -31,6 +31,10 @@ def wrong_gradient(values: Tensor, padding_mask: Tensor | None, eps: float) -> T
     return loss.detach() + 0.99 * (loss - loss.detach())
 
 
+def off_without_gradients(values: Tensor, padding_mask: Tensor | None, eps: float) -> Tensor:
+    return right(values, padding_mask, eps) * (1.0 if torch.is_grad_enabled() else 1.001)
+
+
 def nan(values: Tensor, padding_mask: Tensor | None, eps: float) -> Tensor:
     return loss_of(values, padding_mask, eps) * torch.empty(())  # never written
 

@@ -32,6 +32,7 @@ def test_a_right_one_is_verified(monkeypatch):
     [
         (broken.slightly_off, "5 positions, width 16, padding none, float32: loss is off by 1.0e-03, and 1.0e-05 is"),
         (broken.wrong_gradient, "5 positions, width 16, padding none, float32: gradient of values is off by 1.0e-02"),
+        (broken.off_without_gradients, "padding none, float32: loss without gradients is off by 1.0e-03"),
         (broken.nan, "1 positions, width 1, padding none, float32: loss is off by inf"),
         (broken.another_shape, "loss is off by inf"),
         (broken.writes_behind, "it writes outside its tensors"),
