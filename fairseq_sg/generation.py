@@ -55,6 +55,12 @@ UNREAD = {
     "max_valid_steps": "it is for validations in training: leave it out",
     "criterion": "the criterion is that of the training: leave it out",
     "lm_path": "fairseq gives the language model the folder of the translations: leave it out",
+    "batch_size_valid": "it is for validations in training: choose --batch-size",
+    "max_tokens_valid": "it is for validations in training: choose --max-tokens",
+    **{
+        f"iter_decode_{name}": "it is for models that decode iteratively: leave it out"
+        for name in ("eos_penalty", "max_iter", "force_max_iter", "with_beam", "with_external_reranker")
+    },
     "replace_unk": "the dictionaries have all words of the data: leave it out",
 }
 #: The same of ``fairseq-interactive`` alone.
