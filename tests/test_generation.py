@@ -51,7 +51,11 @@ GENERATE = dict(
     [
         ({}, ["--num-shards=2"], "--num-shards has no effect here: fairseq evaluates all shards at once"),
         ({}, ["--max-valid-steps", "2"], "--max-valid-steps has no effect here"),
-        ({}, ["--batch-size-valid", "2"], "--batch-size-valid has no effect here: it is for validations in training: choose --batch-size"),
+        (
+            {},
+            ["--batch-size-valid", "2"],
+            "--batch-size-valid has no effect here: it is for validations in training: choose --batch-size",
+        ),
         ({}, ["--iter-decode-max-iter=2"], "--iter-decode-max-iter has no effect here: it is for models that decode"),
         ({"buffer_size": 0}, ["--prefix-size", "1"], "--prefix-size has no effect here: there are no references"),
         ({"buffer_size": 2, "batch_size": 4}, [], "--batch-size 4 needs as many lines: add --buffer-size 4"),

@@ -1,8 +1,7 @@
 """torch's softmax attention with a mask or a bias, on a GPU without cuDNN.
 
-From torch 2.11 on it is cuDNN's on Hopper in half precision. There it reads a bias 16 bytes at a time wherever that
-begins, takes one of another dtype for its own, and has gradients that are NaN at some lengths (pytorch/pytorch #191612,
-#196678).
+From torch 2.11 on it is cuDNN's on Hopper in half precision. There it takes a bias of another dtype for its own, and
+has gradients that are NaN at some lengths (pytorch/pytorch #191612, #196678).
 """
 
 from __future__ import annotations

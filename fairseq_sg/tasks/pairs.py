@@ -46,9 +46,9 @@ class Side(NamedTuple):
         tokens = np.frombuffer(self.data._bin_buffer, dtype=index.dtype)
         starts = index._pointers[indices] // tokens.itemsize
         lengths = index._sizes[indices].astype(np.int64) + (self.first is not None)
-        width = int(lengths.max())
-        width = math.ceil(width / multiple) * multiple
-        place = np.arange(width) - (width - lengths[:, None] if left else np.zeros_like(lengths)[:, None])  # (B, N)
+        width = math.ceil(lengths.max() / multiple) * multiple
+        begins = width - lengths if left else np.zeros_like(lengths)
+        place = np.arange(width) - begins[:, None]  # (B, N), in the sentence
         inside = (place >= 0) & (place < lengths[:, None])
         before = int(self.first is not None) + int(shift is not None)
         from_file = inside & (place >= before)
