@@ -155,8 +155,14 @@ def run_tune(device: str, quick: bool) -> int:
     for operator in sorted(operators):
         names = [name for o, name in candidates if o == operator and tuning.verified(o, name)]
         budget = (1, 1, 0.0) if quick else (None, tune.ROUNDS, tune.SHORTEST)
-        points, ended = tune.points_of(operator, names, device, *budget)
-        tuning.points += [] if ended else points  # at other sizes it may hang, too
+        points, problems = [], []
+        for dtype in tune.DTYPES[device]:
+            found, ended = tune.points_of(operator, names, device, dtype, *budget)
+            points += found
+            tuning.points += [] if ended else found  # at other sizes it may hang, too
+            if ended:
+                where = f" in {dtype_name(dtype)}" * (len(tune.DTYPES[device]) > 1)
+                problems.append(f"{operator}{where}: {ended}, after {len(found)} sizes; its own rule decides")
         cells = [("dtype", *OPERATORS[operator].sizes, *names, "runs")]
         for point in points:
             dtype = getattr(torch, point.dtype)
@@ -164,9 +170,7 @@ def run_tune(device: str, quick: bool) -> int:
             runs = tuning.choice(operator, dtype, point.sizes, OPERATORS[operator].rule(device, dtype, point.sizes))
             cells.append((point.dtype, *map(str, point.sizes), *times, runs))
         lines = aligned(cells, left=len(cells[0])) if points else ["nothing to choose from"]
-        print("", operator, *lines, sep="\n", flush=True)
-        if ended:
-            print(f"{operator}: {ended}, after {len(points)} sizes; its own rule decides")
+        print("", operator, *lines, *problems, sep="\n", flush=True)
     print()
     keep(tuning, device, quick, time.monotonic() - start)
     return 0

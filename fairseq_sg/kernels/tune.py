@@ -1,7 +1,7 @@
 """Times of the verified implementations of every operator, by its sizes, forward and backward.
 
-They are taken in interleaved rounds (`fairseq_sg.kernels.timing`), each operator in a process of its own. What is
-chosen of them is up to `fairseq_sg.ops.tuning`.
+They are taken in interleaved rounds (`fairseq_sg.kernels.timing`), each operator and dtype in a process of its own.
+What is chosen of them is up to `fairseq_sg.ops.tuning`.
 """
 
 from __future__ import annotations
@@ -34,36 +34,42 @@ def sizes_of(operator: str, device: str) -> tuple[tuple[int, ...], ...]:
 
 
 def measure(
-    operator: str, names: Sequence[str], device: str, most: int | None, rounds: int, shortest: float
+    operator: str,
+    names: Sequence[str],
+    device: str,
+    dtype: torch.dtype,
+    most: int | None,
+    rounds: int,
+    shortest: float,
 ) -> Iterator[Point]:
     """The points of an operator, so many at most, with the implementations among these that ``"auto"`` may run."""
     if device == "cpu":
         keep_freed_memory()  # as a training does
-    for dtype in DTYPES[device]:
-        among = [name for name in OPERATORS[operator].candidates(device, dtype) if name in names]
-        for sizes in sizes_of(operator, device)[:most] if len(among) > 1 else ():
-            case = TIMED[operator].case(Make(device), *sizes)
-            inputs = case.inputs_in(dtype)
+    among = [name for name in OPERATORS[operator].candidates(device, dtype) if name in names]
+    for sizes in sizes_of(operator, device)[:most] if len(among) > 1 else ():
+        case = TIMED[operator].case(Make(device), *sizes)
+        inputs = case.inputs_in(dtype)
 
-            def function(name, *tensors, case=case, inputs=inputs):
-                return case.function(name, **dict(zip(inputs, tensors, strict=True)))["out"]
+        def function(name, *tensors, case=case, inputs=inputs):
+            return case.function(name, **dict(zip(inputs, tensors, strict=True)))["out"]
 
-            tensors = list(inputs.values())
-            try:
-                with torch.no_grad():
-                    weighting = torch.randn_like(function(among[0], *tensors))
-                runs = {name: differentiated(partial(function, name), tensors, weighting) for name in among}
-                times = interleaved(runs, rounds, device, shortest)
-            except torch.OutOfMemoryError:  # the nearest smaller sizes decide
-                continue
-            ms = {name: [float(f"{t:.4g}") for t in quartiles(of)] for name, of in times.items()}
-            yield Point(operator, dtype_name(dtype), sizes, ms)
+        tensors = list(inputs.values())
+        try:
+            with torch.no_grad():
+                weighting = torch.randn_like(function(among[0], *tensors))
+            runs = {name: differentiated(partial(function, name), tensors, weighting) for name in among}
+            times = interleaved(runs, rounds, device, shortest)
+        except torch.OutOfMemoryError:  # the nearest smaller sizes decide
+            continue
+        ms = {name: [float(f"{t:.4g}") for t in quartiles(of)] for name, of in times.items()}
+        yield Point(operator, dtype_name(dtype), sizes, ms)
 
 
 def points_of(
     operator: str,
     names: Sequence[str],
     device: str,
+    dtype: torch.dtype,
     most: int | None = None,
     rounds: int = ROUNDS,
     shortest: float = SHORTEST,
@@ -73,8 +79,8 @@ def points_of(
     """Runs `measure` in a process of its own: its points, and why it ended before the last; empty if it did not.
 
     Args:
-        operator, names, device, most, rounds, shortest: as for `measure`.
+        operator, names, device, dtype, most, rounds, shortest: as for `measure`.
         limit: seconds for a point.
         task: what to run in place of `measure`.
     """
-    return isolated(partial(task, operator, tuple(names), device, most, rounds, shortest), limit)
+    return isolated(partial(task, operator, tuple(names), device, dtype, most, rounds, shortest), limit)

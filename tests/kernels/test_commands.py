@@ -39,7 +39,7 @@ def path(tmp_path, monkeypatch):
 @pytest.fixture
 def invented(monkeypatch):
     """Verdicts and times that nothing was run for; what was asked for."""
-    asked = SimpleNamespace(verified=[], timed={}, ended="", unusable="")
+    asked = SimpleNamespace(verified=[], timed={}, ended="", ends_in=None, unusable="")
 
     def verdict_of(operator, name, device, quick, parts):
         asked.verified.append((operator, name))
@@ -52,11 +52,14 @@ def invented(monkeypatch):
             results = [Result("a case", "float32", cannot="not on a CPU")]
         return Verdict(operator, name, results, seconds=1.0)
 
-    def points_of(operator, names, device, most, rounds, shortest):
+    def points_of(operator, names, device, dtype, most, rounds, shortest):
         asked.timed[operator] = names
         ms = {name: [1.0 + i] * 3 for i, name in enumerate(reversed(names))}  # the last is the fastest
-        points = [Point(operator, "float32", sizes, ms) for sizes in getattr(TIMED[operator], device)]
-        return points if len(names) > 1 else [], asked.ended
+        if len(names) < 2 or (dtype != torch.float32 and asked.ends_in is None):
+            return [], asked.ended
+        name = str(dtype).removeprefix("torch.")
+        points = [Point(operator, name, sizes, ms) for sizes in getattr(TIMED[operator], device)]
+        return points, asked.ended if asked.ends_in in (None, dtype) else ""
 
     monkeypatch.setattr(commands, "isolated", lambda task, limit: ([1.0], asked.unusable))
     monkeypatch.setattr(commands.verify, "verdict_of", verdict_of)
@@ -138,6 +141,19 @@ def test_on_a_gpu(path, invented, capsys, monkeypatch):
         assert chosen is known.implementations[name], operator
 
 
+def test_a_dtype_whose_timing_ends_early_leaves_the_other(path, invented, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA X100")
+    monkeypatch.setattr(listing, "why_not", lambda name, device: None)
+    invented.ended, invented.ends_in = "AcceleratorError: misaligned address", torch.bfloat16
+    assert commands.main(["tune"]) == 0
+    message = "cvmm in bfloat16: AcceleratorError: misaligned address, after 8 sizes; its own rule decides"
+    assert message in capsys.readouterr().out.splitlines()
+    found = tuning.read(path.with_name("kernels-NVIDIA-X100.json")).points
+    assert len(found) > 8 and {point.dtype for point in found} == {"float32"}
+
+
 def test_an_operator_whose_timing_ends_early_is_as_if_not_timed(path, invented, capsys):
     invented.ended = "it took longer than 120 seconds"
     assert commands.main(["tune", "--device", "cpu"]) == 0
@@ -204,12 +220,12 @@ def test_every_choice_is_timed():
 
 
 def test_points_are_measured():
-    points = list(measure("relative_logits", ("shift", "naive"), "cpu", None, 2, 0.0))
+    points = list(measure("relative_logits", ("shift", "naive"), "cpu", torch.float32, None, 2, 0.0))
     assert [point.sizes for point in points] == list(TIMED["relative_logits"].cpu)
     for point in points:
         assert point.dtype == "float32" and list(point.ms) == ["shift", "naive"]
         assert all(0 < low <= median <= high for low, median, high in point.ms.values())
-    assert list(measure("relative_logits", ("shift",), "cpu", None, 2, 0.0)) == []
+    assert list(measure("relative_logits", ("shift",), "cpu", torch.float32, None, 2, 0.0)) == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="bash scripts/setup.sh --with-triton")
@@ -226,5 +242,5 @@ def test_the_whole_command(tmp_path):
 
 
 def test_times_are_taken_in_a_process_of_its_own():
-    points, ended = points_of("relative_logits", ["shift", "naive"], "cpu", 2, 1, 0.0)
+    points, ended = points_of("relative_logits", ["shift", "naive"], "cpu", torch.float32, 2, 1, 0.0)
     assert ended == "" and [point.sizes for point in points] == list(TIMED["relative_logits"].cpu[:2])
