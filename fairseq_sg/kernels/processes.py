@@ -68,6 +68,10 @@ def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any]
     return found, ended
 
 
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
 def reason(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
@@ -79,4 +83,4 @@ def _run(task: Callable[[], Iterable[Any]], send: Connection, threads: int) -> N
         for item in task():
             send.send(("item", item))
     except Exception as error:  # whatever the task raises; a message is all that is wanted of it
-        send.send(("error", f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"))
+        send.send(("error", f"{type(error).__name__}: {first_line(error)}"))

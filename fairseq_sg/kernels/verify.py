@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_sg.kernels.cases import CASES, Case, Make
-from fairseq_sg.kernels.processes import isolated
+from fairseq_sg.kernels.processes import first_line, isolated
 from fairseq_sg.kernels.timing import synchronize
 from fairseq_sg.ops.operators import NAIVE, OPERATORS, TRITON
 from fairseq_sg.ops.triton_support import why_not_here
@@ -200,10 +200,6 @@ def check_case(case: Case, implementation: str, dtype: torch.dtype) -> Result:
         if not guard.intact():
             problem = "it writes outside its tensors"
     return found(max(mine.values()), problem)
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]
 
 
 @dataclass
