@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from fairseq_sg.kernels.processes import first_line
 from fairseq_sg.kernels.timing import Run, differentiated, interleaved, quartiles
 from fairseq_sg.kernels.verify import errors
 from fairseq_sg.modules.cpu.memory import keep_freed_memory
@@ -238,7 +239,7 @@ def measure(case: Case, rounds: int, device: str, machine: Machine) -> list[Row]
             run = differentiated(contender.function, inputs, weighting)
             row.error, place = error([case.part(x) for x in run()], truths[exact])
         except Exception as raised:  # any error becomes a row of the table
-            text = (str(raised).strip() or "no message").splitlines()[0]
+            text = first_line(raised)
             # Operators raise this if an implementation cannot run here.
             cannot = contender.ours and isinstance(raised, ValueError)
             row.status, row.reason = ("skipped", text) if cannot else ("failed", f"{type(raised).__name__}: {text}")

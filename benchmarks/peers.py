@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.measure import Contender, Function
+from fairseq_sg.kernels.processes import first_line
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ def why_not(module: str) -> str | None:
 
 def describe(raised: Exception) -> str:
     """An exception on one line."""
-    lines = str(raised).strip().splitlines() or ["no message"]
-    return f"{type(raised).__name__}: {lines[0]}"
+    return f"{type(raised).__name__}: {first_line(raised)}"
 
 
 def version(package: str) -> str:
