@@ -10,6 +10,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.modules.feedforward import DenseFeedForward
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
+from fairseq_sg.modules.norm import NoNorm
 from fairseq_sg.modules.update import CopyGateUpdate, FeedForwardOnlyUpdate, ResidualUpdate, build_update
 from helpers.configs import config_of
 from helpers.models import build
@@ -222,6 +223,12 @@ def test_feedforward_only_is_for_pre_norm():
     for update in ("encoder_update", "decoder_update"):
         with pytest.raises(UsageError, match="feedforward_only .* is pre-norm: add --pre-norm"):
             build(**{update: "feedforward_only"})
+
+
+def test_feedforward_only_without_norms():
+    update = FeedForwardOnlyUpdate(DIM, DenseFeedForward(DIM, 12), norm=NoNorm).double().eval()
+    a, h = states()
+    torch.testing.assert_close(update(a, h, None)[0], h + update.ffn(a))
 
 
 def test_unknown_update():

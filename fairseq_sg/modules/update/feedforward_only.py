@@ -9,7 +9,7 @@ The usual pre-norm layer has h' = a + Drop(FFN(LN(a))). Here only the feedforwar
 from __future__ import annotations
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.norm import LayerNorm
+from fairseq_sg.modules.norm import LayerNorm, NoNorm
 from fairseq_sg.modules.update.base import Residual, Update, register_update
 
 
@@ -18,16 +18,16 @@ class FeedForwardOnlyUpdate(Update):
     """See the module's docstring.
 
     Raises:
-        UsageError: without ``pre_norm``.
+        UsageError: norms that come after the sublayers.
     """
 
     paper = "Laptev 2024, code"
 
     def __init__(self, dim, ffn, *, dropout=0.0, pre_norm=False, norm=LayerNorm):
         super().__init__(dim, ffn)
-        if not pre_norm:
-            raise UsageError("feedforward_only (--encoder-update, --decoder-update) is pre-norm: add --pre-norm")
         self.residual = Residual(dim, dropout, pre_norm, norm)
+        if not pre_norm and not isinstance(self.residual.norm, NoNorm):
+            raise UsageError("feedforward_only (--encoder-update, --decoder-update) is pre-norm: add --pre-norm")
 
     def forward(self, a, h, padding_mask):
         update, losses = self.ffn(self.residual.before(a), padding_mask=padding_mask, return_losses=True)
