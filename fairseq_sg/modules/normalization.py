@@ -90,28 +90,32 @@ class RMSNormalization(QKNormalization):
 
 def over_l2(x: Tensor, eps: float) -> Tensor:
     """x / (‖x‖₂ + ε), (…, F), in float32 (float64)."""
-    return _OverL2.apply(x, eps)
+    return _OverL2.apply(x, eps)[0]
 
 
 class _OverL2(torch.autograd.Function):
-    """y = x / (‖x‖₂ + ε). With m = ‖x‖₂ + ε, ∂x = (∂y − y (∂y·y) m / ‖x‖₂) / m, in half the passes over memory that
-    autograd takes.
+    """y = x / (‖x‖₂ + ε), and ‖x‖₂: ∂x = ∂y / (‖x‖₂ + ε) − y (∂y·y) / ‖x‖₂, in half the passes over memory that
+    autograd takes. The norm is a result only because second derivatives go through what is kept.
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, eps: float) -> Tensor:
-        y = x / (l2_norm(x) + eps)
-        ctx.save_for_backward(x, y)
-        ctx.eps = eps
-        return y
+    def forward(ctx: FunctionCtx, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        norm = l2_norm(x)  # (…, 1)
+        y = x / (norm + eps)
+        ctx.save_for_backward(y, norm)
+        ctx.set_materialize_grads(False)
+        ctx.eps, ctx.dtype = eps, x.dtype
+        return y, norm
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor):
-        x, y = ctx.saved_tensors
-        norm = l2_norm(x)
-        along = (grad * y).sum(-1, keepdim=True)  # ∂y·y, (…, 1), 0 where the norm is
-        along = along * (norm + ctx.eps) / norm.clamp(min=torch.finfo(norm.dtype).tiny)
-        return (torch.addcmul(grad, y, along, value=-1) / (norm + ctx.eps)).type_as(x), None
+    def backward(ctx: FunctionCtx, grad: Tensor | None, grad_norm: Tensor | None):
+        y, norm = ctx.saved_tensors
+        grad = torch.zeros_like(y) if grad is None else grad
+        size = norm.clamp(min=torch.finfo(norm.dtype).tiny)  # y is 0 where the norm is
+        along = (grad * y).sum(-1, keepdim=True)  # ∂y·y, (…, 1)
+        if grad_norm is not None:  # in second derivatives: ∂‖x‖₂/∂x = x / ‖x‖₂
+            along = along - grad_norm * (norm + ctx.eps)
+        return (grad / (norm + ctx.eps)).addcmul_(y, along / size, value=-1).to(ctx.dtype), None
 
 
 def l2_norm(x: Tensor) -> Tensor:
