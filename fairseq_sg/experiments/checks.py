@@ -28,7 +28,7 @@ BY_TYPE = ("accuracy", "word_error")
 TOKENIZERS = ("13a", "none", "char", "intl", "zh")
 #: The source of a column's number: the evaluation of the chosen checkpoint, the end of training, or the evaluation in
 #: training with the best of this very number on the first subset.
-PLACES = ("checkpoint", "end", "best")
+PLACES = ("checkpoint", "end", "best", "peak", "second_half")
 _NAME = re.compile(r"(?!\.+$)[\w.+-]+")
 
 
@@ -119,7 +119,7 @@ class Checks:
         self.choice(f"{key}.metric", column.metric, METRICS)
         if column.at not in PLACES and not (isinstance(column.at, int) and column.at > 0):
             raise self.error(
-                f"{key}.at", f"is {column.at!r}: it must be a number of steps, 'checkpoint', 'end' or 'best'"
+                f"{key}.at", f"is {column.at!r}: it must be a number of steps or one of {', '.join(PLACES)}"
             )
         if column.type and column.metric not in BY_TYPE:
             raise self.error(f"{key}.type", f"is for {' and '.join(BY_TYPE)}: no other metric is measured by type")

@@ -70,6 +70,11 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
             # The first of several; none where the first subset has no such number.
             points = [point for point in points if QUANTITIES[quantity].key(selector) in point]
             measured = max(points, key=lambda point: QUANTITIES[quantity].rank(point, selector), default={})
+        elif column.at == "peak":
+            measured = max(points, key=lambda point: QUANTITIES[quantity].rank(point, place), default={})
+        elif column.at == "second_half":
+            late = [point[key] for point in points if key in point and 2 * point["step"] > result["steps"]]
+            measured = {key: statistics.mean(late)} if late else {}
         else:
             at = round(column.at * scale)
             points = [p for p in points if p["step"] <= at]
@@ -208,16 +213,19 @@ def _verdict_text(recipe: Recipe, line: Line) -> str:
 
 
 def table(recipe: Recipe, found: Sequence[Line]) -> Table:
-    """Rows of text with a header; without published numbers only ours. Verdicts appear only if there are any."""
+    """Rows of text with a header; where a column has no published number, only ours. Verdicts appear only if there are
+    any.
+    """
     several = len(recipe.data) > 1
+    beside = {key for row in recipe.rows.values() for numbers in row.published.values() for key in numbers}
     header = ["model", *(["data"] if several else []), "seeds", "steps"]
     for key in recipe.columns:
-        header += [f"{key} here", f"{key} published"] if recipe.has_published else [key]
+        header += [f"{key} here", f"{key} published"] if key in beside else [key]
     rows = [[*header, "verdict"]]
     for line in found:
         cells = [line.label, *([line.data] if several else []), seeds_text(line), steps_text(line)]
         for key in recipe.columns:
-            there = [published_text(line, key)] if recipe.has_published else []
+            there = [published_text(line, key)] if key in beside else []
             cells += [cell_text(recipe, line, key), *there]
         rows.append([*cells, _verdict_text(recipe, line)])
     if not recipe.has_published and all(row[-1] == "–" for row in rows[1:]):
@@ -249,6 +257,8 @@ def legend(recipe: Recipe, rows: Collection[str] | None = None, scale: float = 1
             "checkpoint": which,
             "end": "at the end of training",
             "best": f"at the evaluation with the best value of its own on `{selector}` (the first of several)",
+            "peak": "at its best evaluation in training, which looks at the test",
+            "second_half": "as the mean over the evaluations in the second half of training",
         }.get(column.at) or f"{which} up to step {round(column.at * scale)}"
         overrides = f', evaluated with `--model-overrides "{column.model_overrides}"`' * bool(column.model_overrides)
         overrides += f", decoded with `{column.generate}`" * bool(column.generate)

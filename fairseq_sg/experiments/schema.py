@@ -85,8 +85,9 @@ class Column:
         metric: one of ``METRICS``.
         type: of the examples that count: a type or a group of types of ``--accuracy-by``; by default all count.
         at: ``checkpoint`` (the evaluated one), ``end`` (of training), ``best`` (the first evaluation in training with
-            the best value of this metric and type on the first subset), or a number of steps: then it is that of the
-            checkpoint that would have been chosen up to there.
+            the best value of this metric and type on the first subset), ``peak`` (the best of all evaluations in
+            training, which looks at the test), ``second_half`` (their mean over the second half of the steps), or a
+            number of steps: then it is that of the checkpoint that would have been chosen up to there.
         data: the datasets that have it; by default all with the subset.
         model_overrides: ``--model-overrides`` of an evaluation for this column, such as more steps of a shared layer.
         generate: further arguments of fairseq-generate for this column, such as another beam.

@@ -350,7 +350,11 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
             ["rows.plain.label: is 'plain', as that of 'more': nothing tells them apart"],
         ),
         ("subset: test}", "subset: tset}", ["columns.all.subset: is 'tset', which no data has"]),
-        ("at: end", "at: 0", ["columns.IID.at: is 0: it must be a number of steps, 'checkpoint', 'end' or 'best'"]),
+        (
+            "at: end",
+            "at: 0",
+            ["columns.IID.at: is 0: it must be a number of steps or one of checkpoint, end, best, peak"],
+        ),
         ("at: end", "at: 2.5", ["columns.IID.at: Value '2.5'", "int, str"]),
         (
             "at: end",

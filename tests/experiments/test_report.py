@@ -120,6 +120,27 @@ def test_a_number_at_a_step_is_that_of_the_checkpoint_chosen_until_then(tmp_path
     assert (value, last) == ([0.22], [0.33])
 
 
+def test_the_peak_and_the_mean_of_the_second_half(tmp_path):
+    """Of evaluations in training, whatever the checkpoint; a loss is best where it is least."""
+    columns = (
+        "  peak: {subset: gen, at: peak}\n  late: {subset: gen, at: second_half}\n"
+        "  loss: {subset: gen, metric: loss, at: peak}\nrows:\n"
+    )
+    recipe = tiny(tmp_path, TINY.replace("rows:\n", columns))
+    done = record("good", 1, gen=1.0)
+    done["result"]["curve"] = points((10, 7, 1, 80), (20, 7, 1, 60), (30, 6, 1, 30), (40, 9, 1, 40))
+    for point, loss in zip(done["result"]["curve"], (3.0, 2.0, 1.0, 2.0), strict=True):
+        point["gen_loss"] = loss
+    cells = report.lines(Results(recipe, 1.0, [done]))[0].cells
+    assert [cells[name].values for name in ("peak", "late", "loss")] == [[0.8], [0.35], [1.0]]
+    assert report.legend(recipe)[3:5] == [
+        "peak: accuracy, as a fraction, on `gen` at its best evaluation in training, which looks at the test.",
+        "late: accuracy, as a fraction, on `gen` as the mean over the evaluations in the second half of training.",
+    ]
+    done["result"]["curve"] = []
+    assert [report.value(recipe, recipe.columns[name], done, 1.0) for name in ("peak", "late")] == [None, None]
+
+
 def test_other_metrics(tmp_path):
     text = TINY.replace("subset: gen, at: 20", "subset: gen, metric: perplexity")
     text = text.replace("{subset: valid, at: end}", "{subset: valid, metric: bleu}").replace(
