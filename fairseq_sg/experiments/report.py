@@ -213,19 +213,16 @@ def _verdict_text(recipe: Recipe, line: Line) -> str:
 
 
 def table(recipe: Recipe, found: Sequence[Line]) -> Table:
-    """Rows of text with a header; where a column has no published number, only ours. Verdicts appear only if there are
-    any.
-    """
+    """Rows of text with a header; without published numbers only ours. Verdicts appear only if there are any."""
     several = len(recipe.data) > 1
-    beside = {key for row in recipe.rows.values() for numbers in row.published.values() for key in numbers}
     header = ["model", *(["data"] if several else []), "seeds", "steps"]
     for key in recipe.columns:
-        header += [f"{key} here", f"{key} published"] if key in beside else [key]
+        header += [f"{key} here", f"{key} published"] if recipe.has_published else [key]
     rows = [[*header, "verdict"]]
     for line in found:
         cells = [line.label, *([line.data] if several else []), seeds_text(line), steps_text(line)]
         for key in recipe.columns:
-            there = [published_text(line, key)] if key in beside else []
+            there = [published_text(line, key)] if recipe.has_published else []
             cells += [cell_text(recipe, line, key), *there]
         rows.append([*cells, _verdict_text(recipe, line)])
     if not recipe.has_published and all(row[-1] == "–" for row in rows[1:]):

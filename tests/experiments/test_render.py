@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def folder(tmp_path) -> Path:
     made.mkdir()
     finished(tiny(tmp_path)).write(made / f"{NAME}.json")
     table = recipe.read(recipe.find("park_kim_table_4"))
+    table = replace(table, columns={name: table.columns[name] for name in ("IID", "OOD")})
     records = [
         record("linear", seed, "scan26", steps=25_000, valid=99.0, gen=gen) for seed, gen in ((1, 40.0), (2, 42.0))
     ]
