@@ -65,13 +65,12 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
         points, key = result["curve"], QUANTITIES[quantity].key(place)
         if column.at == "end":
             measured = points[-1]
-        elif column.at == "best":
-            selector = part(recipe.data[record["data"]].subsets[0], column.type)
-            # The first of several; none where the first subset has no such number.
+        elif column.at in ("best", "peak"):
+            by = column.subset if column.at == "peak" else recipe.data[record["data"]].subsets[0]
+            selector = part(by, column.type)
+            # The first of several; none where that subset has no such number.
             points = [point for point in points if QUANTITIES[quantity].key(selector) in point]
             measured = max(points, key=lambda point: QUANTITIES[quantity].rank(point, selector), default={})
-        elif column.at == "peak":
-            measured = max(points, key=lambda point: QUANTITIES[quantity].rank(point, place), default={})
         elif column.at == "second_half":
             late = [point[key] for point in points if key in point and 2 * point["step"] > result["steps"]]
             measured = {key: statistics.mean(late)} if late else {}
