@@ -16,7 +16,7 @@ from typing import Any
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.logs import curve
 from fairseq_sg.experiments.quantities import QUANTITIES, part
-from fairseq_sg.experiments.run import Run
+from fairseq_sg.experiments.run import Run, on_any_device
 from fairseq_sg.files import write_json
 
 #: The folder that has the package: a clone, or site-packages.
@@ -94,8 +94,11 @@ def _checked(run: Run) -> dict[str, Any]:
     record = saved(run)
     now, then = settings_of(run), record.get("settings", {})
     for name in filter(then.__contains__, now):  # records of earlier versions lack some
+        equal = now[name] == then[name]
+        if name == "arguments":
+            equal = on_any_device(now[name]) == on_any_device(then[name])
         # Another choice of the best checkpoint makes another training, where that is evaluated.
-        if now[name] != then[name] and (name != "best" or run.best):
+        if not equal and (name != "best" or run.best):
             raise ValueError(
                 f"{run.folder} holds a training with other settings ({name}: see its run.json): choose another --out, "
                 "or move the folder away"

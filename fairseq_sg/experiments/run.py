@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,3 +140,8 @@ def schedule(every: int, device: str, graphs: int = 0) -> list[str]:
         "--num-workers", "0" if device == "cpu" or graphs else "1", *on(device),
         *(["--step-graphs", str(graphs)] if graphs else []),
     ]  # fmt: skip
+
+
+def on_any_device(arguments: list[str]) -> list[str]:
+    """The words of a training's arguments without those of ``schedule`` for its device."""
+    return re.sub(r"--(cpu|num-workers \d+|step-graphs \d+)(?=\s|$)", "", shlex.join(arguments)).split()
