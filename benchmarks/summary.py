@@ -222,7 +222,9 @@ def unmeasured(sections: Sequence[Any]) -> list[str]:
     """What no section has: a device, half precision, peers."""
     found = []
     if all(section.device != "cuda" for section in sections):
-        found.append("any number on a GPU beside those of [gpu](gpu/README.md)")
+        found.append(
+            "any number on a GPU beside those of [gpu](gpu/README.md) and [speed.md](../docs/speed.md#on-a-gpu)"
+        )
     if not any(dtype in section.title for section in sections for dtype in ("bfloat16", "float16")):
         found.append("half precision")
     contenders = {row.contender for device in DEVICES for row in Found(sections, device).rows}
