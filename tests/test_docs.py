@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -166,6 +167,17 @@ def test_every_key_of_a_recipe_is_in_reproducing_md():
     kinds = (schema.Recipe, schema.Data, schema.Column, schema.Row, schema.XAxis, schema.ByLength)
     keys = {f.name for kind in kinds for f in fields(kind)} - {"name", "variant"} | {"extends", "variants"}
     assert [key for key in sorted(keys) if not re.search(rf"`{key}`|^ *{key}:|[{{ ]{key}: ", guide, re.MULTILINE)] == []
+
+
+def test_numbers_of_trainings_in_reproducing_md():
+    """A cell multiplies rows, data and seeds: "8 × 3", or "13, one seed"."""
+    page = (DOCS / "reproducing.md").read_text()
+    entries = re.findall(r"^\| `(\w+)(?: --variant (\w+))?`[^|]*\| ([^|]*\d[^|]*) \|", page, re.MULTILINE)
+    found = [(recipe.read(recipe.find(name), variant), cell) for name, variant, cell in entries if name != "list"]
+    assert len(found) > 50
+    for table, cell in found:
+        planned = sum(len(table.data_of(row)) for row in table.trained) * table.seeds
+        assert math.prod(map(int, re.findall(r"\d+", cell))) == planned, table.full_name
 
 
 def test_every_recipe_and_variant_is_in_reproducing_md():
