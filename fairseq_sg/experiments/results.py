@@ -152,7 +152,8 @@ def collect(plan: Plan, trials: Sequence[Trial]) -> Results:
             record |= {"minutes": minutes(run), "result": partial} if partial else {}
         kept = {key: record[key] for key in _KEPT if key in record}
         if record and "commands" not in kept:
-            kept["commands"] = [shlex.join(run.train_command())]
+            there = replace(run, arguments=record["settings"].get("arguments", run.arguments))
+            kept["commands"] = [shlex.join(there.train_command())]
         records.append({"row": trial.row, "data": trial.data, "seed": run.seed, **kept})
     return of_equal_steps(Results(plan.recipe, plan.steps_scale, records))
 

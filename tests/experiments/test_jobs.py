@@ -21,10 +21,9 @@ import fairseq_sg
 from fairseq_sg import files
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import groups, jobs, logs, memory, records
-from fairseq_sg.experiments.plan import make_plan
 from fairseq_sg.experiments.quantities import chosen
 from fairseq_sg.experiments.run import Run
-from helpers.experiment_files import STAMP, course, evaluated, inner, make_run, of_subset, save, tiny, write_recipe
+from helpers.experiment_files import STAMP, course, evaluated, inner, make_run, of_subset, planned, save, write_recipe
 
 PACKAGE = Path(fairseq_sg.__file__).parent
 
@@ -435,9 +434,8 @@ def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
 
 
 def test_a_training_continues_on_another_device(tmp_path):
-    recipe = tiny(tmp_path)
     ways = [("cpu", 0), ("cuda", 0), ("cuda", 8)]
-    runs = [make_plan(recipe, device=device, out=tmp_path, graphs=graphs).trials()[0].run for device, graphs in ways]
+    runs = [planned(tmp_path, device=device, graphs=graphs).trials()[0].run for device, graphs in ways]
     assert len({tuple(run.arguments) for run in runs}) == 3
     for first in runs:
         save(first, result={"steps": first.steps})

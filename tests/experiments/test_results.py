@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments import report, results, schema
+from fairseq_sg.experiments import records, report, results, schema
 from fairseq_sg.experiments.recipe import read as read_recipe
 from fairseq_sg.experiments.results import Results, collect, merged
 from helpers.experiment_files import TINY, fail, finish, finished, of_subset, planned, record, save, tiny, write_recipe
@@ -110,6 +111,16 @@ def test_nothing_is_cut_for_a_training_that_diverged(tmp_path):
     save(going.run)
     going.run.log.write_text(log)
     assert [r.get("result", {}).get("steps") for r in collect(plan, [going, bad]).records] == [20, None]
+
+
+def test_a_report_made_elsewhere_has_the_commands_of_the_trainings(tmp_path):
+    graphs = planned(tmp_path, device="cuda", graphs=8).trials()[0].run
+    graphs.folder.mkdir(parents=True)
+    records.begin(graphs, {})
+    plan = planned(tmp_path)
+    found = collect(plan, plan.trials()).records[0]
+    assert found["commands"] == [shlex.join(graphs.train_command())]
+    assert "--cpu" not in found["commands"][0] and "--step-graphs 8" in found["commands"][0]
 
 
 def test_runs_with_other_settings_are_not_collected(tmp_path):
