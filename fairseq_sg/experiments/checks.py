@@ -26,8 +26,7 @@ RESERVED = {
 BY_TYPE = ("accuracy", "word_error")
 #: sacreBLEU's choices, as in fairseq_sg.scoring.plain_bleu.
 TOKENIZERS = ("13a", "none", "char", "intl", "zh")
-#: The source of a column's number: the evaluation of the chosen checkpoint, the end of training, or the evaluation in
-#: training with the best of this very number on the first subset.
+#: The source of a column's number; `schema.Column` says what each is.
 PLACES = ("checkpoint", "end", "best", "peak", "second_half")
 _NAME = re.compile(r"(?!\.+$)[\w.+-]+")
 
