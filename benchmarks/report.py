@@ -81,6 +81,12 @@ KINDS = {
         "Many small trainings",
         "Steps per second of several trainings of `fairseq-train` at once, in processes of their own or in one.",
     ),
+    "recorded": (
+        "Recorded training steps",
+        "A step with `--step-graphs`, replayed: median [quartiles] of its milliseconds, the number of its kernels, and "
+        "their sum. `TF32` is that of torch's products, `attention in parts` softmax attention without torch's fused "
+        "kernel.",
+    ),
     "preparation": (
         "Data preparation",
         "One command each, fairseq's binary files included. MB is the peak memory of the process.",

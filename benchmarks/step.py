@@ -38,6 +38,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 
 from benchmarks import report
+from fairseq_sg.kernels.timing import synchronize
 from fairseq_sg.modules.cpu import linear
 from fairseq_sg.trainer import SGTrainer
 
@@ -166,9 +167,11 @@ class ReferenceStep:
         self.process.wait(timeout=60)
 
 
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+def prepared(model: str, folder: Path) -> Path:
+    """The new ``folder`` with the data of a model."""
+    command = [sys.executable, "-m", "data_prep", *shlex.split(MODELS[model]["data"]), "--out", str(folder)]
+    subprocess.run(command, cwd=report.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    return folder
 
 
 @dataclass
@@ -299,20 +302,8 @@ def step_section(
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        if data is None:
-            command = [
-                sys.executable,
-                "-m",
-                "data_prep",
-                *shlex.split(MODELS[model]["data"]),
-                "--out",
-                folder,
-                "--overwrite",
-            ]
-            subprocess.run(command, cwd=report.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
-        results, parameters = measure(
-            model, shlex.split(arguments), data or Path(folder), reference, rounds, batches, device
-        )
+        data = data or prepared(model, Path(folder) / model)
+        results, parameters = measure(model, shlex.split(arguments), data, reference, rounds, batches, device)
     chosen = " ".join(filter(None, (MODELS[model]["arguments"], arguments)))
     sizes = "; ".join(f"{name}: {number:,} parameters" for name, number in parameters.items())
     return report.Section(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.step import MODELS
+from benchmarks.step import MODELS, prepared
 from fairseq_sg.experiments import groups
 from fairseq_sg.experiments.jobs import environment
 from fairseq_sg.experiments.logs import events
@@ -97,12 +97,8 @@ def section(models: int, steps: int, rounds: int, device: str, graphs: int, data
 
 def section_of(models: int, steps: int, rounds: int, device: str, graphs: int = 64) -> report.Section:
     """``section`` on data that it prepares."""
-    from data_prep.__main__ import main as data_prep
-
     with tempfile.TemporaryDirectory() as folder:
-        if data_prep([*shlex.split(MODELS["scan"]["data"]), "--out", f"{folder}/scan"]):
-            raise SystemExit("the data could not be prepared")
-        return section(models, steps, rounds, device, graphs, Path(folder) / "scan")
+        return section(models, steps, rounds, device, graphs, prepared("scan", Path(folder) / "scan"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

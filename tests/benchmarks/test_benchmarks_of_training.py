@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +13,19 @@ import torch
 pytest.importorskip("fairseq")
 
 from benchmarks import __main__ as run  # noqa: E402
-from benchmarks import attention, measure, memory, operators, points, preparation, report, step, summary, together  # noqa: E402
+from benchmarks import (  # noqa: E402
+    attention,
+    measure,
+    memory,
+    operators,
+    points,
+    preparation,
+    recorded,
+    report,
+    step,
+    summary,
+    together,
+)
 from fairseq_sg.kernels import timing  # noqa: E402
 from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase  # noqa: E402
 from helpers.small_folders import random_pairs, write_folder  # noqa: E402
@@ -202,6 +217,77 @@ class TestTogether:
             together.rate(Path("data"), 1, 1, 100, "cpu", 0)
 
 
+class TestRecorded:
+    """Recorded steps, here without a graph."""
+
+    @pytest.fixture
+    def data(self, tmp_path, monkeypatch) -> Path:
+        monkeypatch.setattr(timing, "SHORTEST", 0.0)
+        monkeypatch.setattr(recorded, "ARGUMENTS", "--arch sg_transformer_scan --lr 1e-3 --batch-size 8 --dropout 0")
+        monkeypatch.setattr(recorded, "kernels", lambda run, device: (7, 0.5))
+        return write_folder(tmp_path / "data", {"train": random_pairs(16, 1)})
+
+    def test_section(self, data):
+        models, ways = ["relative", "linear-l2"], ["recorded", "TF32", "attention in parts"]
+        found = recorded.section(models, ways, 2, "cpu", data)
+        assert [row[0] for row in found.rows] == [f"{model}: {way}" for model in models for way in ways]
+        assert found.kind in report.KINDS and found.note == "2 rounds"
+        assert all(row[1][1] <= row[1][0] <= row[1][2] and row[3:5] == [7, 0.5] for row in found.rows)
+        assert [found.cell(f"{model}: recorded", "× recorded") for model in models] == [1.0, 1.0]
+        # Without dropout, the first loss of a model is the same in every way.
+        first = {row[0]: row[-1][0] for row in found.rows}
+        for model in models:
+            assert first[f"{model}: attention in parts"] == pytest.approx(first[f"{model}: recorded"], rel=1e-5)
+        assert first["relative: recorded"] != first["linear-l2: recorded"]
+
+    def test_a_way_holds_while_it_is_recorded(self, data, monkeypatch):
+        seen = []
+        precision, variable = torch.get_float32_matmul_precision, recorded.ENVIRONMENT_VARIABLE
+        fused = torch.backends.cuda.mem_efficient_sdp_enabled
+
+        class Step:
+            def __init__(self, arguments, *_):
+                seen.append((precision(), os.environ.get(variable), fused(), "--compile" in arguments))
+                raise RuntimeError("there is no such kernel\nand more")
+
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setattr(step, "OurStep", Step)
+        before = precision()
+        found = recorded.section(["relative"], list(recorded.WAYS), 1, "cpu", data)
+        assert dict(zip(recorded.WAYS, seen, strict=True)) == {
+            "recorded": (before, None, True, False),
+            "compiled": (before, None, True, True),
+            "TF32": ("high", None, True, False),
+            "Triton": (before, "triton", True, False),
+            "attention in parts": (before, None, False, False),
+        }
+        assert (precision(), os.environ.get(variable), fused()) == (before, None, True)
+        assert found.rows[0] == ["relative: recorded", None, None, None, None, None]
+        assert "relative: Triton failed: there is no such kernel" in found.note and "more" not in found.note
+        assert "| relative: TF32 | – |" in report.as_markdown(found)
+
+    def test_a_step_that_does_not_train(self, data, monkeypatch):
+        monkeypatch.setattr(recorded, "ARGUMENTS", f"{recorded.ARGUMENTS} --lr 1e-30")
+        with pytest.raises(SystemExit, match="does not train"):
+            recorded.section(["relative"], ["recorded"], 1, "cpu", data)
+
+    def test_kernels_are_the_events_of_the_gpu(self, monkeypatch):
+        def event(kind, name, ns):
+            return SimpleNamespace(device_type=lambda: kind, name=lambda: name, duration_ns=lambda: ns)
+
+        events = [event(recorded.DeviceType.CUDA, "gemm", 2_000_000), event(recorded.DeviceType.CUDA, "add", 500_000)]
+        events += [event(recorded.DeviceType.CUDA, "Memcpy DtoD", 9), event(recorded.DeviceType.CPU, "aten::add", 9)]
+        results = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events)))
+        monkeypatch.setattr(recorded, "profile", lambda **_: contextlib.nullcontext(results))
+        runs = []
+        assert recorded.kernels(lambda: runs.append(1), "cpu") == (2, 2.5) and len(runs) == 2
+
+    def test_without_a_gpu(self, capsys):
+        with pytest.raises(SystemExit):
+            recorded.main(["--device", "cpu"])
+        assert "steps are recorded on a GPU alone" in capsys.readouterr().err
+
+
 class TestPoints:
     """Operator models by number of points."""
 
@@ -347,4 +433,5 @@ class TestAll:
         met = [one.met for _, one in summary.all_promises(found) if one.met is not None]
         assert met == [True, False, True, False]
         page = (tmp_path / "new" / "RESULTS.md").read_text()
-        assert all(f"## {heading}\n" in page for kind, (heading, _) in report.KINDS.items() if kind != "operator")
+        shown = {heading for kind, (heading, _) in report.KINDS.items() if kind not in ("operator", "recorded")}
+        assert all(f"## {heading}\n" in page for heading in shown)
