@@ -78,8 +78,7 @@ ROLES = ("encoder", "decoder", "cross")
 
 def everywhere(kind: str) -> list[str]:
     """Options for an attention in every role it can serve; cross-attention stays softmax otherwise."""
-    options = ["--encoder-attention", kind, "--decoder-attention", kind]
-    return options + (["--cross-attention", kind] if "cross" in ATTENTION_REGISTRY[kind].roles else [])
+    return [word for role in ROLES if role in ATTENTION_REGISTRY[kind].roles for word in (f"--{role}-attention", kind)]
 
 
 def models() -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import fairseq_sg.ops  # noqa: F401  (declares the operators)
 from benchmarks.report import number, table
+from fairseq_sg.files import write_text
 from fairseq_sg.ops.operators import OPERATORS
 from fairseq_sg.ops.tuning import Tuning, read
 
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if files:
             print("\n".join(map(sections_of, files)), end="")
         else:
-            (FOLDER / "README.md").write_text(page(), encoding="utf-8")
+            write_text(FOLDER / "README.md", page())
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

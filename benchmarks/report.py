@@ -26,6 +26,7 @@ import torch
 from benchmarks import summary
 from benchmarks.measure import Row
 from fairseq_sg.experiments.records import commit, machine
+from fairseq_sg.files import write_text
 
 FOLDER = Path(__file__).resolve().parent
 REPOSITORY = FOLDER.parent
@@ -233,8 +234,8 @@ def store(sections: Sequence[Section], folder: Path) -> None:
         rows = ",\n".join(f"   {text(row)}" for row in section.rows)
         parts.append(" {\n" + ",\n".join([*lines, f'  "rows": [\n{rows}\n  ]']) + "\n }")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text("[\n" + ",\n".join(parts) + "\n]\n", "utf-8")
-    (folder / "RESULTS.md").write_text(page(sections), "utf-8")
+    write_text(folder / "results.json", "[\n" + ",\n".join(parts) + "\n]\n")
+    write_text(folder / "RESULTS.md", page(sections))
 
 
 # Markdown.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -14,26 +14,47 @@ from numpy.random import RandomState
 from data_prep.dataset import DataError, Pair, UsageError, option, seed_number, whole_number
 
 
-def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Draws an in-distribution validation set from a training set.
+def draw(
+    pairs: list[Pair],
+    shares: Mapping[str, float],
+    seed: int | None,
+    called: str = "a --{}-share",
+    examples: str = "pairs",
+) -> tuple[list[Pair], dict[str, list[Pair]]]:
+    """Draws subsets, ⌊share · number of the pairs whose source occurs once⌋ of these pairs each.
 
-    Only sources that occur once are drawn, since copies of the others would stay in training. The draw uses numpy's
-    frozen legacy generator, which is the same in every version.
+    Copies of the other sources would stay in training. The draw uses numpy's frozen legacy generator, which is the
+    same in every version.
+
+    Args:
+        shares: subset -> its share.
+        called, examples: what a share (with {} for its subset) and the pairs are called in an error.
 
     Returns:
-        The training set without the drawn pairs, and the ⌊fraction · number of such sources⌋ drawn pairs; both in the
-        order of ``pairs``.
+        The other pairs, and the subsets; all in the order of ``pairs``.
 
     Raises:
-        DataError: not even one pair would be drawn.
+        DataError: a subset would not have even one pair.
     """
     once = occurring_once(pairs)
-    size = int(exact(fraction) * len(once))
-    if size == 0:
-        raise DataError(f"a hold-out of {fraction:g} of {len(once):,} examples is not even one")
-    drawn = {once[i] for i in RandomState(seed).choice(len(once), size, replace=False)}
-    kept = [pair for index, pair in enumerate(pairs) if index not in drawn]
-    return kept, [pairs[index] for index in sorted(drawn)]
+    order, home = RandomState(seed).permutation(len(once)), dict.fromkeys(range(len(pairs)), "")
+    for subset, part in shares.items():
+        number = int(exact(part) * len(once))
+        if number == 0:
+            raise DataError(f"{called.format(subset)} of {part:g} of {len(once):,} {examples} is not even one")
+        home |= {once[position]: subset for position in order[:number]}
+        order = order[number:]
+    found = {
+        name: [pair for pair, place in zip(pairs, home.values(), strict=True) if place == name]
+        for name in ("", *shares)
+    }
+    return found.pop(""), found
+
+
+def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Draws an in-distribution validation set from a training set; returns the rest and what is drawn, as ``draw``."""
+    kept, drawn = draw(pairs, {"valid": fraction}, seed, "a hold-out", "examples")
+    return kept, drawn["valid"]
 
 
 def seed_of(seed: int | None, draws: bool, default: int, nothing: str = "nothing is held out") -> int | None:

@@ -336,9 +336,9 @@ class Fields(ArrayMaterial):
         """With the published sizes and schedule."""
         return [
             f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_operator {self.recommended} "
-            f"--criterion relative_l2 --valid-subset valid --best-checkpoint-metric relative_l2 "
-            f"--optimizer torch_adam --lr 1e-3 --lr-scheduler one_cycle --max-update {self.updates} "
-            f"{saving(out, self.updates, validates=True)}"
+            f"--criterion relative_l2 --required-batch-size-multiple 1 --valid-subset valid "
+            f"--best-checkpoint-metric relative_l2 --optimizer torch_adam --lr 1e-3 --lr-scheduler one_cycle "
+            f"--max-update {self.updates} {saving(out, self.updates, validates=True)}"
         ]
 
 

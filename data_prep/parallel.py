@@ -32,8 +32,6 @@ from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from numpy.random import RandomState
-
 from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import (
     DataError,
@@ -50,7 +48,7 @@ from data_prep.dataset import (
     share,
     whole_number,
 )
-from data_prep.draws import exact, occurring_once, seed_of
+from data_prep.draws import draw, seed_of
 from data_prep.subwords import KINDS, SPACE, learn, library_version
 from data_prep.text import decode_utf8, raw_lines
 
@@ -298,32 +296,6 @@ def without(train: list[Pair], others: Iterable[list[Pair]]) -> tuple[list[Pair]
     tested = {pair.source for pairs in others for pair in pairs}
     kept = [pair for pair in train if pair.source not in tested]
     return kept, len(train) - len(kept)
-
-
-def draw(pairs: list[Pair], shares: Mapping[str, float], seed: int | None) -> tuple[list[Pair], Subsets]:
-    """Draws subsets from the pairs whose source occurs once, ⌊share · number of such pairs⌋ each.
-
-    The draw uses numpy's frozen legacy generator, which is the same in every version.
-
-    Returns:
-        The other pairs, and the subsets; all in the order of ``pairs``.
-
-    Raises:
-        DataError: a subset would not have even one pair.
-    """
-    once = occurring_once(pairs)
-    order, home = RandomState(seed).permutation(len(once)), dict.fromkeys(range(len(pairs)), "train")
-    for subset, part in shares.items():
-        number = int(exact(part) * len(once))
-        if number == 0:
-            raise DataError(f"a --{subset}-share of {part:g} of {len(once):,} pairs is not even one")
-        home |= {once[position]: subset for position in order[:number]}
-        order = order[number:]
-    found = {
-        name: [pair for pair, place in zip(pairs, home.values(), strict=True) if place == name]
-        for name in ("train", *shares)
-    }
-    return found.pop("train"), found
 
 
 def split_by_length(split: Split, options: LengthOptions) -> Split:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 BLOCK = 1 << 20  # bytes per read
+CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 # Tokens per entry of the indexed dataset for text without lines: fairseq reads whole entries.
 ENTRY = 1 << 12
 UPDATES = 100_000  # of the recommended training
@@ -211,13 +212,14 @@ def blocks(spans: Iterable[Span]) -> Iterator[bytes]:
                 yield block
 
 
-def copy(spans: Iterable[Span], target: Path) -> Json:
+def copy(spans: Sequence[Span], target: Path) -> Json:
     """Writes the bytes of spans to one file; returns its numbers of bytes, characters, words and lines.
 
-    Characters are code points, None if the bytes are not UTF-8. ASCII white space separates words. Text after the last
-    newline counts as a line.
+    Characters are code points, None if the bytes are not UTF-8. One that is cut in two counts where it begins. ASCII
+    white space separates words. Text after the last newline counts as a line.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
+    cut_before, cut_after = spans[0].start > 0, spans[-1].end < spans[-1].path.stat().st_size
     size, words, newlines, last = 0, 0, 0, b"\n"
     characters: int | None = 0
     with target.open("wb") as stream:
@@ -227,8 +229,14 @@ def copy(spans: Iterable[Span], target: Path) -> Json:
             words += len(block.split()) - (not last.isspace() and not block[:1].isspace())
             newlines += block.count(b"\n")
             last = block[-1:]
+            if cut_before:
+                block = block.lstrip(CONTINUATION)
+                cut_before = not block
             characters = count_characters(decoder, block, characters)
-    characters = count_characters(decoder, b"", characters, final=True)
+    if cut_after and characters is not None:
+        characters += bool(decoder.getstate()[0])  # the bytes of a character that is not complete
+    else:
+        characters = count_characters(decoder, b"", characters, final=True)
     return {"bytes": size, "characters": characters, "words": words, "lines": newlines + (last != b"\n")}
 
 

@@ -69,9 +69,15 @@ SUBWORD_DEFAULTS = {"model": "unigram", "vocab_size": 8_000, "model_lines": 1_00
 class TextFiles(Sources):
     """The user's files."""
 
-    input: list[Path] = option(help="the text to train on", type=Path, nargs="+", metavar="FILE")
+    input: list[Path] = option(help="the text to train on", type=Path, nargs="+", action="extend", metavar="FILE")
     others: dict[str, list[Path]] = option(
-        help="the text of {}", flag="--{}-input", keys=HELD_OUT, type=Path, nargs="+", metavar="FILE"
+        help="the text of {}",
+        flag="--{}-input",
+        keys=HELD_OUT,
+        type=Path,
+        nargs="+",
+        action="extend",
+        metavar="FILE",
     )
 
     def __post_init__(self) -> None:

@@ -152,7 +152,7 @@ def check_devices() -> Iterator[Finding]:
         yield ok(f"GPU {index}: {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB")
     if not torch.cuda.is_available():
         if shutil.which("nvidia-smi") is None:
-            yield Finding("note", "no GPU: give fairseq's commands --cpu")
+            yield Finding("note", "no GPU: fairseq's commands run on the CPU")
         else:
             message = f"there is an nvidia-smi, but torch {torch.__version__} uses no GPU"
             yield Finding("note", message, "install a torch with CUDA")

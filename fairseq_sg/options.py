@@ -279,6 +279,12 @@ def of_name(name: str, sections: Iterable[Section]) -> str:
 # The page docs/options.md.
 
 
+ARCHITECTURES_TEXT = (
+    "`--arch NAME` sets these options; the command line overrides them. A switch that is on stays on: without it,",
+    "choose the architecture of the model's name, such as `sg_encoder`, and give the sizes.",
+)
+
+
 def markdown() -> str:
     """The page: every option of the plugin in a table of its owner."""
     everything, sections = owners(), plugin_sections()
@@ -307,7 +313,7 @@ def markdown() -> str:
                 cells = [(f"`{row.flag}`", row.default, row.values, row.help) for row in rows]
                 lines += ["", f"### {section.title[:1].upper()}{section.title[1:]}", ""]
                 lines += _table(("option", "default", "values", "meaning"), cells)
-    lines += ["", "## Architectures", "", "`--arch NAME` sets these options; the command line overrides them."]
+    lines += ["", "## Architectures", "", *ARCHITECTURES_TEXT]
     for model, sizes in architectures().items():
         names = list(dict.fromkeys(option for values in sizes.values() for option in values))
         cells = [(f"`{arch}`", *(in_words(values.get(name)) for name in names)) for arch, values in sizes.items()]

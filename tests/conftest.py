@@ -8,12 +8,16 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("helpers")
 REPOSITORY = Path(__file__).resolve().parents[1]
 #: Folders with files that take long. They come first, so that all processes of pytest end together.
 SLOW = ("cli", "devices", "experiments", "models", "modules", "ops", "tests")
 
+# No test depends on time.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 #: What was measured on this machine has no say in tests.
 os.environ["FAIRSEQ_SG_TUNING"] = ""
 

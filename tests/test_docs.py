@@ -77,6 +77,7 @@ def test_the_normalization_of_extending_md(monkeypatch, tmp_path):
     from fairseq_sg.models.sg_transformer import SGTransformer, resolve
 
     code = example("class PowerNormalization")
+    assert "import fairseq_sg.plugin" in code  # so that the file can be a --user-dir
     (tmp_path / "power_normalization.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     try:

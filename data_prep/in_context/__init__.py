@@ -101,8 +101,6 @@ class InContextOptions(Options):
             for name in kind.defaults:
                 if name not in own and getattr(self, name) is not None:
                     raise UsageError(f"--{name.replace('_', '-')} is for --function {kind.name}: leave it out")
-        if self.sparsity is not None and self.sparsity > self.dims:
-            raise UsageError(f"--sparsity {self.sparsity} is more than --dims {self.dims}: choose at most as many")
         names = tuple(name for name in self.shifts if self.dims >= SHIFTS[name].least_dims)
         if self.shifts != tuple(SHIFTS) and len(names) < len(self.shifts):
             wrong = next(name for name in self.shifts if name not in names)
@@ -115,6 +113,8 @@ class InContextOptions(Options):
         if numbers > LARGEST:
             raise UsageError(f"a subset would have {numbers:,} numbers, {LARGEST:,} is the limit: choose a less --size")
         given = {name: value if getattr(self, name) is None else getattr(self, name) for name, value in own.items()}
+        if given.get("sparsity", 0) > self.dims:
+            raise UsageError(f"--sparsity {given['sparsity']} is more than --dims {self.dims}: choose at most as many")
         return replace(self, shifts=names, **given)
 
 

@@ -28,6 +28,7 @@ from fairseq_sg.criterions.oracle_length import given_length
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.labels import labels_words
 from fairseq_sg.ranges import check_type
+from fairseq_sg.registry import UnknownName
 from fairseq_sg.tasks.segment_memory import Remembering
 from fairseq_sg.tasks.streams import Text
 
@@ -200,6 +201,11 @@ def load(
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], state=state)
     except ValidationError as error:
         raise UsageError(f"--model-overrides has an invalid value: {error}") from error
+    except UnknownName as error:
+        own = cfg.common.user_dir
+        if user_dir is not None or own is None:
+            raise
+        raise UsageError(f"{error}; {checkpoint} was trained with --user-dir {own}, so give that") from error
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
     wanted = next((kind for kind in PREDICTED if kind in kinds), "words")
     check_kind(model, arch, checkpoint, wanted)

@@ -21,6 +21,9 @@ RESERVED = {
     "--best-checkpoint-metric", "--maximize-best-checkpoint-metric",
     # They would end a training early, or leave its log without numbers.
     "--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr", "--disable-validation",
+    # It would not resume, or not from where it was. --finetune-from-model begins from another checkpoint.
+    "--restore-file", "--reset-optimizer", "--reset-lr-scheduler", "--reset-meters", "--reset-dataloader", "--no-save",
+    "--no-last-checkpoints",
 }  # fmt: skip
 #: The metrics that are also measured by type of example.
 BY_TYPE = ("accuracy", "word_error")

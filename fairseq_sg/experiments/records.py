@@ -8,8 +8,9 @@ import platform
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,23 @@ def settings_of(run: Run) -> dict[str, Any]:
     """What makes a training the same training."""
     best = [run.checkpoint_metric if run.best else "", next(iter(run.subsets))]
     data = {"data": str(run.data), "prepare": run.prepare}
-    return {**data, "seed": run.seed, "arguments": run.arguments, "best": best}
+    steps = {"steps": run.steps} if ends_with_training(run.arguments) else {}
+    return {**data, "seed": run.seed, "arguments": run.arguments, "best": best, **steps}
+
+
+#: Schedules of the learning rate over the whole training -> the option that gives their length otherwise.
+OVER_ALL_STEPS = {
+    "tri_stage": "--warmup-steps", "cosine": "--lr-period-updates", "polynomial_decay": "--total-num-update",
+    "one_cycle": None,
+}  # fmt: skip
+
+
+def ends_with_training(arguments: Sequence[str]) -> bool:
+    """Whether the learning rate depends on the number of steps, so that more steps are another training."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
+    schedules = [after for word, after in pairwise(words) if word == "--lr-scheduler"]
+    return bool(schedules) and schedules[-1] in OVER_ALL_STEPS and OVER_ALL_STEPS[schedules[-1]] not in words
 
 
 def check_steps(run: Run) -> None:

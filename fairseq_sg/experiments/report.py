@@ -273,8 +273,9 @@ def legend(recipe: Recipe, rows: Collection[str] | None = None, scale: float = 1
             f"{(recipe.seeds / (recipe.seeds - 1)) ** 0.5:.3f} times as much."
         )
     if recipe.has_published:
+        known = f"The paper has {recipe.seeds} seed{'s' * (recipe.seeds > 1)}."
         found += [
-            f"The paper has {recipe.seeds} seed{'s' * (recipe.seeds > 1)}.",
+            known if recipe.seeds_known else "The paper does not say how many seeds it has.",
             "Verdict: within one published standard deviation, above or below. It is at least half a unit of the last "
             "printed digit; where none is printed, ours counts. Fail: all trainings diverged.",
         ]

@@ -174,7 +174,7 @@ class Recipe:
         override: the last arguments, so that a variant replaces sizes or rates of all rows.
         steps, validate_every: in updates.
         batch_size_valid: sentences of a batch in evaluation.
-        seeds: how many the paper has.
+        seeds: how many the paper has. ``seeds_known``: whether it says so; otherwise they are our choice.
         statistic: of the seeds, "mean" (± sample standard deviation) or "median".
         published_std: what follows ± in published numbers, a standard deviation of the "sample" or of the "population"
             of the paper's seeds.
@@ -205,6 +205,7 @@ class Recipe:
     validate_every: int = MISSING
     batch_size_valid: int = MISSING
     seeds: int = MISSING
+    seeds_known: bool = True
     statistic: str = "mean"
     published_std: str = "sample"
     unit: str = MISSING
@@ -265,7 +266,8 @@ class Recipe:
 
     def measured(self, row: str, data: str) -> dict[str, Column]:
         """The columns with numbers of a row from trainings on ``data``."""
-        columns, overrides = self.columns_of(data), self.rows[row].model_overrides
+        steps, overrides = self.steps_of(self.trained_as(row)), self.rows[row].model_overrides
+        columns = {name: c for name, c in self.columns_of(data).items() if not (isinstance(c.at, int) and c.at > steps)}
         if not self.rows[row].evaluates:
             return columns
         return {name: replace(c, model_overrides=overrides) for name, c in columns.items() if c.takes_overrides}

@@ -10,11 +10,13 @@ See docs/kernels.md.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -22,7 +24,17 @@ from fairseq_sg.kernels import listing, processes, tune, verify
 from fairseq_sg.kernels.processes import START, isolated
 from fairseq_sg.ops.dispatch import check_environment
 from fairseq_sg.ops.operators import OPERATORS, TRITON
-from fairseq_sg.ops.tuning import FOLDER_VARIABLE, SHARE, Tuning, dtype_name, key_of, path_of, read, write
+from fairseq_sg.ops.tuning import (
+    FOLDER_VARIABLE,
+    SHARE,
+    Tuning,
+    check_writable,
+    dtype_name,
+    key_of,
+    path_of,
+    read,
+    write,
+)
 from fairseq_sg.tables import aligned
 
 #: Implementations that are verified at a time, and the processes of each. On a GPU most of the time is compilation.
@@ -54,6 +66,7 @@ def main(line: Sequence[str] | None = None) -> int:
             return 0
         if args.device == "cuda" and not torch.cuda.is_available():
             parser.error("--device cuda: torch finds no GPU")
+        check_place(args.device, args.quick)
         processes.preload()
         return (run_verify if args.command == "verify" else run_tune)(args.device, args.quick)
     except ValueError as error:
@@ -70,18 +83,31 @@ def known_here(device: str) -> Tuning:
         return Tuning(key_of(found))
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises ValueError in the place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror}): set {FOLDER_VARIABLE} to a folder") from error
+
+
+def check_place(device: str, quick: bool) -> None:
+    """Raises ValueError, before anything is measured, where the file cannot be written."""
+    path = path_of(listing.here(device))
+    if not quick and path is not None:
+        with writing(path):
+            check_writable(path)
+
+
 def keep(tuning: Tuning, device: str, quick: bool, seconds: float) -> None:
     """Writes the file, and says what was done."""
     path = path_of(listing.here(device))
     if quick or path is None:
         where = "nothing is kept" if quick else f"nothing is kept, as {FOLDER_VARIABLE} is empty"
     else:
-        try:
+        with writing(path):
             write(tuning, path)
-        except OSError as error:
-            raise ValueError(
-                f"{path} cannot be written ({error.strerror}): set {FOLDER_VARIABLE} to a folder"
-            ) from error
         where = f"kept in {path}"
     print(f"{tuning.key['device']}, torch {tuning.key['torch']}: {seconds:.0f} seconds; {where}")
 

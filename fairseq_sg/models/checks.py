@@ -14,7 +14,6 @@ from fairseq_sg.modules.norm import NORM_REGISTRY
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY, attention_position, gives_indices
 from fairseq_sg.modules.update import UPDATE_REGISTRY
-from fairseq_sg.ops.dispatch import check_environment
 
 #: The registries of mechanisms of layers, whose options are options of the models with layers.
 MECHANISMS = (
@@ -71,10 +70,6 @@ def check_and_fill(config):
         UsageError: unknown mechanism, an option without effect, a combination that is not defined; the message names
             the option.
     """
-    try:
-        check_environment()
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     ranges.check(type(config), vars(config))
     used = DEPTH_REGISTRY.find(config.depth).option_classes(config)
     used |= NORM_REGISTRY.find(config.norm).option_classes(config)

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf, open_dict
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
+from fairseq_sg.ops.dispatch import check_environment
 from fairseq_sg.registry import Registry, option_names
 
 #: Removed options of models and criteria: name -> (old default, what holds instead).
@@ -149,7 +150,14 @@ class Configuration:
             registry.watchers.append(refresh)
 
     def read(self, cfg: Any) -> Any:
-        """``as_dataclass`` of the current class."""
+        """``as_dataclass`` of the current class.
+
+        Raises UsageError for an implementation of operators that the environment names and none has.
+        """
+        try:
+            check_environment()
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         return as_dataclass(self.dataclass, cfg)
 
     def is_of_user(self, cfg: Any, name: str) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.precision import accumulation_dtype
 from fairseq_sg.registry import Mechanism, Registry
 
 QK_NORM_REGISTRY = Registry("query/key normalization", "--qk-norm")
@@ -59,7 +60,7 @@ class L1Normalization(QKNormalization):
     paper = "Park & Kim 2024"
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = x.abs().sum(-1, keepdim=True, dtype=_dtype_of_sums(x))  # (…, 1)
+        norm = x.abs().sum(-1, keepdim=True, dtype=accumulation_dtype(x))  # (…, 1)
         return (x / (norm + self.eps)).type_as(x)
 
 
@@ -120,8 +121,4 @@ class _OverL2(torch.autograd.Function):
 
 def l2_norm(x: Tensor) -> Tensor:
     """‖x‖₂, (…, F) -> (…, 1), in float32 (float64)."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_dtype_of_sums(x))
-
-
-def _dtype_of_sums(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x))

@@ -213,6 +213,12 @@ def _expect(condition: bool) -> None:
         raise ValueError
 
 
+def check_writable(path: Path) -> None:
+    """Makes the folder of a file. Raises OSError if no file can be written there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=path.parent).close()
+
+
 def write(tuning: Tuning, path: Path) -> None:
     """Replaces the file in one step; other processes may read it meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.optim.torch_adam import BETAS, betas
 
 #: β₁ at the start and the end, and at the peak of the learning rate.
 OUTER_BETA1, PEAK_BETA1 = 0.95, 0.85
@@ -75,7 +76,14 @@ class OneCycle(FairseqLRScheduler):
             raise UsageError("--lr-scheduler one_cycle needs the number of updates: give --max-update")
         if len(rates := cfg.optimization.lr) > 1:
             raise UsageError(f"--lr-scheduler one_cycle has one peak, and --lr is {list(rates)}: give one")
-        if getattr(cfg.optimizer, "step_graphs", 0) and not cfg.lr_scheduler.one_cycle_constant_beta1:
+        if cfg.lr_scheduler.one_cycle_constant_beta1:
+            return
+        if cfg.optimizer._name == "torch_adam" and (given := betas(cfg.optimizer)[0]) != BETAS[0]:
+            raise UsageError(
+                f"--lr-scheduler one_cycle cycles Adam's β₁, so {given} has no effect: give "
+                "--one-cycle-constant-beta1, or leave out --adam-beta1 and --adam-betas"
+            )
+        if getattr(cfg.optimizer, "step_graphs", 0):
             raise UsageError(
                 "--lr-scheduler one_cycle changes Adam's β₁ at each update, and --step-graphs records it once: give "
                 "--one-cycle-constant-beta1, or leave --step-graphs out"

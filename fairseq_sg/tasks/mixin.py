@@ -25,6 +25,7 @@ from fairseq.tasks import FairseqTask
 from fairseq_sg import generation
 from fairseq_sg.checkpoints import load_weights
 from fairseq_sg.compat import wrap
+from fairseq_sg.criterions.base import LayerLosses
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.cpu.memory import keep_for_training
 from fairseq_sg.modules.feedforward.workers import no_contribution
@@ -271,9 +272,15 @@ class SGTask:
     def check_training(self, trainer) -> None:
         """Called before a checkpoint is looked for and before the first update (``resuming``).
 
-        Raises UsageError for options that would end the training at its start or at its first validation, keep the
-        worst checkpoint, or draw other batches in a resumed training.
+        Raises UsageError for options that would end the training at its start or at its first validation, leave out
+        losses of the model, keep the worst checkpoint, or draw other batches in a resumed training.
         """
+        criterion = trainer.get_criterion()
+        if self.emitted_losses and not isinstance(criterion, LayerLosses):
+            raise UsageError(
+                f"the model's layers have losses ({', '.join(sorted(self.emitted_losses))}), which this --criterion "
+                "leaves out: choose --criterion cross_entropy_orthogonality"
+            )
         for option in ("fp16", "amp") if not trainer.cuda else ():
             if trainer.cfg.common[option]:
                 raise UsageError(

@@ -35,6 +35,10 @@ class SGClassificationTask(SGTranslationTask):
     def setup_task(cls, cfg: SGClassificationConfig, **kwargs) -> "SGClassificationTask":
         if cfg.eval_bleu:
             raise UsageError("--eval-bleu is for translations: --task sg_classification has accuracy")
+        if cfg.oracle_length:
+            raise UsageError(
+                "--oracle-length is for outputs with an end symbol: leave it out of --task sg_classification"
+            )
         task = super().setup_task(cfg, **kwargs)
         for folder in utils.split_paths(cfg.data):
             if "labels" not in read_manifest(folder):

@@ -15,19 +15,22 @@ It differs from ``translation`` in these points, the first five of which change 
 import json
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 
 import numpy as np
 import torch
 from fairseq import utils
 from fairseq.data import LanguagePairDataset, PrependTokenDataset
+from fairseq.data.encoders import TOKENIZER_REGISTRY
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_sg import ranges
+from fairseq_sg.criterions.base import SGCriterion
 from fairseq_sg.errors import UsageError
 from fairseq_sg.generation import by_length
 from fairseq_sg.models.sg_transformer import SGTransformer
@@ -93,6 +96,9 @@ class SGTranslationTask(SGTask, TranslationTask):
                     f"the data folder {path or '(none was given)'} {what}: make it with `python -m data_prep` "
                     "(for instance: python -m data_prep scan --split length --cutoff 26 --out data-bin/scan26)"
                 )
+            for flag, name in (("--source-lang", cfg.source_lang), ("--target-lang", cfg.target_lang)):
+                if name is not None and not os.path.isfile(os.path.join(path, f"dict.{name}.txt")):
+                    raise UsageError(f"{flag} is {name}, and {path} has no dict.{name}.txt: leave the option out")
             if not os.path.isfile(os.path.join(path, "dict.src.txt")):
                 raise UsageError(
                     f"the data folder {path} has no pairs of sentences in binary form: it is text for --task "
@@ -102,14 +108,9 @@ class SGTranslationTask(SGTask, TranslationTask):
             raise UsageError(
                 f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch"
             )
-        for name in ("eval_bleu_args", "eval_bleu_detok_args"):
-            try:
-                json.loads(getattr(cfg, name) or "{}")
-            except ValueError as error:
-                flag = ranges.flag(name)
-                raise UsageError(
-                    f"{flag} is {getattr(cfg, name)!r}, and must be JSON such as '{{\"beam\": 4}}' ({error})"
-                ) from error
+        _check_bleu(cfg)
+        if cfg.load_alignments:
+            raise UsageError("--load-alignments has no effect, as the data have none: leave it out")
         if cfg.truncate_source:
             raise UsageError(
                 "--truncate-source would cut sources that the task has sizes of already; leave it out, or raise "
@@ -137,6 +138,15 @@ class SGTranslationTask(SGTask, TranslationTask):
             self._keep_form_of_sources(bool(getattr(trained, "no_source_bos", self.cfg.no_source_bos)))
             self.cfg.oracle_length |= bool(getattr(trained, "oracle_length", False))
         return super().build_model(cfg, from_checkpoint)
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False):
+        """See :meth:`SGTask.build_criterion`. Also raises UsageError for one that ``--oracle-length`` is not for."""
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        if self.cfg.oracle_length and not isinstance(criterion, SGCriterion):
+            raise UsageError(
+                "--oracle-length is for --criterion cross_entropy_orthogonality: choose that, or leave it out"
+            )
+        return criterion
 
     def _keep_form_of_sources(self, no_bos: bool) -> None:
         if self.no_bos_of_models not in (None, no_bos):
@@ -312,3 +322,21 @@ def _holds(data, symbol: int) -> bool:
     """Whether a symbol may be in an indexed dataset; one comparison where the data are one block of memory."""
     block = getattr(data, "_bin_buffer_mmap", None)
     return block is None or bool((block.view(data._index.dtype) == symbol).any())
+
+
+def _check_bleu(cfg: SGTranslationConfig) -> None:
+    """Raises UsageError for what ``--eval-bleu`` cannot generate with, or would not look at."""
+    for name in ("eval_bleu_args", "eval_bleu_detok_args"):
+        flag, text = ranges.flag(name), getattr(cfg, name)
+        try:
+            given = json.loads(text or "{}")
+        except ValueError as error:
+            raise UsageError(f"{flag} is {text!r}, and must be JSON such as '{{\"beam\": 4}}' ({error})") from error
+        if not isinstance(given, dict):
+            raise UsageError(f"{flag} is {text!r}, and must be a JSON object such as '{{\"beam\": 4}}'")
+        unknown = set(given) - {f.name for f in fields(GenerationConfig)} if name == "eval_bleu_args" else ()
+        if unknown:
+            raise UsageError(f"{flag} has {', '.join(sorted(unknown))}, which is no option of fairseq-generate")
+    if cfg.eval_bleu and cfg.eval_bleu_detok not in TOKENIZER_REGISTRY:
+        known = ", ".join(sorted(TOKENIZER_REGISTRY))
+        raise UsageError(f"--eval-bleu-detok is {cfg.eval_bleu_detok!r}: choose from {known}")

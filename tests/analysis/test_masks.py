@@ -357,7 +357,7 @@ def test_halves_of_the_layers():
     assert list(found["early"]) == names[:2] and list(found["late"]) == names[2:]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 5), min_size=0, max_size=3), st.integers(0, 2**32 - 1))
 def test_packed_masks_are_read_as_written(shape, seed):
     logits = {"a.weight": torch.randn(shape, generator=torch.Generator().manual_seed(seed))}

@@ -35,7 +35,7 @@ def test_attention_of_a_users_own_directory(data, tmp_path):
     code = re.search(r"```python\n(.*?)```", (REPOSITORY / "docs" / "extending.md").read_text(), re.DOTALL)[1]
     mine = tmp_path / "my_attentions"
     mine.mkdir()
-    (mine / "__init__.py").write_text(f"import fairseq_sg.plugin\n\n{code}")
+    (mine / "__init__.py").write_text(code)
     environment = {"PYTHONPATH": str(REPOSITORY)}
     options = ["--encoder-attention", "mean", "--mean-scale", "2", "--user-dir", mine]
     check(run("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options), **environment))
@@ -50,6 +50,10 @@ def test_attention_of_a_users_own_directory(data, tmp_path):
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
     printed = run("-c", program, checkpoint, cwd=tmp_path, **environment)
     assert printed.out.splitlines()[-1] == "MeanAttention 2.0", printed.err
+    missing = run("fairseq_sg.evaluate", checkpoint, **environment)
+    assert missing.code == 1 and missing.err.startswith("error: unknown attention 'mean'"), missing.err
+    assert missing.err.endswith(f"{checkpoint} was trained with --user-dir {mine}, so give that\n")
+    assert "subset" in check(run("fairseq_sg.evaluate", checkpoint, "--user-dir", mine, **environment))
     wrong = run(
         "fairseq-train",
         *training(data, tmp_path / "no", *SHORT, "--mean-scale", "2", "--user-dir", mine),

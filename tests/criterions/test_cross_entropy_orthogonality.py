@@ -11,7 +11,6 @@ pytest.importorskip("fairseq")
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.sequence_generator import SequenceGenerator
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,16 +28,10 @@ from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.modules.losses import Statistic
 from fairseq_sg.ops import orthogonality_loss
 from fairseq_sg.registry import emitted_losses
+from helpers.models import dictionary
 
 PAD, EOS = 1, 2
 SENTENCES = ([[4, 5, 6, 7, 2], [8, 9, 2], [5, 2]], [[4, 5, 2], [6, 7, 8, 9, 2], [2]])
-
-
-def dictionary(words: int) -> Dictionary:
-    d = Dictionary()
-    for word in range(words):
-        d.add_symbol(f"w{word}")
-    return d
 
 
 TASK = SimpleNamespace(

@@ -62,7 +62,7 @@ def closed_form(t: float, x: np.ndarray, c: float, k: int, period: float) -> np.
 
 
 @given(c=st.floats(-0.6, 0.6), k=st.integers(1, 3), t=st.floats(0.01, 3), period=st.sampled_from([1.0, PERIOD]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_closed_form(c, k, t, period):
     x = np.arange(256) / 256 * period
     found = solve(closed_form(0, x, c, k, period), t, NU, period)
@@ -105,7 +105,7 @@ def test_an_independent_integrator_agrees(period):
 
 
 @given(seed=st.integers(0, 999), shift=st.integers(0, 511), mean=st.floats(-1, 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_symmetries(seed, shift, mean):
     u = wave(seed)
     after = solve(u, 1, NU, PERIOD)

@@ -53,7 +53,7 @@ def examples(graph: Graph, length: int) -> list[tuple[int, ...]]:
 # ---- counts
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.floats(0.02, 0.15))
 def test_count_and_every_are_what_walking_finds(seed: int, length: int, density: float) -> None:
     random = RandomState(seed)

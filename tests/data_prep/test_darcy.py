@@ -99,7 +99,7 @@ def test_the_preconditioner_inverts_the_laplacian():
 
 
 @given(seed=st.integers(0, 999), factor=st.floats(0.1, 10))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_identities(seed, factor):
     a = medium(seed, 17)
     u = solved(a)

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.dataset import Pair
-from data_prep.draws import PackedPairs, exact, hold_out
+from data_prep.draws import PackedPairs, draw, exact, hold_out
 from data_prep.libreoffice_help import split_by_page
-from data_prep.parallel import draw
 
 TEXTS = st.text(max_size=20)
 

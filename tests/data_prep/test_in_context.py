@@ -95,7 +95,7 @@ def naive(name: str, x: np.ndarray, y: np.ndarray, x_std: float) -> float:
 
 @pytest.mark.parametrize("name", ORACLES)
 @given(dims=st.integers(1, 5), points=st.integers(1, 9), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_oracles_are_those_of_one_prefix(name, dims, points, seed):
     random = RandomState(seed)
     x, y = random.standard_normal((2, points, dims)), random.standard_normal((2, points))
@@ -237,7 +237,7 @@ def test_noise_of_values():
 
 
 @given(rows=st.integers(1, 6), more=st.integers(0, 3), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_orthonormal_bases_span_the_same(rows, more, seed):
     given = RandomState(seed).standard_normal((rows, rows + more))
     basis = orthonormal(given)
@@ -312,6 +312,7 @@ def test_one_dimension_has_fewer_shifts(more, run, tmp_path: Path):
     [
         ("--sparsity 2", 2, "--sparsity is for --function sparse_linear: leave it out"),
         ("--function sparse_linear --sparsity 9 --dims 4", 2, "--sparsity 9 is more than --dims 4"),
+        ("--function sparse_linear --dims 2", 2, "--sparsity 3 is more than --dims 2: choose at most as many"),
         ("--dims 1 --shifts skewed,half_subspace", 2, "--shifts half_subspace needs --dims 2 or more"),
         ("--shifts skwed", 2, "argument --shifts: has 'skwed': choose all, none, or from x_third"),
         ("--x-std 0", 2, "argument --x-std: must be a number from 1e-06 to 1e+06, not '0'"),

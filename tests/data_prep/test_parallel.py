@@ -17,7 +17,8 @@ from numpy.random import RandomState
 
 from data_prep.binarize import SPECIALS
 from data_prep.dataset import DataError, Pair
-from data_prep.parallel import ENTITIES, clean, decode, draw, pair_up
+from data_prep.draws import draw
+from data_prep.parallel import ENTITIES, clean, decode, pair_up
 from data_prep.subwords import SPACE, Subwords
 from fairseq_sg.scoring.plain_bleu import to_text
 

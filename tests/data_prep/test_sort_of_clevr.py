@@ -172,7 +172,7 @@ scenes = st.lists(centres, min_size=6, max_size=6, unique_by=lambda thing: thing
     lambda things: tuple(Thing(*thing) for thing in things)
 )
 pairs = st.permutations(range(5)).map(lambda order: tuple(order[:2]))
-PROPERTIES = settings(max_examples=60, deadline=None)
+PROPERTIES = settings(max_examples=60)
 
 
 def turned(scene):

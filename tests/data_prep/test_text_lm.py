@@ -103,6 +103,17 @@ def test_bytes_are_the_text(run, text, tmp_path: Path) -> None:
     ) == 260
 
 
+def test_files_of_repeated_options_are_joined(run, text, tmp_path: Path) -> None:
+    content = {name: f"{name}\n".encode() * 40 for name in "abcdef"}
+    files = {name: text(data, name) for name, data in content.items()}
+    arguments = ["--input", files["a"], files["b"], "--input", files["c"], "--test-input", files["f"]]
+    arguments += ["--valid-input", files["d"], "--valid-input", files["e"]]
+    result = run("text", "--unit", "bytes", *arguments, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    for subset, names in (("train", "abc"), ("valid", "de"), ("test", "f")):
+        assert raw(tmp_path / "out", subset) == b"".join(content[name] for name in names)
+
+
 def test_entries_are_small(run, text, tmp_path: Path) -> None:
     """fairseq reads whole entries for every block."""
     assert run("text", "--unit", "bytes", "--input", text(bytes(20 * ENTRY)), "--out", tmp_path / "out").code == 0
@@ -241,6 +252,21 @@ def test_measures(tmp_path_factory, data: bytes, size: int) -> None:
     assert found == {"bytes": len(data), "characters": characters, "words": len(data.split()), "lines": lines}
 
 
+@given(st.text(" \nabé汉😀", min_size=1, max_size=30), st.integers(0, 100), st.integers(1, 7))
+def test_a_cut_inside_a_character(tmp_path_factory, text: str, cut: int, size: int) -> None:
+    """It counts once, where it begins."""
+    folder, data = tmp_path_factory.mktemp("cut"), text.encode()
+    (folder / "text").write_bytes(data)
+    cut %= len(data) + 1
+    with mock.patch.object(text_corpus, "BLOCK", size):
+        parts = (Span(folder / "text", 0, cut), Span(folder / "text", cut, len(data)))
+        first, second = (copy([span], folder / "copy")["characters"] for span in parts)
+    begun = len(data[:cut].decode(errors="ignore"))
+    if data[:cut].decode(errors="ignore").encode() != data[:cut]:
+        begun += 1
+    assert (first, second) == (begun, len(text) - begun)
+
+
 def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
     path = text(SAMPLE.encode("utf-8"))
     command = ["text", "--unit", "sentencepiece", "--vocab-size", 420, "--input", path, "--out"]
@@ -264,7 +290,7 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
         (b"a\n" * 99, ["--input", "FILE", "FILE"], 1, "--input is given twice"),
         (b"a\n", [], 1, "subset valid is empty"),
         (b"a\n" * 99, ["--test-input", "nowhere"], 1, "nowhere: --test-input is not a file: nothing has this name"),
-        (b"a\n" * 99, ["--input", "FILE", "."], 1, ".: --input is not a file: it is a folder; name a file in it"),
+        (b"a\n" * 99, ["--input", "."], 1, ".: --input is not a file: it is a folder; name a file in it"),
         (b"a\n" * 99, ["--input", "/dev/null"], 1, "/dev/null: --input is not a file: it is a pipe or a device; save"),
         (
             b"a\nb\xff\n",
@@ -274,7 +300,7 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
         ),
         (b"\xef\xbb\xbfa\n", ["--unit", "sentencepiece"], 1, ":1: starts with a byte order mark"),
         (b"a\nb\r\n", ["--unit", "sentencepiece"], 1, ":2: has a carriage return"),
-        (b"a\nb", ["--unit", "sentencepiece", "--input", "FILE", "OTHER"], 1, "does not end with a newline"),
+        (b"a\nb", ["--unit", "sentencepiece", "--input", "OTHER"], 1, "does not end with a newline"),
         (b"a b\n" * 99, ["--unit", "sentencepiece"], 2, "--vocab-size 8000 is too large"),
         (b"a b\n" * 99, ["--unit", "sentencepiece", "--vocab-size", "9"], 2, "--vocab-size 9 is too small"),
         (b"\n" * 99, ["--unit", "sentencepiece"], 1, "there is no text to learn subwords from"),

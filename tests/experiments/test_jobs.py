@@ -423,6 +423,29 @@ def test_a_folder_with_other_settings_is_refused(run):
         records.result_of(run)
 
 
+@pytest.mark.parametrize(
+    "schedule,other",
+    [
+        ("--lr-scheduler tri_stage --phase-ratio [0.1,0.4,0.5]", "--warmup-steps 1 --hold-steps 1 --decay-steps 1"),
+        ("--lr_scheduler=cosine --warmup-updates 10", "--lr-period-updates=50"),
+        ("--lr-scheduler inverse_sqrt --lr-scheduler polynomial_decay", "--total-num-update 100"),
+        ("--lr-scheduler one_cycle", "--lr-scheduler fixed"),
+    ],
+)
+def test_more_steps_of_a_rate_that_ends_with_the_training_are_another_training(schedule, other, run):
+    """Its first part would have had another rate; with a constant one, or a length of its own, it continues."""
+    for words, continues in ((schedule.split(), False), ([*schedule.split(), *other.split()], True)):
+        run.arguments, run.steps = ["--task", "x", *words], 400
+        save(run, result={"steps": 400})
+        assert records.result_of(run) == {"steps": 400}
+        run.steps = 500
+        if continues:
+            assert records.result_of(run) is None
+        else:
+            with pytest.raises(ValueError, match=r"other settings \(steps: see its run.json\)"):
+                records.result_of(run)
+
+
 def test_fewer_steps_than_a_stopped_training_has_made_are_refused(run):
     """Otherwise the evaluation would be reported as that of fewer steps."""
     run.steps = 150

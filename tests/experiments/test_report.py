@@ -108,6 +108,16 @@ def test_a_column_later_than_the_training_is_empty(tmp_path):
     assert line.cells["OOD-20"].values == [] and line.cells["OOD"].values == [0.01]
 
 
+def test_a_column_after_the_last_step_of_a_row_is_not_that_rows(tmp_path):
+    """It is not "not run": the row can never have it."""
+    recipe = tiny(tmp_path, TINY.replace("at: 20", "at: 50"))
+    found = Results(recipe, 1.0, [record("good", 1, gen=1.0), record("bad", 1, gen=1.0, steps=60)])
+    good, bad, _ = report.lines(found)
+    assert list(good.cells) == ["IID", "OOD"] and list(bad.cells) == ["IID", "OOD", "OOD-20"]
+    table = report.table(recipe, [good, bad])
+    assert "not run" not in table[1][-1] and "OOD-20 not run" in table[2][-1]
+
+
 def test_a_number_at_a_step_is_that_of_the_checkpoint_chosen_until_then(tmp_path):
     """The latest of the best on dev, or the last one."""
     recipe = tiny(tmp_path, TINY.replace("at: 20", "at: 30"))
@@ -249,6 +259,9 @@ def test_legend(tmp_path):
         "printed digit; where none is printed, ours counts. Fail: all trainings diverged.",
     ]
     assert report.legend(tiny(tmp_path), scale=0.5)[2].endswith(" up to step 10.")
+    unknown = report.legend(tiny(tmp_path, TINY.replace("seeds: 2", "seeds: 2\nseeds_known: false")))
+    assert "The paper does not say how many seeds it has." in unknown
+    assert not any("2 seeds" in sentence for sentence in unknown)
 
 
 @pytest.mark.parametrize(

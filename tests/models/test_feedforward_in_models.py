@@ -11,7 +11,6 @@ pytest.importorskip("fairseq")
 import torch
 from fairseq import options as fairseq_options
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.data import Dictionary
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality, CrossEntropyOrthogonalityConfig
@@ -20,6 +19,7 @@ from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.models.sg_transformer import SGTransformer, resolve
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.losses import Statistic
+from helpers.models import dictionary
 
 MOE = {"moe_experts": 4, "moe_k": 2}
 KINDS = {
@@ -40,13 +40,6 @@ LOSSES = {
 kinds = pytest.mark.parametrize("kind", KINDS)
 depths = pytest.mark.parametrize("depth", ["separate", "shared"])
 updates = pytest.mark.parametrize("update", ["residual", "copy_gate"])
-
-
-def dictionary(words: int) -> Dictionary:
-    d = Dictionary()
-    for word in range(words):
-        d.add_symbol(f"w{word}")
-    return d
 
 
 TASK = SimpleNamespace(

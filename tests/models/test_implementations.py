@@ -11,7 +11,7 @@ pytest.importorskip("fairseq")
 import torch
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.models.sg_transformer import resolve
+from fairseq_sg.models import sg_dnc, sg_encoder, sg_lstm, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 from helpers.models import PAD, build, pair
 
@@ -38,7 +38,10 @@ def test_training_and_decoding(kind, choice, monkeypatch):
         torch.testing.assert_close(actual, reference, rtol=1e-9, atol=1e-10)
 
 
-def test_a_choice_that_nobody_can_follow_is_refused_when_the_model_is_built(monkeypatch):
+@pytest.mark.parametrize(
+    "model", [sg_transformer, sg_transformer_lm, sg_encoder, sg_lstm, sg_dnc, sg_regressor, sg_operator]
+)
+def test_a_choice_that_nobody_can_follow_is_refused_when_the_model_is_built(model, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flexx")
     with pytest.raises(UsageError, match=f"{ENVIRONMENT_VARIABLE}: no operator has an implementation 'flexx'"):
-        resolve(SimpleNamespace())
+        model.configuration.read(SimpleNamespace())

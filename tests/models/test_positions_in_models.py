@@ -12,7 +12,6 @@ pytest.importorskip("fairseq")
 
 import torch
 from fairseq import options
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.sequence_generator import SequenceGenerator
 
@@ -20,6 +19,7 @@ import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.models.sg_transformer import SGTransformer, resolve
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY, positions_for
+from helpers.models import dictionary
 
 PAD, END = 1, 2
 #: Every position, with options under which a short sentence shows all of it.
@@ -77,13 +77,6 @@ def test_combinations_are_complete():
     assert by_kind["relative"] == {"randomized-relative"}
 
 
-def dictionary() -> Dictionary:
-    d = Dictionary()
-    for word in range(8):
-        d.add_symbol(f"w{word}")
-    return d
-
-
 def tiny(position: str, kind: str, seed=0, left_pad_target=False, **more) -> SGTransformer:
     sizes = {
         f"{side}_{k}": v
@@ -93,8 +86,8 @@ def tiny(position: str, kind: str, seed=0, left_pad_target=False, **more) -> SGT
     # Unscaled positions, and large ones: their part in what comes out is no rounding error.
     config = sizes | combination(position, kind) | {"embedding_scaling": "none"} | more
     task = SimpleNamespace(
-        source_dictionary=dictionary(),
-        target_dictionary=dictionary(),
+        source_dictionary=dictionary(8),
+        target_dictionary=dictionary(8),
         cfg=SimpleNamespace(left_pad_target=left_pad_target),
     )
     torch.manual_seed(seed)
@@ -146,7 +139,7 @@ def test_decoding_step_by_step_after_reordering_equals_full_passes(position, kin
 def test_beam_search_scores_its_hypotheses_as_a_full_pass_does(position, kind):
     model = tiny(position, kind)
     src = batch(SRC, left=True)
-    generator = SequenceGenerator([model], dictionary(), beam_size=3, max_len_b=6, normalize_scores=False)
+    generator = SequenceGenerator([model], dictionary(8), beam_size=3, max_len_b=6, normalize_scores=False)
     sample = {"net_input": {"src_tokens": src, "src_lengths": torch.tensor([5, 3])}}
     for source, hypotheses in zip(src, generator.generate([model], sample)):
         assert len(hypotheses) == 3

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
-from fairseq.data import Dictionary
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
@@ -17,6 +16,7 @@ from fairseq_sg.models.architectures import ENCODER_ARCHITECTURES, LSTM_ARCHITEC
 from fairseq_sg.models.encoder import SGTransformerEncoder
 from fairseq_sg.models.sg_encoder import SGEncoder, first_column, last_column, resolve
 from fairseq_sg.models.sg_lstm import SGLSTM
+from helpers.models import dictionary
 
 PAD = 1
 CLASSES = 5
@@ -35,13 +35,6 @@ TRANSFORMERS = {
 LSTMS = {"lstm": dict(layers=2), "bilstm": dict(bidirectional=True, layers=2)}
 KINDS = TRANSFORMERS | LSTMS
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-def dictionary(words: int) -> Dictionary:
-    d = Dictionary()
-    for word in range(words):
-        d.add_symbol(f"w{word}")
-    return d
 
 
 def task(words=8, classes=CLASSES):

@@ -10,22 +10,15 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
-from fairseq.data import Dictionary
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES
 from fairseq_sg.models.sg_transformer import Config, SGTransformer, resolve
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from helpers.models import dictionary
 
 SPECIALS = 4  # fairseq's <s>, <pad>, </s>, <unk>
-
-
-def dictionary(words: int) -> Dictionary:
-    d = Dictionary()
-    for word in range(words):
-        d.add_symbol(f"w{word}")
-    return d
 
 
 def task(source=13, target=6, left_pad_target=False):

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
-from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
@@ -21,6 +20,7 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.losses import Statistic
+from helpers.models import dictionary
 
 PAD, EOS = 1, 2
 STEPS = 3
@@ -52,13 +52,6 @@ KINDS = {
     },
 }  # fmt: skip
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-def dictionary(words: int) -> Dictionary:
-    d = Dictionary()
-    for word in range(words):
-        d.add_symbol(f"w{word}")
-    return d
 
 
 def build(kind: str = "relative", dtype=torch.float64, **options) -> SGTransformerLM:

@@ -45,14 +45,14 @@ def test_sinusoid(dim):
     torch.testing.assert_close(got[0, 1:], expected[0, 1:], rtol=0, atol=1e-6)
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(derandomize=True, max_examples=50)
 @given(position=st.integers(-2000, 2000), dim=st.integers(1, 40))
 def test_sinusoid_of_the_opposite_distance_mirrors_the_sines(position, dim):
     there, back = sinusoid(torch.tensor([position, -position]), dim)
     assert torch.equal(there[0::2], -back[0::2]) and torch.equal(there[1::2], back[1::2])
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, max_examples=60)
 @given(length=st.integers(1, 12), padding=st.integers(0, 6), left=st.booleans())
 def test_positions_count_real_tokens_from_zero(length, padding, left):
     tokens = padded([5] * length, padding, left)

@@ -46,7 +46,7 @@ def written_out(x, layers, loops, injection):
 
 
 @given(layers=st.integers(1, 3), loops=st.integers(1, 4), injection=st.sampled_from(["add", "none"]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_equals_the_loop_written_out(layers, loops, injection):
     torch.manual_seed(3)
     module = LoopedLayers(lambda step: Tanh(), layers, 3, loops=loops, loop_injection=injection)

@@ -300,7 +300,7 @@ def test_overlap_by_chance_is_the_mean_of_random_masks():
     assert abs(np.mean(commons) - expected) < 5 * np.std(commons) / 1000**0.5
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.booleans(), min_size=1, max_size=20), st.randoms())
 def test_inverse_and_measures_have_their_properties(bits, random):
     one = torch.tensor(bits)

@@ -63,7 +63,7 @@ def test_without_eps_a_state_without_direction_is_0(dtype):
     assert x.grad.isfinite().all() and x.grad[:2].eq(0).all()
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(st.integers(-30, 30), st.integers(2, 9), st.integers(0, 1000))
 def test_without_eps_the_size_of_a_state_does_not_matter(exponent, dim, seed):
     """Also where the squares of its entries are 0 in float32."""

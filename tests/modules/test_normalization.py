@@ -156,7 +156,7 @@ def test_strided_input(name):
     assert torch.equal(module(x.contiguous()[..., :0, :]), x[..., :0, :])
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, max_examples=40)
 @given(
     name=st.sampled_from(["l1", "l2"]),
     causal=st.booleans(),

@@ -142,7 +142,7 @@ def test_rotation_by_hand():
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64))
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, max_examples=40)
 @given(m=st.integers(0, 3000), n=st.integers(0, 3000), shift=st.integers(0, 3000), pairs=st.integers(1, 8))
 def test_rotated_products_know_the_distance_alone(m, n, shift, pairs):
     module = RotaryPosition(2 * pairs, 1, causal=True)
@@ -265,7 +265,7 @@ def test_buckets_of_distances(causal):
     assert bias[0, 0, 0] == (31 if causal else 15)  # far beyond the longest distance
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, max_examples=60)
 @given(
     half=st.integers(1, 20), more=st.integers(1, 200), causal=st.booleans(), offset=st.integers(0, 250), data=st.data()
 )

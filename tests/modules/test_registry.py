@@ -23,7 +23,7 @@ def new_class() -> type:
     return type("Gadget", (), {"__module__": "workshop"})
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(st.lists(names, unique=True, max_size=8), names)
 def test_every_registered_name_is_found_and_no_other(registered, other):
     gadgets = registry()

@@ -286,7 +286,7 @@ def test_second_derivatives(device):
         torch.autograd.grad(geometric_attention(logits).square().sum(), logits, create_graph=True)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=st.integers(0, 9),
     queries=st.integers(1, 9),

@@ -17,7 +17,7 @@ LENGTHS = [1, 2, 31, 32, 33, 63, 64, 65, 100, 257]
 implementations = pytest.mark.parametrize("implementation", ["naive", "chunked"])
 causality = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 paddings = pytest.mark.parametrize("padding", ["none", "left", "right", "one-row-full"])
-properties = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+properties = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def assert_equals_naive(inputs: dict[str, Tensor], **options) -> None:

@@ -25,7 +25,7 @@ SHAPES = [
 ]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "B{}-H{}-N{}-E{}".format(*s))
 implementations = pytest.mark.parametrize("implementation", ["naive", "gram"])
-properties = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+properties = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def make(shape: tuple[int, ...], device, dtype=torch.float64) -> Tensor:

@@ -121,7 +121,7 @@ def test_no_tensor_of_queries_keys_and_dimension(device):
     assert operations.largest <= batch * heads * length * (2 * length - 1), shape
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(queries=st.integers(1, 12), keys=st.integers(1, 12), seed=st.integers(0, 2**16))
 def test_shift_invariance(queries, keys, seed, device):
     """The same query and the same distance give the same logit, wherever the pair stands."""

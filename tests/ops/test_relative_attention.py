@@ -159,7 +159,7 @@ def test_gradcheck(shape, causal, device):
     assert torch.autograd.gradcheck(lambda *x: relative_attention(*x, causal=causal, key_padding_mask=mask), leaves)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.tuples(*[st.integers(1, 3)] * 2, *[st.integers(1, 9)] * 5),
     causal=st.booleans(),

@@ -68,7 +68,7 @@ def test_beta1_can_stay():
 def cfg(updates: int = 10, **options) -> SimpleNamespace:
     """The whole configuration of a training."""
     return SimpleNamespace(
-        optimizer=SimpleNamespace(step_graphs=4),
+        optimizer=SimpleNamespace(_name="adam", step_graphs=4),
         optimization=SimpleNamespace(max_update=updates, lr=[1e-3]),
         lr_scheduler=SimpleNamespace(**options),
     )
@@ -83,6 +83,23 @@ def test_recorded_steps_have_one_beta1():
     with pytest.raises(UsageError, match="give --one-cycle-constant-beta1, or leave --step-graphs out"):
         OneCycle.check_options(cfg(one_cycle_constant_beta1=False))
     OneCycle.check_options(cfg(one_cycle_constant_beta1=True))
+
+
+@pytest.mark.parametrize(
+    "given", [dict(adam_beta1=0.5, adam_betas=None), dict(adam_beta1=0.9, adam_betas="(0.8, 0.98)")]
+)
+def test_a_beta1_of_the_user_has_no_effect_on_the_cycle(given):
+    chosen = cfg(one_cycle_constant_beta1=False)
+    chosen.optimizer = SimpleNamespace(_name="torch_adam", adam_beta2=0.999, **given)
+    with pytest.raises(
+        UsageError, match="so 0.[58] has no effect: give --one-cycle-constant-beta1, or leave out --adam"
+    ):
+        OneCycle.check_options(chosen)
+    chosen.lr_scheduler.one_cycle_constant_beta1 = True
+    OneCycle.check_options(chosen)
+    chosen = cfg(one_cycle_constant_beta1=False)
+    chosen.optimizer = SimpleNamespace(_name="torch_adam", adam_beta1=0.9, adam_beta2=0.98, adam_betas=None)
+    OneCycle.check_options(chosen)
 
 
 def test_an_optimizer_without_beta1():

@@ -57,7 +57,7 @@ def test_nothing_generated():
 tokens = st.lists(st.sampled_from("abc"), max_size=3).map(" ".join)
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=20), st.randoms(use_true_random=False))
 def test_counts_pairs_in_any_order(pairs, random):
     expected = 100 * sum(a == b for a, b in pairs) / len(pairs)

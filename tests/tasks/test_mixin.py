@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("fairseq")
 
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.tasks import FairseqTask
 
 from fairseq_sg.errors import UsageError
@@ -63,6 +64,16 @@ def test_types_are_asked_for_and_there_are_none(folder, caplog):
         trainer.task.load_dataset("valid")
         trainer.task.check_training(trainer)
     assert "--accuracy-by types logs nothing more" in caplog.text
+
+
+def test_a_criterion_that_would_leave_out_losses_of_layers_is_refused(folder):
+    trainer = build(SGTrainer, folder, "--depth", "shared_act")
+    trainer.task.load_dataset("valid")
+    trainer.task.check_training(trainer)
+    trainer._criterion = CrossEntropyCriterion(trainer.task, False)
+    message = "have losses .ponder., which this --criterion leaves out: choose --criterion cross_entropy_orthogonality"
+    with pytest.raises(UsageError, match=message):
+        trainer.task.check_training(trainer)
 
 
 def test_other_tasks_keep_fairseq_s_own():

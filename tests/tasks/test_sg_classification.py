@@ -97,3 +97,5 @@ def test_nothing_is_generated(labelled):
         task(labelled).build_generator([torch.nn.Linear(1, 1)], Namespace())
     with pytest.raises(UsageError, match="--eval-bleu is for translations"):
         task(labelled, eval_bleu=True)
+    with pytest.raises(UsageError, match="--oracle-length is for outputs with an end symbol: leave it out"):
+        task(labelled, oracle_length=True)

@@ -109,3 +109,5 @@ def test_nothing_is_generated(words):
         task(words).build_generator([torch.nn.Linear(1, 1)], Namespace())
     with pytest.raises(UsageError, match="--eval-bleu is for translations"):
         task(words, eval_bleu=True)
+    with pytest.raises(UsageError, match="--oracle-length is for outputs with an end symbol: leave it out"):
+        task(words, oracle_length=True)

@@ -11,6 +11,7 @@ pytest.importorskip("fairseq")
 
 import torch
 from fairseq import options, tasks
+from fairseq.criterions.cross_entropy import CrossEntropyCriterionConfig
 from fairseq.data import data_utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.search import LexicallyConstrainedBeamSearch
@@ -111,6 +112,32 @@ def test_padding(folder, left_pad_source, left_pad_target):
                 item = torch.cat([item[-1:], item[:-1]])
             padding = torch.full((len(row) - len(item),), PAD)
             assert torch.equal(row, torch.cat([padding, item] if left else [item, padding])), side
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (dict(eval_bleu=True, eval_bleu_args="[2]"), "--eval-bleu-args is '.2.', and must be a JSON object"),
+        (
+            dict(eval_bleu=True, eval_bleu_args='{"beem": 2}'),
+            "--eval-bleu-args has beem, which is no option of fairseq",
+        ),
+        (dict(eval_bleu=True, eval_bleu_detok="mosses"), "--eval-bleu-detok is 'mosses': choose from moses, nltk"),
+        (dict(load_alignments=True), "--load-alignments has no effect, as the data have none"),
+        (dict(target_lang="bar"), "--target-lang is bar, and .* has no dict.bar.txt: leave the option out"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_options_of_fairseq_s_that_do_not_fit(options, message, folder):
+    with pytest.raises(UsageError, match=message):
+        task(folder, **options)
+
+
+def test_the_oracle_of_lengths_needs_our_criterion(folder):
+    theirs = CrossEntropyCriterionConfig(_name="cross_entropy", sentence_avg=False)
+    task(folder).build_criterion(theirs)
+    with pytest.raises(UsageError, match="--oracle-length is for --criterion cross_entropy_orthogonality"):
+        task(folder, oracle_length=True).build_criterion(theirs)
 
 
 def checkpoint_options(kind: str, **task_options):
@@ -220,7 +247,7 @@ def test_trainer_trains_on_the_user_s_multiple_and_validates_on_everything(folde
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 5, 1000])
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, max_examples=25)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=40),
     seed=st.integers(0, 1000),

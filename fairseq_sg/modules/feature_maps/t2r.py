@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
+from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
 
 
 @dataclass
@@ -23,7 +23,7 @@ class T2ROptions:
 
 @register_feature_map("t2r")
 class T2RFeatureMap(FeatureMap):
-    """φ(x) = ReLU(Wx + b), W (F, D) (Kasai et al. 2021).
+    """φ(x) = ReLU(Wx + b), W (F, D) (Kasai et al. 2021). Features are float32.
 
     Queries and Keys have a W and a b each, shared by the heads; W starts as PyTorch's linear layers do, b at 0. A
     Query that has no positive feature in common with any Key has a denominator of only ε and the output 0.
@@ -51,7 +51,7 @@ class T2RFeatureMap(FeatureMap):
             nn.init.zeros_(linear.bias)
 
     def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
-        return self.query_map(q).relu()
+        return accurate(self.query_map(q).relu())
 
     def keys(self, k: Tensor, positions: Tensor | None = None) -> Tensor:
-        return self.key_map(k).relu()
+        return accurate(self.key_map(k).relu())
