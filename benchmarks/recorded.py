@@ -70,6 +70,7 @@ WAYS = {
     "recorded": Way(),
     "compiled": Way("--compile default"),
     "TF32": Way(within=tf32),
+    "compiled, TF32": Way("--compile default", within=tf32),
     "Triton": Way(within=functools.partial(mock.patch.dict, os.environ, {ENVIRONMENT_VARIABLE: "triton"})),
     "attention in parts": Way(within=functools.partial(sdpa_kernel, SDPBackend.MATH)),
 }
