@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairseq_sg.ops import relative, relative_attention, relative_logits
+from fairseq_sg.ops.relative.shift import distance_product
 from helpers.comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
 
 IMPLEMENTATIONS = ["naive", "shift"]
@@ -95,6 +96,16 @@ def test_non_contiguous_inputs(device):
     }
     assert not strided["q"].is_contiguous() and not strided["p"].is_contiguous()
     assert_all_close(run("shift")(**strided), run("naive")(**inputs), 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 6])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 4), (5, 5), (4, 7)])
+def test_a_product_in_parts_is_the_same(queries, keys, parts, device):
+    inputs = make((6, 2, queries, keys, 4), device)
+    whole, cut = (with_gradients(lambda q, p, n=n: {"product": distance_product(q, p, n)}, inputs) for n in (1, parts))
+    assert_all_close(cut, whole, 1e-12, 1e-12)
+    # The order in memory that `relative_logits` reads.
+    assert distance_product(**inputs, parts=parts).stride() == distance_product(**inputs, parts=1).stride()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

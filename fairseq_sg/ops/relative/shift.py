@@ -22,6 +22,9 @@ from torch import Tensor
 from fairseq_sg.ops.relative.naive import hidden_keys
 from fairseq_sg.ops.torch_attention import masked_attention
 
+#: On a GPU, the parts of the sum that is the gradient of fewer than so many numbers.
+PARTS, FEW = 32, 2**18
+
 
 def relative_logits_shift(q: Tensor, p: Tensor) -> Tensor:
     """See `fairseq_sg.ops.relative_logits`; memory is O(B H N L)."""
@@ -32,12 +35,21 @@ def relative_logits_shift(q: Tensor, p: Tensor) -> Tensor:
     return distance_product(q, p).as_strided(shape, strides, max(queries - 1, 0))
 
 
-def distance_product(q: Tensor, p: Tensor) -> Tensor:
-    """Every query times every distance's positional key: (B, H, N, L), rows dense, heads first in memory."""
-    batch, heads, queries, dim = q.shape
+def distance_product(q: Tensor, p: Tensor, parts: int | None = None) -> Tensor:
+    """Every query times every distance's positional key: (B, H, N, L), rows dense, heads first in memory.
+
+    The gradient of p is a sum over B N queries. On a GPU a small one is made in ``parts``, which divide B: a head's few
+    numbers, each a long sum, would keep one processor busy.
+    """
+    (batch, heads, queries, dim), distances = q.shape, p.shape[1]
+    if parts is None:
+        parts = PARTS if q.is_cuda and p.numel() < FEW and batch % PARTS == 0 else 1
     # Heads first: one product a head over the whole batch, so that p need not be repeated for every sequence.
-    rows = q.transpose(0, 1).reshape(heads, batch * queries, dim)  # (H, B N, D)
-    return torch.bmm(rows, p.transpose(1, 2)).unflatten(1, (batch, queries)).transpose(0, 1)
+    rows = q.transpose(0, 1).reshape(heads * parts, batch // parts * queries, dim)  # (H P, B N / P, D)
+    keys = p.transpose(1, 2)  # (H, D, L)
+    if parts > 1:
+        keys = keys.unsqueeze(1).expand(-1, parts, -1, -1).flatten(0, 1)  # (H P, D, L)
+    return torch.bmm(rows, keys).view(heads, batch, queries, distances).transpose(0, 1)
 
 
 def relative_attention_shift(
