@@ -3,6 +3,7 @@
     python -m benchmarks.recorded                                          # SCAN, batch 256: every model in every way
     python -m benchmarks.recorded --models relative --ways recorded TF32
     python -m benchmarks.recorded --models relative --arguments="--batch-size 64"
+    python -m benchmarks.recorded --models relative --ways recorded --longest 20    # also its longest kernels by name
 
 A step is that of ``fairseq-train`` on one batch, replayed. All take turns, so compare ratios. A step whose kernels take
 as long as the step keeps the GPU busy all the time; then only fewer or shorter kernels make it faster. A way that fails
@@ -34,6 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import report, step
 from fairseq_sg.kernels.processes import first_line
 from fairseq_sg.kernels.timing import Run, interleaved, quartiles, synchronize
+from fairseq_sg.ops import torch_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 
 ARGUMENTS = "--arch sg_transformer_scan --depth shared --lr 1e-3 --clip-norm 5 --batch-size 256 --step-graphs 4"
@@ -58,6 +60,14 @@ def tf32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@contextlib.contextmanager
+def in_parts() -> Iterator[None]:
+    """Softmax attention without torch's fused kernels, also where the plugin chooses among them."""
+    alone = [SDPBackend.MATH]
+    with sdpa_kernel(alone), mock.patch.object(torch_attention, "WITHOUT_CUDNN", alone):
+        yield
+
+
 @dataclass(frozen=True)
 class Way:
     """Further arguments of a training, and what it is recorded within."""
@@ -71,8 +81,11 @@ WAYS = {
     "compiled": Way("--compile default"),
     "TF32": Way(within=tf32),
     "compiled, TF32": Way("--compile default", within=tf32),
+    "bfloat16": Way("--autocast bfloat16"),
+    "compiled, bfloat16": Way("--autocast bfloat16 --compile default"),
     "Triton": Way(within=functools.partial(mock.patch.dict, os.environ, {ENVIRONMENT_VARIABLE: "triton"})),
-    "attention in parts": Way(within=functools.partial(sdpa_kernel, SDPBackend.MATH)),
+    "attention in parts": Way(within=in_parts),
+    "compiled, attention in parts": Way("--compile default", within=in_parts),
 }
 
 
@@ -86,16 +99,25 @@ def ready(arguments: str, way: Way, data: Path, device: str) -> tuple[Run, step.
     return functools.partial(ours.trainer.train_step, [batch]), step.Result("equal", "a step", [], losses, **size)
 
 
-def kernels(run: Run, device: str) -> tuple[int, float]:
-    """The number of kernels of a run, and the milliseconds that they take together; copies do not count."""
+def kernels(run: Run, device: str) -> list[tuple[str, float]]:
+    """The kernels of a run, each with its milliseconds; copies do not count."""
     run()
     synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         run()
         synchronize(device)
     of_gpu = (e for e in recorded.profiler.kineto_results.events() if e.device_type() == DeviceType.CUDA)
-    found = [event.duration_ns() for event in of_gpu if not event.name().startswith(("Memcpy", "Memset"))]
-    return len(found), sum(found) / 1e6
+    found = [(event.name(), event.duration_ns() / 1e6) for event in of_gpu]
+    return [(name, ms) for name, ms in found if not name.startswith(("Memcpy", "Memset"))]
+
+
+def by_name(found: Sequence[tuple[str, float]], most: int) -> list[str]:
+    """Lines of the kernels that take the longest together: milliseconds, number, and name."""
+    together: dict[str, list[float]] = {}
+    for name, ms in found:
+        together.setdefault(name, []).append(ms)
+    longest = sorted(together.items(), key=lambda entry: -sum(entry[1]))[:most]
+    return [f"{sum(ms):9.3f} ms {len(ms):5} × {name}" for name, ms in longest]
 
 
 COLUMNS = [
@@ -109,7 +131,13 @@ COLUMNS = [
 
 
 def section(
-    models: Sequence[str], ways: Sequence[str], rounds: int, device: str, data: Path, arguments: str = ""
+    models: Sequence[str],
+    ways: Sequence[str],
+    rounds: int,
+    device: str,
+    data: Path,
+    arguments: str = "",
+    longest: int = 0,
 ) -> report.Section:
     """Every model in every way; the ways take turns.
 
@@ -119,6 +147,7 @@ def section(
         device: ``cuda``.
         data: a prepared folder.
         arguments: further ones of fairseq-train.
+        longest: the number of kernels that are printed of each run.
     """
     runs: dict[str, Run] = {}
     losses: dict[str, list[float]] = {}
@@ -135,6 +164,8 @@ def section(
             step.check(result)
             losses[name] = result.losses
     counted = {name: kernels(run, device) for name, run in runs.items()}
+    for name, found in counted.items() if longest else ():
+        print("\n".join([f"{name}:", *by_name(found, longest)]), file=sys.stderr, flush=True)
     times = interleaved(runs, rounds, device)
     rows: list[list[Any]] = []
     for name in (f"{model}: {way}" for model in models for way in ways):
@@ -144,7 +175,8 @@ def section(
         low, median, high = quartiles(times[name])
         base = times.get(f"{name.partition(':')[0]}: recorded")
         ratio = quartiles(base)[1] / median if base else None
-        rows.append([name, [median, low, high], ratio, *counted[name], [losses[name][0], losses[name][-1]]])
+        sizes = len(counted[name]), sum(ms for _, ms in counted[name])
+        rows.append([name, [median, low, high], ratio, *sizes, [losses[name][0], losses[name][-1]]])
     chosen = " ".join(filter(None, (ARGUMENTS, arguments)))
     note = "; ".join((f"{rounds} rounds", *(f"{name} failed: {why}" for name, why in failed.items())))
     title = f"SCAN ({device}{f', {arguments}' if arguments else ''})"
@@ -156,6 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
+    parser.add_argument("--longest", type=int, default=0, metavar="N", help="print N kernels of each step (default: 0)")
     parser.add_argument("--data", type=Path, help="the data folder (default: generated)")
     report.add_options(parser, rounds=9)
     args = report.parse(parser, argv, "benchmarks.recorded")
@@ -164,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         data = args.data or step.prepared("scan", Path(folder) / "scan")
-        found = section(args.models, args.ways, args.rounds, args.device, data, args.arguments)
+        found = section(args.models, args.ways, args.rounds, args.device, data, args.arguments, args.longest)
     report.publish(found, args.command, args.out)
 
 

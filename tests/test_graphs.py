@@ -97,6 +97,7 @@ CASES = {
     "accumulated": ["--update-freq", "2"],
     "clipped, a schedule": ["--clip-norm", "0.1", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "5"],
     "sentences": ["--sentence-avg", "--label-smoothing", "0.1", "--weight-decay", "0.1"],
+    "autocast": ["--autocast", "bfloat16"],
     "relative, softmax": ["--encoder-attention", "relative", "--decoder-attention", "softmax", "--position", "rotary"],
     "router": ["--encoder-attention", "geometric", "--encoder-update", "copy_gate", "--depth", "shared"],
     "linear": ["--decoder-attention", "linear", "--cross-attention", "linear", "--feature-map", "hedgehog"],
@@ -132,9 +133,10 @@ def test_steps_read_later_and_recorded_steps_are_the_same(folder, case, as_on_a_
     recorded = prepared(folder, "graphs", *CASES[case])
     averages, weights, state = trained(recorded)
     assert 0 < len(recorded._graphs) < recorded.get_num_updates() / 2
-    # The rate and the number of tokens of a recorded step are tensors.
-    assert averages == pytest.approx(expected[0], rel=1e-4)
-    torch.testing.assert_close(weights, expected[1], rtol=1e-4, atol=1e-4)
+    # The rate and the number of tokens of a recorded step are tensors. Products in bfloat16 magnify their rounding.
+    near = 1e-2 if case == "autocast" else 1e-4
+    assert averages == pytest.approx(expected[0], rel=near)
+    torch.testing.assert_close(weights, expected[1], rtol=near, atol=near)
     assert state["param_groups"] == expected[2]["param_groups"]
 
 

@@ -29,6 +29,7 @@ CASES = {
     "accumulated": ["--update-freq", "3"],
     "clipped": ["--clip-norm", "0.1", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "5"],
     "bfloat16": ["--bf16"],
+    "autocast": ["--autocast", "bfloat16"],
     "fairseq's adam": ["--optimizer", "adam", "--weight-decay", "0.1"],
     "sentences": ["--sentence-avg", "--label-smoothing", "0.1"],
     "performer": ["--decoder-attention", "linear", "--feature-map", "performer", "--performer-redraw", "2"],
@@ -66,6 +67,23 @@ def test_the_step_is_its_own_one(folder, monkeypatch):
     built = build(SGTrainer, folder)
     monkeypatch.setattr(Trainer, "train_step", None)
     assert all(built.train_step(samples)["loss"] > 0 for samples in groups(built))
+
+
+@pytest.mark.parametrize("kind", [SGTrainer, Trainer])
+def test_autocast_is_for_the_forward_pass_of_a_training_step(folder, kind):
+    built = build(kind, folder, "--autocast", "bfloat16", "--dropout", "0")
+    plain = build(kind, folder, "--dropout", "0")
+    seen: list[tuple[str, bool]] = []
+    weight = built.model.decoder.embedding.tokens.weight
+    built.model.register_forward_hook(lambda *_: seen.append(("forward", torch.is_autocast_enabled("cpu"))))
+    weight.register_hook(lambda _: seen.append(("backward", torch.is_autocast_enabled("cpu"))))
+    samples, *_ = groups(built)
+    loss, expected = (trainer.train_step(samples)["loss"] for trainer in (built, plain))
+    built.valid_step(samples[0])
+    assert seen == [("forward", True), ("backward", False), ("forward", False)]
+    assert loss == pytest.approx(expected, rel=1e-2) and loss != expected
+    assert {p.dtype for p in built.model.parameters()} == {p.grad.dtype for p in built.model.parameters()}
+    assert weight.dtype == weight.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("argument", ["--amp", "--store-ema", "--empty-cache-freq=2"])

@@ -203,4 +203,6 @@ def machine(gpu: bool = True, where: Mapping[str, str] | None = None) -> dict[st
     if gpu and torch.cuda.is_available():
         chosen = (where or {}).get("CUDA_VISIBLE_DEVICES")
         found["gpu"] = torch.cuda.get_device_name(visible_gpus().index(chosen) if chosen else 0)
+        if torch.get_float32_matmul_precision() != "highest":  # as TORCH_ALLOW_TF32_CUBLAS_OVERRIDE has it
+            found["float32 products"] = "TF32"
     return found

@@ -7,6 +7,7 @@ gradients are as small as ε.
 """
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,8 @@ from fairseq_sg.errors import UsageError
 
 #: The defaults of β₁ and β₂.
 BETAS = (0.9, 0.999)
+#: Of ``--autocast``: products in the dtype of the weights.
+NONE = "none"
 
 
 @dataclass
@@ -46,6 +49,13 @@ class TorchAdamConfig(FairseqDataclass):
             "help": "most CUDA graphs of whole training steps, one for each shape of batch; 0: none. On one GPU, in "
             "float32",
             "least": 0,
+        },
+    )
+    autocast: str = field(
+        default=NONE,
+        metadata={
+            "help": "dtype of products in training, by torch.autocast. Weights and their gradients keep theirs",
+            "choices": (NONE, "bfloat16"),
         },
     )
     lr: list[float] = II("optimization.lr")
@@ -77,6 +87,10 @@ class TorchAdam(FairseqOptimizer):
     def check_options(cfg) -> None:
         """Raises UsageError for options that contradict each other, before data are loaded; ``cfg`` is the whole."""
         betas(cfg.optimizer)
+        if getattr(cfg.optimizer, "autocast", NONE) != NONE:
+            for other in ("fp16", "bf16", "amp"):
+                if cfg.common[other]:
+                    raise UsageError(f"--autocast and --{other} are two precisions: leave one of them out")
         if cfg.common.memory_efficient_fp16 or cfg.common.memory_efficient_bf16:
             raise UsageError(
                 "torch_adam keeps its means in the precision of the parameters: with --memory-efficient-fp16 or "
@@ -98,6 +112,18 @@ class TorchAdam(FairseqOptimizer):
             "eps": self.cfg.adam_eps,
             "weight_decay": self.cfg.weight_decay,
         }
+
+    def autocasting(self, criterion: Callable) -> Callable:
+        """The criterion whose model multiplies in the dtype of ``--autocast``; a backward pass is not within it."""
+        name = getattr(self.cfg, "autocast", NONE)  # older checkpoints lack it
+        if name == NONE:
+            return criterion
+
+        def autocast(model, sample):
+            with torch.autocast(next(model.parameters()).device.type, getattr(torch, name)):
+                return criterion(model, sample)
+
+        return autocast
 
     # Steps that the host does not wait for.
 

@@ -29,6 +29,7 @@ from fairseq_sg.criterions.base import LayerLosses
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.cpu.memory import keep_for_training
 from fairseq_sg.modules.feedforward.workers import no_contribution
+from fairseq_sg.optim.torch_adam import TorchAdam
 from fairseq_sg.ranges import flag
 from fairseq_sg.registry import emitted_losses
 from fairseq_sg.resuming import early_stopping
@@ -338,6 +339,8 @@ class SGTask:
         With ``ignore_grad`` the batch fills a gap: it counts nowhere (``trainer``).
         """
         step = super().train_step
+        if isinstance(optimizer, TorchAdam):
+            criterion = optimizer.autocasting(criterion)
         with no_contribution(ignore_grad):
             if step.__func__ is not FairseqTask.train_step or isinstance(optimizer, AMPOptimizer):
                 loss, size, logs = step(sample, model, criterion, optimizer, update_num, ignore_grad)

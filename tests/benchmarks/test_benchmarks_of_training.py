@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 pytest.importorskip("fairseq")
 
@@ -28,6 +29,7 @@ from benchmarks import (  # noqa: E402
 )
 from fairseq_sg.kernels import timing  # noqa: E402
 from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase  # noqa: E402
+from fairseq_sg.ops import torch_attention  # noqa: E402
 from helpers.small_folders import random_pairs, write_folder  # noqa: E402
 
 
@@ -224,7 +226,7 @@ class TestRecorded:
     def data(self, tmp_path, monkeypatch) -> Path:
         monkeypatch.setattr(timing, "SHORTEST", 0.0)
         monkeypatch.setattr(recorded, "ARGUMENTS", "--arch sg_transformer_scan --lr 1e-3 --batch-size 8 --dropout 0")
-        monkeypatch.setattr(recorded, "kernels", lambda run, device: (7, 0.5))
+        monkeypatch.setattr(recorded, "kernels", lambda run, device: [("gemm", 0.125)] * 3 + [("add", 0.0625)] * 4)
         return write_folder(tmp_path / "data", {"train": random_pairs(16, 1)})
 
     def test_section(self, data):
@@ -232,7 +234,7 @@ class TestRecorded:
         found = recorded.section(models, ways, 2, "cpu", data)
         assert [row[0] for row in found.rows] == [f"{model}: {way}" for model in models for way in ways]
         assert found.kind in report.KINDS and found.note == "2 rounds"
-        assert all(row[1][1] <= row[1][0] <= row[1][2] and row[3:5] == [7, 0.5] for row in found.rows)
+        assert all(row[1][1] <= row[1][0] <= row[1][2] and row[3:5] == [7, 0.625] for row in found.rows)
         assert [found.cell(f"{model}: recorded", "× recorded") for model in models] == [1.0, 1.0]
         # Without dropout, the first loss of a model is the same in every way.
         first = {row[0]: row[-1][0] for row in found.rows}
@@ -245,9 +247,13 @@ class TestRecorded:
         precision, variable = torch.get_float32_matmul_precision, recorded.ENVIRONMENT_VARIABLE
         fused = torch.backends.cuda.mem_efficient_sdp_enabled
 
+        def is_fused():
+            return fused() and SDPBackend.EFFICIENT_ATTENTION in torch_attention.WITHOUT_CUDNN
+
         class Step:
             def __init__(self, arguments, *_):
-                seen.append((precision(), os.environ.get(variable), fused(), "--compile" in arguments))
+                options = " ".join(word for word in arguments if word in ("--compile", "--autocast"))
+                seen.append((precision(), os.environ.get(variable), is_fused(), options))
                 raise RuntimeError("there is no such kernel\nand more")
 
         monkeypatch.delenv(variable, raising=False)
@@ -255,13 +261,17 @@ class TestRecorded:
         before = precision()
         found = recorded.section(["relative"], list(recorded.WAYS), 1, "cpu", data)
         assert dict(zip(recorded.WAYS, seen, strict=True)) == {
-            "recorded": (before, None, True, False),
-            "compiled": (before, None, True, True),
-            "TF32": ("high", None, True, False),
-            "Triton": (before, "triton", True, False),
-            "attention in parts": (before, None, False, False),
+            "recorded": (before, None, True, ""),
+            "compiled": (before, None, True, "--compile"),
+            "TF32": ("high", None, True, ""),
+            "compiled, TF32": ("high", None, True, "--compile"),
+            "bfloat16": (before, None, True, "--autocast"),
+            "compiled, bfloat16": (before, None, True, "--autocast --compile"),
+            "Triton": (before, "triton", True, ""),
+            "attention in parts": (before, None, False, ""),
+            "compiled, attention in parts": (before, None, False, "--compile"),
         }
-        assert (precision(), os.environ.get(variable), fused()) == (before, None, True)
+        assert (precision(), os.environ.get(variable), is_fused()) == (before, None, True)
         assert found.rows[0] == ["relative: recorded", None, None, None, None, None]
         assert "relative: Triton failed: there is no such kernel" in found.note and "more" not in found.note
         assert "| relative: TF32 | – |" in report.as_markdown(found)
@@ -280,7 +290,10 @@ class TestRecorded:
         results = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events)))
         monkeypatch.setattr(recorded, "profile", lambda **_: contextlib.nullcontext(results))
         runs = []
-        assert recorded.kernels(lambda: runs.append(1), "cpu") == (2, 2.5) and len(runs) == 2
+        found = recorded.kernels(lambda: runs.append(1), "cpu")
+        assert found == [("gemm", 2.0), ("add", 0.5)] and len(runs) == 2
+        lines = recorded.by_name([*found, ("add", 3.0), ("copy", 0.25)], 2)
+        assert [line.split() for line in lines] == [["3.500", "ms", "2", "×", "add"], ["2.000", "ms", "1", "×", "gemm"]]
 
     def test_without_a_gpu(self, capsys):
         with pytest.raises(SystemExit):

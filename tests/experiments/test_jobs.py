@@ -352,7 +352,9 @@ def test_the_gpu_of_a_record_is_that_of_its_processes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: ("A100", "H100")[device])
     assert records.machine()["gpu"] == "A100"
     assert records.machine(where={"CUDA_VISIBLE_DEVICES": "GPU-5"})["gpu"] == "H100"
-    assert "gpu" not in records.machine(gpu=False)
+    assert "gpu" not in records.machine(gpu=False) and "float32 products" not in records.machine()
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert records.machine()["float32 products"] == "TF32" and "float32 products" not in records.machine(gpu=False)
 
 
 # Logs.

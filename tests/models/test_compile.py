@@ -112,6 +112,20 @@ def test_derivatives_of_the_compiler(monkeypatch):
         assert_equal(results(compiled, batch(lengths, True)), results(plain, batch(lengths, True)))
 
 
+def test_autocast(backend):
+    """The compiled layers multiply in the dtype of the caller's autocast."""
+    inputs, found = batch(BATCHES[0], False), []
+    for model in both(depth="shared", **RELATIVE):
+        model.float()
+        with torch.autocast("cpu", torch.bfloat16):
+            out, _ = model(*inputs)
+        out[inputs[-1].ne(1)].float().square().mean().backward()
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
+        assert out.dtype == torch.bfloat16 and {grad.dtype for grad in found[-1]} == {torch.float32}
+    plain, compiled = (torch.cat([grad.flatten() for grad in grads]) for grads in found)
+    assert (plain - compiled).norm() < 2e-2 * plain.norm() and backend.graphs == 3
+
+
 def test_what_cannot_be_compiled_is_left_out(backend):
     """A mixture of experts: the layer around it is compiled, in parts."""
     plain, compiled = both(model=SGEncoder, encoder_ffn="sigma_moe", moe_expert_dropout=0.0)

@@ -1,10 +1,13 @@
-"""``--bf16`` and ``--fp16`` as they reach a model, parameters and all: every attention, feature map, position,
-feedforward layer, update and depth, beside itself in float32, in training and token by token.
+"""``--bf16`` and ``--fp16`` as they reach a model, parameters and all, and ``--autocast``.
+
+Every attention, feature map, position, feedforward layer, update and depth is beside itself in float32, in training
+and token by token.
 """
 
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -18,15 +21,17 @@ from helpers.models import MODELS, PAD, model_of, pair
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 
 
-def trained(model):
+def trained(model, autocast: AbstractContextManager = nullcontext()):
     """The mean log-probability of a symbol, the losses' sum, and which parameters have a gradient; all are finite."""
     source, target = pair()
     torch.manual_seed(3)
-    out, extra = model(source, None, target, value_roles=("encoder", "decoder", "cross"))
-    orthogonality = [orthogonality_loss(v, padding_mask=p) for found in extra["values"].values() for v, p in found]
-    emitted = [x.sum() for values in extra["aux_losses"].values() for x in values if torch.is_tensor(x)]
+    with autocast:
+        out, extra = model(source, None, target, value_roles=("encoder", "decoder", "cross"))
+        orthogonality = [orthogonality_loss(v, padding_mask=p) for found in extra["values"].values() for v, p in found]
+        emitted = [x.sum() for values in extra["aux_losses"].values() for x in values if torch.is_tensor(x)]
     emitted += orthogonality
-    assert out.dtype == next(model.parameters()).dtype and emitted
+    expected = autocast.fast_dtype if isinstance(autocast, torch.autocast) else next(model.parameters()).dtype
+    assert out.dtype == expected and emitted
     loss = out.float().log_softmax(-1)[target.ne(PAD)][:, 4].mean()
     (loss + sum(emitted)).backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -44,6 +49,18 @@ def test_training_is_that_of_float32_but_for_rounding(name, dtype, monkeypatch):
     tolerance = 16 * torch.finfo(dtype).eps
     assert found == pytest.approx(loss, rel=tolerance) and also == pytest.approx(emitted, rel=tolerance, abs=tolerance)
     assert same == parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_autocast_is_float32_but_for_rounding(name, monkeypatch):
+    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
+    model = model_of(name)
+    (loss, emitted, parameters), (found, also, same) = (
+        trained(copy.deepcopy(model), way) for way in (nullcontext(), torch.autocast("cpu", torch.bfloat16))
+    )
+    tolerance = 16 * torch.finfo(torch.bfloat16).eps
+    assert found == pytest.approx(loss, rel=tolerance) and also == pytest.approx(emitted, rel=tolerance, abs=tolerance)
+    assert same == parameters and found != loss
 
 
 @HALF

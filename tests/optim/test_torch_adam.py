@@ -277,3 +277,16 @@ def test_memory_efficient_half_precision_is_refused_when_it_is_chosen_and_not_wh
         config.common[option] = True
         with pytest.raises(UsageError, match="--memory-efficient-bf16 choose --optimizer adam"):
             TorchAdam.check_options(config)
+
+
+def test_autocast_is_refused_beside_another_precision():
+    config = OmegaConf.create({"optimizer": {"_name": "torch_adam", "adam_beta1": 0.9, "adam_beta2": 0.999}})
+    config.common = dict.fromkeys(("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16"), False)
+    for option in ("fp16", "bf16", "amp"):
+        config.common[option], config.optimizer.autocast = True, "none"
+        TorchAdam.check_options(config)
+        config.optimizer.autocast = "bfloat16"
+        with pytest.raises(UsageError, match=f"--autocast and --{option} are two precisions: leave one of them out"):
+            TorchAdam.check_options(config)
+        config.common[option] = False
+        TorchAdam.check_options(config)
