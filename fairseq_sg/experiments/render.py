@@ -227,19 +227,17 @@ def _table(show: Show, files: dict[str, Results]) -> report.Table:
         _named(table.rows, row, f"row of {show.results}")
     found.sort(key=lambda line: order.index(line.row))
     several = len({line.data for line in found}) > 1
-    beside = {
-        column: any(line.cells.get(column) and line.cells[column].published for line in found) for column in columns
-    }
+    beside = report.columns_published(table, found)
     header = ["model", *(["data"] if several else []), "seeds", "steps"]
     for column in columns:
         name = show.header.get(column, column)
-        header += [f"{name}, here", f"{name}, paper"] if beside[column] else [name]
+        header += [f"{name}, here", f"{name}, paper"] if column in beside else [name]
     rows = [header]
     for line in found:
         label = show.labels.get(line.row, line.label)
         cells = [label, *([line.data] if several else []), report.seeds_text(line), report.steps_text(line)]
         for column in columns:
-            there = [report.published_text(line, column)] if beside[column] else []
+            there = [report.published_text(line, column)] if column in beside else []
             cells += [report.cell_text(table, line, column), *there]
         rows.append(cells)
     return rows

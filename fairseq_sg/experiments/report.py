@@ -191,6 +191,12 @@ def published_text(line: Line, column: str) -> str:
     return "" if cell is None else cell.published.text if cell.published else "–"
 
 
+def columns_published(recipe: Recipe, found: Sequence[Line]) -> set[str]:
+    """The columns in which a line has a published number."""
+    cells = ((key, line.cells.get(key)) for line in found for key in recipe.columns)
+    return {key for key, cell in cells if cell is not None and cell.published is not None}
+
+
 def seeds_text(line: Line) -> str:
     if not line.planned:
         return "–"
@@ -212,16 +218,17 @@ def _verdict_text(recipe: Recipe, line: Line) -> str:
 
 
 def table(recipe: Recipe, found: Sequence[Line]) -> Table:
-    """Rows of text with a header; without published numbers only ours. Verdicts appear only if there are any."""
+    """Rows of text with a header; published numbers and verdicts appear only where there are any."""
     several = len(recipe.data) > 1
     header = ["model", *(["data"] if several else []), "seeds", "steps"]
+    beside = columns_published(recipe, found)
     for key in recipe.columns:
-        header += [f"{key} here", f"{key} published"] if recipe.has_published else [key]
+        header += [f"{key} here", f"{key} published"] if key in beside else [key]
     rows = [[*header, "verdict"]]
     for line in found:
         cells = [line.label, *([line.data] if several else []), seeds_text(line), steps_text(line)]
         for key in recipe.columns:
-            there = [published_text(line, key)] if recipe.has_published else []
+            there = [published_text(line, key)] if key in beside else []
             cells += [cell_text(recipe, line, key), *there]
         rows.append([*cells, _verdict_text(recipe, line)])
     if not recipe.has_published and all(row[-1] == "–" for row in rows[1:]):
