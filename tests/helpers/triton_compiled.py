@@ -1,7 +1,7 @@
 """Triton kernels as compiled for GPUs, on a machine without one: registers, memory, instructions.
 
-    python tests/ops/triton_compiled.py                                # all operators, for 8.0 and 9.0
-    python tests/ops/triton_compiled.py cvmm --capability 90 --quick   # one operator, at two sizes
+    python tests/helpers/triton_compiled.py                                # all operators, for 8.0 and 9.0
+    python tests/helpers/triton_compiled.py cvmm --capability 90 --quick   # one operator, at two sizes
 
 The operators are called forward and backward with tensors on the CPU, at sizes with different tiles, with and without
 the optional parts of their kernels. Launched kernels are compiled instead of run. The command fails if a kernel does
