@@ -177,7 +177,7 @@ def call_relative(dtype: torch.dtype, dim: int, width: int, causal: bool, padded
     q, position, k = (heads(LENGTH, dim, dtype) for _ in range(3))
     v = heads(LENGTH, width, dtype)
     p = torch.randn(HEADS, 2 * LENGTH - 1, dim, dtype=dtype, requires_grad=True)
-    options = dict(causal=causal, key_padding_mask=padding(LENGTH, padded))
+    options = dict(causal=causal, key_padding_mask=padding(LENGTH, padded), dropout_p=0.1 * padded)
     relative_attention(q, position, k, v, p, implementation="triton", **options).sum().backward()
 
 

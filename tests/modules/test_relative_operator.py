@@ -112,6 +112,17 @@ def test_who_is_called_when_nobody_asks(kind, training, calls):
     assert len(calls) == 1 and "implementation" not in calls[0] and shape == x.shape
 
 
+@pytest.mark.parametrize("kind", ["relative", "abs_rel"])
+def test_dropout_on_weights_is_the_operators_in_training(kind, calls):
+    case = next(c for c in CASES if c.name == kind)
+    module, x = case.build(attention_dropout=0.5).train(), case.inputs()[0]
+    module(x, x)
+    assert not calls
+    module.to("meta")(x.to("meta"))
+    module.eval()(x.to("meta"))
+    assert [options["dropout_p"] for options in calls] == [0.5, 0.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", ["relative", "abs_rel"])
 def test_autocast(kind, dtype, calls, monkeypatch):

@@ -150,6 +150,44 @@ def test_default_scale(implementation, device):
     torch.testing.assert_close(relative_attention(**inputs, implementation=implementation), named, rtol=0, atol=0)
 
 
+@in_torch
+@causality
+def test_dropout_is_on_the_weights(implementation, causal, device):
+    """With the identity as values, the output is the weights: dropped, or enlarged by 1 / (1 − probability)."""
+    inputs = make((4, 3, 9, 16, 4, 16, 4), device)
+    inputs["v"] = torch.eye(16, dtype=torch.float64, device=device).expand(4, 3, 16, 16).contiguous()
+    options = {"causal": causal, "key_padding_mask": make_mask("left", 4, 16, device), "implementation": implementation}
+    weights = relative_attention(**inputs, **options)
+    torch.manual_seed(5)
+    dropped = relative_attention(**inputs, **options, dropout_p=0.25)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped, torch.where(kept, weights / 0.75, 0.0), rtol=1e-12, atol=1e-12)
+    share = kept.sum() / (weights != 0).sum()
+    assert 0.7 < share < 0.8
+    assert (relative_attention(**inputs, **options, dropout_p=1.0) == 0).all()
+
+
+@in_torch
+def test_dropout_draws_from_torchs_generator(implementation, device):
+    inputs, found = make((2, 3, 9, 9, 4, 6, 4), device), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(with_gradients(run(implementation, dropout_p=0.5), inputs))
+    assert_all_close(found[0], found[1], 0, 0)
+    assert not torch.equal(found[0]["out"], found[2]["out"])
+
+
+@pytest.mark.parametrize("dropout_p", [-0.1, 1.5, math.nan])
+def test_a_dropout_that_is_no_probability_is_refused(dropout_p):
+    with pytest.raises(ValueError, match="dropout_p is a probability, from 0 to 1, not"):
+        relative_attention(**make((1, 1, 2, 2, 2, 2, 2), torch.device("cpu")), dropout_p=dropout_p)
+
+
+def test_flex_has_no_dropout():
+    with pytest.raises(ValueError, match="relative_attention has no dropout in 'flex': choose another"):
+        relative_attention(**make((1, 1, 2, 2, 2, 2, 2), torch.device("cpu")), dropout_p=0.5, implementation="flex")
+
+
 @pytest.mark.parametrize("shape", [(2, 2, 3, 3, 2, 2, 2), (1, 2, 1, 4, 3, 1, 2), (2, 1, 2, 4, 1, 2, 3)], ids=str)
 @causality
 def test_gradcheck(shape, causal, device):

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
-from fairseq_sg.ops import relative_attention
+from fairseq_sg.ops import relative_attention, relative_logits
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+from fairseq_sg.ops.relative.naive import hidden_keys
 from helpers.comparison import assert_all_close, make_mask, with_gradients
 from helpers.operators.relative_attention import SHAPES, make, run
 from helpers.pairs import pairs
@@ -74,6 +75,71 @@ def test_what_stands_at_padding_is_not_read(causal, padding, garbage):
         assert (clean[name].masked_select(hidden) == 0).all()
     if padding == "one-row-full":
         assert all((clean[name][0] == 0).all() for name in clean if name != "gradient of p")
+
+
+def masks(shape, seed, **options):
+    """K of a call with a seed: 0 where a weight is dropped, else 1 / (1 − probability); 0 where none is."""
+    inputs = make(shape, DEVICE, torch.float32)
+    batch, heads, _, keys = shape[:4]
+    inputs["v"] = torch.eye(keys, device=DEVICE).expand(batch, heads, keys, keys).contiguous()
+    weights = run("triton", **options | {"dropout_p": 0.0})(**inputs)["out"]
+    torch.manual_seed(seed)
+    dropped = run("triton", **options)(**inputs)["out"]
+    return torch.where(weights > 0, dropped / weights, 0.0)
+
+
+@pairs(
+    causal=[True, False],
+    padding=["none", "left", "one-row-full"],
+    shape=[(2, 3, 9, 9, 4, 6, 4), (1, 2, 40, 70, 8, 8, 5)],
+)
+def test_dropout(causal, padding, shape):
+    """Values and gradients are those of the equation with the masks that were drawn, in every kernel the same."""
+    options = {"causal": causal, "key_padding_mask": make_mask(padding, shape[0], shape[3], DEVICE), "scale": 0.3}
+    kept = masks(shape, 7, **options, dropout_p=0.25)
+    torch.testing.assert_close(kept, (kept > 0) / 0.75, rtol=1e-5, atol=0)
+    inputs = make(shape, DEVICE, torch.float32)
+
+    def with_masks(q_content, q_position, k, v, p):
+        logits = (q_content @ k.transpose(-1, -2) + relative_logits(q_position, p)) * options["scale"]
+        hidden = hidden_keys(*logits.shape[2:], causal, options["key_padding_mask"], DEVICE)
+        hidden = torch.zeros_like(logits, dtype=torch.bool) if hidden is None else hidden.expand_as(logits)
+        weights = logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
+        return {"out": (weights * kept) @ v}
+
+    exact = with_gradients(with_masks, {name: x.double() for name, x in inputs.items()})
+    torch.manual_seed(7)
+    results = with_gradients(run("triton", **options, dropout_p=0.25), inputs)
+    assert_all_close({name: x.double() for name, x in results.items()}, exact, rtol=2e-5, atol=2e-5)
+
+
+def test_dropout_is_of_its_probability_and_independent_between_sentences_heads_and_calls():
+    shape, options = (4, 3, 32, 32, 4, 4, 4), {"dropout_p": 0.25}
+    kept = masks(shape, 1, **options) > 0
+    assert abs(kept.float().mean() - 0.75) < 0.02 and (kept.float().mean((2, 3)) - 0.75).abs().max() < 0.06
+    rows = kept.flatten(0, 1).flatten(1).float()  # a row for each sentence and head
+    others = (masks(shape, 2, **options) > 0).flatten(0, 1).flatten(1).float()
+    between = torch.corrcoef(torch.cat([rows, others])).fill_diagonal_(0)
+    assert between.abs().max() < 0.15
+    assert torch.equal(masks(shape, 1, **options) > 0, kept)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_dropout_in_half_precision(dtype):
+    inputs = make((2, 2, 40, 40, 8, 8, 8), DEVICE, dtype)
+    found = []
+    for half in (True, False):
+        torch.manual_seed(3)
+        found.append(
+            with_gradients(run("triton", dropout_p=0.5), inputs if half else {k: x.float() for k, x in inputs.items()})
+        )
+    near = 8 * torch.finfo(dtype).eps * max(float(x.abs().max()) for x in found[1].values())
+    assert_all_close({name: x.float() for name, x in found[0].items()}, found[1], rtol=0, atol=near)
+
+
+def test_everything_is_dropped():
+    results = with_gradients(run("triton", dropout_p=1.0), make((1, 2, 5, 5, 4, 4, 4), DEVICE, torch.float32))
+    assert all((x == 0).all() for x in results.values())
 
 
 def test_large_logits():

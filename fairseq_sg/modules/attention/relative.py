@@ -8,9 +8,8 @@ one vector a head, zero at the start. In the encoder both signs occur (the symme
 The thesis writes p_{i−j}, its code uses j − i: for this attention the two are the same up to the signs of learned
 weights. Cross-attention has no positions in the references, so this kind does not serve there.
 
-The operator ``relative_attention`` has all of it, in several implementations, but for what takes the weights apart:
-dropout on them, returning them, a window, and distances that are not 1 apart. There the operator ``relative_logits``
-makes a bias.
+The operator ``relative_attention`` has all of it, in several implementations, except returned weights, a window, and
+distances that are not 1 apart. There the operator ``relative_logits`` makes a bias.
 """
 
 from __future__ import annotations
@@ -116,31 +115,36 @@ class RelativeAttention(SoftmaxAttentionBase):
         # A single query is the last of the keys that it sees.
         causal = self.causal and q.size(2) > 1
         p = self._distances(q, keys, offset)  # (H, N + M − 1, D)
-        out = relative_attention(content, position, k, v, p, causal=causal, key_padding_mask=padding, scale=self.scale)
-        return out, None
+        dropout_p = self.attention_dropout if self.drops else 0.0
+        options = {"causal": causal, "key_padding_mask": padding, "scale": self.scale, "dropout_p": dropout_p}
+        return relative_attention(content, position, k, v, p, **options), None
 
     def _operator_serves(self, q: Tensor, context: Context) -> bool:
         """Whether ``relative_attention`` computes the same, and is wanted.
 
-        On a CPU, logits and a softmax take less time in training, unless the operator's implementation is named.
+        On a CPU, logits and a softmax take less time in training, unless the operator's implementation is named. With
+        dropout they run there for every name but ``triton``: in torch, their masks cost less.
         """
-        named = requested("relative_attention")
+        named, on_cpu = requested("relative_attention"), q.device.type == "cpu"
+        drops = self.drops and self.attention_dropout > 0
         if context.return_weights:
             return False
         for wanted, lacks, fix in (
-            (self.drops and self.attention_dropout > 0, "dropout on the weights", "--attention-dropout 0"),
+            (drops, "dropout on the weights", "--attention-dropout 0"),
             (self.window > 0, "windows", "--attention-window 0"),
             (context.positions is not None, "positions of your own", "another --position"),
         ):
             if wanted and named == "flex":
                 raise UsageError(f"{ENVIRONMENT_VARIABLE}=flex: the operator has no {lacks}; choose {fix}")
-            if wanted:
-                return False
-        if named == "flex" and q.device.type == "cpu" and q.requires_grad:
+        if self.window > 0 or context.positions is not None:
+            return False
+        if named == "flex" and on_cpu and q.requires_grad:
             raise UsageError(
                 f"{ENVIRONMENT_VARIABLE}=flex: it has no gradients on a CPU; choose a GPU, or another implementation"
             )
-        return q.device.type != "cpu" or named is not None
+        if on_cpu and drops:
+            return named == "triton"
+        return not on_cpu or named is not None
 
     def _between(self, q: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:
         """q_iᵀ W_P p_{b_j − a_i} for queries at positions a (N,) and keys at b (M,): (B, H, N, M).

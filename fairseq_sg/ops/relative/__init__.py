@@ -43,11 +43,12 @@ def _triton(
     causal: bool,
     key_padding_mask: Tensor | None,
     scale: float,
+    dropout_p: float,
 ) -> Tensor:
     require_triton("relative_attention", _why_not_triton(q_content, q_position, k, v, p))
     from fairseq_sg.ops.relative.triton import relative_attention_triton
 
-    return relative_attention_triton(q_content, q_position, k, v, p, causal, key_padding_mask, scale)
+    return relative_attention_triton(q_content, q_position, k, v, p, causal, key_padding_mask, scale, dropout_p)
 
 
 IMPLEMENTATIONS = {"naive": relative_logits_naive, "shift": relative_logits_shift}
@@ -114,6 +115,7 @@ def relative_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     implementation: str = AUTO,
 ) -> Tensor:
     """out = softmax(scale · (q_content kᵀ + R)) v, R = `relative_logits` (q_position, p).
@@ -140,6 +142,8 @@ def relative_attention(
             nevertheless.
         key_padding_mask: (B, M), bool, True at padding.
         scale: of both logits; 1/√D where not given.
+        dropout_p: probability with which a weight is dropped after the softmax. Implementations draw other masks, all
+            from torch's generator of the device; ``"flex"`` has none.
         implementation: ``"auto"``, ``"naive"``, ``"shift"``, ``"flex"`` or ``"triton"``.
 
     Returns:
@@ -147,8 +151,8 @@ def relative_attention(
 
     Raises:
         TypeError: dtypes differ or are not floating, or the mask is not bool.
-        ValueError: shapes do not fit, causal queries are more than the keys, there is no such implementation, or Triton
-            was asked for and cannot run here.
+        ValueError: shapes do not fit, causal queries are more than the keys, a probability is none, there is no such
+            implementation, or one was asked for that cannot do this here.
     """
     tensors = q_content, q_position, k, v, p
     named = dict(q_content=q_content, q_position=q_position, k=k, v=v, p=p)
@@ -173,6 +177,8 @@ def relative_attention(
     if causal and queries > keys:
         raise ValueError(f"causal queries are the last of the keys, so there are no more of them: {shapes}")
     check_padding_mask("key_padding_mask", key_padding_mask, batch, keys)
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"dropout_p is a probability, from 0 to 1, not {dropout_p}")
     tensors = _as_autocast_has_them(*tensors)
     if len({x.dtype for x in tensors}) > 1:
         raise TypeError(
@@ -182,7 +188,7 @@ def relative_attention(
     function = choose("relative_attention", implementation, tensors[3], sizes, lambda: _why_not_triton(*tensors))
     scale = dim**-0.5 if scale is None else scale
     with autocast_disabled(v.device):
-        return function(*tensors, causal, key_padding_mask, scale)
+        return function(*tensors, causal, key_padding_mask, scale, dropout_p)
 
 
 def _as_autocast_has_them(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -28,8 +28,11 @@ def relative_attention_flex(
     causal: bool,
     key_padding_mask: Tensor | None,
     scale: float,
+    dropout_p: float,
 ) -> Tensor:
-    """See `fairseq_sg.ops.relative_attention`; memory is O(B H N L) on a GPU."""
+    """See `fairseq_sg.ops.relative_attention`; memory is O(B H N L) on a GPU. Raises ValueError for dropout."""
+    if dropout_p:
+        raise ValueError("relative_attention has no dropout in 'flex': choose another implementation")
     product = distance_product(q_position * scale, p)  # (B, H, N, L)
     (batch, _, queries, _), keys = product.shape, k.shape[2]
     attention, make_mask = _functions(q_content.is_cuda)

@@ -27,15 +27,17 @@ def relative_attention_naive(
     causal: bool,
     key_padding_mask: Tensor | None,
     scale: float,
+    dropout_p: float,
 ) -> Tensor:
     """See `fairseq_sg.ops.relative_attention`; memory is O(H N M D + B H N M)."""
     logits = (q_content @ k.transpose(-1, -2) + relative_logits_naive(q_position, p)) * scale
     hidden = hidden_keys(*logits.shape[2:], causal, key_padding_mask, logits.device)
     if hidden is None:
-        return logits.softmax(-1) @ v
-    # A query that sees no key has no weights: zeros, rather than the 0/0 of a softmax over nothing.
-    weights = logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
-    return weights @ v
+        weights = logits.softmax(-1)
+    else:
+        # A query that sees no key has no weights: zeros, rather than the 0/0 of a softmax over nothing.
+        weights = logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
+    return torch.dropout(weights, dropout_p, train=True) @ v
 
 
 def hidden_keys(

@@ -61,10 +61,11 @@ def relative_attention_shift(
     causal: bool,
     key_padding_mask: Tensor | None,
     scale: float,
+    dropout_p: float,
 ) -> Tensor:
     """See `fairseq_sg.ops.relative_attention`: the relative logits are a bias of torch's attention."""
     bias = relative_logits_shift(q_position * scale, p)  # (B, H, N, M)
     hidden = hidden_keys(*bias.shape[2:], causal, key_padding_mask, bias.device)
     if hidden is not None:
         bias = bias.masked_fill(hidden, -math.inf)
-    return masked_attention(q_content, k, v, bias, scale=scale)
+    return masked_attention(q_content, k, v, bias, scale=scale, dropout_p=dropout_p)

@@ -15,7 +15,9 @@ and in the end out / Z, and ℓ = μ + ln Z, which is kept. With g the derivativ
 
     ∂x = A (g vᵀ − δ),   ∂q = scale · ∂x k,   ∂product = scale · ∂x,   ∂k = scale · ∂xᵀ q,   ∂v = Aᵀ g,
 
-the first two by tiles of queries, the others by tiles of keys, which compute A again. A query that sees nothing has
+the first two by tiles of queries, the others by tiles of keys, which compute A again. With dropout, a weight A of the
+output and of ∂v is A K, and g vᵀ is K (g vᵀ), where K is 0 or 1 / (1 − probability). K is drawn anew in every kernel,
+from the same seed and the places of query and key. A query that sees nothing has
 Z = 0; its ℓ is ∞, so that A is 0. Beside product and its derivative nothing of size N×M is made.
 
 Sums are float32. Products are those of the inputs' dtype. Each product of float32 is three of TF32 on tensor cores
@@ -46,10 +48,13 @@ def relative_attention_triton(
     causal: bool,
     key_padding_mask: Tensor | None,
     scale: float,
+    dropout_p: float,
 ) -> Tensor:
     """See `fairseq_sg.ops.relative_attention` for widths of at most `WIDEST`."""
     product = distance_product(q_position, p)
-    return _RelativeAttention.apply(q_content, product, k, v, causal, key_padding_mask, scale)
+    # On the device, so that a recorded step (`graphs`) has other masks each time.
+    seed = torch.randint(2**62, (1,), device=v.device) if dropout_p else None
+    return _RelativeAttention.apply(q_content, product, k, v, causal, key_padding_mask, scale, seed, dropout_p)
 
 
 class _RelativeAttention(torch.autograd.Function):
@@ -63,30 +68,34 @@ class _RelativeAttention(torch.autograd.Function):
         causal: bool,
         key_padding_mask: Tensor | None,
         scale: float,
+        seed: Tensor | None,
+        dropout_p: float,
     ) -> Tensor:
         q, k, v = (_dense_rows(x) for x in (q, k, v))
         mask = None if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
         out = v.new_empty(*q.shape[:3], v.shape[3])
         log_sum = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        _launch(_out_kernel, (q, product, k, v), mask, log_sum, (out,), causal, scale, of_queries=True)
-        ctx.save_for_backward(q, product, k, v, mask, log_sum, out)
-        ctx.causal, ctx.scale = causal, scale
+        options = causal, scale, seed, dropout_p
+        _launch(_out_kernel, (q, product, k, v), mask, log_sum, (out,), *options, of_queries=True)
+        ctx.save_for_backward(q, product, k, v, mask, log_sum, out, seed)
+        ctx.causal, ctx.scale, ctx.dropout_p = causal, scale, dropout_p
         return out
 
     @staticmethod
     def backward(ctx: FunctionCtx, g: Tensor) -> tuple:
         refuse_second_derivative("relative_attention")
-        q, product, k, v, mask, log_sum, out = ctx.saved_tensors
+        q, product, k, v, mask, log_sum, out, seed = ctx.saved_tensors
         inputs, g = (q, product, k, v), _dense_rows(g)
+        options = ctx.causal, ctx.scale, seed, ctx.dropout_p
         grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         delta = torch.empty_like(log_sum)
         # 0 is what stays where no pair of query and key has read the product. The strides are the product's.
         grad_product = torch.zeros_like(product)
         of_queries = out, g, delta, grad_q, grad_product, *g.stride()[:3]
-        _launch(_grad_q_kernel, inputs, mask, log_sum, of_queries, ctx.causal, ctx.scale, of_queries=True)
+        _launch(_grad_q_kernel, inputs, mask, log_sum, of_queries, *options, of_queries=True)
         of_keys = g, delta, grad_k, grad_v, *g.stride()[:3]
-        _launch(_grad_k_v_kernel, inputs, mask, log_sum, of_keys, ctx.causal, ctx.scale, of_queries=False)
-        return grad_q, grad_product, grad_k, grad_v, None, None, None
+        _launch(_grad_k_v_kernel, inputs, mask, log_sum, of_keys, *options, of_queries=False)
+        return grad_q, grad_product, grad_k, grad_v, None, None, None, None, None
 
 
 def _dense_rows(x: Tensor) -> Tensor:
@@ -101,6 +110,8 @@ def _launch(
     others: tuple,
     causal: bool,
     scale: float,
+    seed: Tensor | None,
+    dropout_p: float,
     *,
     of_queries: bool,
 ) -> None:
@@ -115,12 +126,15 @@ def _launch(
         *inputs,
         mask,
         log_sum,
+        seed,
         *others,
         *(stride for x in inputs for stride in x.stride()[:3]),
         heads,
         queries,
         keys,
         scale,
+        dropout_p,
+        1 / (1 - dropout_p) if dropout_p < 1 else 0.0,
         CAUSAL=causal,
         D=dim,
         E=width,
@@ -185,6 +199,13 @@ def _logits(q, k, places, visible, scale, PRECISION: tl.constexpr):
     return tl.where(visible, logits, float("-inf"))
 
 
+@triton.jit
+def _kept(seed, pair, n, m, keys, dropout, enlarged):
+    """K: 0 where dropout takes a weight, else ``enlarged``."""
+    draws = tl.rand(tl.load(seed) + pair, n[:, None] * keys + m[None, :])
+    return tl.where(draws >= dropout, enlarged, 0.0)
+
+
 @triton.jit(do_not_specialize=["queries", "keys"])
 def _out_kernel(
     q,
@@ -193,6 +214,7 @@ def _out_kernel(
     v,
     mask,
     log_sum,
+    seed,
     out,
     q_by_batch,
     q_by_head,
@@ -210,6 +232,8 @@ def _out_kernel(
     queries,
     keys,
     scale,
+    dropout,
+    enlarged,
     CAUSAL: tl.constexpr,
     D: tl.constexpr,
     E: tl.constexpr,
@@ -249,6 +273,8 @@ def _out_kernel(
         kept = tl.exp(largest - reference)
         v_tile = _load(v, m, e, v_by_row, real, E)
         total = total * kept + tl.sum(weights, axis=1)
+        if seed is not None:
+            weights = weights * _kept(seed, pair, n, m, keys, dropout, enlarged)
         sums = sums * kept[:, None] + tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=PRECISION)
         largest = larger
 
@@ -266,6 +292,7 @@ def _grad_q_kernel(
     v,
     mask,
     log_sum,
+    seed,
     out,
     g,
     delta,
@@ -290,6 +317,8 @@ def _grad_q_kernel(
     queries,
     keys,
     scale,
+    dropout,
+    enlarged,
     CAUSAL: tl.constexpr,
     D: tl.constexpr,
     E: tl.constexpr,
@@ -330,6 +359,8 @@ def _grad_q_kernel(
         places = _places(product, first, m, queries, product_by_row, BLOCK_N)
         weights = tl.exp(_logits(q_tile, k_tile, places, visible, scale, PRECISION) - level[:, None])
         grad_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
+        if seed is not None:
+            grad_weights = grad_weights * _kept(seed, pair, n, m, keys, dropout, enlarged)
         grad_logits = weights * (grad_weights - along[:, None]) * scale
         grad_places = _places(grad_product, first, m, queries, product_by_row, BLOCK_N)
         tl.store(grad_places, grad_logits, mask=visible)
@@ -345,6 +376,7 @@ def _grad_k_v_kernel(
     v,
     mask,
     log_sum,
+    seed,
     g,
     delta,
     grad_k,
@@ -368,6 +400,8 @@ def _grad_k_v_kernel(
     queries,
     keys,
     scale,
+    dropout,
+    enlarged,
     CAUSAL: tl.constexpr,
     D: tl.constexpr,
     E: tl.constexpr,
@@ -405,8 +439,13 @@ def _grad_k_v_kernel(
         along = tl.load(delta + pair * queries + n, mask=present, other=0.0)
         places = _places(product, start, m, queries, product_by_row, BLOCK_N)
         weights = tl.exp(_logits(q_tile, k_tile, places, visible, scale, PRECISION) - level[:, None])
-        v_sums += tl.dot(tl.trans(weights).to(g_tile.dtype), g_tile, input_precision=PRECISION)
         grad_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
+        dropped = weights
+        if seed is not None:
+            kept = _kept(seed, pair, n, m, keys, dropout, enlarged)
+            dropped = weights * kept
+            grad_weights = grad_weights * kept
+        v_sums += tl.dot(tl.trans(dropped).to(g_tile.dtype), g_tile, input_precision=PRECISION)
         grad_logits = weights * (grad_weights - along[:, None]) * scale
         k_sums += tl.dot(tl.trans(grad_logits).to(q_tile.dtype), q_tile, input_precision=PRECISION)
     _store(grad_k + pair * keys * D, m, d, keys, k_sums, D)
