@@ -97,7 +97,7 @@ def run_all(
     runs: list[Run],
     jobs: int,
     watch: Callable[[list[Run], dict[str, str]], None],
-    place: Callable[[list[Job], int], dict[str, str] | None] | None = None,
+    place: Callable[[list[Job]], dict[str, str] | None] | None = None,
     share: bool = False,
     together: int = 1,
 ) -> list[dict[str, Any]]:
@@ -111,8 +111,8 @@ def run_all(
         runs: the runs, each with its own folder.
         jobs: the number of parallel runs.
         watch: called every second.
-        place: gets the running jobs and a number of further ones, and returns the environment variables for these, or
-            None to wait. By default, every job may start.
+        place: gets the running jobs and returns the environment variables for another one, or None to wait. By default,
+            every job may start.
         share: whether to wait for a folder in which another process is training, instead of refusing it.
         together: trainings that begin together in one process (``groups``), at most ``jobs``.
 
@@ -164,7 +164,7 @@ class Busy(ValueError):
 
 def _begin_some(waiting, active, state, most, place, share) -> int:
     """Starts up to ``most`` waiting runs, whose trainings are in one process; returns how many were begun."""
-    where = place(list(active.values()), min(most, len(waiting))) if place else {}
+    where = place(list(active.values())) if place else {}
     if where is None:
         return 0
     jobs: list[Job] = []

@@ -12,10 +12,10 @@ from fairseq_sg.experiments.jobs import Job, begun
 
 
 class Guard:
-    """Decides by free memory where another training may start, or several at one place: ``run_all``'s ``place``.
+    """Decides by free memory where another training may start: ``run_all``'s ``place``.
 
     A training that has not logged anything may not have allocated its memory yet, so ``gigabytes`` are reserved for it.
-    The first ones always start.
+    The first one always starts.
 
     Args:
         gigabytes: required free memory; 0 disables the check.
@@ -28,21 +28,22 @@ class Guard:
     ) -> None:
         self.gigabytes, self.gpus, self.free = gigabytes, list(gpus), free or free_gigabytes
 
-    def __call__(self, active: list[Job], starting: int = 1) -> dict[str, str] | None:
-        if active and not self._room(None, active, starting):
+    def __call__(self, active: list[Job]) -> dict[str, str] | None:
+        if active and not self._room(None, active):
             return None
         if not self.gpus:
             return {}
         there = {gpu: [job for job in active if job.where.get("CUDA_VISIBLE_DEVICES") == gpu] for gpu in self.gpus}
         for gpu in sorted(self.gpus, key=lambda gpu: len(there[gpu])):
-            if not active or self._room(gpu, there[gpu], starting):
+            if not active or self._room(gpu, there[gpu]):
                 return {"CUDA_VISIBLE_DEVICES": gpu}
         return None
 
-    def _room(self, gpu: str | None, jobs: list[Job], starting: int) -> bool:
+    def _room(self, gpu: str | None, jobs: list[Job]) -> bool:
         if not self.gigabytes:
             return True
-        return self.free(gpu) >= self.gigabytes * (starting + sum(not begun(job) for job in jobs))
+        set_aside = self.gigabytes * sum(not begun(job) for job in jobs)
+        return self.free(gpu) - set_aside >= self.gigabytes
 
 
 def free_gigabytes(gpu: str | None) -> float:

@@ -195,7 +195,7 @@ def test_no_more_than_the_jobs_and_the_place_allow(commands, tmp_path):
     most = []
     asked = []
 
-    def place(active, starting):
+    def place(active):
         asked.append(len(active))
         return {"PLACE": "here"} if len(active) < 2 else None
 
@@ -290,21 +290,6 @@ def test_more_trainings_in_a_process_than_jobs(commands, tmp_path, monkeypatch):
     assert all("result" in record for record in records) and sizes == [1, 1]
 
 
-def test_a_place_is_asked_for_as_many_as_begin_together(commands, tmp_path, monkeypatch):
-    commands |= {"a": GOOD, "b": GOOD, "c": GOOD}
-    asked = []
-    train = jobs._train
-    monkeypatch.setattr(jobs, "_train", lambda jobs: [train([job]) for job in jobs])
-    runs = [make_run(tmp_path / name) for name in commands]
-
-    def place(active, starting):
-        asked.append((len(active), starting))
-        return {}
-
-    assert all("result" in record for record in jobs.run_all(runs, 2, lambda *_: None, place, together=2))
-    assert asked[0] == (0, 2) and asked[-1][1] == 1
-
-
 def test_commands_are_those_of_this_package_from_every_folder():
     found = jobs.executable(["fairseq-train", "data", "--user-dir", "fairseq_sg", "--seed", "1"])
     assert found == [sys.executable, "-m", "fairseq_cli.train", "data", "--user-dir", str(PACKAGE), "--seed", "1"]
@@ -329,10 +314,6 @@ def test_memory_guard(tmp_path):
     free[None] = 2.9
     assert guard([job(begun)]) is None and guard([]) == {}  # the first always starts
     assert memory.Guard(0, free=free.get)([job(young)] * 9) == {}
-    # Several in one process need as much as in several.
-    free[None] = 9.0
-    assert guard([job(begun)], 3) == {} and guard([job(begun)], 4) is None
-    assert guard([job(young)], 2) == {} and guard([job(young)], 3) is None and guard([], 9) == {}
     # Among GPUs with enough memory, the one with the fewest jobs.
     free |= {None: 50.0, "0": 20.0, "1": 5.0}
     guard = memory.Guard(3, ["0", "1"], free.get)
