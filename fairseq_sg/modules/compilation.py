@@ -5,7 +5,8 @@ Compiled, the layer is a few fused kernels. With CUDA graphs (``reduce-overhead`
 all of them at once.
 
 Forward and backward pass of a layer are compiled in training. Sizes are symbols: a new batch size or length needs no
-new compilation. A layer runs uncompiled
+new compilation, except in relative attention on a GPU, which asks whether a batch can be cut (``ops.relative.shift``).
+A layer runs uncompiled
 
 - in evaluation and decoding, where every step has another state;
 - where one of its modules has a forward hook, which compiled code would skip;

@@ -181,7 +181,7 @@ def call_relative(dtype: torch.dtype, dim: int, width: int, causal: bool, padded
     relative_attention(q, position, k, v, p, implementation="triton", **options).sum().backward()
 
 
-WIDTHS = [(64, 64), (8, 8), (16, 16), (80, 24), (128, 128), (256, 256)]
+WIDTHS = [(64, 64), (8, 8), (16, 16), (32, 32), (80, 24), (128, 128), (256, 256)]
 #: operator -> its call and the arguments; the first two are those of ``--quick``.
 CALLS: dict[str, tuple[Callable[..., None], list[tuple]]] = {
     "linear_attention": (

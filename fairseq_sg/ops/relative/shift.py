@@ -43,7 +43,8 @@ def distance_product(q: Tensor, p: Tensor, parts: int | None = None) -> Tensor:
     """
     (batch, heads, queries, dim), distances = q.shape, p.shape[1]
     if parts is None:
-        parts = PARTS if q.is_cuda and p.numel() < FEW and batch % PARTS == 0 else 1
+        wanted = p.requires_grad and torch.is_grad_enabled()
+        parts = PARTS if wanted and q.is_cuda and p.numel() < FEW and batch % PARTS == 0 else 1
     # Heads first: one product a head over the whole batch, so that p need not be repeated for every sequence.
     rows = q.transpose(0, 1).reshape(heads * parts, batch // parts * queries, dim)  # (H P, B N / P, D)
     keys = p.transpose(1, 2)  # (H, D, L)
