@@ -135,7 +135,9 @@ class RelativeAttention(SoftmaxAttentionBase):
             (context.positions is not None, "positions of your own", "another --position"),
         ):
             if wanted and named == "flex":
-                raise UsageError(f"{ENVIRONMENT_VARIABLE}=flex has no {lacks}: choose {fix}, or another implementation")
+                raise UsageError(
+                    f"{ENVIRONMENT_VARIABLE}=flex: it has no {lacks}; choose {fix}, or another implementation"
+                )
         if self.window > 0 or context.positions is not None:
             return False
         if named == "flex" and on_cpu and q.requires_grad:
