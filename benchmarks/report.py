@@ -85,8 +85,8 @@ KINDS = {
     "recorded": (
         "Recorded training steps",
         "A step with `--step-graphs`, replayed: median [quartiles] of its milliseconds, the number of its kernels, and "
-        "their sum. `TF32` is that of torch's products, `attention in parts` softmax attention without torch's fused "
-        "kernel.",
+        "their sum. `TF32` is that of torch's products, `bfloat16` is `--autocast bfloat16`, and `attention in parts` "
+        "is softmax attention without torch's fused kernel.",
     ),
     "preparation": (
         "Data preparation",
