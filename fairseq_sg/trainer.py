@@ -37,7 +37,8 @@ from torch import Tensor, nn
 from fairseq_sg import checkpoints, compat
 from fairseq_sg.errors import UsageError
 from fairseq_sg.graphs import StepGraphs
-from fairseq_sg.optim.torch_adam import TorchAdam
+from fairseq_sg.optim.torch_adam import NONE, TorchAdam
+from fairseq_sg.ranges import flag
 
 
 def install() -> None:
@@ -64,8 +65,16 @@ def _install_in(command) -> None:
 
 
 def make(fairseqs: type[Trainer], cfg, task, *arguments) -> Trainer:
-    """The trainer of a task."""
-    return (SGTrainer if checkpoints.is_ours(type(task)) else fairseqs)(cfg, task, *arguments)
+    """The trainer of a task.
+
+    Raises:
+        UsageError: options of the plugin's own step, where another one runs.
+    """
+    ours = checkpoints.is_ours(type(task))
+    for option, off in (("autocast", NONE), ("step_graphs", 0)):
+        if getattr(cfg.optimizer, option, off) != off and (not ours or cfg.optimization.use_bmuf):
+            raise UsageError(f"{flag(option)} is for tasks of this plugin (sg_…), without --use-bmuf: leave it out")
+    return (SGTrainer if ours else fairseqs)(cfg, task, *arguments)
 
 
 class Batch(NamedTuple):

@@ -13,11 +13,13 @@ pytest.importorskip("fairseq")
 
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import trainer as own
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.logs import events
+from fairseq_sg.tasks.sg_translation import SGTranslationTask
 from fairseq_sg.trainer import SGTrainer, counting
 from helpers.commands import run
 from helpers.small_folders import random_pairs, write_folder
@@ -84,6 +86,21 @@ def test_autocast_is_for_the_forward_pass_of_a_training_step(folder, kind):
     assert loss == pytest.approx(expected, rel=1e-2) and loss != expected
     assert {p.dtype for p in built.model.parameters()} == {p.grad.dtype for p in built.model.parameters()}
     assert weight.dtype == weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("option", "value"), [("autocast", "bfloat16"), ("step_graphs", 4)])
+def test_options_of_the_step_are_refused_where_another_one_runs(option, value):
+    given, without = ({"optimizer": {"lr": [0.1], option: on}} for on in (value, {"autocast": "none"}.get(option, 0)))
+    others = types.SimpleNamespace(), {"use_bmuf": False}
+    averaged = SGTranslationTask.__new__(SGTranslationTask), {"use_bmuf": True}
+    for task, optimization in (others, averaged):
+        config = OmegaConf.create(given | {"optimization": optimization})
+        with pytest.raises(
+            UsageError, match=f"--{option.replace('_', '-')} is for tasks of this plugin .*without --use-b"
+        ):
+            own.make(Trainer, config, task)
+    made = own.make(lambda cfg, task: (cfg, task), OmegaConf.create(without | {"optimization": others[1]}), others[0])
+    assert made[1] is others[0]
 
 
 @pytest.mark.parametrize("argument", ["--amp", "--store-ema", "--empty-cache-freq=2"])
@@ -213,8 +230,9 @@ def test_another_task_has_fairseqs_trainer(folder):
         def __init__(self, *arguments):
             self.arguments = arguments
 
-    built = own.make(Fairseqs, "cfg", Theirs(), "model")
-    assert type(built) is Fairseqs and built.arguments[::2] == ("cfg", "model")
+    cfg = types.SimpleNamespace(optimizer=None)
+    built = own.make(Fairseqs, cfg, Theirs(), "model")
+    assert type(built) is Fairseqs and built.arguments[::2] == (cfg, "model")
 
 
 def test_a_process_of_one_of_several_gpus_uses_it(monkeypatch):

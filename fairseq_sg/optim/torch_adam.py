@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
-from fairseq.tasks import TASK_REGISTRY
 from omegaconf import II
 
-from fairseq_sg.checkpoints import is_ours
 from fairseq_sg.errors import UsageError
 
 #: The defaults of β₁ and β₂.
@@ -89,13 +87,9 @@ class TorchAdam(FairseqOptimizer):
     def check_options(cfg) -> None:
         """Raises UsageError for options that contradict each other, before data are loaded; ``cfg`` is the whole."""
         betas(cfg.optimizer)
-        autocast = getattr(cfg.optimizer, "autocast", NONE) != NONE
-        for other in ("fp16", "bf16", "amp") if autocast else ():
+        for other in ("fp16", "bf16", "amp") if getattr(cfg.optimizer, "autocast", NONE) != NONE else ():
             if cfg.common[other]:
                 raise UsageError(f"--autocast and --{other} are two precisions: leave one of them out")
-        for option, given in (("--autocast", autocast), ("--step-graphs", getattr(cfg.optimizer, "step_graphs", 0))):
-            if given and (not is_ours(TASK_REGISTRY.get(cfg.task._name)) or cfg.optimization.use_bmuf):
-                raise UsageError(f"{option} is for tasks of this plugin (sg_…), without --use-bmuf: leave it out")
         if cfg.common.memory_efficient_fp16 or cfg.common.memory_efficient_bf16:
             raise UsageError(
                 "torch_adam keeps its means in the precision of the parameters: with --memory-efficient-fp16 or "

@@ -184,7 +184,7 @@ def test_a_further_evaluation_has_its_column(trained):
     assert [command[command.index("--model-overrides") + 1] for command in evaluated] == [DEEPER]
     rows = [line.split(" | ") for line in (trained.folder / "tables" / "x_v0.2.md").read_text().splitlines()]
     header, row = (next(row for row in rows if name in row[0]) for name in ("model", "An encoder_1"))
-    assert row[header.index("OOD-deeper here")] == f"{deeper['accuracy']['gen'] / 100:.2f}"
+    assert row[header.index("OOD-deeper")] == f"{deeper['accuracy']['gen'] / 100:.2f}"
 
 
 def test_analyses_of_a_trained_model_have_their_column(trained):

@@ -279,21 +279,9 @@ def test_memory_efficient_half_precision_is_refused_when_it_is_chosen_and_not_wh
             TorchAdam.check_options(config)
 
 
-def command(**optimizer):
-    """The configuration of a command, as far as it is checked."""
-    precisions = dict.fromkeys(("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16"), False)
-    return OmegaConf.create(
-        {
-            "optimizer": {"_name": "torch_adam", "adam_beta1": 0.9, "adam_beta2": 0.999} | optimizer,
-            "common": precisions,
-            "task": {"_name": "sg_translation"},
-            "optimization": {"use_bmuf": False},
-        }
-    )
-
-
 def test_autocast_is_refused_beside_another_precision():
-    config = command()
+    config = OmegaConf.create({"optimizer": {"_name": "torch_adam", "adam_beta1": 0.9, "adam_beta2": 0.999}})
+    config.common = dict.fromkeys(("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16"), False)
     for option in ("fp16", "bf16", "amp"):
         config.common[option], config.optimizer.autocast = True, "none"
         TorchAdam.check_options(config)
@@ -301,21 +289,6 @@ def test_autocast_is_refused_beside_another_precision():
         with pytest.raises(UsageError, match=f"--autocast and --{option} are two precisions: leave one of them out"):
             TorchAdam.check_options(config)
         config.common[option] = False
-        TorchAdam.check_options(config)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "option"), [({"autocast": "bfloat16"}, "--autocast"), ({"step_graphs": 4}, "--step-graphs")]
-)
-def test_what_the_plugins_step_does_is_refused_elsewhere(optimizer, option):
-    config = command(**optimizer)
-    TorchAdam.check_options(config)
-    for group, name, value in (("task", "_name", "translation"), ("optimization", "use_bmuf", True)):
-        config = command(**optimizer)
-        config[group][name] = value
-        with pytest.raises(UsageError, match=f"{option} is for tasks of this plugin"):
-            TorchAdam.check_options(config)
-        config.optimizer.update(autocast="none", step_graphs=0)
         TorchAdam.check_options(config)
 
 
