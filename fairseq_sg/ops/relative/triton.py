@@ -15,10 +15,11 @@ and in the end out / Z, and ℓ = μ + ln Z, which is kept. With g the derivativ
 
     ∂x = A (g vᵀ − δ),   ∂q = scale · ∂x k,   ∂product = scale · ∂x,   ∂k = scale · ∂xᵀ q,   ∂v = Aᵀ g,
 
-the first two by tiles of queries, the others by tiles of keys, which compute A again. With dropout, a weight A of the
-output and of ∂v is A K, and g vᵀ is K (g vᵀ), where K is 0 or 1 / (1 − probability). K is drawn anew in every kernel,
-from the same seed and the places of query and key. A query that sees nothing has
+the first two by tiles of queries, the others by tiles of keys, which compute A again. A query that sees nothing has
 Z = 0; its ℓ is ∞, so that A is 0. Beside product and its derivative nothing of size N×M is made.
+
+With dropout, out and ∂v have A K in the place of A, and ∂x has K (g vᵀ) in that of g vᵀ. K is 0 or 1 / (1 −
+probability). Every kernel draws the same K, from a seed and the places of query and key.
 
 Sums are float32. Products are those of the inputs' dtype. Each product of float32 is three of TF32 on tensor cores
 for widths up to 64, which keep about 21 bits. In half precision A and ∂x are rounded to it, as they are in torch.
