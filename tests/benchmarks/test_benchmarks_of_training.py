@@ -170,13 +170,55 @@ class TestTogether:
     """Many small trainings."""
 
     def test_ways(self):
-        assert together.ways(4, "cpu") == {"4 processes": (4, False), "one process": (1, False)}
-        assert together.ways(15, "cuda") == {
-            "15 processes": (15, False),
-            "15 processes, graphs": (15, True),
-            "3 processes, graphs": (3, True),
-            "one process, graphs": (1, True),
+        Way = together.Way
+        assert together.ways(4, "cpu") == {"4 processes": Way(4), "one process": Way(1)}
+        assert together.ways(4, "cpu", [4, 2]) == {"4 processes": Way(4), "2 processes": Way(2)}
+        recorded = {
+            "15 processes, graphs": Way(15, graphs=True),
+            "3 processes, graphs": Way(3, graphs=True),
+            "one process, graphs": Way(1, graphs=True),
         }
+        assert together.ways(15, "cuda") == {"15 processes": Way(15), **recorded}
+        assert together.ways(15, "cuda", [3], mps=True) == {
+            "15 processes": Way(15),
+            "3 processes, graphs": Way(3, graphs=True),
+            "3 processes, graphs, MPS": Way(3, graphs=True, mps=True),
+        }
+
+    def test_mps_runs_while_trainings_do(self, tmp_path, monkeypatch):
+        """It is started before them and quit after them; they have its variables."""
+        program = tmp_path / "control"
+        program.write_text(f'#!/bin/sh\necho "$*$(test $# = 0 && cat)" "$CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/seen\n')
+        program.chmod(0o755)
+        monkeypatch.setattr(together, "MPS", str(program))
+
+        class Process:
+            def wait(self):
+                return 0
+
+        def launch(entries, environment, output):
+            assert (tmp_path / "seen").read_text() == f"-d {environment['CUDA_MPS_PIPE_DIRECTORY']}\n"
+            log = [f'x | INFO | train_inner | {{"num_updates": "{n}", "ups": "7"}}' for n in (20, 40)]
+            Path(entries[0]["log"]).write_text("\n".join(log))
+            return Process()
+
+        monkeypatch.setattr(together.groups, "launch", launch)
+        assert together.rate(Path("data"), 1, together.Way(1, graphs=True, mps=True), 100, "cuda", 2) == 7
+        first, last = (tmp_path / "seen").read_text().splitlines()
+        assert last == first.replace("-d", "quit") and not Path(first.split()[1]).exists()
+
+    @pytest.mark.parametrize(
+        "options, message",
+        [
+            ("--mps", "--mps needs a GPU of NVIDIA and the program nvidia-cuda-mps-control: leave it out"),
+            ("--models 3 --processes 4", "--processes 4: choose 1 to 3, the number of trainings"),
+            ("--processes 0 1", "--processes 0 1: choose 1 to 4, the number of trainings"),
+        ],
+    )
+    def test_options_that_cannot_be(self, options, message, capsys):
+        with pytest.raises(SystemExit):
+            together.main([*options.split(), "--device", "cpu"])
+        assert message in capsys.readouterr().err
 
     def test_rates_are_those_of_the_logs(self, tmp_path, monkeypatch):
         """The first interval, with the start, is left out."""
@@ -194,13 +236,14 @@ class TestTogether:
 
         given = []
         monkeypatch.setattr(together.groups, "launch", lambda entries, *_: Process(entries))
-        assert together.rate(Path("data"), 3, 2, 100, "cpu", 0) == 3 * 60
+        assert together.rate(Path("data"), 3, together.Way(2), 100, "cpu", 8, "--lr 3") == 3 * 60
         assert [words[words.index("--seed") + 1] for words in given] == ["1", "3", "2"]
         assert all("--cpu" in words and words[words.index("--step-graphs") + 1] == "0" for words in given)
+        assert all(words[words.index("--cpu") - 2 :][:2] == ["--lr", "3"] for words in given)
 
     def test_section(self, monkeypatch):
-        monkeypatch.setattr(together, "rate", lambda _, models, processes, *more: 2.0 * processes)
-        section = together.section(4, 100, 3, "cpu", 8, Path("data"))
+        monkeypatch.setattr(together, "rate", lambda _, models, way, *more: 2.0 * way.processes)
+        section = together.section(together.ways(4, "cpu"), 4, 100, 3, "cpu", 8, Path("data"))
         assert section.rows == [["4 processes", 8.0, 1.0], ["one process", 2.0, 0.25]]
         assert section.note == "100 steps, 3 rounds" and section.kind in report.KINDS
 
@@ -216,7 +259,7 @@ class TestTogether:
 
         monkeypatch.setattr(together.groups, "launch", launch)
         with pytest.raises(SystemExit, match="a training failed: killedout of memory"):
-            together.rate(Path("data"), 1, 1, 100, "cpu", 0)
+            together.rate(Path("data"), 1, together.Way(1), 100, "cpu", 0)
 
 
 class TestRecorded:
