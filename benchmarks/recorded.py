@@ -29,7 +29,6 @@ from unittest import mock
 
 import torch
 from torch.autograd import DeviceType
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import report, step
@@ -60,12 +59,9 @@ def tf32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-@contextlib.contextmanager
-def in_parts() -> Iterator[None]:
-    """Softmax attention without torch's fused kernels, also where the plugin chooses among them."""
-    alone = [SDPBackend.MATH]
-    with sdpa_kernel(alone), mock.patch.object(torch_attention, "WITHOUT_CUDNN", alone):
-        yield
+def in_parts(few: int) -> AbstractContextManager:
+    """Softmax attention without torch's fused kernels up to so many queries and keys."""
+    return mock.patch.object(torch_attention, "FEW", few)
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,8 @@ WAYS = {
     "bfloat16": Way("--autocast bfloat16"),
     "compiled, bfloat16": Way("--autocast bfloat16 --compile default"),
     "Triton": Way(within=functools.partial(mock.patch.dict, os.environ, {ENVIRONMENT_VARIABLE: "triton"})),
-    "attention in parts": Way(within=in_parts),
-    "compiled, attention in parts": Way("--compile default", within=in_parts),
+    "fused attention": Way(within=functools.partial(in_parts, 0)),
+    "attention in parts": Way(within=functools.partial(in_parts, sys.maxsize)),
 }
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
 
 pytest.importorskip("fairseq")
 
@@ -288,33 +288,29 @@ class TestRecorded:
     def test_a_way_holds_while_it_is_recorded(self, data, monkeypatch):
         seen = []
         precision, variable = torch.get_float32_matmul_precision, recorded.ENVIRONMENT_VARIABLE
-        fused = torch.backends.cuda.mem_efficient_sdp_enabled
-
-        def is_fused():
-            return fused() and SDPBackend.EFFICIENT_ATTENTION in torch_attention.WITHOUT_CUDNN
 
         class Step:
             def __init__(self, arguments, *_):
                 options = " ".join(word for word in arguments if word in ("--compile", "--autocast"))
-                seen.append((precision(), os.environ.get(variable), is_fused(), options))
+                seen.append((precision(), os.environ.get(variable), torch_attention.FEW, options))
                 raise RuntimeError("there is no such kernel\nand more")
 
         monkeypatch.delenv(variable, raising=False)
         monkeypatch.setattr(step, "OurStep", Step)
-        before = precision()
+        before, few = precision(), torch_attention.FEW
         found = recorded.section(["relative"], list(recorded.WAYS), 1, "cpu", data)
         assert dict(zip(recorded.WAYS, seen, strict=True)) == {
-            "recorded": (before, None, True, ""),
-            "compiled": (before, None, True, "--compile"),
-            "TF32": ("high", None, True, ""),
-            "compiled, TF32": ("high", None, True, "--compile"),
-            "bfloat16": (before, None, True, "--autocast"),
-            "compiled, bfloat16": (before, None, True, "--autocast --compile"),
-            "Triton": (before, "triton", True, ""),
-            "attention in parts": (before, None, False, ""),
-            "compiled, attention in parts": (before, None, False, "--compile"),
+            "recorded": (before, None, few, ""),
+            "compiled": (before, None, few, "--compile"),
+            "TF32": ("high", None, few, ""),
+            "compiled, TF32": ("high", None, few, "--compile"),
+            "bfloat16": (before, None, few, "--autocast"),
+            "compiled, bfloat16": (before, None, few, "--autocast --compile"),
+            "Triton": (before, "triton", few, ""),
+            "fused attention": (before, None, 0, ""),
+            "attention in parts": (before, None, sys.maxsize, ""),
         }
-        assert (precision(), os.environ.get(variable), is_fused()) == (before, None, True)
+        assert (precision(), os.environ.get(variable), torch_attention.FEW) == (before, None, few)
         assert found.rows[0] == ["relative: recorded", None, None, None, None, None]
         assert "relative: Triton failed: there is no such kernel" in found.note and "more" not in found.note
         assert "| relative: TF32 | – |" in report.as_markdown(found)

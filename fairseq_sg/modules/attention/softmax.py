@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
@@ -229,7 +228,7 @@ def softmax_of_logits(
     closed_form = closed_form_is_faster(q, k, v, bias, dropout_p)
     if causal and bias is None and key_padding_mask is None and offset == 0 and not (window or closed_form):
         # The bare triangle: torch knows it without a tensor.
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, scale=scale)
+        return masked_attention(q, k, v, None, dropout_p=dropout_p, is_causal=True, scale=scale)
     hidden = hidden_keys(q.size(2), k.size(2), key_padding_mask, causal, offset, q.device, window)
     if closed_form:
         return closed_form_softmax(q, k, v, bias, hidden, dropout_p, scale)
