@@ -86,7 +86,7 @@ KINDS = {
         "Recorded training steps",
         "A step with `--step-graphs`, replayed: median [quartiles] of its milliseconds, the number of its kernels, and "
         "their sum. `TF32` is that of torch's products, `bfloat16` is `--autocast bfloat16`, and `attention in parts` "
-        "is softmax attention without torch's fused kernel.",
+        "is softmax attention without torch's fused kernel, `fused attention` with it at every length.",
     ),
     "preparation": (
         "Data preparation",

@@ -221,9 +221,10 @@ def all_promises(sections: Sequence[Any]) -> list[tuple[str, Promise]]:
 def unmeasured(sections: Sequence[Any]) -> list[str]:
     """What no section has: a device, half precision, peers."""
     found = []
-    if all(section.device != "cuda" for section in sections):
+    if all(section.device != "cuda" or section.kind == "recorded" for section in sections):
         found.append(
-            "any number on a GPU beside those of [gpu](gpu/README.md) and [speed.md](../docs/speed.md#on-a-gpu)"
+            "any number on a GPU beside recorded steps and those of [gpu](gpu/README.md) and "
+            "[speed.md](../docs/speed.md#on-a-gpu)"
         )
     if not any(dtype in section.title for section in sections for dtype in ("bfloat16", "float16")):
         found.append("half precision")
