@@ -27,6 +27,7 @@ from typing import Any
 
 from fairseq_sg import checkpoints, compat, ranges
 from fairseq_sg.checkpoints import values
+from fairseq_sg.command_line import dataclasses_of
 from fairseq_sg.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -242,10 +243,15 @@ EVALUATION = ("data", "eval_", "source_lang", "target_lang")
 
 
 def other_options(there, here) -> list[str]:
-    """The options that decide a training's result and differ between two configurations that both have them."""
+    """The options that decide a training's result and differ between two configurations.
+
+    An option that is younger than the checkpoint had its default there.
+    """
     other = {}
     for group, names in COMPARED.items():
         trained, given = values(there.get(group)), values(here.get(group))
+        if names is None and trained:
+            trained = defaults(group, given.get("_name")) | trained
         for name in trained if names is None else names:
             if group == "task" and name.startswith(EVALUATION):
                 continue
@@ -258,6 +264,14 @@ def other_options(there, here) -> list[str]:
             if name in trained and name in given and given[name] != trained[name]:
                 other[option] = f"--{option.replace('_', '-')} {trained[name]} (here {given[name]})"
     return list(other.values())
+
+
+@functools.cache
+def defaults(group: str, name: str | None) -> dict[str, Any]:
+    """The options of what is chosen in a group, such as a model, with their defaults; not those of other options."""
+    chosen = dataclasses_of(group).get(name)
+    of_fields = {f.name: f.default for f in fields(chosen)} if chosen else {}
+    return {n: d for n, d in of_fields.items() if isinstance(d, bool | int | float | str) and "${" not in str(d)}
 
 
 @functools.cache

@@ -365,3 +365,20 @@ def test_other_options_than_a_checkpoint_s_are_named():
     # An optimizer without a dataclass of options holds those of the whole command.
     sgd = [{"optimizer": argparse.Namespace(momentum=m, save_dir=f"runs/{m}", stop_time_hours=m)} for m in (0.9, 0.8)]
     assert resuming.other_options(*sgd) == ["--momentum 0.9 (here 0.8)"]
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "option", "default", "other"),
+    [
+        ("optimizer", "torch_adam", "autocast", "none", "bfloat16"),
+        ("model", "sg_transformer_scan", "feature_dim", "head", "9"),
+        ("task", "sg_translation", "oracle_length", False, True),
+    ],
+)
+def test_an_option_younger_than_a_checkpoint_had_its_default(group, name, option, default, other):
+    there = {group: {"_name": name}}
+    assert resuming.other_options(there, {group: {"_name": name, option: default}}) == []
+    found = [f"--{option.replace('_', '-')} {default} (here {other})"]
+    assert resuming.other_options(there, {group: {"_name": name, option: other}}) == found
+    # A checkpoint without options of a group says nothing of them.
+    assert resuming.other_options({}, {group: {"_name": name, option: other}}) == []
