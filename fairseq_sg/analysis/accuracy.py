@@ -17,6 +17,7 @@ NAME.NUMBER.SUBSET.right and .group.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,9 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     for name in loaded.named_subsets(args.subset):
         dataset = loaded.subset(name)
         right = np.zeros(min(len(dataset), args.limit or len(dataset)), dtype=bool)
+        targets: dict[int, list[str]] = {}
         for batch in loaded.batches(dataset, args.batch_size, args.limit):
+            targets |= zip(batch["id"].tolist(), words(loaded, batch["target"]), strict=True)
             logits = loaded.model(**batch["net_input"])[0]
             # fairseq sorts a batch by length.
             of_each, real = right_tokens(loaded, logits, batch)
@@ -73,7 +76,12 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         groups = groups[: len(right)]
         result.arrays |= {f"{name}.right": right, f"{name}.group": groups}
         table = tabulate(right, groups, result.facts.get("types"))
-        result.facts["subsets"][name] = {"sentences": len(right), "right": int(right.sum()), "groups": table}
+        result.facts["subsets"][name] = {
+            "sentences": len(right),
+            "right": int(right.sum()),
+            "targets": hashlib.sha256(repr(sorted(targets.items())).encode()).hexdigest(),
+            "groups": table,
+        }
         result.summary.append(f"{name}: {100 * right.mean():.2f} % of {len(right)} sentences")
         result.summary += [
             f"  {group}: {row['accuracy']:.2f} % of {row['sentences']} sentences" for group, row in table.items()
@@ -102,6 +110,12 @@ def right_tokens(loaded: Loaded, logits: Tensor, batch: dict[str, Any]) -> tuple
     logits, target, _ = scored(loaded.task, logits, batch)
     real = target.ne(dictionary.pad())
     return best(logits, dictionary).eq(target) & real, real
+
+
+def words(loaded: Loaded, target: Tensor) -> list[list[str]]:
+    """The words of every target of a batch (B, N), as two folders of the same data have them."""
+    dictionary = loaded.task.target_dictionary
+    return [[dictionary[token] for token in row if token != dictionary.pad()] for row in target.tolist()]
 
 
 def lengths(loaded: Loaded, dataset: Any, by: str) -> np.ndarray:
@@ -152,10 +166,10 @@ def tabulate(right: np.ndarray, groups: np.ndarray, names: list[str] | None) -> 
 def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
     """One result for several models, each with its seeds.
 
-    Raises UsageError if their groups or training lengths differ: they were not trained on the same data.
+    Raises UsageError if their groups, training lengths or targets differ: their data are not the same.
     """
     combined = Result(facts={"models": {}})
-    same = None
+    same, training, tested = None, None, None
     for model, seeds in measured.items():
         subsets: dict[str, dict[str, list[float]]] = {}
         for number, result in enumerate(seeds, 1):
@@ -163,13 +177,18 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
             common = {
                 "by": result.facts["by"],
                 "sentences": sentences_of(result.facts["subsets"]),
-                **{k: result.facts[k] for k in ("training", "types") if k in result.facts},
+                **{k: result.facts[k] for k in ("types",) if k in result.facts},
             }
-            if same not in (None, (groups, common)):
+            # Unknown where the folder of the training is gone.
+            trained = result.facts.get("training", training)
+            if same not in (None, (groups, common)) or training not in (None, trained):
                 raise UsageError(
                     f"{model} was trained on other data than the first model: compare models of the same data"
                 )
-            same = groups, common
+            targets = {name: subset["targets"] for name, subset in result.facts["subsets"].items()}
+            if tested not in (None, targets):
+                raise UsageError(f"{model} was tested on other data than the first model: give one folder by --data")
+            same, training, tested = (groups, common), trained, targets
             combined.arrays |= {f"{model}.{number}.{key}": array for key, array in result.arrays.items()}
             for name, subset in result.facts["subsets"].items():
                 for group, row in subset["groups"].items():
@@ -181,7 +200,7 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
         for name, values in totals.items():
             spread = f" (from {min(values):.2f} to {max(values):.2f}, {len(values)} seeds)" if len(values) > 1 else ""
             combined.summary.append(f"{model}, {name}: {np.mean(values):.2f} %{spread}")
-    combined.facts |= same[1]
+    combined.facts |= same[1] | ({} if training is None else {"training": training})
     for name, groups in same[1]["sentences"].items():
         combined.summary += compare(name, groups, combined.facts["models"])
     return combined

@@ -4,7 +4,7 @@ Errors are relative, ‖û − u‖₂/‖u‖₂, as in training. A subset has 
 error on three. In one dimension the picture has input, truth, prediction and error over x. In two it has a map of each.
 
 OUT.npz has SUBSET.errors (functions,), and of the functions of --samples SUBSET.input, SUBSET.target and
-SUBSET.prediction. OUT.json has means, medians and largest errors.
+SUBSET.prediction. OUT.json has means, medians and largest errors, and the mean of ‖u‖₂ as ``size``.
 
 Several checkpoints, NAME=CHECKPOINT each, are compared by resolution, those of one NAME as seeds of one model: their
 mean, and a band from minimum to maximum.
@@ -60,16 +60,17 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
                 f"--samples has {max(args.samples)}, and {name} has the functions 0 to {len(dataset) - 1}: choose "
                 "among them"
             )
-        errors = [
-            norms(loaded.run(batch)[0].to(batch["target"]) - batch["target"]) / norms(batch["target"])
-            for batch in loaded.batches(dataset, args.batch_size, args.limit)
-        ]
+        errors, sizes = [], []
+        for batch in loaded.batches(dataset, args.batch_size, args.limit):
+            sizes.append(norms(batch["target"]))
+            errors.append(norms(loaded.run(batch)[0].to(batch["target"]) - batch["target"]) / sizes[-1])
         found = torch.cat(errors).cpu().numpy()
         result.arrays[f"{name}.errors"] = found
         result.arrays |= {f"{name}.{part}": values for part, values in drawn(loaded, dataset, args.samples).items()}
         result.facts["subsets"][name] = {
             "functions": len(found),
             "points": len(dataset.target_axis),
+            "size": float(torch.cat(sizes).double().mean()),
             "mean": float(found.mean()),
             "median": float(np.median(found)),
             "largest": float(found.max()),
@@ -102,7 +103,7 @@ def table(subsets: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
-    """One result for several models, each with its seeds. Raises UsageError if they were tested on other grids."""
+    """One result for several models, each with its seeds. Raises UsageError if their grids or functions differ."""
     first = next(iter(measured.values()))[0].facts
     common = {name: {k: entry[k] for k in ("functions", "points")} for name, entry in first["subsets"].items()}
     combined = Result(facts={"dims": first["dims"], "samples": first["samples"], "subsets": common})
@@ -114,6 +115,10 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
                 if any(entry[key] != value for key, value in common[name].items()):
                     raise UsageError(
                         f"{model} was tested on other grids than the first model: give one folder by --data"
+                    )
+                if not np.isclose(entry["size"], first["subsets"][name]["size"], rtol=1e-4):
+                    raise UsageError(
+                        f"{model} was tested on other functions than the first model: give one folder by --data"
                     )
                 means[name].setdefault(model, []).append(entry["mean"])
     cells = [["subset", "points", *measured]]

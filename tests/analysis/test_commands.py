@@ -21,6 +21,8 @@ from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 
 from fairseq_sg.analysis import accuracy, load, plots, read_sentence, record
 from fairseq_sg.analysis.__main__ import main, named
+from fairseq_sg.analysis.result import Result
+from fairseq_sg.errors import UsageError
 from helpers.analysis_models import CLASSIFIERS, GROUPS, TABLES
 
 
@@ -337,6 +339,23 @@ def test_what_cannot_be_compared(words, message, saved, tmp_path, capsys):
     places = saved("softmax"), saved("encoder"), tmp_path / "out"
     assert main(["accuracy", *(word.format(*places) for word in words), "--device", "cpu"]) == 1
     assert re.fullmatch(f"error: {message}\n", capsys.readouterr().err) and not list(tmp_path.iterdir())
+
+
+def test_models_of_other_data_are_not_compared():
+    def result(targets="one", **facts):
+        subset = {"sentences": 2, "right": 1, "targets": targets, "groups": {"3": {"sentences": 2, "accuracy": 50.0}}}
+        facts = {"by": "target_length", "subsets": {"gen": subset}, **facts}
+        return Result({"gen.right": np.array([True, False])}, facts)
+
+    here = result(training=[1, 9])
+    with pytest.raises(UsageError, match="b was tested on other data than the first model"):
+        accuracy.combine({"a": [here], "b": [result("other", training=[1, 9])]})
+    with pytest.raises(UsageError, match="b was trained on other data than the first model"):
+        accuracy.combine({"a": [here], "b": [result(training=[1, 8])]})
+    # The folder of a training may be gone.
+    for models in ({"a": [here], "b": [result()]}, {"a": [result()], "b": [here]}):
+        assert accuracy.combine(models).facts["training"] == [1, 9]
+    assert "training" not in accuracy.combine({"a": [result()], "b": [result()]}).facts
 
 
 @torch.no_grad()

@@ -70,9 +70,9 @@ def test_the_table(loaded):
     assert [line.split()[:3] for line in lines[1:]] == [["test", "32", "9"], ["test_128", "128", "9"]]
 
 
-def invented(*means: float, points=(32, 64)) -> Result:
+def invented(*means: float, points=(32, 64), size=1.0) -> Result:
     subsets = {
-        name: {"functions": 9, "points": n, "mean": mean, "median": mean, "largest": mean}
+        name: {"functions": 9, "points": n, "size": size, "mean": mean, "median": mean, "largest": mean}
         for name, n, mean in zip(("test", "test_64"), points, means, strict=True)
     }
     return Result(facts={"dims": 1, "samples": [0], "subsets": subsets})
@@ -91,6 +91,9 @@ def test_models_are_compared():
     assert len(ax.collections) == 1  # the band of two seeds
     with pytest.raises(UsageError, match="b was tested on other grids than the first model"):
         operator.combine({"a": [invented(1.0, 2.0)], "b": [invented(1.0, 2.0, points=(32, 128))]})
+    with pytest.raises(UsageError, match="b was tested on other functions than the first model"):
+        operator.combine({"a": [invented(1.0, 2.0)], "b": [invented(1.0, 2.0, size=1.01)]})
+    assert operator.combine({"a": [invented(1.0, 2.0)], "b": [invented(1.0, 2.0, size=1 + 1e-6)]})
 
 
 def test_pictures_of_one_dimension(loaded):
