@@ -338,6 +338,25 @@ def check_path(flag: str, path: Path | None, kind: str) -> None:
     raise DataError(f"{flag} is not a {kind}: {reason}", path)
 
 
+#: How packed files begin.
+PACKED = {
+    "gzip": rb"\x1f\x8b\x08",
+    "zip": rb"PK\x03\x04",
+    "bzip2": rb"BZh[1-9]1AY&SY",
+    "xz": rb"\xfd7zXZ\x00",
+    "zstd": rb"\x28\xb5\x2f\xfd",
+}
+
+
+def check_unpacked(flag: str, path: Path) -> None:
+    """Raises DataError for a packed file, whose bytes are no text."""
+    with path.open("rb") as stream:
+        beginning = stream.read(16)
+    for kind, pattern in PACKED.items():
+        if re.match(pattern, beginning):
+            raise DataError(f"{flag} is packed ({kind}): unpack it, and name the unpacked file", path)
+
+
 def check_sizes(subsets: Mapping[str, Sequence[Pair]], published: Mapping[str, int]) -> None:
     """Raises DataError for a subset whose size is not the published one."""
     for name, size in published.items():

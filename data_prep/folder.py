@@ -138,19 +138,24 @@ def version() -> str:
 
 
 def read_manifest(folder: Path) -> Json:
-    """Reads the ``dataset.json`` of a prepared folder. Raises DataError if it is not one."""
+    """Reads the ``dataset.json`` of a prepared folder. Raises DataError if it is not one, or cannot be read."""
     path = folder / MANIFEST
+    cause, reason = None, f"no {MANIFEST} of ours"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         hashes = found["files"].values()
         known = "format" in found and isinstance(found["request"], dict)
         known = known and bool(hashes) and all(isinstance(digest, str) for digest in hashes)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        known = False
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        known, cause = False, error
+        if not folder.exists():
+            reason = "there is no such folder"
+        elif isinstance(error, OSError) and path.exists():
+            reason = f"{MANIFEST} cannot be read: {error.strerror}"
+        elif isinstance(error, ValueError):
+            reason = f"{MANIFEST} is cut off or was changed: {error}"
     if not known:
-        raise DataError(
-            f"not a prepared dataset (no {MANIFEST} of ours), left unchanged: choose another folder", folder
-        )
+        raise DataError(f"not a prepared dataset ({reason}), left unchanged: choose another folder", folder) from cause
     return found
 
 
@@ -215,12 +220,17 @@ def check_replaceable(out: Path) -> None:
 def lock_file(path: Path, create: bool = True) -> FileIO | None:
     """Opens ``path`` for appending without a buffer, and locks it. The lock ends with the stream or the process.
 
-    Returns None if another process holds the lock, or has moved or removed the file in the meantime.
+    Returns None if another process holds the lock, or has moved or removed the file in the meantime; for a file that is
+    there, also if it is another user's or its file system cannot be written to.
     Raises DataError if the file system has no locks.
     """
     try:
         stream = path.open("ab" if create else "r+b", buffering=0)
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if create or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
         return None
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

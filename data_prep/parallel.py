@@ -233,6 +233,7 @@ class Parallel(Dataset):
     sources = ParallelFiles
 
     def build(self, options: ParallelOptions, sources: ParallelFiles) -> Corpus:
+        check_apart(sources)
         train, empty = sources.pairs("train", options.unescape)
         held_out = {name: sources.pairs(name, options.unescape)[0] for name in HELD_OUT if sources.has(name)}
         train, shared = without(train, held_out.values())
@@ -246,6 +247,14 @@ class Parallel(Dataset):
         split = split_by_length(Split(subsets, left_out), options)
         origin = {"files": [describe(name, path, sources) for name, path in sources.files.items()]}
         return subword_corpus(split, {}, "your own; there are no published ones", origin, options)
+
+
+def check_apart(sources: ParallelFiles) -> None:
+    """Raises DataError if valid and test have the same sources: the best checkpoint would be chosen by the test."""
+    if all(sources.has(subset) for subset in HELD_OUT):
+        valid, test = sources.files["valid_src"], sources.files["test_src"]
+        if sources.sha256(valid) == sources.sha256(test):
+            raise DataError("--test-src has the same text as --valid-src", test)
 
 
 def describe(name: str, path: Path, sources: Sources) -> Json:

@@ -76,7 +76,8 @@ class OfficialFile:
             size = "" if self.size is None else f"{self.size:,} bytes with "
             raise DataError(
                 f"not the official {self.name}: {len(data):,} bytes with "
-                f"{self.digest_of(data)}, expected {size}{self.digest}",
+                f"{self.digest_of(data)}, expected {size}{self.digest}. Get it again, or name a folder that has it by "
+                "--raw-dir",
                 path,
             )
 

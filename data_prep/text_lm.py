@@ -46,6 +46,7 @@ from data_prep.dataset import (
     Sources,
     UsageError,
     check_path,
+    check_unpacked,
     option,
     share,
     whole_number,
@@ -84,6 +85,7 @@ class TextFiles(Sources):
         for flag, paths in self.flags.items():
             for path in paths:
                 check_path(flag, path, "file")
+                check_unpacked(flag, path)
 
     @property
     def flags(self) -> dict[str, list[Path]]:

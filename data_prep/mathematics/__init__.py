@@ -374,9 +374,11 @@ def make_corpus(
     for regime in REGIMES[:3]:
         indices = kept[regime]
         if len(indices) <= holdout:
+            incomplete = origin.get("files") and len(contents[regime]) < PUBLISHED[regime]
+            fix = f"the file has {len(contents[regime]):,} of {PUBLISHED[regime]:,}: get it again" if incomplete else ""
             raise DataError(
                 f"{regime} has {len(indices):,} different questions, too few for a valid set "
-                f"of {holdout:,}: lower --holdout"
+                f"of {holdout:,}: {fix or 'lower --holdout'}"
             )
         chosen = numpy.zeros(len(indices), dtype=bool)
         chosen[RandomState(REFERENCE_SEED).choice(len(indices), holdout, replace=False)] = True

@@ -63,6 +63,8 @@ OWN_DATA = True
 
 #: The share of the model's accuracy that a control mask must keep (Csordás 2023, appendix B.3.3).
 KEPT_ACCURACY = 0.95
+#: Tokens of a text that are hashed at a time.
+BLOCK = 1 << 20
 #: The name of the mask in tables.
 MASK = "mask"
 #: That of random masks, whose column has the mean over draws.
@@ -312,6 +314,7 @@ def train(
         "beta": beta,
         "network": fingerprint(parameters),
         "examples": hashlib.sha256(chosen.tobytes()).hexdigest(),
+        "text": hash_of(examples, chosen),
     }
     request["subset"] = examples.name
     state = read_state(state_file, request) if args.resume and os.path.isfile(state_file) else None
@@ -343,6 +346,20 @@ def train(
     return {name: values.cpu() for name, values in masks.named(masks.logits.detach()).items()}
 
 
+def hash_of(examples: Examples, chosen: np.ndarray) -> str:
+    """The hash of the tokens of some examples; of a text, of all of it."""
+    found, dataset = hashlib.sha256(), examples.dataset
+    if examples.is_text:
+        for start in range(0, len(dataset), BLOCK):
+            found.update(dataset.read(start, min(start + BLOCK, len(dataset))).numpy().tobytes())
+        return found.hexdigest()
+    for number in chosen.tolist():
+        for name, values in sorted(dataset[number].items()):
+            if torch.is_tensor(values):
+                found.update(f"{name} {tuple(values.shape)}".encode() + values.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
 def save_state(path: str, state: Mapping[str, Any]) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
@@ -360,7 +377,8 @@ def read_state(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
     except Exception as error:
         cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         raise UsageError(f"{path} cannot be read ({cause}): omit --resume to train the masks again") from error
-    different = [name for name in request if before.get(name) != request[name]]
+    # An earlier version's state has no hash of the text.
+    different = [name for name in request if before.get(name, request[name]) != request[name]]
     if different:
         name = different[0]
         print(

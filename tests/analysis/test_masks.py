@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import Pair
 from data_prep.folder import write
-from fairseq_sg.analysis import load
+from fairseq_sg.analysis import load, masks
 from fairseq_sg.analysis.__main__ import main
 from fairseq_sg.analysis.examples import Part, open_examples
 from fairseq_sg.analysis.masks import from_arrays, halves, to_arrays
@@ -309,6 +310,25 @@ def test_resumed_masks_are_equal_to_the_bit(saved, command, tmp_path):
     assert all(np.array_equal(fresh[key], found[key]) for key in fresh)
     (tmp_path / "parts.state.pt").write_bytes(b"PK")
     assert "parts.state.pt cannot be read" in command("masks", *resumed, out="parts", code=1)
+
+
+def test_resuming_asks_for_the_same_examples(saved, command, tmp_path):
+    """Other words on the same lines are other examples; a state of an earlier version has no hash of them."""
+    options = [saved("softmax"), "--batch-size", 6, "--steps", 2]
+    command("masks", *options, out="one")
+    state = torch.load(tmp_path / "one.state.pt", weights_only=True)
+    state["request"]["text"] = "others"
+    torch.save(state, tmp_path / "one.state.pt")
+    assert "(text was others, and is " in command("masks", *options, "--resume", out="one")[2]
+    state["request"].pop("text")
+    torch.save(state, tmp_path / "one.state.pt")
+    assert "resuming from step 2" in command("masks", *options, "--resume", out="one")[2]
+
+    def hashed(*rows):
+        dataset = [{"id": 0, "source": torch.tensor(row), "target": torch.tensor([1])} for row in rows]
+        return masks.hash_of(SimpleNamespace(is_text=False, dataset=dataset), np.array([0, 2]))
+
+    assert hashed([1], [2], [3]) == hashed([1], [9], [3]) != hashed([1], [2], [4])
 
 
 def test_search_takes_the_largest_beta_that_keeps_the_accuracy(planted, command):

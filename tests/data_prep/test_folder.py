@@ -136,6 +136,40 @@ def test_a_folder_that_is_not_ours_is_never_touched(spoil, overwrite: list[str],
     assert contents(out) == before and list(tmp_path.iterdir()) == [out]
 
 
+def no_permission(path: Path) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def test_a_manifest_that_cannot_be_used_names_the_cause(run, tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "out"
+    assert run("verify", out).err.startswith(f"error: {out}: not a prepared dataset (there is no such folder)")
+    assert run(*LENGTH, "--out", out).code == 0
+    manifest = out / "dataset.json"
+    whole = manifest.read_text("utf-8")
+    manifest.write_text(whole[:100], "utf-8")
+    assert "(dataset.json is cut off or was changed: " in run("verify", out).err
+    manifest.write_text("{}", "utf-8")
+    assert "(no dataset.json of ours)" in run("verify", out).err
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: no_permission(path))
+    assert "(dataset.json cannot be read: Permission denied)" in run("verify", out).err
+
+
+def test_workspaces_of_others_are_left_alone(run, tmp_path: Path, monkeypatch) -> None:
+    """Another user's folder has a lock that cannot be opened."""
+    out, room = tmp_path / "out", tmp_path / ".out.data_prep-other"
+    assert run(*LENGTH, "--out", out).code == 0
+    room.mkdir()
+    (room / "lock").write_bytes(b"")
+    opened = Path.open
+
+    def refuse(path, *arguments, **options):
+        return no_permission(path) if path == room / "lock" else opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
+    assert run(*LENGTH, "--out", out, "--overwrite").code == 0 and (room / "lock").exists()
+
+
 def test_overwrite_does_not_delete_what_the_user_put_there(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(*LENGTH, "--out", out).code == 0

@@ -363,7 +363,7 @@ def test_published_sizes_are_checked(run, archive, monkeypatch: pytest.MonkeyPat
         (entries(extrapolate=b"What is 1?\n\n"), "extrapolate/arithmetic__add_or_sub_big.txt:2: empty line"),
         (entries(train_easy=b"a\nb\na\nc\n"), "train-easy has 1 different questions, too few for a valid set of 1"),
         (entries(interpolate=sums("train-easy")), "subset interpolate is empty"),
-        (entries(train_medium=b""), "train-medium has 0 different questions"),
+        (entries(train_medium=b""), "few for a valid set of 1: the file has 0 of 666,666: get it again"),
     ],
     ids=["odd", "empty-line", "too-few", "nothing-new", "empty-file"],
 )

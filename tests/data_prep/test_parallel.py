@@ -335,6 +335,12 @@ def test_refusals(run, files: list[object], options: list[str], code: int, messa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_valid_and_test_are_not_one_text(run, files: list[object], tmp_path: Path) -> None:
+    options = ["--valid-src", files[5], "--valid-tgt", files[7], "--raw-only", "--out", tmp_path / "out"]
+    result = run("parallel", *files, *options)
+    assert result.code == 1 and f"{files[5]}: --test-src has the same text as --valid-src" in result.err
+
+
 def test_test_set_with_an_empty_line(run, files: list[object], tmp_path: Path) -> None:
     with files[5].open("a") as source, files[7].open("a") as target:
         print(file=source)
