@@ -373,6 +373,11 @@ def _check_schedule(cfg) -> None:
     ratio = list(schedule.phase_ratio or ()) if name == "tri_stage" else []
     if not cfg.optimization.max_update and (ratio or name == "cosine" and schedule.lr_period_updates <= 0):
         raise UsageError(f"--lr-scheduler {name} needs the number of updates: give --max-update")
+    lengths = [option for option in ("warmup_steps", "hold_steps", "decay_steps") if ratio and schedule[option]]
+    if lengths:
+        raise UsageError(
+            f"--phase-ratio and {ranges.flag(lengths[0])} both give the lengths of the phases: leave one of them out"
+        )
     if ratio and sum(ratio) != 1:
         raise UsageError(
             f"--phase-ratio is {ratio}, whose sum is {sum(ratio)} and not 1: change it, or give --warmup-steps, "

@@ -237,6 +237,7 @@ COMPARED: dict[str, tuple[str, ...] | None] = {
     "common": ("seed", "fp16", "bf16", "amp"),
     "dataset": ("batch_size", "max_tokens", "train_subset"),
     "optimization": ("lr", "update_freq", "clip_norm", "sentence_avg"),
+    "distributed_training": ("distributed_world_size",),
 }
 #: Options of a task that say where and how it is evaluated, by how their names begin.
 EVALUATION = ("data", "eval_", "source_lang", "target_lang")

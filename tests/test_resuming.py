@@ -367,6 +367,11 @@ def test_other_options_than_a_checkpoint_s_are_named():
     assert resuming.other_options(*sgd) == ["--momentum 0.9 (here 0.8)"]
 
 
+def test_another_number_of_processes_is_named():
+    there, here = ({"distributed_training": {"distributed_world_size": n, "nprocs_per_node": n}} for n in (2, 1))
+    assert resuming.other_options(there, here) == ["--distributed-world-size 2 (here 1)"]
+
+
 @pytest.mark.parametrize(
     ("group", "name", "option", "default", "other"),
     [

@@ -251,7 +251,10 @@ def _advance_or_fail(job: Job) -> bool:
     except Exception as error:
         _stop(job.process)
         job.run.folder.mkdir(parents=True, exist_ok=True)
-        records.end(job.run, failed=f"{job.work} ({type(error).__name__}: {error})")
+        try:
+            records.end(job.run, failed=f"{job.work} ({type(error).__name__}: {error})")
+        except OSError as problem:  # such as a full disk; the next start tries again
+            print(f"{job.run.folder}: {problem}, after {error}", file=sys.stderr)
         return True
 
 

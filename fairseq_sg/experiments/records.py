@@ -8,16 +8,15 @@ import platform
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.logs import curve
 from fairseq_sg.experiments.quantities import QUANTITIES, part
-from fairseq_sg.experiments.run import Run, on_any_device
+from fairseq_sg.experiments.run import Run, on_any_device, values_of
 from fairseq_sg.files import write_json
 
 #: The folder that has the package: a clone, or site-packages.
@@ -75,10 +74,15 @@ def evaluated(run: Run) -> bool:
     measured = {place for name in QUANTITIES for place in result.get(name, {})}
     return (
         "failed" not in record
-        and {shlex.join(command) for command in run.outputs().values()} <= set(record["commands"])
+        and commands_of(run.outputs().values()) <= commands_of(map(shlex.split, record["commands"]))
         and all(any(part(subset, kind) in measured for subset in run.subsets) for kind in run.types)
         and all(name in result.get("analysed", {}) for name in run.analysed)
     )
+
+
+def commands_of(commands: Iterable[list[str]]) -> set[tuple[str, ...]]:
+    """Commands as they are on any device."""
+    return {tuple(on_any_device(command)) for command in commands}
 
 
 def nothing_left(run: Run) -> bool:
@@ -124,10 +128,11 @@ OVER_ALL_STEPS = {
 
 def ends_with_training(arguments: Sequence[str]) -> bool:
     """Whether the learning rate depends on the number of steps, so that more steps are another training."""
-    words = [word for argument in arguments for word in argument.split("=", 1)]
-    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
-    schedules = [after for word, after in pairwise(words) if word == "--lr-scheduler"]
-    return bool(schedules) and schedules[-1] in OVER_ALL_STEPS and OVER_ALL_STEPS[schedules[-1]] not in words
+    name = (values_of("--lr-scheduler", arguments) or [""])[-1]
+    if name not in OVER_ALL_STEPS:
+        return False
+    length = OVER_ALL_STEPS[name]
+    return length is None or not any(value.strip("0.") for value in values_of(length, arguments))
 
 
 def check_steps(run: Run) -> None:
@@ -150,6 +155,8 @@ def starts_with_this(run: Run, record: dict[str, Any], where: Mapping[str, str])
     """
     points = curve(run) if (run.folder / "checkpoint_last.pt").exists() else []
     step = points[-1]["step"] if points else 0
+    if (record.get("result") or {}).get("steps") == run.steps:
+        step = run.steps  # it is evaluated again, perhaps without its last checkpoint
     starts = [start for start in record.get("starts", []) if start["step"] < step]
     start = {"commit": commit(), "machine": machine(gpu="--cpu" not in run.arguments, where=where)}
     if starts and all(starts[-1].get(key) == start[key] for key in start):

@@ -367,7 +367,7 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
     """The common numbers of two results, with their difference.
 
     ± is the standard error of the difference of means; medians have none. The last column says whether the difference
-    is above two of them.
+    is above two of them. Numbers of different steps are given with them.
     """
     rows = [["model", "data", "column", *names, "difference", "above two standard errors"]]
     others = {(line.row, line.data): line for line in lines(b)}
@@ -386,6 +386,8 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
             spread = f" ± {error:.{digits}f}" if error is not None else ""
             clear = "–" if error is None else "yes" if abs(difference) > 2 * error else "no"
             numbers = [shown(a.recipe, column, values) for values in (ours, theirs)]
+            if line.steps != other.steps:
+                numbers = [f"{n} ({of.steps:,} steps)" for n, of in zip(numbers, (line, other), strict=True)]
             rows.append([line.label, line.data, key, *numbers, f"{difference:+.{digits}f}{spread}", clear])
     return rows
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from fairseq_sg.experiments.quantities import QUANTITIES
@@ -60,7 +62,7 @@ class Run:
 
     @property
     def task(self) -> str:
-        return self.arguments[self.arguments.index("--task") + 1]
+        return values_of("--task", self.arguments)[-1]
 
     @property
     def log(self) -> Path:
@@ -123,6 +125,12 @@ class Run:
         return [self.train_command(), *self.outputs().values()]
 
 
+def values_of(option: str, arguments: Sequence[str]) -> list[str]:
+    """The values of an option in arguments of fairseq's commands (--seed=7, --max_update 9); the last counts."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    return [after for word, after in pairwise(words) if word.startswith("--") and word.replace("_", "-") == option]
+
+
 def on(device: str) -> list[str]:
     """The arguments of fairseq's commands for the device ``cpu`` or ``cuda``."""
     return ["--cpu"] if device == "cpu" else []
@@ -143,5 +151,6 @@ def schedule(every: int, device: str, graphs: int = 0) -> list[str]:
 
 
 def on_any_device(arguments: list[str]) -> list[str]:
-    """The words of a training's arguments without those of ``schedule`` for its device."""
-    return re.sub(r"--(cpu|num-workers \d+|step-graphs \d+)(?=\s|$)", "", shlex.join(arguments)).split()
+    """The words of a command's arguments without those for its device, of ``schedule``, `on` and an analysis."""
+    words = r"--(cpu|num-workers \d+|step-graphs \d+|device (cpu|cuda|auto))(?=\s|$)"
+    return re.sub(words, "", shlex.join(arguments)).split()

@@ -171,6 +171,8 @@ VALUES = {
     "give --max-update",
     "--lr-scheduler tri_stage --phase-ratio (0.5,0.25,0) --max-update 9": "--phase-ratio is [0.5, 0.25, 0.0], whose "
     "sum is 0.75 and not 1: change it, or give --warmup-steps, --hold-steps and --decay-steps",
+    "--lr-scheduler tri_stage --phase-ratio (0.1,0.4,0.5) --warmup-steps 5 --max-update 9": "--phase-ratio and "
+    "--warmup-steps both give the lengths of the phases: leave one of them out",
     "--lr-shrink -2": "--lr-shrink is -2.0: choose a number above 0",
     "--seed -1": "--seed is -1: choose 0 or more",
     "--num-workers -1": "--num-workers is -1: choose 0 or more",

@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -425,11 +426,49 @@ def test_a_folder_with_other_settings_is_refused(run):
         records.result_of(run)
 
 
+def test_finished_runs_are_not_evaluated_again_on_another_device(run):
+    run.arguments = ["--task", "x"]
+    save(run, result={"steps": run.steps}, commands=[shlex.join(command) for command in run.commands()])
+    assert records.evaluated(run)
+    elsewhere = replace(run, evaluation=[*run.evaluation, "--cpu"])
+    assert records.evaluated(elsewhere) and not records.evaluated(replace(run, evaluation=["--quiet"]))
+    analysed = replace(run, analyses={"masks": ["masks", "x.pt", "--device", "cpu"]})
+    save(run, result={"steps": run.steps}, commands=[shlex.join(command) for command in analysed.commands()])
+    assert records.evaluated(replace(run, analyses={"masks": ["masks", "x.pt", "--device", "cuda"]}))
+
+
+def test_starts_stay_where_the_last_checkpoint_is_gone(run):
+    """A finished training that is evaluated again keeps its starts; one that begins again does not."""
+    starts = [{"step": 0, "commit": "old", "machine": "there"}]
+    done = {"starts": starts, "result": {"steps": run.steps}}
+    assert records.starts_with_this(run, done, {})[:-1] == starts
+    assert records.starts_with_this(run, done, {})[-1]["step"] == run.steps
+    assert [s["step"] for s in records.starts_with_this(replace(run, steps=run.steps + 1), done, {})] == [0]
+    assert records.starts_with_this(replace(run, steps=run.steps + 1), done, {})[0]["commit"] != "old"
+
+
+def test_the_task_is_the_last_one(run):
+    for words in (["--task", "x", "--task=y"], ["--task=y"], ["--lr", "1", "--task", "y"]):
+        assert replace(run, arguments=words).task == "y"
+
+
+def test_a_failure_that_cannot_be_recorded_ends_one_training_alone(run, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jobs, "_advance", lambda job: full())
+    monkeypatch.setattr(jobs, "_stop", lambda process: None)
+    monkeypatch.setattr(records, "end", full)
+    assert jobs._advance_or_fail(SimpleNamespace(run=run, process=None, work="training"))
+    assert "No space left on device" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "schedule,other",
     [
         ("--lr-scheduler tri_stage --phase-ratio [0.1,0.4,0.5]", "--warmup-steps 1 --hold-steps 1 --decay-steps 1"),
         ("--lr_scheduler=cosine --warmup-updates 10", "--lr-period-updates=50"),
+        ("--lr-scheduler cosine --lr-period-updates 0", "--lr_period_updates 9"),
         ("--lr-scheduler inverse_sqrt --lr-scheduler polynomial_decay", "--total-num-update 100"),
         ("--lr-scheduler one_cycle", "--lr-scheduler fixed"),
     ],

@@ -392,6 +392,14 @@ def test_comparison(recipe):
     assert alone[1:] == [["An LSTM_1", "tiny", "OOD", "10.0", "16.0 ± 2.8", "+6.0", "–"]]
 
 
+def test_numbers_of_other_steps_are_compared_with_their_steps(recipe):
+    longer = of_seeds(recipe, good=[14.0])
+    longer.records[0]["result"]["steps"] = 5000
+    (row,) = report.compare(of_seeds(recipe, good=[10.0]), longer, ("one", "other"))[1:]
+    steps = of_seeds(recipe, good=[10.0]).records[0]["result"]["steps"]
+    assert row[3:5] == [f"10.0 ({steps:,} steps)", "14.0 (5,000 steps)"]
+
+
 def test_medians_have_no_standard_error(recipe):
     one, other = (
         replace(of_seeds(recipe, good=values), recipe=replace(recipe, statistic="median"))

@@ -299,6 +299,17 @@ def test_an_analysis_that_is_new_does_not_refuse_the_results(now, tmp_path):
         merged(earlier, now, tmp_path / "x.json")
 
 
+def test_a_new_column_at_the_best_evaluation_does_not_refuse_the_results(now, tmp_path):
+    """It needs the curve alone, which the results have."""
+    columns = {**now.recipe.columns, "best": replace(next(iter(now.recipe.columns.values())), at="best")}
+    plain = replace(now.recipe, checkpoint="last")
+    now.recipe = replace(plain, columns=columns, validate_every=5)
+    earlier = Results(plain, 1.0, [record("good", 1, gen=9.0)])
+    assert len(merged(earlier, now, tmp_path / "x.json").records) == 3
+    without = replace(now, recipe=plain)
+    assert len(merged(Results(now.recipe, 1.0, earlier.records), without, tmp_path / "x.json").records) == 3
+
+
 def test_another_steps_scale_is_refused(now, tmp_path):
     earlier = Results(now.recipe, 0.5, [record("good", 1, gen=9.0)])
     with pytest.raises(UsageError, match=r"another version of the recipe \(with another --steps-scale\)"):
