@@ -172,7 +172,7 @@ class SGTrainer(Trainer):
             self._graphs = StepGraphs(self._step_on_device, most)
 
     def _check_graphs(self) -> None:
-        if counting(self._model):
+        if any(getattr(part, "redraw_every", 0) is not None for part in counting(self._model)):
             raise UsageError("--step-graphs: this model changes by the number of updates (--performer-redraw)")
         if not self.ordinary or self._converts or not self.cuda:
             raise UsageError("--step-graphs is for one worker that trains in float32 on a GPU: leave it out")
@@ -226,7 +226,7 @@ class SGTrainer(Trainer):
             row = attempt(self._step_on_device, samples)
         else:
             self.optimizer.keep_rate_on(self.device)
-            row = attempt(self._graphs, [self._prepare_sample(sample)[0] for sample in samples])
+            row = attempt(self._graphs, [without_place(self._prepare_sample(sample)[0]) for sample in samples])
         if row is None:
             return None
         if self._graphs is not None:
@@ -361,6 +361,11 @@ def validate_and_save(fairseqs: Callable, cfg, trainer, task, epoch_itr, valid_s
 #: fairseq's ways to hand the number of updates on to the modules below.
 _HANDED_ON = (BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
 _counting: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+
+
+def without_place(sample: dict[str, Any]) -> dict[str, Any]:
+    """A batch without the place of its segments in a text, which only a memory needs, and a graph has none."""
+    return {name: part for name, part in sample.items() if name != "segment"}
 
 
 def counting(model: nn.Module) -> list[nn.Module]:

@@ -15,7 +15,7 @@ from fairseq.logging import metrics
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.graphs import StepGraphs
-from fairseq_sg.trainer import SGTrainer, validate_and_save
+from fairseq_sg.trainer import SGTrainer, validate_and_save, without_place
 from helpers.small_folders import random_pairs, write_folder
 from helpers.software_graph import SoftwareGraphs
 from helpers.trainers import build, groups, lasting, without_memory_for
@@ -71,6 +71,15 @@ def test_another_shape_or_number_has_another_graph(other):
         expected = step_of([given])
         assert torch.equal(graphs([given]), expected)
     assert len(graphs) == 2
+
+
+def test_segments_of_a_text_have_one_graph():
+    """Their places differ, and matter to a memory alone."""
+    graphs = StepGraphs(step_of, MOST, SoftwareGraphs())
+    for start in range(5):
+        batch = {"tokens": torch.ones(4), "scale": 2.0, "ntokens": 2, "segment": {"start": start}}
+        assert torch.equal(graphs([without_place(batch)]), step_of([batch]))
+    assert len(graphs) == 1
 
 
 def test_beyond_the_most_graphs_steps_run_as_they_are():
@@ -260,6 +269,13 @@ def test_a_checkpoint_of_recorded_steps_is_an_ordinary_one(folder, as_on_a_gpu):
 def test_where_steps_are_not_recorded_it_is_said_at_the_start(folder, arguments, said):
     with pytest.raises(UsageError, match=said):
         build(SGTrainer, folder, "--step-graphs", "8", *arguments)
+
+
+def test_features_that_are_never_drawn_again_may_be_recorded(folder):
+    """The refusal that remains is that of a CPU."""
+    never = ["--feature-map", "performer", "--performer-redraw", "never", "--decoder-attention", "linear"]
+    with pytest.raises(UsageError, match="one worker that trains in float32 on a GPU"):
+        build(SGTrainer, folder, "--step-graphs", "8", *never)
 
 
 @pytest.mark.parametrize("how", ["at once", "ahead", "graphs"])

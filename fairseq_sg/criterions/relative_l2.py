@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from fairseq.criterions import register_criterion
 from torch import Tensor
 
@@ -55,9 +56,7 @@ def periodic_difference(u: Tensor, spacing: float) -> Tensor:
 def inner_differences(u: Tensor, spacing: float) -> Tensor:
     """Central differences at inner points, (B, n, n) -> (B, n − 2, n − 2, 2): along rows, then along columns."""
     rows, columns = u[:, 2:, 1:-1] - u[:, :-2, 1:-1], u[:, 1:-1, 2:] - u[:, 1:-1, :-2]
-    return (rows.unsqueeze(-1) * rows.new_tensor([1.0, 0.0]) + columns.unsqueeze(-1) * rows.new_tensor([0.0, 1.0])) / (
-        2 * spacing
-    )
+    return torch.stack([rows, columns], dim=-1) / (2 * spacing)
 
 
 def derivative_error(prediction: Tensor, gradient: Tensor, a: Tensor, spacing: float) -> Tensor:

@@ -28,6 +28,7 @@ from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.operator import Downsampling, FieldScaling, SpectralDecoder, Upsampling, coordinates
+from fairseq_sg.ops.precision import autocast_disabled
 from fairseq_sg.registry import option_names
 
 #: Options of layers beside those of mechanisms.
@@ -180,7 +181,9 @@ class SGOperator(BaseFairseqModel):
             self.lift = nn.Identity()  # the convolutions give the features
         self.dropout = Dropout(config.embedding_dropout)
         self.stack, self.final_norm = None, nn.Identity()
-        if config.encoder_layers:
+        if not config.encoder_layers:
+            self.attention_roles = ()
+        else:
             config.head_columns = dims if config.coordinates == "heads" else 0
             self.stack = build_layers(config, "encoder")
             self.final_norm = final_norm_of(config, width)
@@ -242,13 +245,15 @@ class SGOperator(BaseFairseqModel):
         """h⁰ (B, n[, n], C), on the coarse grid if there is one, and the coordinates of its points."""
         z = a.unsqueeze(-1)  # (B, n[, n], 1)
         if self.down is not None:
-            z = self.down(a.unsqueeze(1)).movedim(1, -1)  # (B, m, m, C)
+            z = self.down(a.unsqueeze(1)).movedim(1, -1).to(a)  # (B, m, m, C)
             coarse = torch.linspace(0, 1, z.size(1), dtype=axis.dtype, device=axis.device)
             axis = torch.lerp(axis[:1], axis[-1:], coarse)
         points = coordinates(axis, self.dims)
         if self.joins_input:
             z = torch.cat([z, points.to(z).expand(a.size(0), *points.shape)], dim=-1)
-        return self.dropout(self.lift(z)), points
+        # Not in the half precision of autocast: neighbours on a fine grid would have one coordinate.
+        with autocast_disabled(z.device):
+            return self.dropout(self.lift(z)), points
 
     def _encoded(self, h: Tensor, points: Tensor, keep_hidden: bool, value_roles: Collection[str]):
         if self.stack is None:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Optional
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from fairseq import utils
 from fairseq.data import StripTokenDataset
@@ -101,6 +102,16 @@ class SGTaggingTask(SGTranslationTask):
         """Those of the target's dictionary with ``--output bits``, else None."""
         return None if self.cfg.output == "words" else self._bits("target")
 
+    def bits_on(self, device: torch.device) -> Tensor:
+        """``target_bits`` on a device, copied once: a copy for each step would make the host wait."""
+        if device not in self._bits_on:
+            self._bits_on[device] = self.target_bits.to(device)
+        return self._bits_on[device]
+
+    @cached_property
+    def _bits_on(self) -> dict[torch.device, Tensor]:
+        return {}
+
     def _bits(self, side: str) -> Tensor | None:
         form = self.manifests[0].get("bits")
         if form is None:
@@ -134,7 +145,7 @@ class SGTaggingTask(SGTranslationTask):
             classes = (target - self.target_dictionary.nspecial).clamp(min=0)
             smoothing = {"label_smoothing": label_smoothing}
             return F.cross_entropy(logits.transpose(1, 2), classes, reduction="none", **smoothing)
-        bits = self.target_bits.to(logits.device)[target]  # (B, N, K)
+        bits = self.bits_on(logits.device)[target]  # (B, N, K)
         return F.binary_cross_entropy_with_logits(logits, bits, reduction="none").sum(-1)
 
     def right(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -142,7 +153,7 @@ class SGTaggingTask(SGTranslationTask):
         if self.target_bits is None:
             found = logits.argmax(-1).eq(target - self.target_dictionary.nspecial)
         else:
-            found = (logits > 0).eq(self.target_bits.to(logits.device)[target] > 0.5).all(-1)
+            found = (logits > 0).eq(self.bits_on(logits.device)[target] > 0.5).all(-1)
         return found & self.asked(target)
 
     def words_of(self, logits: Tensor) -> list[str]:

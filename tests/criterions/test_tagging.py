@@ -59,6 +59,13 @@ def test_bits(folder, blanks, average):
     assert int(size) == (2 if average else 3) and int(logs["ntokens"]) == 3
 
 
+def test_bits_are_copied_to_a_device_once(folder):
+    task, _ = make(folder)
+    assert task.bits_on(torch.device("cpu")) is task.bits_on(torch.device("cpu"))
+    assert torch.equal(task.bits_on(torch.device("cpu")), task.target_bits)
+    assert task.bits_on(torch.device("meta")).device.type == "meta"
+
+
 def test_words_with_label_smoothing(folder):
     task, criterion = make(folder, "words", label_smoothing=0.1)
     logits = torch.randn(2, 4, task.num_classes)

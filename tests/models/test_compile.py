@@ -141,6 +141,20 @@ def test_what_cannot_be_compiled_is_left_out(backend):
     assert 2 <= backend.graphs <= 8
 
 
+def test_features_that_are_drawn_again(backend):
+    """The number of updates is no part of the compiled code."""
+    options = {"encoder_attention": "linear", "feature_map": "performer", "performer_redraw": 2}
+    model = build(model=SGEncoder, compile="default", **options).train()
+    inputs, graphs = batch(BATCHES[0], True), []
+    for step in range(6):
+        for part in model.modules():
+            if hasattr(part, "redraw_every"):
+                part.set_num_updates(step)
+        model(*inputs)[0].sum().backward()
+        graphs.append(backend.graphs)
+    assert graphs[-1] == graphs[0] > 0
+
+
 def test_losses_on_values(backend):
     plain, compiled = both(model=SGEncoder)
     inputs, roles = batch(BATCHES[0], True), ("encoder",)

@@ -210,6 +210,33 @@ def test_values_and_states():
     assert [state.shape for state in extra["inner_states"]] == [(8, 3, 12)] * 2
 
 
+def test_a_model_without_attention_shows_no_values():
+    """The criterion then refuses an orthogonality loss in one line."""
+    assert build().attention_roles == ("encoder",) and build(encoder_layers=0).attention_roles == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"decoder_coordinates": True}], ids=["plain", "joined"])
+def test_coordinates_and_predictions_are_not_rounded_by_autocast(options):
+    """In bfloat16, a fine grid has many points at one coordinate, and a prediction 8 bits."""
+    model, a = build(field_scaling="scalar", **options).float().eval(), waves(2048).float()
+
+    def axis(points):
+        return periodic_axis(points).float()
+
+    expected, points = model._lifted(a, axis(2048))
+    plain, _ = run(model, a, axis)
+    joined = []
+    if options:
+        model.decoder.join.register_forward_hook(lambda _, given, made: joined.append((given[0], made)))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model._lifted(a, axis(2048))[0], expected, rtol=0, atol=0)
+        u, _ = run(model, a, axis)
+    assert u.dtype == torch.float32 and not torch.equal(u, u.bfloat16().float())
+    torch.testing.assert_close(u, plain, rtol=0.05, atol=0.05)
+    for given, made in joined:
+        assert made.dtype == torch.float32 and torch.equal(given[0, :, -1], points[:, 0])
+
+
 def test_edges_and_coordinates():
     assert without_edge(torch.ones(2, 4)).tolist() == [[0, 1, 1, 0]] * 2
     points = coordinates(torch.tensor([0.0, 0.5]), 2)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
@@ -89,6 +90,7 @@ class PerformerFeatureMap(FeatureMap):
         """Called by fairseq with the number of updates that have been made."""
         self.updates = num_updates
 
+    @_disable_dynamo  # the number of updates would be a constant of compiled code, which each step compiles again
     def begin(self) -> None:
         if self.training and self._is_due():
             # Not in place: an earlier application of the layer needs its features for the gradient.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_sg.modules.operator.spectral import SpectralLayer
+from fairseq_sg.ops.precision import autocast_disabled
 
 
 class SpectralDecoder(nn.Module):
@@ -39,9 +40,15 @@ class SpectralDecoder(nn.Module):
 
     def forward(self, y: Tensor, points: Tensor) -> Tensor:
         """``points`` are the coordinates (n, 1) or (n, m, 2)."""
+        # What has coordinates, and the last map, stay out of autocast: half precision gives neighbours on a fine grid
+        # one coordinate, and its rounding is larger than a good model's error.
         if self.join is not None:
-            y = self.join(torch.cat([y, points.to(y).expand(y.size(0), *points.shape)], dim=-1))
+            y = y.to(self.join.weight)
+            with autocast_disabled(y.device):
+                y = self.join(torch.cat([y, points.to(y).expand(y.size(0), *points.shape)], dim=-1))
         y = y.movedim(-1, 1)  # (B, C, n[, m])
         for layer in self.layers:
             y = layer(y)
-        return self.output(F.silu(self.hidden(y.movedim(1, -1)))).squeeze(-1)
+        y = F.silu(self.hidden(y.movedim(1, -1)))
+        with autocast_disabled(y.device):
+            return self.output(y.to(self.output.weight)).squeeze(-1)
