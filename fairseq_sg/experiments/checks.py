@@ -82,7 +82,9 @@ class Checks:
                 raise self.error(key, f"is {getattr(recipe, key)}: it must be above 0")
         self.choice("statistic", recipe.statistic, ("mean", "median"))
         self.choice("published_std", recipe.published_std, ("sample", "population"))
-        if recipe.published_std == "population" and recipe.seeds < 2:
+        if recipe.published_seeds is not None and recipe.published_seeds < 1:
+            raise self.error("published_seeds", f"is {recipe.published_seeds}: it must be above 0")
+        if recipe.published_std == "population" and recipe.papers_seeds < 2:
             raise self.error(
                 "published_std", "is that of a population, which needs the number of the paper's seeds, 2 or more"
             )
@@ -199,6 +201,10 @@ class Checks:
                 if not _has_option(recipe.arguments_of(name, data), {"--task"}):
                     raise self.error(f"{key}.arguments", "have no --task, nor has 'train'")
         self.known(f"{key}.published", row.published, recipe.data_of(name), "data of the row")
+        if row.published_std:
+            self.choice(f"{key}.published_std", row.published_std, ("sample", "population"))
+            if row.published_std == "population" and recipe.papers_seeds < 2:
+                raise self.error(f"{key}.published_std", "is that of a population, which needs 2 seeds of the paper")
         for data, numbers in row.published.items():
             self.known(f"{key}.published.{data}", numbers, recipe.measured(name, data), "columns of these data")
             for column in numbers:

@@ -275,12 +275,14 @@ def legend(recipe: Recipe, rows: Collection[str] | None = None, scale: float = 1
     spread = "the median" if recipe.statistic == "median" else "mean ± sample standard deviation"
     found.append(f"Numbers are {spread} over the seeds that did not diverge.")
     if recipe.has_published and recipe.published_std == "population":
+        others = [row.label for name, row in recipe.rows.items() if row.published and recipe.std_of(name) == "sample"]
+        but = f", and of {' and '.join(others)} the sample's" * bool(others)
         found.append(
-            f"Published ± is the population's standard deviation of {recipe.seeds} seeds; verdicts take the sample's, "
-            f"{(recipe.seeds / (recipe.seeds - 1)) ** 0.5:.3f} times as much."
+            f"Published ± is the population's standard deviation of {recipe.papers_seeds} seeds{but}; verdicts take "
+            f"the sample's, {recipe.of_sample:.3f} times as much."
         )
     if recipe.has_published:
-        known = f"The paper has {recipe.seeds} seed{'s' * (recipe.seeds > 1)}."
+        known = f"The paper has {recipe.papers_seeds} seed{'s' * (recipe.papers_seeds > 1)}."
         found += [
             known if recipe.seeds_known else "The paper does not say how many seeds it has.",
             "Verdict: within one published standard deviation, above or below. It is at least half a unit of the last "

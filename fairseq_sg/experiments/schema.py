@@ -127,6 +127,7 @@ class Row:
         steps: of its training; by default those of the recipe.
         model_overrides: ``--model-overrides`` of the last evaluation.
         published: dataset -> column -> the number as printed.
+        published_std: what follows ± there, where it is not that of the recipe.
         x: its place in a sweep.
     """
 
@@ -138,6 +139,7 @@ class Row:
     steps: int | None = None
     model_overrides: str = ""
     published: dict[str, dict[str, str]] = field(default_factory=dict)
+    published_std: str = ""
     x: float | None = None
 
 
@@ -178,6 +180,7 @@ class Recipe:
         statistic: of the seeds, "mean" (± sample standard deviation) or "median".
         published_std: what follows ± in published numbers, a standard deviation of the "sample" or of the "population"
             of the paper's seeds.
+        published_seeds: how many the paper has, for a recipe whose own ``seeds`` are others; by default ``seeds``.
         unit: of accuracies, "fraction" or "percent".
         checkpoint: the evaluated one, "last" or "best".
         checkpoint_metric: of the best one, among ``QUANTITIES``, on the first subset of the data.
@@ -208,6 +211,7 @@ class Recipe:
     seeds_known: bool = True
     statistic: str = "mean"
     published_std: str = "sample"
+    published_seeds: int | None = None
     unit: str = MISSING
     checkpoint: str = MISSING
     checkpoint_metric: str = "accuracy"
@@ -289,9 +293,22 @@ class Recipe:
         if text is None:
             return None
         found = Published.parse(text)
-        if found.std is None or self.published_std == "sample":
+        if found.std is None or self.std_of(row) == "sample":
             return found
-        return replace(found, std=found.std * (self.seeds / (self.seeds - 1)) ** 0.5)
+        return replace(found, std=found.std * self.of_sample)
+
+    def std_of(self, row: str) -> str:
+        """What follows ± in the published numbers of a row: "sample" or "population"."""
+        return self.rows[row].published_std or self.published_std
+
+    @property
+    def papers_seeds(self) -> int:
+        return self.published_seeds or self.seeds
+
+    @property
+    def of_sample(self) -> float:
+        """The sample standard deviation of the paper's seeds, in multiples of the population's."""
+        return (self.papers_seeds / (self.papers_seeds - 1)) ** 0.5
 
     def _with_subset(self, subset: str) -> list[str]:
         return [name for name, data in self.data.items() if subset in data.subsets]
