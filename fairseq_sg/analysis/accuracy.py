@@ -62,7 +62,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     for name in loaded.named_subsets(args.subset):
         dataset = loaded.subset(name)
         right = np.zeros(min(len(dataset), args.limit or len(dataset)), dtype=bool)
-        targets: dict[int, list[str]] = {}
+        targets: dict[int, Any] = {}
         for batch in loaded.batches(dataset, args.batch_size, args.limit):
             targets |= zip(batch["id"].tolist(), words(loaded, batch["target"]), strict=True)
             logits = loaded.model(**batch["net_input"])[0]
@@ -112,8 +112,10 @@ def right_tokens(loaded: Loaded, logits: Tensor, batch: dict[str, Any]) -> tuple
     return best(logits, dictionary).eq(target) & real, real
 
 
-def words(loaded: Loaded, target: Tensor) -> list[list[str]]:
-    """The words of every target of a batch (B, N), as two folders of the same data have them."""
+def words(loaded: Loaded, target: Tensor) -> list[Any]:
+    """The words of every target of a batch (B, N), as two folders of the same data have them; of (B,) the numbers."""
+    if target.dim() == 1:
+        return target.tolist()
     dictionary = loaded.task.target_dictionary
     return [[dictionary[token] for token in row if token != dictionary.pad()] for row in target.tolist()]
 

@@ -358,6 +358,14 @@ def test_models_of_other_data_are_not_compared():
     assert "training" not in accuracy.combine({"a": [result()], "b": [result()]}).facts
 
 
+def test_targets_are_words_or_numbers(loaded):
+    model = loaded("softmax")
+    dictionary = model.task.target_dictionary
+    rows = torch.tensor([[5, 2, 1], [6, 5, 2]])
+    assert accuracy.words(model, rows) == [[dictionary[5], "</s>"], [dictionary[6], dictionary[5], "</s>"]]
+    assert accuracy.words(model, torch.tensor([3, 1])) == [3, 1]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["encoder", "softmax", "lstm"])
 def test_symbols(kind, analyse, saved, loaded):
