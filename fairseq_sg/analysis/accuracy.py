@@ -113,11 +113,15 @@ def right_tokens(loaded: Loaded, logits: Tensor, batch: dict[str, Any]) -> tuple
 
 
 def words(loaded: Loaded, target: Tensor) -> list[Any]:
-    """The words of every target of a batch (B, N), as two folders of the same data have them; of (B,) the numbers."""
+    """The words of every target of a batch (B, N), as two folders of the same data have them; of (B,) the numbers.
+
+    Without begin and end symbols: models with and without them may be compared.
+    """
     if target.dim() == 1:
         return target.tolist()
     dictionary = loaded.task.target_dictionary
-    return [[dictionary[token] for token in row if token != dictionary.pad()] for row in target.tolist()]
+    without = {dictionary.pad(), dictionary.bos(), dictionary.eos()}
+    return [[dictionary[token] for token in row if token not in without] for row in target.tolist()]
 
 
 def lengths(loaded: Loaded, dataset: Any, by: str) -> np.ndarray:

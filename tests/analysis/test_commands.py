@@ -362,7 +362,7 @@ def test_targets_are_words_or_numbers(loaded):
     model = loaded("softmax")
     dictionary = model.task.target_dictionary
     rows = torch.tensor([[5, 2, 1], [6, 5, 2]])
-    assert accuracy.words(model, rows) == [[dictionary[5], "</s>"], [dictionary[6], dictionary[5], "</s>"]]
+    assert accuracy.words(model, rows) == [[dictionary[5]], [dictionary[6], dictionary[5]]]
     assert accuracy.words(model, torch.tensor([3, 1])) == [3, 1]
 
 
