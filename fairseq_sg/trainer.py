@@ -172,12 +172,12 @@ class SGTrainer(Trainer):
             self._graphs = StepGraphs(self._step_on_device, most)
 
     def _check_graphs(self) -> None:
-        if any(getattr(part, "redraw_every", 0) is not None for part in counting(self._model)):
-            raise UsageError("--step-graphs: this model changes by the number of updates (--performer-redraw)")
+        for part in (*counting(self._model), self.task):
+            why = getattr(part, "not_recorded", "this model changes by the number of updates")
+            if why:
+                raise UsageError(f"--step-graphs: {why}")
         if not self.ordinary or self._converts or not self.cuda:
             raise UsageError("--step-graphs is for one worker that trains in float32 on a GPU: leave it out")
-        if getattr(self.task, "memory_length", 0):
-            raise UsageError("--step-graphs: a graph has no place for a memory of earlier segments (--memory-length)")
 
     @functools.cached_property
     def ahead(self) -> bool:
@@ -226,7 +226,7 @@ class SGTrainer(Trainer):
             row = attempt(self._step_on_device, samples)
         else:
             self.optimizer.keep_rate_on(self.device)
-            row = attempt(self._graphs, [without_place(self._prepare_sample(sample)[0]) for sample in samples])
+            row = attempt(self._graphs, [self.task.recorded(self._prepare_sample(sample)[0]) for sample in samples])
         if row is None:
             return None
         if self._graphs is not None:
@@ -363,13 +363,11 @@ _HANDED_ON = (BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
 _counting: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
 
 
-def without_place(sample: dict[str, Any]) -> dict[str, Any]:
-    """A batch without the place of its segments in a text, which only a memory needs, and a graph has none."""
-    return {name: part for name, part in sample.items() if name != "segment"}
-
-
 def counting(model: nn.Module) -> list[nn.Module]:
-    """The modules of a model that want to know the number of updates, found once."""
+    """The modules of a model that want to know the number of updates, found once.
+
+    One may say in ``not_recorded`` why ``--step-graphs`` refuses it, or "" where it need not.
+    """
     if model not in _counting:
         parts = [part for part in model.modules() if hasattr(part, "set_num_updates")]
         _counting[model] = [part for part in parts if getattr(part.set_num_updates, "__func__", None) not in _HANDED_ON]

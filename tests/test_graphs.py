@@ -15,7 +15,8 @@ from fairseq.logging import metrics
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.graphs import StepGraphs
-from fairseq_sg.trainer import SGTrainer, validate_and_save, without_place
+from fairseq_sg.tasks.sg_language_modeling import SGLanguageModelingTask
+from fairseq_sg.trainer import SGTrainer, validate_and_save
 from helpers.small_folders import random_pairs, write_folder
 from helpers.software_graph import SoftwareGraphs
 from helpers.trainers import build, groups, lasting, without_memory_for
@@ -78,7 +79,7 @@ def test_segments_of_a_text_have_one_graph():
     graphs = StepGraphs(step_of, MOST, SoftwareGraphs())
     for start in range(5):
         batch = {"tokens": torch.ones(4), "scale": 2.0, "ntokens": 2, "segment": {"start": start}}
-        assert torch.equal(graphs([without_place(batch)]), step_of([batch]))
+        assert torch.equal(graphs([SGLanguageModelingTask.recorded(batch)]), step_of([batch]))
     assert len(graphs) == 1
 
 

@@ -56,6 +56,8 @@ class SGTask:
 
     #: Whether an input has at least one word; a language model may be asked to begin a text.
     takes_words = True
+    #: Why ``--step-graphs`` refuses a training of this task, or "".
+    not_recorded = ""
 
     @cached_property
     def manifests(self) -> list[dict[str, Any]]:
@@ -331,6 +333,11 @@ class SGTask:
         breakdown = getattr(self, "breakdown", None)
         names = breakdown.names_in(subset) if breakdown is not None else []
         return [f"{metric}_{name}" for metric in ("accuracy", "word_error") if metric in known for name in names]
+
+    @staticmethod
+    def recorded(sample: dict[str, Any]) -> dict[str, Any]:
+        """What a step with ``--step-graphs`` reads of a batch: another value that is no tensor is another graph."""
+        return sample
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """Loss, sample size and logs of a batch, after its backward pass: fairseq's, without its walks through all

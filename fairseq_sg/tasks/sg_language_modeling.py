@@ -226,6 +226,15 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
                 )
         super().check_training(trainer)
 
+    @property
+    def not_recorded(self) -> str:
+        return "a graph has no place for a memory of earlier segments (--memory-length)" if self.memory_length else ""
+
+    @staticmethod
+    def recorded(sample: dict[str, Any]) -> dict[str, Any]:
+        """A batch without the place of its segments, which only a memory needs."""
+        return {name: part for name, part in sample.items() if name != "segment"}
+
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         # A batch whose gradient is ignored fills a gap at the end of an epoch, and is no part of the streams.
         if self.memory_length and not ignore_grad:

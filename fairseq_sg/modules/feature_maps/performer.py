@@ -86,6 +86,11 @@ class PerformerFeatureMap(FeatureMap):
             projected = x @ self.projection.to(x.dtype)
             return torch.cat([projected, -projected], dim=-1) - x.square().sum(-1, keepdim=True) / 2
 
+    @property
+    def not_recorded(self) -> str:
+        """Why ``--step-graphs`` refuses this map, or ""."""
+        return "" if self.redraw_every is None else "this model changes by the number of updates (--performer-redraw)"
+
     def set_num_updates(self, num_updates: int) -> None:
         """Called by fairseq with the number of updates that have been made."""
         self.updates = num_updates
