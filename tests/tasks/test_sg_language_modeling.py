@@ -248,6 +248,11 @@ def test_a_batch_is_computed_again_from_the_same_memory_and_a_dummy_changes_none
     assert model.calls[-1][1]["position"] == 16
 
 
+def test_a_step_without_memory_alone_may_be_recorded(folder):
+    assert make_task(folder, memory_length=0).not_recorded == ""
+    assert "--memory-length" in make_task(folder, memory_length=4).not_recorded
+
+
 def test_without_memory_length_the_model_gets_no_argument(folder):
     task = make_task(folder)
     model = Recorder()
