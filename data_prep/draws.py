@@ -7,11 +7,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.random import RandomState
 
 from data_prep.dataset import DataError, Pair, UsageError, option, seed_number, whole_number
+
+T = TypeVar("T")
 
 
 def draw(
@@ -55,6 +57,14 @@ def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair],
     """Draws an in-distribution validation set from a training set; returns the rest and what is drawn, as ``draw``."""
     kept, drawn = draw(pairs, {"valid": fraction}, seed, "a hold-out", "examples")
     return kept, drawn["valid"]
+
+
+def first_distinct(size: int, draw: Callable[[], T]) -> list[T]:
+    """The first ``size`` distinct draws, in drawing order."""
+    found: dict[T, None] = {}
+    while len(found) < size:
+        found[draw()] = None
+    return list(found)
 
 
 def seed_of(seed: int | None, draws: bool, default: int, nothing: str = "nothing is held out") -> int | None:

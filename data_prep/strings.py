@@ -17,7 +17,7 @@ from numpy.random import RandomState
 
 from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import Dataset, Options, Pair, Sources, UsageError, option, shorten, whole_number
-from data_prep.draws import PackedPairs, seed_option
+from data_prep.draws import PackedPairs, first_distinct, seed_option
 
 CLS = "CLS"
 # The transformer of the paper, without its number of heads.
@@ -145,11 +145,7 @@ def draws(length: int, seed: tuple[int, ...]) -> Iterator[str]:
 
 def distinct_strings(length: int, number: int, seed: tuple[int, ...]) -> list[str]:
     """The first ``number`` distinct strings of the draws; at most 2 ** length."""
-    found: dict[str, None] = {}
-    stream = draws(length, seed)
-    while len(found) < number:
-        found[next(stream)] = None
-    return list(found)
+    return first_distinct(number, draws(length, seed).__next__)
 
 
 def strings_except(length: int, number: int, seed: tuple[int, ...], excluded: set[str]) -> list[str]:

@@ -22,7 +22,7 @@ from numpy.random import RandomState
 
 from data_prep.corpus import Bits, Corpus, Subset
 from data_prep.dataset import DataError, Dataset, Options, Pair, Sources, UsageError, option, whole_number
-from data_prep.draws import PackedPairs, seed_option
+from data_prep.draws import PackedPairs, first_distinct, seed_option
 from data_prep.strings import lengths
 
 BLANK = "."
@@ -59,10 +59,7 @@ def words(generator: RandomState, size: int, bits: int) -> list[str]:
 
 def distinct_numbers(generator: RandomState, size: int, bits: int) -> list[int]:
     """Random numbers below 2 ** bits, none of them twice."""
-    found: dict[int, None] = {}
-    while len(found) < size:
-        found[int(generator.randint(0, 2**bits, dtype="int64"))] = None
-    return list(found)
+    return first_distinct(size, lambda: int(generator.randint(0, 2**bits, dtype="int64")))
 
 
 def one_of(generator: RandomState, choices: Sequence[int]) -> int:

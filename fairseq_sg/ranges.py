@@ -61,7 +61,7 @@ def literal_dict(text: str) -> dict[Any, Any] | None:
     """The dict that a text writes as a Python literal, as fairseq reads ``--…-overrides``; None for another text."""
     try:
         found = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         return None
     return found if isinstance(found, dict) else None
 

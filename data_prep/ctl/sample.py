@@ -14,12 +14,14 @@ and ``new_primitive_one``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from numpy.random import RandomState
+
+from data_prep.draws import first_distinct
 
 SYMBOLS = tuple(f"{number:03b}" for number in range(8))
 FUNCTIONS = tuple("abcdefghijk")
@@ -37,7 +39,6 @@ SMALL_HELD_OUT = 250  # for valid, per length with at least four times as many e
 LONGER = 500  # examples in dev and in gen
 
 Tables = Sequence[Sequence[int]]
-T = TypeVar("T")
 
 
 class Example(NamedTuple):
@@ -88,7 +89,7 @@ class Sampler:
         reserved: list[tuple[int, ...]] = []
         for length in range(TRAINED[-1] + 1):
             quarter = -(-(COMPOSED**length) // 4)
-            reserved += distinct(min(MOST_RESERVED, quarter), partial(self.functions, COMPOSED, length))
+            reserved += first_distinct(min(MOST_RESERVED, quarter), partial(self.functions, COMPOSED, length))
         return reserved
 
     def seen(self, reserved: set[tuple[int, ...]]) -> Example:
@@ -115,16 +116,8 @@ class Sampler:
         return Example(symbol, tuple(functions))
 
     def choose(self, size: int, pool: Sequence[Example]) -> list[Example]:
-        """Draws ``number`` of ``items``, in random order."""
+        """Draws ``size`` of ``pool``, in random order."""
         return [pool[index] for index in self.random.choice(len(pool), size, replace=False)]
-
-
-def distinct(size: int, draw: Callable[[], T]) -> list[T]:
-    """Returns the first ``number`` distinct draws."""
-    found: dict[T, None] = {}
-    while len(found) < size:
-        found[draw()] = None
-    return list(found)
 
 
 def sample(seed: int) -> Sample:
@@ -138,11 +131,11 @@ def sample(seed: int) -> Sample:
     reserved = sampler.reserve()
     singles = [Example(symbol, (f,)) for f in range(len(FUNCTIONS)) for symbol in range(len(SYMBOLS))]
     unseen = set(reserved)
-    pool = distinct(POSSIBLE // 10 + 2 * HELD_OUT, lambda: sampler.seen(unseen))
-    new_primitive_one = distinct(TEST_SIZE, sampler.with_j)
-    new_primitive_two = distinct(NEW_PRIMITIVE_TWO, sampler.with_k)
-    dev = distinct(TEST_SIZE, lambda: sampler.longer(TUNED))
-    gen = distinct(TEST_SIZE, lambda: sampler.longer(TESTED))
+    pool = first_distinct(POSSIBLE // 10 + 2 * HELD_OUT, lambda: sampler.seen(unseen))
+    new_primitive_one = first_distinct(TEST_SIZE, sampler.with_j)
+    new_primitive_two = first_distinct(NEW_PRIMITIVE_TWO, sampler.with_k)
+    dev = first_distinct(TEST_SIZE, lambda: sampler.longer(TUNED))
+    gen = first_distinct(TEST_SIZE, lambda: sampler.longer(TESTED))
     new_composition = [Example(sampler.symbol(), functions) for functions in reserved]
     held_out = sampler.choose(2 * HELD_OUT, pool)
     kept = set(pool).difference(held_out)
@@ -193,7 +186,7 @@ def sample_small(functions: int, longest: int, seed: int) -> Sample:
             length = random.randint(lengths[0], lengths[-1] + 1)
             return Example(int(random.randint(len(SYMBOLS))), tuple(random.randint(functions, size=length).tolist()))
 
-        return distinct(LONGER, draw)
+        return first_distinct(LONGER, draw)
 
     dev, gen = longer(range(longest + 1, longest + 2)), longer(range(longest + 2, longest + 4))
     return Sample(tables, {"train": train, "valid": valid, "dev": dev, "gen": gen})

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
+from data_prep.draws import first_distinct
+
 SYMBOLS, FUNCTIONS = 8, 32
 START = FUNCTIONS  # the row of `Graph.follows` for first functions
 
@@ -101,10 +103,7 @@ def results(rows: Rows, tables: Rows) -> Rows:
 
 def draw_tables(random: RandomState) -> Rows:
     """Draws distinct random bijections, in drawing order (32, 8)."""
-    drawn: dict[tuple[int, ...], None] = {}
-    while len(drawn) < FUNCTIONS:
-        drawn[tuple(random.permutation(SYMBOLS).tolist())] = None
-    return np.array(list(drawn), np.int64)
+    return np.array(first_distinct(FUNCTIONS, lambda: tuple(random.permutation(SYMBOLS).tolist())), np.int64)
 
 
 def make_graph(tables: Rows, groups: Groups, edges: Mapping[str, Sequence[str]], last: Sequence[str]) -> Graph:
@@ -124,7 +123,7 @@ def make_graph(tables: Rows, groups: Groups, edges: Mapping[str, Sequence[str]],
 
 
 def allocate(possible: Mapping[int, int], size: int) -> dict[int, int]:
-    """Distributes ``size`` examples evenly over the lengths; no length gets more than ``available``.
+    """Distributes ``size`` examples evenly over the lengths; no length gets more than is ``possible``.
 
     Longer lengths share the deficit of shorter ones, so each of them must have at least as many examples. The result
     has less than ``size`` in all if there are not enough.

@@ -1,6 +1,6 @@
 """Runs the authors' generator of the Mathematics dataset in a separate process.
 
-    python -P mathematics_generator.py MODULE EXTRAPOLATION SEED SIZES WORKER WORKERS
+    python -P generator.py MODULE EXTRAPOLATION SEED SIZES WORKER WORKERS
 
 The process is separate for two reasons. The generator draws from the global generators of ``random``, numpy and sympy.
 Its package is patched in memory: version 1.0.1 of 2019 fails from sympy 1.6, numpy 2 or Python 3.12 on, and some of its

@@ -99,7 +99,7 @@ def apply(open_functions: list[tuple[str, Letters | None]], value: Letters) -> L
 
 
 def arguments(words: list[str]) -> list[tuple[list[str], Letters]]:
-    """Yields the text between commas: names of functions, and the letters after them. Raises ValueError."""
+    """The text between commas: names of functions, and the letters after them. Raises ValueError."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == ",":

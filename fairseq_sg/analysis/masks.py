@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data_prep.strings import lengths as numbers_and_ranges
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.examples import Examples, Part, interleaved, open_examples
@@ -76,18 +77,6 @@ def words(text: str) -> list[str]:
     return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
-def numbers(text: str) -> list[int]:
-    """Argument type: numbers and ranges of numbers, comma separated."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
-            raise argparse.ArgumentTypeError(f"{text!r} is not like 3, 2-4 or 2,5")
-        found.update(range(first, last + 1))
-    return sorted(found)
-
-
 def betas(text: str) -> list[float]:
     """Argument type: numbers above 0, comma separated, in ascending order."""
     return sorted({above_0(part) for part in text.split(",")})
@@ -103,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     part.add_argument("--types", type=words, default=[], metavar="TYPES", help="these types of examples")
     part.add_argument(
         "--lengths",
-        type=numbers,
+        type=numbers_and_ranges,
         default=[],
         metavar="LENGTHS",
         help="these numbers of words in the source: 3, 2-4 or 2,5",
@@ -315,8 +304,8 @@ def train(
         "network": fingerprint(parameters),
         "examples": hashlib.sha256(chosen.tobytes()).hexdigest(),
         "text": hash_of(examples, chosen),
+        "subset": examples.name,
     }
-    request["subset"] = examples.name
     state = read_state(state_file, request) if args.resume and os.path.isfile(state_file) else None
     if state:
         training.load_state_dict(state["training"])
@@ -377,8 +366,7 @@ def read_state(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
     except Exception as error:
         cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         raise UsageError(f"{path} cannot be read ({cause}): omit --resume to train the masks again") from error
-    # An earlier version's state has no hash of the text.
-    different = [name for name in request if before.get(name, request[name]) != request[name]]
+    different = [name for name in request if before.get(name) != request[name]]
     if different:
         name = different[0]
         print(

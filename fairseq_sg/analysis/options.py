@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import difflib
 import itertools
 import math
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from fairseq_sg.errors import UsageError, of_system
+from fairseq_sg.ranges import literal_dict
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -56,10 +56,10 @@ class Command(Parser):
 
 def overrides(text: str) -> dict[str, Any]:
     """Argument type: a Python dict."""
-    try:
-        return dict(ast.literal_eval(text))
-    except (ValueError, SyntaxError, TypeError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a dict like \"{{'encoder_layers': 24}}\"") from None
+    found = literal_dict(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dict like \"{{'encoder_layers': 24}}\"")
+    return found
 
 
 def finish(run: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> int:

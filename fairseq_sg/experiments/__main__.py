@@ -133,14 +133,9 @@ def list_recipes(args: argparse.Namespace) -> int:
 
     rows = [["recipe", "trainings", "done", "title"]]
     files = render.read_all(args.results) if args.results.is_dir() else {}
-    for name in recipes.names():
-        path = recipes.find(name)
-        for variant in ("", *recipes.variants(path)):
-            recipe = recipes.read(path, variant)
-            planned = sum(len(recipe.data_of(row)) for row in recipe.trained) * recipe.seeds
-            done = sum(found.done for found in files.values() if found.recipe.full_name == recipe.full_name)
-            shown = f"{name} --variant {variant}" if variant else name
-            rows.append([shown, str(planned), str(done), recipe.title])
+    for recipe, planned, _, done in render.overview(files):
+        shown = f"{recipe.name} --variant {recipe.variant}" if recipe.variant else recipe.name
+        rows.append([shown, str(planned), str(done), recipe.title])
     print(report.as_text(rows))
     return 0
 
@@ -208,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{_trainings(len(runs))} on {plan.device}, {jobs} at a time, in {plan.out}; for every command: ", end="")
         print(f"fairseq-sg experiments show {shlex.join([args.recipe, *plan.options()])}\n", flush=True)
         with contextlib.closing(Progress(runs, plan.recipe.full_name)) as progress:
-            run_all(runs, jobs, progress, Guard(args.memory_guard, gpus), share=True, together=args.together)
+            run_all(runs, jobs, progress, Guard(args.memory_guard, gpus), together=args.together)
     except KeyboardInterrupt:
         print("stopped; the same command resumes from the last checkpoints", file=sys.stderr)
         return 130

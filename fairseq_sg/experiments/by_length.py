@@ -111,17 +111,6 @@ def read_text(folder: Path, subsets: Sequence[str]) -> Text:
     return Text(references, lengths, unit, limit)
 
 
-def find_output(folder: Path, subset: str) -> Path:
-    """The output of ``fairseq-generate`` for a subset. Raises UsageError if there is none, or both kinds."""
-    names = [f"generate-{subset}.log", f"generate-{subset}.txt"]
-    found = [path for path in (folder / name for name in names) if path.is_file()]
-    if not found:
-        raise UsageError(f"{folder} has no {' or '.join(names)}: run fairseq-generate for the subset {subset}")
-    if len(found) == 2:
-        raise UsageError(f"{folder} has {' and '.join(names)}: remove the one that should not be scored")
-    return found[0]
-
-
 def make_buckets(text: Text, bounds: Sequence[int]) -> list[Bucket]:
     """Sorts the sentences of all subsets into buckets by length: up to each bound, and beyond the last.
 
@@ -405,11 +394,7 @@ def score(
             if record["data"] == data and record.get("result", {}).get("generated") and "failed" not in record
         }
         systems = [
-            System(
-                trial.row,
-                trial.run.seed,
-                {subset: find_output(trial.run.folder, subset) for subset in subsets},
-            )
+            System(trial.row, trial.run.seed, {subset: trial.run.decoded_log(subset) for subset in subsets})
             for trial in trials
             if trial.data == data and (trial.row, trial.run.seed) in finished and trial.run.folder.exists()
         ]

@@ -11,6 +11,7 @@ from typing import Any
 from fairseq_sg.experiments.quantities import QUANTITIES
 from fairseq_sg.experiments.schema import DECODED, METRICS, Column, Data, Recipe, RecipeError, Row, XAxis, placeholders
 from fairseq_sg.ranges import literal_dict
+from fairseq_sg.scoring.plain_bleu import TOKENIZERS
 
 #: Options that ``experiments`` itself passes to fairseq-train.
 RESERVED = {
@@ -27,8 +28,6 @@ RESERVED = {
 }  # fmt: skip
 #: The metrics that are also measured by type of example.
 BY_TYPE = ("accuracy", "word_error")
-#: sacreBLEU's choices, as in fairseq_sg.scoring.plain_bleu.
-TOKENIZERS = ("13a", "none", "char", "intl", "zh")
 #: The source of a column's number; `schema.Column` says what each is.
 PLACES = ("checkpoint", "end", "best", "peak", "second_half")
 _NAME = re.compile(r"(?!\.+$)[\w.+-]+")
@@ -61,7 +60,8 @@ class Checks:
             self.row(f"rows.{name}", name, row)
         if any(column.metric in DECODED for column in recipe.columns.values()) != bool(recipe.generate):
             raise self.error(
-                "generate", "is for a column with the metric 'bleu', which needs it (such as --max-len-b 200)"
+                "generate",
+                "is for a column with the metric 'bleu' or 'length_ratio', which needs it (such as --max-len-b 200)",
             )
         self.by_length()
         self.axis("x_axis", recipe.x_axis, "row", recipe.rows)
@@ -140,9 +140,10 @@ class Checks:
         if column.value:
             self.known(f"{key}.value", [column.value.partition("/")[0]], recipe.analyses, "analyses")
         decoded = column.metric in DECODED
-        if decoded and column.at != "checkpoint":
-            raise self.error(f"{key}.at", f"{DECODED[column.metric]} is measured only at the checkpoint")
-        if column.model_overrides and (decoded or column.at != "checkpoint"):
+        unlogged = (DECODED | {"analysis": "an analysis"}).get(column.metric)
+        if unlogged and column.at != "checkpoint":
+            raise self.error(f"{key}.at", f"{unlogged} is measured only at the checkpoint")
+        if column.model_overrides and (unlogged or column.at != "checkpoint"):
             raise self.error(f"{key}.model_overrides", "are for accuracy, loss or an error at the checkpoint")
         self.overrides(key, column.model_overrides)
         if isinstance(column.at, int) and all(column.at > recipe.steps_of(row) for row in recipe.trained):
@@ -217,8 +218,10 @@ class Checks:
         recipe, how = self.recipe, self.recipe.by_length
         if how is None:
             return
-        if not recipe.generate:
-            raise self.error("by_length", "is for a recipe with columns of the metric 'bleu'")
+        if not any(column.metric == "bleu" and not column.generate for column in recipe.columns.values()):
+            raise self.error(
+                "by_length", "is for a recipe with columns of the metric 'bleu' without a 'generate' of their own"
+            )
         self.choice("by_length.baseline", how.baseline, recipe.trained)
         self.choice("by_length.tokenize", how.tokenize, TOKENIZERS)
         if not how.bounds or min(how.bounds) < 1 or how.bounds != sorted(set(how.bounds)):

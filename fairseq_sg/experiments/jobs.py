@@ -98,14 +98,14 @@ def run_all(
     jobs: int,
     watch: Callable[[list[Run], dict[str, str]], None],
     place: Callable[[list[Job]], dict[str, str] | None] | None = None,
-    share: bool = False,
     together: int = 1,
 ) -> list[dict[str, Any]]:
     """Trains and evaluates unfinished runs, ``jobs`` in parallel, and returns every run's record, in order.
 
     ``watch`` is called every second with the state of each run by folder ("waiting", "training", "evaluating", "done",
     "diverged", "failed", "elsewhere"). A failed training is recorded as such and does not stop the others; a diverging
-    one (``divergence``) is stopped and recorded as diverged.
+    one (``divergence``) is stopped and recorded as diverged. A folder in which another process is training is waited
+    for.
 
     Args:
         runs: the runs, each with its own folder.
@@ -113,11 +113,9 @@ def run_all(
         watch: called every second.
         place: gets the running jobs and returns the environment variables for another one, or None to wait. By default,
             every job may start.
-        share: whether to wait for a folder in which another process is training, instead of refusing it.
         together: trainings that begin together in one process (``groups``), at most ``jobs``.
 
     Raises:
-        Busy: another process is training in a folder, without ``share``.
         ValueError: a folder holds a run with other settings, or one with more steps.
     """
     together = min(together, jobs)
@@ -138,7 +136,7 @@ def run_all(
     try:
         while waiting or active:
             while waiting and jobs - len(active) >= min(together, len(waiting)):
-                if not _begin_some(waiting, active, state, min(together, jobs - len(active)), place, share):
+                if not _begin_some(waiting, active, state, min(together, jobs - len(active)), place):
                     break
             for key, job in list(active.items()):
                 if job.process is None or _advance_or_fail(job):
@@ -158,11 +156,7 @@ def run_all(
     return [saved(run) for run in runs]
 
 
-class Busy(ValueError):
-    """Another process is training in a run's folder."""
-
-
-def _begin_some(waiting, active, state, most, place, share) -> int:
+def _begin_some(waiting, active, state, most, place) -> int:
     """Starts up to ``most`` waiting runs, whose trainings are in one process; returns how many were begun."""
     where = place(list(active.values())) if place else {}
     if where is None:
@@ -171,11 +165,8 @@ def _begin_some(waiting, active, state, most, place, share) -> int:
     for run in list(waiting):
         if len(jobs) == most:
             break
-        try:
-            job = _begin(run, where)
-        except Busy:
-            if not share:
-                raise
+        job = _begin(run, where)
+        if job is None:
             state[str(run.folder)] = "elsewhere"
             continue
         waiting.remove(run)
@@ -191,10 +182,16 @@ def _begin_some(waiting, active, state, most, place, share) -> int:
     return len(jobs)
 
 
-def _begin(run: Run, where: dict[str, str]) -> Job:
-    """A job that holds its folder and has recorded where it runs; its training is not started."""
+def _begin(run: Run, where: dict[str, str]) -> Job | None:
+    """A job that holds its folder and has recorded where it runs; its training is not started.
+
+    None where another process is training in the folder.
+    """
     run.folder.mkdir(parents=True, exist_ok=True)
-    job = Job(run, _lock(run.folder), where)
+    lock = _lock(run.folder)
+    if lock is None:
+        return None
+    job = Job(run, lock, where)
     if nothing_left(run):
         # Another process has finished it in the meantime.
         return job
@@ -227,14 +224,16 @@ def _train(jobs: list[Job]) -> None:
             job.process = groups.Member(process, job.run.folder, job.run.log, output)
 
 
-def _lock(folder: Path) -> IO[str]:
-    """A lock on the folder that its training inherits; it lasts until both processes have ended."""
+def _lock(folder: Path) -> IO[str] | None:
+    """A lock on the folder that its training inherits; it lasts until both processes have ended. None where another
+    process has it.
+    """
     lock = open(folder / "lock", "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise Busy(f"{folder}: another process is training there; wait for it, or stop it") from None
+        return None
     return lock
 
 

@@ -102,8 +102,8 @@ class Plan:
                 raise UsageError(f"data.{data}.subsets: {folder} has no subset {subset!r}: {', '.join(subsets)}")
         for name, text in self.recipe.analyses.items():
             for subset in re.findall(rf"{{{re.escape(data)}}}:([\w.+-]+)", text):
-                if subset not in made.get("subsets", {}):
-                    choices = ", ".join(made.get("subsets", {})) or "it has none"
+                if subset not in subsets:
+                    choices = ", ".join(subsets) or "it has none"
                     raise UsageError(f"analyses.{name}: {folder} has no subset {subset!r}: {choices}")
         groups = made.get("groups", {})
         for name, column in self.recipe.columns_of(data).items():
@@ -112,7 +112,7 @@ class Plan:
             # The first subset chooses the best evaluation.
             chosen_by = self.recipe.data[data].subsets[:1] if column.at == "best" else []
             for subset in dict.fromkeys([column.subset, *chosen_by]):
-                there = made.get("subsets", {}).get(subset, {}).get("types", {})
+                there = subsets.get(subset, {}).get("types", {})
                 if column.type not in there and not set(groups.get(column.type, ())) & set(there):
                     choices = ", ".join([*groups, *there]) or "it has none"
                     raise UsageError(f"columns.{name}.type: {subset} of {folder} has no {column.type!r}: {choices}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import by_length, figures, recipe, report, results
 from fairseq_sg.experiments.results import Results
+from fairseq_sg.experiments.schema import Recipe
 from fairseq_sg.files import write_text
 
 QUESTIONS = "questions.yaml"
@@ -190,9 +192,17 @@ def with_results(text: str, folder: Path) -> str:
 
 def read_all(folder: Path) -> dict[str, Results]:
     """The results files of a folder, by name."""
-    return {
-        path.stem if path.suffix == ".json" else path.name: results.read(path) for path in sorted(folder.glob("*.json"))
-    }
+    return {path.stem: results.read(path) for path in sorted(folder.glob("*.json"))}
+
+
+def overview(files: dict[str, Results]) -> Iterator[tuple[Recipe, int, dict[str, Results], int]]:
+    """Every recipe and variant: the number of its trainings, its results files, and how many trainings are in them."""
+    for name in recipe.names():
+        for variant in ("", *recipe.variants(recipe.find(name))):
+            table = recipe.read(recipe.find(name), variant)
+            planned = sum(len(table.data_of(row)) for row in table.trained) * table.seeds
+            here = {key: found for key, found in files.items() if found.recipe.full_name == table.full_name}
+            yield table, planned, here, sum(found.done for found in here.values())
 
 
 def _block(question: Question, files: dict[str, Results], level: str) -> list[str]:
@@ -269,22 +279,16 @@ def _named(there: dict[str, Any], name: str, what: str) -> Any:
 def _status(files: dict[str, Results]) -> list[str]:
     """What was run of every recipe."""
     rows = [["recipe", "trainings done of planned", "steps", "results"]]
-    for name in recipe.names():
-        path = recipe.find(name)
-        for variant in ("", *recipe.variants(path)):
-            table = recipe.read(path, variant)
-            planned = sum(len(table.data_of(row)) for row in table.trained) * table.seeds
-            here = {key: found for key, found in files.items() if found.recipe.full_name == table.full_name}
-            done = sum(found.done for found in here.values())
-            share = max(
-                (line.steps / line.of for found in here.values() for line in report.lines(found) if line.of), default=0
-            )
-            rows.append(
-                [
-                    table.full_name,
-                    f"{done} of {max(planned, done)}",
-                    f"{share:.0%}" if share else "–",
-                    ", ".join(f"[{key}]({key}.md)" for key in here) or "–",
-                ]
-            )
+    for table, planned, here, done in overview(files):
+        share = max(
+            (line.steps / line.of for found in here.values() for line in report.lines(found) if line.of), default=0
+        )
+        rows.append(
+            [
+                table.full_name,
+                f"{done} of {max(planned, done)}",
+                f"{share:.0%}" if share else "–",
+                ", ".join(f"[{key}]({key}.md)" for key in here) or "–",
+            ]
+        )
     return ["## What was run", "", *report.markdown_table(rows), ""]

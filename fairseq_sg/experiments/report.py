@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fairseq_sg.experiments.quantities import QUANTITIES, chosen, part, source_of
 from fairseq_sg.experiments.results import Record, Results
 from fairseq_sg.experiments.schema import DECODED, Column, Published, Recipe
+from fairseq_sg.tables import aligned
 
 Table = list[list[str]]
 
@@ -319,8 +320,7 @@ def provenance(results: Results) -> list[str]:
 
 
 def as_text(rows: Table) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    found = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    found = aligned(rows, left=len(rows[0]))
     return "\n".join([found[0], "-" * len(found[0]), *found[1:]])
 
 

@@ -508,6 +508,8 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
         (["accuracy", "x.pt", "--by", "lenght"], "--by is 'lenght': choose from source_length, target_length, type "),
         (["norms", "x.pt", "--limit", "0"], "argument --limit: '0' is not a number from 1 on"),
         (["norms", "x.pt", "--model-overrides", "3"], "argument --model-overrides: '3' is not a dict like .*"),
+        (["norms", "x.pt", "--model-overrides", "()"], r"argument --model-overrides: '\(\)' is not a dict like .*"),
+        (["norms", "x.pt", "--model-overrides", "{[1]: 2}"], "argument --model-overrides: '{.1.: 2}' is not a dict .*"),
         (["maps", "x.pt"], "one of the arguments --input --index is required"),
     ],
 )

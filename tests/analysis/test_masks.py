@@ -313,7 +313,7 @@ def test_resumed_masks_are_equal_to_the_bit(saved, command, tmp_path):
 
 
 def test_resuming_asks_for_the_same_examples(saved, command, tmp_path):
-    """Other words on the same lines are other examples; a state of an earlier version has no hash of them."""
+    """Other words on the same lines are other examples."""
     options = [saved("softmax"), "--batch-size", 6, "--steps", 2]
     command("masks", *options, out="one")
     state = torch.load(tmp_path / "one.state.pt", weights_only=True)
@@ -322,6 +322,7 @@ def test_resuming_asks_for_the_same_examples(saved, command, tmp_path):
     assert "(text was others, and is " in command("masks", *options, "--resume", out="one")[2]
     state["request"].pop("text")
     torch.save(state, tmp_path / "one.state.pt")
+    assert "(text was None, and is " in command("masks", *options, "--resume", out="one")[2]
     assert "resuming from step 2" in command("masks", *options, "--resume", out="one")[2]
 
     def hashed(*rows):

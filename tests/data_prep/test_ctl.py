@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from data_prep.__main__ import main
 from data_prep.ctl import PUBLISHED, REFERENCE_SEED, render
-from data_prep.ctl.sample import COMPOSED, FUNCTIONS, SYMBOLS, TRAINED, Example, Sample, Sampler, distinct, sample
+from data_prep.ctl.sample import COMPOSED, FUNCTIONS, SYMBOLS, TRAINED, Example, Sample, Sampler, sample
 from data_prep.dataset import Pair
+from data_prep.draws import first_distinct
 from data_prep.folder import damage, read_manifest
 
 # sha256 of what github.com/RobertCsordas/ndr, dataset/compositional_table_lookup.py of commit da20530, draws in the
@@ -132,7 +133,7 @@ def test_another_seed(drawn: Sample) -> None:
 
 def test_distinct_keeps_the_order() -> None:
     values = iter([3, 1, 3, 2, 1, 5])
-    assert distinct(3, lambda: next(values)) == [3, 1, 2] and next(values) == 1
+    assert first_distinct(3, lambda: next(values)) == [3, 1, 2] and next(values) == 1
 
 
 def test_lengths_are_uniform() -> None:

@@ -230,13 +230,6 @@ def test_systems_are_tested_against_the_baseline_of_their_seed(made):
 # What cannot be scored.
 
 
-def test_outputs_of_results_path_are_found(made):
-    """fairseq-generate --results-path writes .txt."""
-    folder = made[0].parent / "linear"
-    (folder / "generate-gen.log").rename(folder / "generate-gen.txt")
-    assert by_length.find_output(folder, "gen") == folder / "generate-gen.txt"
-
-
 def rename(old: str, new: str):
     return lambda made: (made[0].parent / old).rename(made[0].parent / new)
 
@@ -253,14 +246,7 @@ def edit(name: str, old: str, new: str):
 @pytest.mark.parametrize(
     "change,message",
     [
-        (
-            rename("linear/generate-gen.log", "linear/x"),
-            "linear has no generate-gen.log or generate-gen.txt: run fairseq-generate for the subset gen",
-        ),
-        (
-            lambda made: (made[0].parent / "linear/generate-gen.txt").write_text("x"),
-            "linear has generate-gen.log and generate-gen.txt: remove the one that should not be scored",
-        ),
+        (rename("linear/generate-gen.log", "linear/x"), "linear/generate-gen.log: No such file or directory"),
         (edit("linear/generate-test.log", "H-3\t", "X-3\t"), "1 of 24 sentences have no hypothesis, the first is H-3"),
         (edit("linear/generate-test.log", "T-3\t", "T-3\t▁another"), "T-3 is not line 4 of the references"),
         (rename("data/dataset.json", "data/x"), "dataset.json: No such file or directory: give a folder of data_prep"),
@@ -273,7 +259,7 @@ def test_what_cannot_be_scored_is_one_line(change, message, made):
     folder, _, found = made
     with pytest.raises(UsageError) as error:
         systems = [
-            System(name, 1, {subset: by_length.find_output(folder.parent / name, subset) for subset in LENGTHS})
+            System(name, 1, {subset: folder.parent / name / f"generate-{subset}.log" for subset in LENGTHS})
             for name in found
         ]
         compare(read_text(folder, list(LENGTHS)), systems, "softmax", [2, 6], "none", 20)
@@ -412,7 +398,7 @@ def test_translations_of_a_recipe(tmp_path, capsys):
     # Missing translations are a one-line error; other results remain.
     (trials[1].run.folder / "generate-gen.log").unlink()
     before = results.read(tmp_path / "results" / "tiny_v0.2.json")
-    with pytest.raises(UsageError, match="has no generate-gen.log"):
+    with pytest.raises(UsageError, match="generate-gen.log: No such file"):
         command.publish(plan, trials, prefix)
     after = results.read(tmp_path / "results" / "tiny_v0.2.json")
     assert after.bleu == before.bleu and all(

@@ -15,10 +15,9 @@ import pytest
 
 from data_prep.__main__ import DATASETS, make_parser
 from data_prep.dataset import DataError
-from fairseq_sg.experiments import checks, recipe, report, schema
+from fairseq_sg.experiments import recipe, report, schema
 from fairseq_sg.experiments.plan import check_data, make_plan
 from fairseq_sg.experiments.results import Results
-from fairseq_sg.scoring import plain_bleu
 
 #: (recipe, variant)
 ALL = [(name, variant) for name in recipe.names() for variant in ("", *recipe.variants(recipe.find(name)))]
@@ -113,6 +112,8 @@ def test_a_task_as_one_word(tmp_path):
         ("--seed {seed}", "--out x", "analyses.control: has --out, which experiments sets itself"),
         ("value: control/", "value: far/", "columns.kept.value: names 'far', which is not among the analyses"),
         (", value: control/kept_of_all/share", "", "columns.kept.value: is for the metric 'analysis', which needs it"),
+        (", value:", ", at: end, value:", "columns.kept.at: an analysis is measured only at the checkpoint"),
+        (", value:", ", model_overrides: '{}', value:", "columns.kept.model_overrides: are for accuracy, loss or an"),
         ("  overlap: o", "  long: o", "analyses: has the name 'long'"),
         ("  overlap: o", "  train: o", "analyses: has the name 'train'"),
         ("  overlap: o", "  mask.jump: o", "analyses: has the name 'mask.jump'"),
@@ -674,7 +675,7 @@ def test_by_length_of_a_recipe(tmp_path):
     plain = TRANSLATION.replace("by_length: {baseline: softmax, tokenize: none, bounds: [2, 6]}\n", "")
     assert read(tmp_path, plain).by_length is None
     default = read(tmp_path, TRANSLATION.replace("tokenize: none, ", "")).by_length
-    assert default.tokenize == "13a" and checks.TOKENIZERS == plain_bleu.TOKENIZERS
+    assert default.tokenize == "13a"
 
 
 @pytest.mark.parametrize(
@@ -689,7 +690,7 @@ def test_by_length_of_a_recipe(tmp_path):
         ("[2, 6]", "[true]", ["by_length.bounds", "Integer"]),
         (", bounds: [2, 6]", "", ["by_length.bounds: is missing"]),
         ("[2, 6]", "[2, 6], seeds: 3", ["by_length.seeds: is unknown: choose from baseline, bounds, tokenize"]),
-        ("generate: --beam 2\n", "", ["generate: is for a column with the metric 'bleu', which needs it"]),
+        ("generate: --beam 2\n", "", ["generate: is for a column with the metric 'bleu' or", "which needs it"]),
         (
             "softmax: {label: soft, arguments",
             "soft: {arguments",
@@ -704,7 +705,10 @@ def test_what_is_wrong_with_by_length_is_named(old, new, parts, tmp_path):
 
 def test_by_length_needs_bleu(tmp_path):
     text = TRANSLATION.replace(", metric: bleu", "").replace("generate: --beam 2\n", "")
-    refused(tmp_path, text, "by_length: is for a recipe with columns of the metric 'bleu'")
+    message = "by_length: is for a recipe with columns of the metric 'bleu' without a 'generate' of their own"
+    refused(tmp_path, text, message)
+    refused(tmp_path, TRANSLATION.replace("metric: bleu", "metric: length_ratio"), message)
+    refused(tmp_path, TRANSLATION.replace("metric: bleu", "metric: bleu, generate: --beam 3"), message)
 
 
 # The recipes that come with the package.
