@@ -155,6 +155,8 @@ class LayerLosses(FairseqCriterion):
 
     def _outputs(self, model, inputs):
         """The model's outputs, with Values where the orthogonality loss needs them."""
+        if not self.knows_model:
+            self._learn_losses(emitted_losses(model))
         if not self.value_roles:
             output, extra = model(**inputs)
             # Some of fairseq's models return None, or a tensor of attention.
@@ -263,8 +265,6 @@ class SGCriterion(LayerLosses):
         """Loss (summed over predictions, so that fairseq's division by the sample size gives the mean), sample size,
         logs.
         """
-        if not self.knows_model:
-            self._learn_losses(emitted_losses(model))
         logits, extra = self._outputs(model, sample["net_input"])
         loss, nll, right, predictions, tokens_right, of_each = self.score(logits, sample)
         sentences = right.size(0)

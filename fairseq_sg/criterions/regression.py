@@ -22,7 +22,6 @@ from fairseq.criterions import register_criterion
 from fairseq_sg import ranges
 from fairseq_sg.criterions.base import LayerLosses, LayerLossesConfig
 from fairseq_sg.errors import UsageError
-from fairseq_sg.registry import emitted_losses
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +63,6 @@ class Regression(LayerLosses):
 
         The model returns predictions (loops, B, P) for the ``target`` (B, P).
         """
-        if not self.knows_model:
-            self._learn_losses(emitted_losses(model))
         predictions, extra = self._outputs(model, sample["net_input"])
         errors = (predictions - sample["target"]).square() / self.unit  # (loops, B, P), float64 as the target is
         loss = (errors if self.loop_loss == "all" else errors[-1:]).mean((0, 2)).sum()

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from fairseq_sg.criterions.base import LayerLosses, LayerLossesConfig
 from fairseq_sg.errors import UsageError
-from fairseq_sg.registry import emitted_losses
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +100,6 @@ class RelativeL2(LayerLosses):
 
         The model returns predictions of the shape of ``target``, (B, m) or (B, m, m), float64.
         """
-        if not self.knows_model:
-            self._learn_losses(emitted_losses(model))
         prediction, extra = self._outputs(model, sample["net_input"])
         target, size = sample["target"], len(sample["target"])
         prediction = prediction.to(target)

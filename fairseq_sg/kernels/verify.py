@@ -235,10 +235,6 @@ class Verdict:
         every = [result.cannot for result in self.results]
         return every[0] if every and all(every) and not self.ended else ""
 
-    @property
-    def verified(self) -> bool:
-        return bool(self.results) and not self.problem and not self.cannot
-
     def worst(self, dtype: str) -> float:
         return max((r.error for r in self.results if r.dtype == dtype and not r.cannot), default=0.0)
 

@@ -100,7 +100,6 @@ class StackedEncoder(FairseqEncoder):
         return {
             "encoder_out": [x if packing is None else packing.unpack(x)],  # (N, B, C)
             "encoder_padding_mask": [] if padding_mask is None else [padding_mask],
-            "encoder_embedding": [embedded],
             "encoder_states": out.hidden_states,
             "aux_losses": out.losses,
             "values": out.values,
@@ -134,17 +133,12 @@ class SGTransformerEncoder(StackedEncoder):
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
-        token_embeddings: Tensor | None = None,
         return_values: bool = False,
     ) -> dict[str, Any]:
         """src_tokens (B, M), padded on either side -> see ``encode``."""
         padding_mask = src_tokens.eq(self.dictionary.pad())  # (B, M)
-        embedded = self.embedding(src_tokens, token_embeddings)  # (B, M, C)
-        wanted = {"return_all_hiddens": return_all_hiddens, "return_values": return_values}
-        return self.encode(embedded, padding_mask, **wanted) | {
-            "src_tokens": [src_tokens],
-            "src_lengths": [] if src_lengths is None else [src_lengths],
-        }
+        embedded = self.embedding(src_tokens)  # (B, M, C)
+        return self.encode(embedded, padding_mask, return_all_hiddens=return_all_hiddens, return_values=return_values)
 
 
 class ImageQuestionEncoder(StackedEncoder):

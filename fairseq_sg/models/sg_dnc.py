@@ -146,8 +146,6 @@ class SGDNC(BaseFairseqModel):
     def build_model(cls, cfg, task) -> "SGDNC":
         """A model for the task's dictionary and labels. Raises UsageError for a configuration that makes no sense."""
         config, outputs = resolve(cfg), outputs_of(task)
-        if getattr(task, "inputs", "tokens") != "tokens":
-            raise UsageError("sg_dnc reads words: choose --task sg_tagging or sg_classification")
         embedding = word_embedding(config, task)
         return cls(config, embedding, task.source_dictionary.pad(), outputs, labels_words(task))
 

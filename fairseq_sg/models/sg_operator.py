@@ -160,8 +160,8 @@ class SGOperator(BaseFairseqModel):
         statistics: "input" and "target" -> their "mean" and "std" in the training data.
     """
 
-    #: Marks a model with a number for every point of a grid, for ``sg_operator``.
-    predicts_functions = True
+    #: The ``inputs`` of tasks that it reads.
+    reads = ("fields",)
     #: The roles whose Values ``forward`` can return.
     attention_roles = ("encoder",)
 

@@ -73,8 +73,8 @@ class SGRegressor(BaseFairseqModel):
         dims: n.
     """
 
-    #: Marks a model with a number for every point, for ``sg_regression``.
-    predicts_numbers = True
+    #: The ``inputs`` of tasks that it reads.
+    reads = ("prompts",)
     #: The roles whose Values ``forward`` can return.
     attention_roles = ("decoder",)
 

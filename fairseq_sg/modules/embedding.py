@@ -76,18 +76,16 @@ class TokenEmbedding(nn.Module):
         self.positions = positions
         self.dropout = Dropout(dropout)
 
-    def forward(
-        self, tokens: Tensor, token_embeddings: Tensor | None = None, last: bool = False, first: int = 0
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, last: bool = False, first: int = 0) -> Tensor:
         """tokens (B, N) -> (B, N, d); with ``last``, (B, 1, d) for the last token, at its position in the prefix.
 
-        ``token_embeddings`` (B, N, d) replaces E[tokens]. ``first`` is the position of the first real token.
+        ``first`` is the position of the first real token.
         """
         length = first + tokens.size(1)
         positions = first + token_positions(tokens, self.padding_idx)
         if last:
             tokens, positions = tokens[:, -1:], positions[:, -1:]
-        x = self.tokens(tokens) if token_embeddings is None else token_embeddings[:, -tokens.size(1) :]
+        x = self.tokens(tokens)
         if self.token_scale != 1.0:
             x = x * self.token_scale
         p = self.positions(positions, length)

@@ -12,30 +12,44 @@ from fairseq.tasks import FairseqTask
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.breakdown import read_manifest
-from fairseq_sg.tasks.mixin import SGTask, asks_for_training
+from fairseq_sg.tasks.mixin import SGTask
+
+
+class ArrayDataset(FairseqDataset):
+    """Samples that all have the same number of tokens; a subclass reads and collates them."""
+
+    def __init__(self, samples: int, tokens: int):
+        self.sizes = np.full(samples, tokens)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    num_tokens = size
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
 
 
 class ArrayTask(SGTask, FairseqTask):
-    """The base of these tasks. A subclass loads its datasets, whose samples all have the same number of tokens, and
-    says which models ``serve``.
+    """The base of these tasks. A subclass loads its datasets, and says which ``inputs`` its models read.
 
     Raises UsageError for a folder of other data, or of another version of its generator; for another model or
     criterion; for a command that generates.
     """
 
-    #: The name of the task, what makes its folders, and what a folder and a sample have.
-    name: ClassVar[str]
+    #: What makes the task's folders, and what a folder and a sample have.
     command: ClassVar[str]
     generator: ClassVar[str]
     version: ClassVar[int]
     contents: ClassVar[str]
     sample: ClassVar[str]
-    #: What other models do not do, a model for the task, the mark of its criteria, one of them, and why no command
-    #: generates.
+    #: What models ``reads``, what other models do not do, a model for the task, and why no command generates.
+    inputs: ClassVar[str]
     lacking: ClassVar[str]
     arch: ClassVar[str]
-    criterion_mark: ClassVar[str]
-    criterion: ClassVar[str]
     generates_nothing: ClassVar[str]
     source_dictionary = target_dictionary = None
 
@@ -86,42 +100,23 @@ class ArrayTask(SGTask, FairseqTask):
                 )
 
     def get_batch_iterator(self, dataset: FairseqDataset, max_tokens: int | None = None, *args, **kwargs):
-        """fairseq's, but evaluation never drops a last batch that is not a multiple of
-        ``--required-batch-size-multiple``.
-
-        Raises UsageError where ``max_tokens`` is less than the tokens of a sample.
-        """
+        """Raises UsageError where ``max_tokens`` is less than the tokens of a sample."""
         if max_tokens is not None and max_tokens < dataset.size(0):
             raise UsageError(
                 f"--max-tokens is {max_tokens}, and a {self.sample} has {dataset.size(0)} tokens: choose at least as "
                 "many, or give --batch-size instead"
             )
-        if not asks_for_training(kwargs):
-            kwargs["required_batch_size_multiple"] = 1
-            # The iterator in the cache is the one of the training in progress.
-            if dataset is self.datasets.get(self.cfg.train_subset):
-                kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
 
     def max_positions(self) -> None:
         """A sample has as many tokens as its folder says; the model may have fewer positions."""
         return None
 
-    def serves(self, model: type | None) -> bool:
-        """Whether the task can train models of this class."""
-        raise NotImplementedError
-
     def build_model(self, cfg, from_checkpoint: bool = False):
         kind = ARCH_MODEL_REGISTRY.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None))
-        if not self.serves(kind):
+        if self.inputs not in getattr(kind, "reads", ()):
             raise UsageError(f"this --arch {self.lacking}: choose one that does, such as --arch {self.arch}")
         return super().build_model(cfg, from_checkpoint)
-
-    def build_criterion(self, cfg, from_checkpoint: bool = False):
-        criterion = super().build_criterion(cfg, from_checkpoint)
-        if not getattr(criterion, self.criterion_mark, False):
-            raise UsageError(f"--task {self.name} needs another criterion: choose --criterion {self.criterion}")
-        return criterion
 
     def build_generator(self, *args, **kwargs):
         raise UsageError(f"{self.generates_nothing} is what fairseq-validate reports")

@@ -54,6 +54,8 @@ class SGTask:
     ``cfg.data`` is one folder of ``data_prep``, or several with colons between, one for each epoch in turn.
     """
 
+    #: The task's name, the mark of the criteria that it needs ("" if it needs none), and one of them.
+    name = criterion_mark = criterion = ""
     #: Whether an input has at least one word; a language model may be asked to begin a text.
     takes_words = True
     #: Why ``--step-graphs`` refuses a training of this task, or "".
@@ -170,11 +172,17 @@ class SGTask:
             )  # fmt: skip
 
     def get_batch_iterator(self, dataset, *args, **kwargs):
-        """fairseq's, without the thread that reads batches ahead.
+        """fairseq's, but evaluation never drops a last batch that is not a multiple of
+        ``--required-batch-size-multiple``, and no thread reads batches ahead.
 
         At exit, Python ends such a daemon thread anywhere, also within torch's C++ code, which aborts the process.
         ``--num-workers`` reads ahead as well.
         """
+        if not asks_for_training(kwargs):
+            kwargs["required_batch_size_multiple"] = 1
+            # The iterator in the cache is the one of the training in progress.
+            if dataset is self.datasets.get(getattr(self.cfg, "train_subset", None)):
+                kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, *args, **kwargs | {"data_buffer_size": 0})
 
     def filter_indices_by_size(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
@@ -269,8 +277,15 @@ class SGTask:
         return model
 
     def build_criterion(self, cfg, from_checkpoint: bool = False):
-        """A criterion. Raises UsageError for a removed option that the checkpoint's model was trained with."""
-        return super().build_criterion(without_removed("criterion", cfg), from_checkpoint)
+        """A criterion.
+
+        Raises UsageError for one that is not for this task, and for a removed option that the checkpoint's model was
+        trained with.
+        """
+        criterion = super().build_criterion(without_removed("criterion", cfg), from_checkpoint)
+        if self.criterion_mark and not getattr(criterion, self.criterion_mark, False):
+            raise UsageError(f"--task {self.name} needs another criterion: choose --criterion {self.criterion}")
+        return criterion
 
     def check_training(self, trainer) -> None:
         """Called before a checkpoint is looked for and before the first update (``resuming``).

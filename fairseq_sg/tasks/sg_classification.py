@@ -31,6 +31,8 @@ class SGClassificationTask(SGTranslationTask):
             generates.
     """
 
+    name, criterion_mark, criterion = "sg_classification", "of_classes", "classification"
+
     @classmethod
     def setup_task(cls, cfg: SGClassificationConfig, **kwargs) -> "SGClassificationTask":
         if cfg.eval_bleu:
@@ -74,12 +76,6 @@ class SGClassificationTask(SGTranslationTask):
                 "sg_encoder or sg_lstm, or --task sg_translation, which writes the class as a word"
             )
         return model
-
-    def build_criterion(self, cfg, from_checkpoint: bool = False):
-        criterion = super().build_criterion(cfg, from_checkpoint)
-        if not getattr(criterion, "of_classes", False):
-            raise UsageError("--task sg_classification needs another criterion: choose --criterion classification")
-        return criterion
 
     def build_generator(self, *args, **kwargs):
         raise UsageError("a classifier generates nothing: its accuracy is what fairseq-validate reports")

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II
 
 from data_prep.fields import ARRAYS, GENERATOR, VERSION
-from fairseq_sg.tasks.arrays import ArrayTask
+from fairseq_sg.tasks.arrays import ArrayDataset, ArrayTask
 
 COMMAND = "python -m data_prep burgers` or `python -m data_prep darcy"
 
@@ -53,7 +52,7 @@ class FieldFacts(NamedTuple):
         return torch.arange(points, dtype=torch.float64) / (points if self.periodic else points - 1)
 
 
-class FieldDataset(FairseqDataset):
+class FieldDataset(ArrayDataset):
     """The functions of one subset.
 
     Args:
@@ -64,11 +63,7 @@ class FieldDataset(FairseqDataset):
     def __init__(self, facts: FieldFacts, arrays: dict[str, np.ndarray]):
         self.arrays = arrays
         self.axis, self.target_axis = (facts.axis(arrays[name].shape[1]) for name in ("input", "target"))
-        #: Points of every input.
-        self.sizes = np.full(len(arrays["input"]), len(self.axis) ** facts.dims)
-
-    def __len__(self) -> int:
-        return len(self.sizes)
+        super().__init__(len(arrays["input"]), len(self.axis) ** facts.dims)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"id": int(index)} | {name: torch.tensor(values[index]) for name, values in self.arrays.items()}
@@ -87,14 +82,6 @@ class FieldDataset(FairseqDataset):
             **{name: values.double() for name, values in batch.items()},
         }
 
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    num_tokens = size
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        return self.sizes[indices]
-
 
 @register_task("sg_operator", dataclass=SGOperatorTaskConfig)
 class SGOperatorTask(ArrayTask):
@@ -111,7 +98,7 @@ class SGOperatorTask(ArrayTask):
     name, command, contents, sample = "sg_operator", COMMAND, "functions on grids", "function"
     generator, version = GENERATOR, VERSION
     lacking, arch = "predicts no functions", "sg_operator"
-    criterion_mark, criterion = "of_functions", "relative_l2"
+    criterion_mark, criterion, inputs = "of_functions", "relative_l2", "fields"
     generates_nothing = "an operator model generates no text: its error"
 
     def __init__(self, cfg: SGOperatorTaskConfig, manifest: dict[str, Any]):
@@ -129,8 +116,3 @@ class SGOperatorTask(ArrayTask):
         sides["gradient"] = sides["target"] + (dims,) * (dims > 1)
         self.check_arrays(split, arrays, {name: ("float32", sides[name]) for name in names})
         self.datasets[split] = FieldDataset(self.fields, arrays)
-
-    # Models.
-
-    def serves(self, model: type | None) -> bool:
-        return getattr(model, "predicts_functions", False)

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II
 
 from data_prep.in_context.prompts import VERSION, Prompts
 from fairseq_sg import ranges
-from fairseq_sg.tasks.arrays import ArrayTask
+from fairseq_sg.tasks.arrays import ArrayDataset, ArrayTask
 
 COMMAND = "python -m data_prep in_context"
 
@@ -35,19 +34,15 @@ class SGRegressionConfig(FairseqDataclass):
     seed: int = II("common.seed")
 
 
-class PromptDataset(FairseqDataset):
+class PromptDataset(ArrayDataset):
     """Prompts of ``points`` points each; a subclass returns x (P, n) and y (P,), float32, of one of ``size``."""
 
     def __init__(self, size: int, points: int):
+        super().__init__(size, 2 * points - 1)
         self.points = points
-        #: Tokens of every prompt.
-        self.sizes = np.full(size, 2 * points - 1)
 
     def prompt(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         raise NotImplementedError
-
-    def __len__(self) -> int:
-        return len(self.sizes)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         x, y = self.prompt(int(index))
@@ -64,14 +59,6 @@ class PromptDataset(FairseqDataset):
             "net_input": {"x": x, "y": y[:, :-1]},
             "target": y.double(),
         }
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    num_tokens = size
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        return self.sizes[indices]
 
 
 class DrawnPrompts(PromptDataset):
@@ -117,7 +104,7 @@ class SGRegressionTask(ArrayTask):
     name, command, contents, sample = "sg_regression", COMMAND, "prompts", "prompt"
     generator, version = "data_prep.in_context", VERSION
     lacking, arch = "predicts no numbers", "sg_regressor"
-    criterion_mark, criterion = "of_numbers", "regression"
+    criterion_mark, criterion, inputs = "of_numbers", "regression", "prompts"
     generates_nothing = "a regressor generates no text: its error"
 
     def __init__(self, cfg: SGRegressionConfig, manifest: dict[str, Any]):
@@ -142,8 +129,3 @@ class SGRegressionTask(ArrayTask):
             split, {"x": x, "y": y}, {"x": ("float32", (*points, self.prompts.function.dims)), "y": ("float32", points)}
         )
         self.datasets[split] = FrozenPrompts(x, y)
-
-    # Models.
-
-    def serves(self, model: type | None) -> bool:
-        return getattr(model, "predicts_numbers", False)

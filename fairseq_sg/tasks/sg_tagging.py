@@ -58,6 +58,7 @@ class SGTaggingTask(SGTranslationTask):
     """
 
     cfg: SGTaggingConfig
+    name, criterion_mark, criterion = "sg_tagging", "of_labels", "tagging"
     #: What tells models to label every word.
     labels_words = True
     prepends_bos = False
@@ -195,12 +196,6 @@ class SGTaggingTask(SGTranslationTask):
                 "sg_dnc, sg_lstm, sg_encoder or sg_transformer_lm"
             )
         return model
-
-    def build_criterion(self, cfg, from_checkpoint: bool = False):
-        criterion = super().build_criterion(cfg, from_checkpoint)
-        if not getattr(criterion, "of_labels", False):
-            raise UsageError("--task sg_tagging needs another criterion: choose --criterion tagging")
-        return criterion
 
     def build_generator(self, *args, **kwargs):
         raise UsageError("labels are not generated: their accuracy is what fairseq-validate reports")

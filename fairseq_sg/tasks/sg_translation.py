@@ -293,22 +293,16 @@ class SGTranslationTask(SGTask, TranslationTask):
             )
 
     def get_batch_iterator(self, dataset, max_tokens=None, *args, **kwargs):
-        """fairseq's, but evaluation never drops a last batch that is not a multiple of
-        ``--required-batch-size-multiple``, and has the same batches each time.
+        """See :meth:`SGTask.get_batch_iterator`. Evaluation has the same batches each time.
 
         Raises UsageError where ``max_tokens`` is less than the tokens of a sample.
         """
         for subset in (name for name, known in self.datasets.items() if known is dataset):
             self._check_max_tokens(subset, dataset, max_tokens, "--max-tokens")
-        if asks_for_training(kwargs):
-            return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
-        kwargs["required_batch_size_multiple"] = 1
-        # The iterator in the cache is the one of the training in progress.
-        if dataset is self.datasets.get(self.cfg.train_subset):
-            kwargs["disable_iterator_cache"] = True
         iterator = super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
-        # Not drawn again for each validation, as --rebuild-batches does: else a resumed training has other ones.
-        iterator.batch_sampler = iterator.frozen_batches
+        if not asks_for_training(kwargs):
+            # Not drawn again for each validation, as --rebuild-batches does: else a resumed training has other ones.
+            iterator.batch_sampler = iterator.frozen_batches
         return iterator
 
 

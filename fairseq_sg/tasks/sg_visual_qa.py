@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II
@@ -26,7 +25,7 @@ from data_prep.sort_of_clevr import VERSION
 from data_prep.sort_of_clevr.questions import ANSWERS, BITS, QUESTIONS, SUBTYPES, types_of
 from data_prep.sort_of_clevr.scenes import PATCH, PIXELS
 from fairseq_sg import ranges
-from fairseq_sg.tasks.arrays import ArrayTask
+from fairseq_sg.tasks.arrays import ArrayDataset, ArrayTask
 from fairseq_sg.tasks.breakdown import CHOICES, Breakdown
 
 COMMAND = "python -m data_prep sort_of_clevr"
@@ -66,7 +65,7 @@ class SGVisualQAConfig(FairseqDataclass):
     train_subset: str = II("dataset.train_subset")
 
 
-class Questions(FairseqDataset):
+class Questions(ArrayDataset):
     """Samples over arrays that are mapped into memory; a batch copies its own images alone.
 
     Args:
@@ -91,10 +90,7 @@ class Questions(FairseqDataset):
     ):
         self.images, self.questions, self.answers = images, questions, answers
         self.types, self.groups, self.shuffles = types, groups, shuffles
-        self.sizes = np.full(answers.size, TOKENS)
-
-    def __len__(self) -> int:
-        return len(self.sizes)
+        super().__init__(answers.size, TOKENS)
 
     def __getitem__(self, index: int) -> int:
         """The number of a sample; ``collater`` reads the arrays once a batch."""
@@ -128,14 +124,6 @@ class Questions(FairseqDataset):
             return super().batch_by_size(indices, *args, **kwargs)
         of_each = [indices[self.groups[indices] == group] for group in np.unique(self.groups)]
         return [batch for group in of_each for batch in super(Questions, self).batch_by_size(group, *args, **kwargs)]
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    num_tokens = size
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        return self.sizes[indices]
 
 
 @register_task("sg_visual_qa", dataclass=SGVisualQAConfig)
@@ -189,8 +177,3 @@ class SGVisualQATask(ArrayTask):
         else:
             types = self.breakdown.types_of(split, arrays["answers"].size)
             self.datasets[split] = Questions(**arrays, types=types)
-
-    # Models.
-
-    def serves(self, model: type | None) -> bool:
-        return self.inputs in getattr(model, "reads", ())

@@ -110,7 +110,7 @@ def test_norms_before_and_after(loaded):
     loaded = loaded("linear")
     inputs = batch_of(loaded)
     attention = loaded.model.encoder.stack.layer.self_attn
-    x = loaded.model.encoder.embedding(inputs["src_tokens"], None)  # (B, M, C)
+    x = loaded.model.encoder.embedding(inputs["src_tokens"])  # (B, M, C)
     with record(loaded.model) as recording:
         loaded.model(**inputs)
     first = recording.steps("encoder")[0]

@@ -37,11 +37,8 @@ def write_labelled_words(folder: Path, bits: bool = True) -> Path:
                 pairs.append(made.pair())
                 types.append(made.type)
                 seen |= {made.pair().source} if name != "train" else set()
-        if name == "train":
-            held = list(zip(pairs, types))
         subsets[name] = Subset(pairs, () if name == "train" else types)
-    kept = [pair for pair, _ in held if pair.source not in seen]
-    subsets["train"] = Subset(kept)
+    subsets["train"] = Subset([pair for pair in subsets["train"].pairs if pair.source not in seen])
     side = {"width": BITS, "markers": {"<copy>": "1"}}
     corpus = Corpus(
         subsets=subsets,

@@ -181,10 +181,3 @@ def test_a_compiled_step_is_the_step(monkeypatch):
     assert model.dnc._compiled_step is not None and copy.deepcopy(model).dnc._compiled_step is None
     for a, b in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-7)
-
-
-def test_a_task_of_images():
-    images = task()
-    images.inputs = "image_question"
-    with pytest.raises(UsageError, match="sg_dnc reads words"):
-        SGDNC.build_model(SimpleNamespace(**SMALL), images)

@@ -192,14 +192,6 @@ def test_last_is_the_last_column(scaling, length):
     assert torch.equal(got, module(tokens)[:, -1:])
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_given_token_embeddings_stand_in_for_the_table(last):
-    module = embedding(scaling="token_up")
-    tokens = torch.tensor([[4, 5, 6], [7, 8, PAD]])
-    assert torch.equal(module(tokens, module.tokens(tokens), last=last), module(tokens, last=last))
-    assert not torch.equal(module(tokens, module.tokens(tokens) + 1, last=last), module(tokens, last=last))
-
-
 def test_padding_row_stays_zero_in_training():
     module = embedding(scaling="none", position="none")
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
