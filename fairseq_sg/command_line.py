@@ -339,13 +339,10 @@ def _call_main(call, cfg, main, **kwargs):
 def check(cfg, command: str) -> None:
     """Raises UsageError for a value outside its range, in the whole configuration of a ``command`` (``train``)."""
     from fairseq.registry import REGISTRIES
-    from omegaconf import OmegaConf
 
     for group, (name, declared) in groups(cfg).items():
         own = {f.name: f.metadata for f in fields(declared)} if declared else {}
-        values = cfg[group]
-        values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else vars(values)
-        for option, value in values.items():
+        for option, value in checkpoints.values(cfg[group]).items():
             limits = own.get(option, {})
             if not ranges.wording(limits):
                 limits = FAIRSEQ.get(f"{name}.{option}", FAIRSEQ.get(option, {}))

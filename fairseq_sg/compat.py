@@ -51,7 +51,7 @@ def fairseq_version() -> str | None:
     try:
         return importlib.metadata.version("fairseq-fixed")
     except importlib.metadata.PackageNotFoundError:
-        found = _version("fairseq")
+        found = version_of("fairseq")
     raise ImportError(
         f"the installed fairseq is {f'fairseq {found}' if found else 'of unknown origin'}; fairseq_sg runs on "
         f"{FAIRSEQ}, because upstream's 0.12.2 fails on Python 3.11 and newer and on torch 2.6 and newer. "
@@ -59,7 +59,8 @@ def fairseq_version() -> str | None:
     )
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """The installed version of a distribution, or None."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -64,14 +63,6 @@ def wrong(message: str, fix: str) -> Finding:
     return Finding("WRONG", message, fix)
 
 
-def version_of(distribution: str) -> str | None:
-    """The installed version of a distribution, or None."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def older(version: str, least: str) -> bool:
     """Whether ``version`` is older than ``least``, by their first two numbers."""
 
@@ -97,14 +88,14 @@ def check_library(distribution: str, module: str, least: str) -> Finding:
         imported = importlib.import_module(module)
     except Exception as error:
         return wrong(f"{distribution} cannot be imported: {type(error).__name__}: {error}", install)
-    version = str(getattr(imported, "__version__", None) or version_of(distribution))
+    version = str(getattr(imported, "__version__", None) or compat.version_of(distribution))
     if older(version, least):
         return wrong(f"{distribution} {version} is too old: {least} is the least", install)
     return ok(f"{distribution} {version}")
 
 
 def check_optional(distribution: str, purpose: str) -> Finding:
-    version = version_of(distribution)
+    version = compat.version_of(distribution)
     return ok(f"{distribution} {version}") if version else Finding("note", f"no {distribution} (for {purpose})")
 
 

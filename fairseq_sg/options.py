@@ -90,20 +90,10 @@ def plugin_sections() -> list[Section]:
 def _model_sections() -> Iterator[Section]:
     from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
-    from fairseq_sg.models import (
-        sg_dnc,
-        sg_encoder,
-        sg_lstm,
-        sg_operator,
-        sg_regressor,
-        sg_transformer,
-        sg_transformer_lm,
-    )
+    from fairseq_sg.models.config import CONFIGURATIONS
 
-    modules = (sg_transformer, sg_encoder, sg_transformer_lm, sg_lstm, sg_dnc, sg_regressor, sg_operator)
-    models = {module.__name__.rpartition(".")[2]: module for module in modules}
-    names = {model: {model, *ARCH_MODEL_INV_REGISTRY[model]} for model in models}
-    owned = [(model, module.configuration.own) for model, module in models.items()]
+    names = {model: {model, *ARCH_MODEL_INV_REGISTRY[model]} for model in CONFIGURATIONS}
+    owned = [(model, configuration.own) for model, configuration in CONFIGURATIONS.items()]
     for declared, takers, options in _by_declaration(owned):
         summary = (declared.__doc__ or "").splitlines()[0].partition(";")[0].rstrip(".").replace("``", "")
         title = summary if summary.endswith(takers[0]) else f"{summary}: {', '.join(takers)}"
@@ -188,7 +178,14 @@ def choices(option: str) -> list[str]:
     """The mechanisms that an option chooses from; [] for an option that does not choose a mechanism."""
     from fairseq_sg.models.checks import REGISTRIES
 
-    return sorted(name for registry in REGISTRIES if option in registry.choosers for name in registry)
+    role = option.removesuffix("_attention")
+    return sorted(
+        name
+        for registry in REGISTRIES
+        if option in registry.choosers
+        for name, cls in registry.items()
+        if role in getattr(cls, "roles", {role})
+    )
 
 
 def sizes_of(architecture: str | None) -> dict[str, Any]:
@@ -198,17 +195,9 @@ def sizes_of(architecture: str | None) -> dict[str, Any]:
 
 def architectures() -> dict[str, dict[str, dict[str, Any]]]:
     """model -> its architectures -> the options that each of them sets."""
-    from fairseq_sg.models import architectures as a
+    from fairseq_sg.models.config import CONFIGURATIONS
 
-    return {
-        "sg_transformer": a.ARCHITECTURES,
-        "sg_encoder": a.ENCODER_ARCHITECTURES,
-        "sg_lstm": a.LSTM_ARCHITECTURES,
-        "sg_dnc": a.DNC_ARCHITECTURES,
-        "sg_transformer_lm": a.LM_ARCHITECTURES,
-        "sg_regressor": a.REGRESSOR_ARCHITECTURES,
-        "sg_operator": a.OPERATOR_ARCHITECTURES,
-    }
+    return {model: dict(configuration.architectures) for model, configuration in CONFIGURATIONS.items()}
 
 
 class Described(NamedTuple):

@@ -368,6 +368,7 @@ def counting(model: nn.Module) -> list[nn.Module]:
 
     One may say in ``not_recorded`` why ``--step-graphs`` refuses it, or "" where it need not.
     """
+    model = getattr(model, "remembering", model)  # the task's view of it with a memory is made for each batch
     if model not in _counting:
         parts = [part for part in model.modules() if hasattr(part, "set_num_updates")]
         _counting[model] = [part for part in parts if getattr(part.set_num_updates, "__func__", None) not in _HANDED_ON]

@@ -31,13 +31,9 @@ REGISTRIES = (*MECHANISMS, CONTROLLER_REGISTRY)
 SELF_ATTENTIONS = ("encoder_attention", "decoder_attention")
 #: The options that name one mechanism, or one a layer -> the registry that they choose from.
 MECHANISMS_OF_LAYERS = {
-    "encoder_attention": ATTENTION_REGISTRY,
-    "decoder_attention": ATTENTION_REGISTRY,
-    "cross_attention": ATTENTION_REGISTRY,
-    "encoder_ffn": FEEDFORWARD_REGISTRY,
-    "decoder_ffn": FEEDFORWARD_REGISTRY,
-    "encoder_update": UPDATE_REGISTRY,
-    "decoder_update": UPDATE_REGISTRY,
+    option: registry
+    for registry in (ATTENTION_REGISTRY, FEEDFORWARD_REGISTRY, UPDATE_REGISTRY)
+    for option in registry.choosers
 }
 
 
@@ -95,8 +91,8 @@ def _present_options(config, options: Iterable[str]) -> list[str]:
 
 def check_norm(config) -> None:
     """Raises UsageError for an option that says where the norms are, in a model that has none there."""
-    if config.norm == "none" and config.pre_norm:
-        raise UsageError("--pre-norm has no effect with --norm none: leave it out")
+    if config.pre_norm and "pre_norm" in NORM_REGISTRY.find(config.norm).excludes:
+        raise UsageError(f"--pre-norm has no effect with --norm {config.norm}: leave it out")
     if config.no_final_norm and not config.pre_norm:
         raise UsageError("--no-final-norm is for --pre-norm: a post-norm model has no norm after the last layer")
 
@@ -110,9 +106,7 @@ def check_without_padding(config) -> None:
 def check_window(config) -> None:
     """Raises UsageError for ``--attention-window`` without a decoder's self-attention that has one."""
     decoders = layer_names(config, "decoder_attention") if hasattr(config, "decoder_attention") else []
-    if config.attention_window and not any(
-        hasattr(ATTENTION_REGISTRY.find(name).options, "attention_window") for name in decoders
-    ):
+    if config.attention_window and not ATTENTION_REGISTRY.with_option("attention_window") & set(decoders):
         raise UsageError("--attention-window is for softmax self-attention of a decoder: leave it out")
 
 
@@ -120,7 +114,7 @@ def check_position(config) -> None:
     """Raises UsageError for a ``--position`` that some self-attention is not defined for, or that none uses."""
     if config.position is None:
         return
-    used = config.position == "none"
+    used = POSITION_REGISTRY.find(config.position).gives_with(config) == "nothing"
     kinds = [
         (option.partition("_")[0], ATTENTION_REGISTRY.find(name))
         for option in _present_options(config, SELF_ATTENTIONS)

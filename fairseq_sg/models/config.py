@@ -119,6 +119,10 @@ def join_options(own: type, registries: Iterable[Registry], architectures: Mappi
     return dataclasses.make_dataclass(own.__name__, fields, bases=(FairseqDataclass,), namespace=namespace)
 
 
+#: The configurations of the registered models, by name.
+CONFIGURATIONS: dict[str, Configuration] = {}
+
+
 class Configuration:
     """The configuration class of a model, updated at each registration.
 
@@ -134,6 +138,7 @@ class Configuration:
         """Registers the architectures of the registered ``model``, and updates what fairseq knows of its options at
         every later registration of a mechanism.
         """
+        CONFIGURATIONS[name] = self
         for architecture, values in self.architectures.items():
             register_model_architecture(name, architecture)(partial(self.fill, values=values))
 

@@ -80,7 +80,7 @@ class WeightMasks(nn.Module):
 
 
 class MaskTraining:
-    """Adam on the logits, from samples of the masks (Csordás 2023, section 3.2).
+    """Adam on the logits, from samples of the masks (Csordás 2023, section 3.1 and appendix B.3.2).
 
     The model is frozen and in evaluation mode, without dropout, from here on.
 

@@ -42,6 +42,30 @@ def masked_attention(
         )
 
 
+def hidden_keys(
+    queries: int,
+    keys: int,
+    key_padding_mask: Tensor | None,
+    causal: bool,
+    offset: int,
+    device: torch.device,
+    window: int = 0,
+) -> Tensor | None:
+    """The keys that each query must not see: bool, broadcastable to (B, 1, N, M), or None where all are seen.
+
+    Causal query n stands at position ``offset`` + n among the keys. It sees the keys up to there; with a window W, the
+    last W of them.
+    """
+    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]  # (B, 1, 1, M)
+    if causal and queries > 1:
+        future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(offset + 1)  # (N, M)
+        hidden = future if hidden is None else hidden | future
+    if 0 < window < keys:
+        past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(offset - window)  # (N, M)
+        hidden = past if hidden is None else hidden | past
+    return hidden
+
+
 def kernels(q: Tensor, k: Tensor, masked: bool) -> list[SDPBackend]:
     """The kernels that torch may choose; empty for all."""
     if not q.is_cuda:

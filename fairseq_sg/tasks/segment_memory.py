@@ -71,6 +71,7 @@ class Remembering:
 
     def __init__(self, model: nn.Module, memories: SegmentMemories, segment: dict[str, Any], length: int):
         self._model, self._memories, self._segment, self._length = model, memories, segment, length
+        self.remembering = model
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

@@ -33,6 +33,7 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.generation import by_length
 from fairseq_sg.tasks.breakdown import read_manifest, sums_of_logs
@@ -48,18 +49,20 @@ COUNT = "text_n_"
 @dataclass
 class SGLanguageModelingConfig(FairseqDataclass):
     data: str = field(default="", metadata={"help": "folder made by `python -m data_prep text`"})
-    tokens_per_sample: int = field(default=256, metadata={"help": "N, tokens in a segment of a stream"})
+    tokens_per_sample: int = field(default=256, metadata={"help": "N, tokens in a segment of a stream", "least": 1})
     memory_length: int = field(
         default=0,
         metadata={
-            "help": "positions before a segment that the model remembers in training; 0: segments are independent"
+            "help": "positions before a segment that the model remembers in training; 0: segments are independent",
+            "least": 0,
         },
     )
     # fairseq's parser reads Optional alone.
     eval_memory_length: Optional[int] = field(  # noqa: UP045
         default=None,
         metadata={
-            "help": "positions that it remembers in evaluation (default: --memory-length); may be changed at test time"
+            "help": "positions that it remembers in evaluation (default: --memory-length); may be changed at test time",
+            "least": 0,
         },
     )
     update_freq: list[int] = II("optimization.update_freq")
@@ -92,10 +95,8 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg: SGLanguageModelingConfig, **kwargs) -> "SGLanguageModelingTask":
-        for name, smallest in (("tokens_per_sample", 1), ("memory_length", 0), ("eval_memory_length", 0)):
-            value = getattr(cfg, name)
-            if value is not None and value < smallest:
-                raise UsageError(f"--{name.replace('_', '-')} is {value}: choose at least {smallest}")
+        lengths = ("tokens_per_sample", "memory_length", "eval_memory_length")
+        ranges.check(SGLanguageModelingConfig, {name: getattr(cfg, name) for name in lengths})
         if len(utils.split_paths(cfg.data)) != 1:
             raise UsageError(f"--task sg_language_modeling takes one folder, not {cfg.data!r}")
         subsets = read_manifest(cfg.data).get("subsets", {})

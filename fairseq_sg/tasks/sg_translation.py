@@ -53,7 +53,8 @@ class SGTranslationConfig(TranslationConfig):
         metadata={
             "help": "sort training samples by length inside random windows of this many samples before they are cut "
             "into batches: less padding, fewer lengths in a batch. 1: no sorting, as the references; 0: the whole "
-            "epoch sorted, as fairseq does"
+            "epoch sorted, as fairseq does",
+            "least": 0,
         },
     )
     rebuild_batches: bool = field(
@@ -104,10 +105,7 @@ class SGTranslationTask(SGTask, TranslationTask):
                     f"the data folder {path} has no pairs of sentences in binary form: it is text for --task "
                     "sg_language_modeling, or was prepared with --raw-only"
                 )
-        if cfg.length_window < 0:
-            raise UsageError(
-                f"--length-window is {cfg.length_window}: it is a number of samples, 1 for none, 0 for the whole epoch"
-            )
+        ranges.check(SGTranslationConfig, {"length_window": cfg.length_window})
         _check_bleu(cfg)
         if cfg.load_alignments:
             raise UsageError("--load-alignments has no effect, as the data have none: leave it out")

@@ -11,7 +11,7 @@ import torch
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.ops import relative_attention, relative_logits
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
-from fairseq_sg.ops.relative.naive import hidden_keys
+from fairseq_sg.ops.torch_attention import hidden_keys
 from helpers.comparison import assert_all_close, make_mask, with_gradients
 from helpers.operators.relative_attention import SHAPES, make, run
 from helpers.pairs import pairs
@@ -102,7 +102,8 @@ def test_dropout(causal, padding, shape):
 
     def with_masks(q_content, q_position, k, v, p):
         logits = (q_content @ k.transpose(-1, -2) + relative_logits(q_position, p)) * options["scale"]
-        hidden = hidden_keys(*logits.shape[2:], causal, options["key_padding_mask"], DEVICE)
+        n, m = logits.shape[2:]
+        hidden = hidden_keys(n, m, options["key_padding_mask"], causal, m - n, DEVICE)
         hidden = torch.zeros_like(logits, dtype=torch.bool) if hidden is None else hidden.expand_as(logits)
         weights = logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
         return {"out": (weights * kept) @ v}

@@ -74,6 +74,11 @@ def cfg(updates: int = 10, **options) -> SimpleNamespace:
     )
 
 
+def test_a_missing_optimizer_is_not_its_error():
+    """The command line names it."""
+    OneCycle.check_options(SimpleNamespace(**vars(cfg(one_cycle_constant_beta1=False)) | {"optimizer": None}))
+
+
 def test_the_number_of_updates_is_needed():
     with pytest.raises(UsageError, match="give --max-update"):
         OneCycle.check_options(cfg(0, one_cycle_constant_beta1=True))

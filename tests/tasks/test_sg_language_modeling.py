@@ -379,7 +379,7 @@ def test_folders_that_are_no_text(folder, tmp_path):
 
 @pytest.mark.parametrize("option", ["tokens_per_sample", "memory_length", "eval_memory_length"])
 def test_wrong_lengths(folder, option):
-    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is -1: choose at least"):
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is -1: choose [01] or more"):
         make_task(folder, **{option: -1})
 
 

@@ -368,9 +368,7 @@ def test_inherited_options_that_do_harm_are_refused(folder, option, value):
 
 
 def test_negative_window(folder):
-    with pytest.raises(
-        ValueError, match="--length-window is -1: it is a number of samples, 1 for none, 0 for the whole epoch"
-    ):
+    with pytest.raises(ValueError, match="--length-window is -1: choose 0 or more"):
         task(folder, length_window=-1)
 
 

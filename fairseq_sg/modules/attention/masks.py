@@ -1,7 +1,7 @@
-"""The keys that a query sees: masks, counts, and similarities without the others.
+"""The keys that a query sees: counts, and similarities without the others.
 
 Causal queries are the last N of the M keys: query n stands at position ``offset`` + n among the keys, and sees the keys
-up to its own position; with a window W, the last W of them.
+up to its own position; with a window W, the last W of them. `hidden_keys` is the mask of the others.
 """
 
 from __future__ import annotations
@@ -9,26 +9,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-def hidden_keys(
-    queries: int,
-    keys: int,
-    key_padding_mask: Tensor | None,
-    causal: bool,
-    offset: int,
-    device: torch.device,
-    window: int = 0,
-) -> Tensor | None:
-    """The keys that each query must not see: bool, broadcastable to (B, 1, N, M), or None where all are seen."""
-    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]  # (B, 1, 1, M)
-    if causal and queries > 1:
-        future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(offset + 1)  # (N, M)
-        hidden = future if hidden is None else hidden | future
-    if 0 < window < keys:
-        past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(offset - window)  # (N, M)
-        hidden = past if hidden is None else hidden | past
-    return hidden
 
 
 def count_visible(

@@ -1,5 +1,5 @@
-"""Relative attention of Transformer-XL (Dai et al. 2019), as the thesis uses it (Csordás 2023, section 3; appendix
-C.3).
+"""Relative attention of Transformer-XL (Dai et al. 2019), as the thesis uses it (Csordás 2023, section 4.2.1;
+appendix C.3).
 
     A_ij = 1/√d_head · [ (q_i + u)ᵀ k_j  +  (q_i + v)ᵀ W_P p_{j−i} ]       per head; weights = softmax over j
 

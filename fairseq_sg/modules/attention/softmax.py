@@ -18,13 +18,13 @@ from fairseq_sg import ranges
 from fairseq_sg.modules.attention.base import Attention, AttentionOptions
 from fairseq_sg.modules.attention.cache import append_to_cache, cached, keep_last
 from fairseq_sg.modules.attention.context import Context
-from fairseq_sg.modules.attention.masks import count_visible, hidden_keys
+from fairseq_sg.modules.attention.masks import count_visible
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.cpu.dropout import Drops, dropout
 from fairseq_sg.modules.cpu.softmax import closed_form_is_faster, closed_form_softmax
 from fairseq_sg.modules.position import MakePosition
 from fairseq_sg.ops.precision import accumulation_dtype
-from fairseq_sg.ops.torch_attention import masked_attention
+from fairseq_sg.ops.torch_attention import hidden_keys, masked_attention
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A shared layer: Universal Transformer without halting, positions before the first step only (Csordás 2023, 4.2.2).
+"""A shared layer: Universal Transformer without halting, positions before the first step only (Csordás 2023, 4.1.2).
 
 The stack holds one layer. Its checkpoint does not know the number of steps, so more can be taken at test time
 (``--model-overrides "{'encoder_layers': 24}"``).
@@ -13,7 +13,7 @@ from fairseq_sg.modules.depth.base import RepeatedLayers, register_depth
 class SharedLayer(RepeatedLayers):
     """One layer for all steps; every step is a loop."""
 
-    paper = "Dehghani et al. 2019, without halting; Csordás 2023, 4.2.2"
+    paper = "Dehghani et al. 2019, without halting; Csordás 2023, 4.1.2"
     shares_layers = True
 
     def __init__(self, build_layer, steps, dim):

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from fairseq_sg.ops.torch_attention import hidden_keys
+
 
 def relative_logits_naive(q: Tensor, p: Tensor) -> Tensor:
     """See `fairseq_sg.ops.relative_logits`; memory is O(H N M D)."""
@@ -31,21 +33,11 @@ def relative_attention_naive(
 ) -> Tensor:
     """See `fairseq_sg.ops.relative_attention`; memory is O(H N M D + B H N M)."""
     logits = (q_content @ k.transpose(-1, -2) + relative_logits_naive(q_position, p)) * scale
-    hidden = hidden_keys(*logits.shape[2:], causal, key_padding_mask, logits.device)
+    queries, keys = logits.shape[2:]
+    hidden = hidden_keys(queries, keys, key_padding_mask, causal, keys - queries, logits.device)
     if hidden is None:
         weights = logits.softmax(-1)
     else:
         # A query that sees no key has no weights: zeros, rather than the 0/0 of a softmax over nothing.
         weights = logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
     return torch.dropout(weights, dropout_p, train=True) @ v
-
-
-def hidden_keys(
-    queries: int, keys: int, causal: bool, key_padding_mask: Tensor | None, device: torch.device
-) -> Tensor | None:
-    """Which keys a query must not see: bool, broadcastable to (B, H, N, M); None where all are seen."""
-    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
-    if causal:
-        ahead = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(keys - queries + 1)
-        hidden = ahead if hidden is None else hidden | ahead
-    return hidden

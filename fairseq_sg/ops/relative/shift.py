@@ -19,8 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from fairseq_sg.ops.relative.naive import hidden_keys
-from fairseq_sg.ops.torch_attention import masked_attention
+from fairseq_sg.ops.torch_attention import hidden_keys, masked_attention
 
 #: On a GPU, the parts of the sum that is the gradient of fewer than so many numbers.
 PARTS, FEW = 32, 2**18
@@ -66,7 +65,8 @@ def relative_attention_shift(
 ) -> Tensor:
     """See `fairseq_sg.ops.relative_attention`: the relative logits are a bias of torch's attention."""
     bias = relative_logits_shift(q_position * scale, p)  # (B, H, N, M)
-    hidden = hidden_keys(*bias.shape[2:], causal, key_padding_mask, bias.device)
+    queries, keys = bias.shape[2:]
+    hidden = hidden_keys(queries, keys, key_padding_mask, causal, keys - queries, bias.device)
     if hidden is not None:
         bias = bias.masked_fill(hidden, -math.inf)
     return masked_attention(q_content, k, v, bias, scale=scale, dropout_p=dropout_p)
