@@ -226,8 +226,6 @@ def unmeasured(sections: Sequence[Any]) -> list[str]:
             "any number on a GPU beside recorded steps and those of [gpu](gpu/README.md) and "
             "[speed.md](../docs/speed.md#on-a-gpu)"
         )
-    if not any(dtype in section.title for section in sections for dtype in ("bfloat16", "float16")):
-        found.append("half precision")
     contenders = {row.contender for device in DEVICES for row in Found(sections, device).rows}
     peers = [peer.name for peer in PEERS if peer.name not in contenders]
     return found + ([f"the peers {', '.join(peers)}"] if peers else [])
