@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairseq_sg.experiments.quantities import QUANTITIES
+from fairseq_sg.experiments.run import option_of
 from fairseq_sg.experiments.schema import DECODED, METRICS, Column, Data, Recipe, RecipeError, Row, XAxis, placeholders
 from fairseq_sg.ranges import literal_dict
 from fairseq_sg.scoring.plain_bleu import TOKENIZERS
@@ -111,7 +112,7 @@ class Checks:
         if not _NAME.fullmatch(data.folder):
             raise self.error(f"{key}.folder", f"is {data.folder!r}: it must be the name of one folder, inside --data")
         self.arguments(f"{key}.prepare", data.prepare, set())
-        if _has_option(shlex.split(data.prepare), {"--out"}):
+        if "--out" in map(option_of, shlex.split(data.prepare)):
             raise self.error(f"{key}.prepare", "has --out, which experiments sets itself")
         if not data.prepare.strip():
             raise self.error(f"{key}.prepare", "is empty: give the arguments of python -m data_prep")
@@ -199,7 +200,7 @@ class Checks:
         if row.arguments is not None:
             self.arguments(f"{key}.arguments", row.arguments)
             for data in recipe.data_of(name):
-                if not _has_option(recipe.arguments_of(name, data), {"--task"}):
+                if "--task" not in map(option_of, recipe.arguments_of(name, data)):
                     raise self.error(f"{key}.arguments", "have no --task, nor has 'train'")
         self.known(f"{key}.published", row.published, recipe.data_of(name), "data of the row")
         if row.published_std:
@@ -271,11 +272,6 @@ class Checks:
             words = shlex.split(text)
         except ValueError as problem:
             raise self.error(key, f"cannot be split into words ({problem})") from None
-        found = _has_option(words, reserved)
+        found = [word for word in words if option_of(word) in reserved]
         if found:
-            raise self.error(key, f"has {found}, which experiments sets itself")
-
-
-def _has_option(words: Iterable[str], options: set[str]) -> str:
-    """The first of ``options`` among words, as fairseq's commands take them (--seed=7, --max_update); or ""."""
-    return next((word for word in words if word.partition("=")[0].replace("_", "-") in options), "")
+            raise self.error(key, f"has {found[0]}, which experiments sets itself")

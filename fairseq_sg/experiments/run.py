@@ -125,10 +125,15 @@ class Run:
         return [self.train_command(), *self.outputs().values()]
 
 
+def option_of(word: str) -> str:
+    """The option in a word of fairseq's commands: ``--max_update=9`` -> ``--max-update``."""
+    return word.partition("=")[0].replace("_", "-")
+
+
 def values_of(option: str, arguments: Sequence[str]) -> list[str]:
     """The values of an option in arguments of fairseq's commands (--seed=7, --max_update 9); the last counts."""
     words = [word for argument in arguments for word in argument.split("=", 1)]
-    return [after for word, after in pairwise(words) if word.startswith("--") and word.replace("_", "-") == option]
+    return [after for word, after in pairwise(words) if option_of(word) == option]
 
 
 def on(device: str) -> list[str]:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from fairseq_sg.experiments.jobs import executable, exit_with
+from fairseq_sg.experiments.run import option_of
 
 #: Options that the launcher sets itself.
 OWN = (
@@ -47,8 +48,7 @@ def parse_arguments(line: Sequence[str]) -> argparse.Namespace:
     if args.command[:1] != ["fairseq-train"]:
         parser.error("after the number of processes comes fairseq-train with its arguments")
     for word in args.command:
-        # fairseq accepts options with dashes or underscores.
-        if word.partition("=")[0].replace("_", "-") in {own.replace("_", "-") for own in OWN}:
+        if option_of(word) in map(option_of, OWN):
             parser.error(f"{word} is set by this command: omit it")
     return args
 
