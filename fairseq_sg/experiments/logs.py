@@ -164,8 +164,10 @@ def minutes(run: Run) -> float:
 
 
 def position(run: Run) -> dict[str, Any]:
-    """The last step of a training, and the last numbers of the quantity that is shown, by subset."""
-    state: dict[str, Any] = {"step": 0}
+    """The last step of a training, that of its last evaluation, and this one's numbers of the quantity that is shown,
+    by subset.
+    """
+    state: dict[str, Any] = {"step": 0, "evaluated": 0}
     shown = QUANTITIES[run.shown].logged
     for event in events(run.log):
         if event["kind"] == "train_inner":
@@ -173,7 +175,7 @@ def position(run: Run) -> dict[str, Any]:
         elif event["kind"] in run.subsets:
             if f"{event['kind']}_{shown}" in event:
                 state[event["kind"]] = event[f"{event['kind']}_{shown}"]
-            state["step"] = int(event[f"{event['kind']}_num_updates"])
+            state["step"] = state["evaluated"] = int(event[f"{event['kind']}_num_updates"])
     return state
 
 

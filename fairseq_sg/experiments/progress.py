@@ -29,7 +29,7 @@ class Progress:
 
     def __init__(self, runs: Sequence[Run], title: str, console: Any = None) -> None:
         self.title = title
-        self.shown: dict[str, str] = {}
+        self.shown: dict[str, tuple[str, int]] = {}
         self.asked = 0.0
         self.started = time.time()
         self.ended: dict[str, dict[str, Any]] = {}
@@ -116,8 +116,8 @@ class Progress:
             quantity = QUANTITIES[run.shown]
             last = [f"{name} {quantity.shown(at[s])}{quantity.percent}" for s, name in run.subsets.items() if s in at]
             note = f"{state[key]}  {'  '.join(last)}"
-            if self.shown.get(key) != note:
-                self.shown[key] = note
+            if self.shown.get(key) != (note, at["evaluated"]):
+                self.shown[key] = note, at["evaluated"]
                 step = run.steps if state[key] == "done" else at["step"]
                 where = f"{run.name} (seed {run.seed})  step {step}/{run.steps}"
                 print(f"{time.strftime('%H:%M:%S')}  {where}  {note}  {left}".rstrip(), flush=True)

@@ -382,7 +382,7 @@ def test_curve_and_position(run):
         {"step": 100, "valid": 12.5, "valid_loss": 0.75, "gen": 1.25, "gen_loss": 1.5},
         {"step": 200, "valid": 50.0, "valid_loss": 0.5},
     ]
-    assert logs.position(run) == {"step": 250, "valid": 50.0, "gen": 1.25}
+    assert logs.position(run) == {"step": 250, "evaluated": 200, "valid": 50.0, "gen": 1.25}
 
 
 def test_partial_result_is_cut_at_the_step(run):

@@ -56,6 +56,9 @@ def test_a_line_for_every_change_off_a_terminal(clock, tmp_path, capsys):
     # 20 steps in four minutes and 80 + 60 to make.
     expected = "10:00:00  m (seed 1)  step 20/100  training  IID 50.0%  OOD 12.5%  about 28 min left\n"
     assert capsys.readouterr().out == expected
+    write(runs[0], evaluated(40, 50, 12.5))  # the same numbers
+    look(shown, clock, runs, "training", "waiting")
+    assert "step 40/100  training  IID 50.0%  OOD 12.5%" in capsys.readouterr().out
     look(shown, clock, runs, "done", "diverged", seconds=0)  # the end is shown at once
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
@@ -122,7 +125,7 @@ def test_of_many_trainings_the_running_ones_are_shown(clock, tmp_path):
 def test_ended_trainings_are_not_read_again(clock, tmp_path, monkeypatch):
     runs = [make_run(tmp_path / name) for name in ("a", "b")]
     shown, asked = Progress(runs, "a table"), []
-    monkeypatch.setattr(progress, "position", lambda run: asked.append(run.folder.name) or {"step": 1})
+    monkeypatch.setattr(progress, "position", lambda run: asked.append(run.folder.name) or {"step": 1, "evaluated": 0})
     for _ in range(3):
         look(shown, clock, runs, "done", "training")
     assert asked == ["a", "b", "b", "b"]
