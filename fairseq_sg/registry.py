@@ -70,9 +70,14 @@ class Registry(dict[str, type]):
         return {name for name, cls in self.items() if option in option_names(cls.options)}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Class decorator. Raises ValueError when ``name`` is taken by another class."""
+        """Class decorator. Raises ValueError when ``name`` is taken by another class, or the class is no mechanism."""
 
         def decorate(cls: T) -> T:
+            if not issubclass(cls, Mechanism):
+                raise ValueError(
+                    f"{self.kind} {name!r}: {cls.__qualname__} is not derived from the base class of its kind "
+                    "(docs/extending.md)"
+                )
             known = self.setdefault(name, cls)
             if known is not cls:
                 raise ValueError(

@@ -14,6 +14,8 @@ import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 from omegaconf.errors import ValidationError
 from torch import Tensor, nn
 
@@ -21,7 +23,7 @@ import fairseq_sg.plugin  # noqa: F401
 from data_prep.sort_of_clevr.questions import words_of
 from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
-from fairseq_sg.checkpoints import option_names, read
+from fairseq_sg.checkpoints import option_names, read, values
 from fairseq_sg.command_line import kinds_of
 from fairseq_sg.criterions.cross_entropy_orthogonality import best as best_symbol
 from fairseq_sg.criterions.oracle_length import given_length
@@ -197,6 +199,14 @@ def load(
         # Makes the task read the types of all examples.
         overrides.setdefault("accuracy_by", "types")
     checkpoint_utils.overwrite_args_by_name(cfg, overrides | {"data": data})
+    models = {*ARCH_MODEL_REGISTRY, *MODEL_REGISTRY}
+    for option, group, registered in (("task", cfg.task, TASK_REGISTRY), ("arch", cfg.model, models)):
+        name = values(group).get("_name")
+        if name is not None and name not in registered:
+            raise UsageError(
+                f"{checkpoint} was trained with --{option} {name}, which is not registered: give the --user-dir that "
+                f"registers it (it was {cfg.common.user_dir})"
+            )
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], state=state)
     except ValidationError as error:
@@ -224,18 +234,22 @@ def load(
     return loaded
 
 
-#: What a model predicts, if that is not words -> a model that does, and the command for it.
-PREDICTED = {"numbers": ("a regressor, such as sg_regressor", "regression"), "functions": ("sg_operator", "operator")}
+#: What a model predicts, if that is not words -> what it ``reads``, a model that does, and the command for it.
+PREDICTED = {
+    "numbers": ("prompts", "a regressor, such as sg_regressor", "regression"),
+    "functions": ("fields", "sg_operator", "operator"),
+}
 
 
 def check_kind(model: nn.Module, arch: str, checkpoint: str, wanted: str) -> None:
     """Raises UsageError for a model that predicts something else than ``wanted``: words, numbers or functions."""
-    predicted = next((what for what in PREDICTED if getattr(model, f"predicts_{what}", False)), "words")
+    inputs = getattr(model, "reads", ())
+    predicted = next((what for what, (read, *_) in PREDICTED.items() if read in inputs), "words")
     if predicted == wanted:
         return
     if wanted in PREDICTED:
-        raise UsageError(f"{arch} predicts no {wanted}: this analysis needs {PREDICTED[wanted][0]}")
-    command = PREDICTED[predicted][1]
+        raise UsageError(f"{arch} predicts no {wanted}: this analysis needs {PREDICTED[wanted][1]}")
+    command = PREDICTED[predicted][2]
     raise UsageError(f"{arch} predicts {predicted}: run `fairseq-sg analysis {command} {checkpoint}`")
 
 

@@ -279,10 +279,18 @@ def _end(trials: Sequence[Trial]) -> int:
         if diverged(run):
             print(f"{run.name} (seed {run.seed}) diverged: {diverged(run)['why']}; see {run.log}", file=sys.stderr)
         if "failed" in record:
+            why = _last_error(run.log) if record["failed"] == "training" else ""
             print(
-                f"error: {run.name} (seed {run.seed}) failed in {record['failed']}; see {run.folder}", file=sys.stderr
+                f"error: {run.name} (seed {run.seed}) failed in {record['failed']}; see {run.folder}{why}",
+                file=sys.stderr,
             )
     return int(any("failed" in saved(trial.run) for trial in trials))
+
+
+def _last_error(log: Path) -> str:
+    """The last line of a log that a command ended with, as the end of a message; empty without one."""
+    lines = log.read_text("utf-8", errors="replace").splitlines() if log.is_file() else []
+    return next((f" ({line.removeprefix('error: ')})" for line in reversed(lines) if line.startswith("error: ")), "")
 
 
 def slurm(args: argparse.Namespace) -> int:

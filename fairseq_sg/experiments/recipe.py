@@ -64,6 +64,7 @@ def read(path: Path, variant: str = "") -> Recipe:
         for row in rows.values() if isinstance(rows, dict) else ():
             if isinstance(row, dict):
                 row.pop("published", None)
+        _check_only(f"{path}: variants.{variant}", content, known[variant])
         content = _without_null(_merged(content, known[variant]))
     if "name" in content or "variant" in content:
         raise RecipeError(f"{path}: the keys 'name' and 'variant' are unknown: the file's name is that of the recipe")
@@ -82,6 +83,18 @@ def from_dict(content: dict[str, Any], where: str = "recipe") -> Recipe:
     recipe = _typed(where, content)
     Checks(recipe, where).run()
     return recipe
+
+
+def _check_only(where: str, below: dict[str, Any], change: dict[str, Any]) -> None:
+    """Raises RecipeError for a row that a change adds below the ``only`` of another, which would leave it out."""
+    only, rows = below.get("only"), change.get("rows")
+    if "only" in change or not isinstance(only, list) or not isinstance(rows, dict):
+        return
+    for name, row in rows.items():
+        if row is not None and name not in only:
+            raise RecipeError(
+                f"{where}: rows: {name!r} is not in the 'only' that is extended ({', '.join(only)}): give 'only' here"
+            )
 
 
 def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -105,6 +118,7 @@ def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
         below, others = _with_base(find(named), (*seen, path.resolve()))
     except RecipeError as error:
         raise RecipeError(f"{path}: extends: {error}") from None
+    _check_only(f"{path}", below, content)
     if isinstance(below.get("chosen"), list) and isinstance(content.get("chosen"), list):
         content["chosen"] = below["chosen"] + content["chosen"]
     return _without_null(_merged(below, content)), _merged(others, own)

@@ -72,9 +72,11 @@ def evaluated(run: Run) -> bool:
     record = saved(run)
     result = record["result"]
     measured = {place for name in QUANTITIES for place in result.get(name, {})}
+    folder = record.get("folder", str(run.folder))  # it may have been moved
+    commands = (shlex.split(command.replace(folder, str(run.folder))) for command in record["commands"])
     return (
         "failed" not in record
-        and commands_of(run.outputs().values()) <= commands_of(map(shlex.split, record["commands"]))
+        and commands_of(run.outputs().values()) <= commands_of(commands)
         and all(any(part(subset, kind) in measured for subset in run.subsets) for kind in run.types)
         and all(name in result.get("analysed", {}) for name in run.analysed)
     )
@@ -105,8 +107,8 @@ def _checked(run: Run) -> dict[str, Any]:
         # Another choice of the best checkpoint makes another training, where that is evaluated.
         if not equal and (name != "best" or run.best):
             raise ValueError(
-                f"{run.folder} holds a training with other settings ({name}: see its run.json): choose another --out, "
-                "or move the folder away"
+                f"{run.folder} holds a training with other settings ({name}: see its run.json): choose another --out"
+                f"{', or give --data as then' if name == 'data' else ''}, or move the folder away"
             )
     return record
 

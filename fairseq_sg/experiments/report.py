@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from fairseq_sg.experiments.quantities import QUANTITIES, chosen, part, source_of
-from fairseq_sg.experiments.results import Record, Results
+from fairseq_sg.experiments.results import Record, Results, of_equal_steps
 from fairseq_sg.experiments.schema import DECODED, Column, Published, Recipe
 from fairseq_sg.tables import aligned
 
@@ -91,7 +91,7 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
 
 def lines(results: Results) -> list[Line]:
     """The lines of the table: one per row and dataset, in the order of the recipe, including rows only shown."""
-    recipe, found = results.recipe, []
+    recipe, found, results = results.recipe, [], of_equal_steps(results)
     planned = {(record["row"], record["data"]) for record in results.records}
     for name, row in recipe.rows.items():
         for data in recipe.data_of(name):
@@ -351,7 +351,7 @@ def as_csv(results: Results) -> str:
     recipe, text = results.recipe, io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "label", "data", "seed", "steps", "column", "value"])
-    for record in results.records:
+    for record in of_equal_steps(results).records:
         data = record["data"]
         if "diverged" in record or "result" not in record:
             continue

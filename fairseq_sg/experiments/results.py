@@ -155,11 +155,11 @@ def collect(plan: Plan, trials: Sequence[Trial]) -> Results:
             there = replace(run, arguments=record["settings"].get("arguments", run.arguments))
             kept["commands"] = [shlex.join(there.train_command())]
         records.append({"row": trial.row, "data": trial.data, "seed": run.seed, **kept})
-    return of_equal_steps(Results(plan.recipe, plan.steps_scale, records))
+    return Results(plan.recipe, plan.steps_scale, records)
 
 
 def of_equal_steps(results: Results) -> Results:
-    """Makes the numbers of a row on a dataset those of one number of steps.
+    """The results with the numbers of a row on a dataset at one number of steps, for tables; files keep all.
 
     Once a seed has finished, the others have no result until they have, too. Before, all are cut at the last evaluated
     step that they share.
@@ -171,7 +171,8 @@ def of_equal_steps(results: Results) -> Results:
             shared = set.intersection(*({point["step"] for point in one["result"]["curve"]} for one in group))
             result, record = record["result"], {key: value for key, value in record.items() if key != "result"}
             if shared and not any(map(results.finished, group)):
-                record["result"] = _cut(recipe, record["data"], result, max(shared))
+                step = max(shared)
+                record["result"] = result if result["steps"] == step else _cut(recipe, record["data"], result, step)
         records.append(record)
     return replace(results, records=records)
 
@@ -236,4 +237,4 @@ def merged(before: Results, now: Results, path: Path) -> Results:
             found[key(record)] = record
     rows, data = list(now.recipe.rows), list(now.recipe.data)
     ordered = sorted(found.values(), key=lambda r: (rows.index(r["row"]), data.index(r["data"]), r["seed"]))
-    return of_equal_steps(Results(now.recipe, now.steps_scale, ordered, before.note, now.bleu or before.bleu))
+    return Results(now.recipe, now.steps_scale, ordered, before.note, now.bleu or before.bleu)

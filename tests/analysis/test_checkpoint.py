@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_sg.analysis import load, read_sentence
 from fairseq_sg.errors import UsageError
@@ -54,6 +56,15 @@ def test_another_data_folder(saved, folders, tmp_path):
 def test_what_cannot_be_loaded(arguments, message, saved):
     with pytest.raises(UsageError, match=f"(?s)^{message}$"):
         load(saved("softmax"), **arguments)
+
+
+@pytest.mark.parametrize("option,value", [("task", "sg_translation"), ("arch", "sg_transformer")])
+def test_a_task_or_model_of_a_users_own_without_its_folder(option, value, saved, monkeypatch):
+    for registry in (TASK_REGISTRY,) if option == "task" else (MODEL_REGISTRY, ARCH_MODEL_REGISTRY):
+        monkeypatch.delitem(registry, value)
+    message = f"was trained with --{option} {value}, which is not registered: give the --user-dir that registers it"
+    with pytest.raises(UsageError, match=message):
+        load(saved("softmax"))
 
 
 def test_no_file_and_a_broken_file(saved, tmp_path):

@@ -222,7 +222,11 @@ def test_report_of_a_failed_training_is_an_error(here, capsys):
     del content["result"]
     (trial.run.folder / "run.json").write_text(json.dumps(content | {"failed": "training"}))
     assert command.main(["report", "tiny.yaml", "--rows", "good", "--device", "cpu", "--out", "out"]) == 1
-    assert "error: An LSTM_1 (seed 1) failed in training; see out/good-tiny-seed1" in capsys.readouterr().err
+    message = "error: An LSTM_1 (seed 1) failed in training; see out/good-tiny-seed1"
+    assert f"{message}\n" in capsys.readouterr().err
+    trial.run.log.write_text("begin\nerror: there is no option --qk-nrom\n")
+    assert command.main(["report", "tiny.yaml", "--rows", "good", "--device", "cpu", "--out", "out"]) == 1
+    assert f"{message} (there is no option --qk-nrom)\n" in capsys.readouterr().err
 
 
 # A label is the same everywhere.
@@ -330,12 +334,12 @@ def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
     monkeypatch.setattr(command, "publish", lambda *_: None)
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
 
-    def run_all(runs, jobs, watch, place, share, together):
-        seen.append((len(runs), (jobs, together), share, place.gpus, isinstance(place, memory.Guard)))
+    def run_all(runs, jobs, watch, place, together):
+        seen.append((len(runs), (jobs, together), place.gpus, isinstance(place, memory.Guard)))
 
     monkeypatch.setattr(command, "run_all", run_all)
     assert command.main(["run", "tiny.yaml", "--device", device, *words.split()]) == 0
-    assert seen == [(4, expected, True, gpus, True)]
+    assert seen == [(4, expected, gpus, True)]
     assert command.main(["run", "tiny.yaml", "--device", device, "--index", "2"]) == 0
     assert seen[1][:2] == (1, (1, 1))
 

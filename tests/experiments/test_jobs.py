@@ -269,6 +269,16 @@ def test_what_a_recipe_has_got_since_is_evaluated_and_an_error_keeps_the_result(
     assert "is gone, so what is new in the recipe stays empty" in capsys.readouterr().err
 
 
+def test_a_folder_that_was_moved_has_nothing_left(commands, tmp_path):
+    commands["r"] = GOOD
+    run = make_run(tmp_path / "r")
+    jobs.run_all([run], 1, lambda *_: None)
+    moved = replace(run, folder=run.folder.rename(tmp_path / "elsewhere"))
+    assert records.nothing_left(moved)
+    moved.more_overrides = ("{'encoder_layers': 3}",)
+    assert not records.nothing_left(moved)
+
+
 def test_another_choice_of_the_best_checkpoint_is_another_training(commands, tmp_path):
     commands["r"] = GOOD
     run = make_run(tmp_path / "r", best=True)

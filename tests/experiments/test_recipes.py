@@ -470,6 +470,14 @@ def test_a_recipe_extends_one_of_ours_by_name(tmp_path):
     assert found.steps == 7 and found.rows == base.rows and found.name == "small"
 
 
+@pytest.mark.parametrize("row", ["mine", "linear_l2"])
+def test_a_row_that_only_would_leave_out_is_named(row, tmp_path):
+    """A new one, or a misspelt one."""
+    text = f"extends: park_kim_table_4\nrows: {{{row}: {{arguments: --qk-norm l2}}}}\n"
+    refused(tmp_path, text, f"rows: {row!r} is not in the 'only' that is extended (transformer, ", "give 'only' here")
+    assert list(read(tmp_path, f"{text}only: [linear, {row}]\n").rows) == ["linear", row]
+
+
 def test_a_variant_extends_nothing(tmp_path):
     text = SMALL.replace("chosen: [the seeds]", "variants: {one: {extends: x}}")
     refused(tmp_path, text, "extends: is for a recipe, not for a variant", variant="one")

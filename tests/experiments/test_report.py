@@ -394,7 +394,7 @@ def test_comparison(recipe):
 
 def test_numbers_of_other_steps_are_compared_with_their_steps(recipe):
     longer = of_seeds(recipe, good=[14.0])
-    longer.records[0]["result"]["steps"] = 5000
+    longer.records[0]["result"] |= {"steps": 5000, "curve": points((5000, 5, 90, 14))}
     (row,) = report.compare(of_seeds(recipe, good=[10.0]), longer, ("one", "other"))[1:]
     steps = of_seeds(recipe, good=[10.0]).records[0]["result"]["steps"]
     assert row[3:5] == [f"10.0 ({steps:,} steps)", "14.0 (5,000 steps)"]

@@ -12,7 +12,19 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import records, report, results, schema
 from fairseq_sg.experiments.recipe import read as read_recipe
 from fairseq_sg.experiments.results import Results, collect, merged
-from helpers.experiment_files import TINY, fail, finish, finished, of_subset, planned, record, save, tiny, write_recipe
+from helpers.experiment_files import (
+    TINY,
+    fail,
+    finish,
+    finished,
+    of_subset,
+    planned,
+    points,
+    record,
+    save,
+    tiny,
+    write_recipe,
+)
 
 # What is collected.
 
@@ -255,6 +267,15 @@ def test_rows_trained_at_different_times_unite(now, tmp_path):
 def test_the_record_that_was_trained_further_wins(before, after, expected, now, tmp_path):
     then, now.records = Results(now.recipe, 1.0, [record("good", 1, **before)]), [record("good", 1, **after)]
     assert merged(then, now, tmp_path / "x.json").records == [record("good", 1, **expected)]
+
+
+def test_a_file_keeps_the_curve_of_a_training_that_is_not_finished(now, tmp_path):
+    """Tables show one number of steps, whichever trainings are united first."""
+    half = record("good", 1, gen=9.0, steps=20)
+    half["result"]["curve"] = points((10, 5, 90, 8), (20, 5, 90, 9))
+    found = merged(Results(now.recipe, 1.0, [half]), now, tmp_path / "x.json")  # seed 3 has all steps
+    assert half in found.records and [line.done for line in report.lines(found)][0] == 1
+    assert not [row for row in report.as_csv(found).splitlines() if row.startswith("good,") and ",1,20," in row]
 
 
 OTHERWISE = {

@@ -20,7 +20,7 @@ def registry() -> Registry:
 
 
 def new_class() -> type:
-    return type("Gadget", (), {"__module__": "workshop"})
+    return type("Gadget", (Mechanism,), {"__module__": "workshop"})
 
 
 @settings(derandomize=True)
@@ -47,7 +47,7 @@ def test_register_decorates_and_returns_the_class_itself():
     gadgets = registry()
 
     @gadgets.register("lever")
-    class Lever:
+    class Lever(Mechanism):
         pass
 
     assert gadgets == {"lever": Lever} and Lever.registered_name == "lever" and Lever().__class__ is Lever
@@ -60,6 +60,13 @@ def test_duplicate_name_names_the_class_that_has_it():
     with pytest.raises(ValueError, match=r"gadget 'lever' is already registered, as workshop\.Gadget"):
         gadgets.register("lever")(second)
     assert gadgets.find("lever") is first and not hasattr(second, "registered_name")
+
+
+def test_a_class_of_another_base_is_refused_and_leaves_nothing():
+    gadgets = registry()
+    with pytest.raises(ValueError, match="gadget 'lever': object is not derived from the base class of its kind"):
+        gadgets.register("lever")(object)
+    assert not gadgets
 
 
 def test_registering_the_same_class_again_does_no_harm():

@@ -73,8 +73,8 @@ class Attention(Mechanism, nn.Module):
         UsageError: for a role the kind cannot serve, heads that do not divide the width, or a wrong option.
     """
 
-    #: The roles the kind can serve; all three unless it says otherwise.
-    roles: ClassVar[frozenset[str]] = frozenset(ROLES)
+    #: The roles the kind can serve. A decoder's is causal: a kind that is says so.
+    roles: ClassVar[frozenset[str]] = frozenset({"encoder", "cross"})
     #: Whether the kind has positions of its own, so that none are added to the embeddings.
     brings_position: ClassVar[bool] = False
     #: The results of a ``--position`` that the kind is defined for: ``rotation``, ``bias``, ``indices``

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention.base import Attention, AttentionOptions
+from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
 from fairseq_sg.modules.attention.masks import count_visible, zero_hidden
 from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
@@ -89,6 +89,7 @@ class GalerkinAttention(Attention):
     """
 
     paper = "Cao 2021"
+    roles = frozenset(ROLES)
     options = GalerkinOptions
     remembers = True
     joins_coordinates = True

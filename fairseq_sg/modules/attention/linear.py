@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention.base import Attention, AttentionOptions
+from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
 from fairseq_sg.modules.attention.context import State
 from fairseq_sg.modules.attention.masks import zero_hidden
 from fairseq_sg.modules.attention.registry import register_attention
@@ -90,6 +90,7 @@ class LinearAttention(Attention):
     """
 
     paper = "Katharopoulos et al. 2020; Park & Kim 2024"
+    roles = frozenset(ROLES)
     options = LinearOptions
     takes = frozenset({"rotation"})
     remembers = True

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.modules.attention.base import Attention, AttentionOptions
+from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
 from fairseq_sg.modules.attention.cache import append_to_cache, cached, keep_last
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.masks import count_visible
@@ -80,6 +80,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         position: makes a module with ``rotate`` or ``bias``, for a width and a number of heads (``modules.position``).
     """
 
+    roles = frozenset(ROLES)
     options = SoftmaxOptions
     takes = frozenset({"rotation", "bias"})
     remembers = True
