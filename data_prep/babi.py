@@ -158,6 +158,8 @@ class Babi(Dataset):
             found = list(stories(path, data))
             for rows in found[:-1] if options.drop_last else found:
                 parts[part].append((render(rows, options.think), f"task_{task}"))
+        if not all(parts.values()):
+            raise DataError("the files have no story", sources.archive or sources.raw_dir)
         train, held_out = [pair for pair, _ in parts["train"]], []
         types = {pair.source: kind for pair, kind in parts["train"]}
         if options.holdout:
@@ -165,10 +167,7 @@ class Babi(Dataset):
         subsets = {"train": Subset(train)}
         if held_out:
             subsets["valid"] = Subset(held_out, [types[pair.source] for pair in held_out])
-        test = parts["test"]
-        if not test or not train:
-            raise DataError("the files have no story", sources.archive or sources.raw_dir)
-        subsets["test"] = Subset([pair for pair, _ in test], [kind for _, kind in test])
+        subsets["test"] = Subset([pair for pair, _ in parts["test"]], [kind for _, kind in parts["test"]])
         held = f"; valid is {options.holdout:g} of the training stories" if held_out else ""
         return Corpus(
             subsets,

@@ -43,7 +43,8 @@ def draw(
     for subset, part in shares.items():
         number = int(exact(part) * len(once))
         if number == 0:
-            raise DataError(f"{called.format(subset)} of {part:g} of {len(once):,} {examples} is not even one")
+            what = f"{called.format(subset)} of {part:g} of {len(once):,} {examples}"
+            raise DataError(f"{what} is not even one: choose more, or 0 for none")
         home |= {once[position]: subset for position in order[:number]}
         order = order[number:]
     found = {
@@ -55,7 +56,7 @@ def draw(
 
 def hold_out(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:
     """Draws an in-distribution validation set from a training set; returns the rest and what is drawn, as ``draw``."""
-    kept, drawn = draw(pairs, {"valid": fraction}, seed, "a hold-out", "examples")
+    kept, drawn = draw(pairs, {"valid": fraction}, seed, "a --holdout", "examples")
     return kept, drawn["valid"]
 
 

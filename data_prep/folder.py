@@ -324,6 +324,7 @@ def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> bool
     for path in [made, *made.rglob("*")]:
         sync(path)
     replaced = room / REPLACED
+    replace = replace and is_occupied(out)  # it may have gone while the new data were made
     if replace:
         # Again: files may have come while the new ones were made.
         check_replaceable(out)
@@ -331,6 +332,9 @@ def publish(made: Path, out: Path, room: Path, *, replace: bool = False) -> bool
         if replace:
             os.rename(out, replaced)
         os.rename(made, out)
+        if replace:
+            # Under another name, nothing puts it back if this run is killed before it is removed.
+            os.rename(replaced, room / "old")
     except BaseException as error:
         put_back(room, out)
         if not isinstance(error, OSError):

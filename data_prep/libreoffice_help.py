@@ -411,7 +411,8 @@ def split_by_page(pages: dict[str, list[Pair]], shares: Mapping[str, float], see
     for subset, part in shares.items():
         number = int(exact(part) * len(names))
         if part and not number:
-            raise DataError(f"a --{subset}-share of {part:g} of {len(names):,} pages is not even one")
+            what = f"a --{subset}-share of {part:g} of {len(names):,} pages"
+            raise DataError(f"{what} is not even one: choose more, or 0 for none")
         home |= {names[position]: subset for position in islice(order, number)}
     subsets = {
         name: [pair for page, pairs in pages.items() if home[page] == name for pair in pairs]

@@ -43,6 +43,7 @@ from data_prep.dataset import (
     Subsets,
     UsageError,
     check_path,
+    check_unpacked,
     option,
     seed_number,
     share,
@@ -166,7 +167,10 @@ class ParallelFiles(Sources):
             if (getattr(self, f"{subset}_src") is None) != (getattr(self, f"{subset}_tgt") is None):
                 raise UsageError(f"--{subset}-src and --{subset}-tgt go together: give both or neither")
         for name, path in self.files.items():
-            check_path(f"--{name.replace('_', '-')}", path, "file")
+            flag = f"--{name.replace('_', '-')}"
+            check_path(flag, path, "file")
+            if path.suffix != ".gz":
+                check_unpacked(flag, path)
 
     def has(self, subset: str) -> bool:
         """Whether a subset has files."""

@@ -114,7 +114,9 @@ class TextCorpus(Material):
         """Raises DataError for a subset without text, or a subword that is a special symbol of fairseq."""
         for name, spans in self.spans.items():
             if not any(span.end > span.start for span in spans):
-                raise DataError(f"subset {name} is empty")
+                raise DataError(
+                    f"subset {name} is empty: give a longer text, or another share (--valid-share, --test-share)"
+                )
         special = next((symbol for symbol in SPECIALS if symbol in self.unit.symbols), None)
         if special is not None:
             raise DataError(

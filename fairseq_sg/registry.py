@@ -73,16 +73,17 @@ class Registry(dict[str, type]):
         """Class decorator. Raises ValueError when ``name`` is taken by another class, or the class is no mechanism."""
 
         def decorate(cls: T) -> T:
+            known = self.get(name, cls)
+            if known is not cls:
+                raise ValueError(
+                    f"{self.kind} {name!r} is already registered, as {known.__module__}.{known.__qualname__}"
+                )
             if not issubclass(cls, Mechanism):
                 raise ValueError(
                     f"{self.kind} {name!r}: {cls.__qualname__} is not derived from the base class of its kind "
                     "(docs/extending.md)"
                 )
-            known = self.setdefault(name, cls)
-            if known is not cls:
-                raise ValueError(
-                    f"{self.kind} {name!r} is already registered, as {known.__module__}.{known.__qualname__}"
-                )
+            self[name] = cls
             cls.registered_name = name
             for watcher in self.watchers:
                 watcher()

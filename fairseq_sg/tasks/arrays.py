@@ -65,7 +65,7 @@ class ArrayTask(SGTask, FairseqTask):
         if origin.get("version") != cls.version:
             raise UsageError(
                 f"{data} was made by version {origin.get('version')} of its generator, and the task needs "
-                f"version {cls.version}: make the folder again with `{cls.command}`"
+                f"version {cls.version}: make the folder again with `{cls.command}` and --overwrite"
             )
         return manifest
 

@@ -10,10 +10,8 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_sg.analysis import load, read_sentence
+from fairseq_sg.analysis import checkpoint, load, read_sentence
 from fairseq_sg.errors import UsageError
 
 
@@ -60,8 +58,9 @@ def test_what_cannot_be_loaded(arguments, message, saved):
 
 @pytest.mark.parametrize("option,value", [("task", "sg_translation"), ("arch", "sg_transformer")])
 def test_a_task_or_model_of_a_users_own_without_its_folder(option, value, saved, monkeypatch):
-    for registry in (TASK_REGISTRY,) if option == "task" else (MODEL_REGISTRY, ARCH_MODEL_REGISTRY):
-        monkeypatch.delitem(registry, value)
+    for name in ("TASK_REGISTRY",) if option == "task" else ("MODEL_REGISTRY", "ARCH_MODEL_REGISTRY"):
+        known = getattr(checkpoint, name)
+        monkeypatch.setattr(checkpoint, name, {key: known[key] for key in known if key != value})
     message = f"was trained with --{option} {value}, which is not registered: give the --user-dir that registers it"
     with pytest.raises(UsageError, match=message):
         load(saved("softmax"))

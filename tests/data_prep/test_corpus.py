@@ -84,5 +84,5 @@ def test_hold_out_never_takes_a_repeated_source() -> None:
 
 
 def test_hold_out_of_nothing() -> None:
-    with pytest.raises(DataError, match="a hold-out of 0.1 of 3 examples is not even one"):
+    with pytest.raises(DataError, match="a --holdout of 0.1 of 3 examples is not even one: choose more, or 0 for none"):
         hold_out([A, B, C], 0.1, seed=0)

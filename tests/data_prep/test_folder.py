@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -324,6 +325,33 @@ def test_run_killed_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -
     assert not out.exists()
     assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
+
+
+def test_run_killed_after_an_overwrite_leaves_nothing_that_comes_back(run, tmp_path: Path) -> None:
+    """Not even where the user has removed the new folder since then."""
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    with start_and_pause("folder.discard", [*LENGTH, "--overwrite", "--out", str(out)]) as process:
+        process.send_signal(signal.SIGKILL)
+    assert out.exists()
+    shutil.rmtree(out)
+    result = run(*LENGTH, "--out", out)
+    assert result.code == 0 and "already prepared" not in result.out and list(tmp_path.iterdir()) == [out]
+
+
+def test_overwrite_of_a_folder_that_goes_in_the_meantime(run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*LENGTH, "--out", out).code == 0
+    write = folder.write
+
+    def writing(*arguments):
+        shutil.rmtree(out)
+        return write(*arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(folder, "write", writing)
+        assert run(*LENGTH, "--out", out, "--overwrite").code == 0
+    assert list(tmp_path.iterdir()) == [out] and run("verify", out).code == 0
 
 
 def test_run_interrupted_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -> None:

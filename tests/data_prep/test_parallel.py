@@ -268,6 +268,13 @@ def test_packed_files(run, files: list[object], tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "packed" / "raw" / path.name).read_bytes()
 
 
+def test_a_packed_file_without_its_ending(run, files: list[object], tmp_path: Path) -> None:
+    packed = tmp_path / "packed.en"
+    packed.write_bytes(gzip.compress(b"a line\n"))
+    result = run("parallel", "--src", packed, *files[2:], "--out", tmp_path / "out")
+    assert result.code == 1 and "--src is packed (gzip): unpack it, and name the unpacked file" in result.err
+
+
 def test_specials_of_fairseq_in_a_test_set(run, text: Callable[..., Path], tmp_path: Path) -> None:
     """Letters that training lacks, in a row, may spell a special: then they are words."""
     train = ["".join(chr(0x4E00 + (7 * i + j * j) % 300) for j in range(5)) for i in range(100)]

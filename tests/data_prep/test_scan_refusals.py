@@ -137,7 +137,11 @@ def test_another_draw_than_the_reference(
 
 def test_holdout_of_nothing(run, tmp_path: Path) -> None:
     result = run(*LENGTH, "--holdout", 0.00001, "--out", tmp_path / "out")
-    assert result == (1, "", "error: a hold-out of 1e-05 of 16,990 examples is not even one\n")
+    assert result == (
+        1,
+        "",
+        "error: a --holdout of 1e-05 of 16,990 examples is not even one: choose more, or 0 for none\n",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
