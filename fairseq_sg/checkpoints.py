@@ -74,6 +74,14 @@ def trained_with_ours(path: str) -> str | None:
     return name if is_ours(TASK_REGISTRY.get(name)) else None
 
 
+def not_registered(checkpoint: str, option: str, name: str) -> str:
+    """The error of a checkpoint whose ``--task`` or ``--arch`` is not registered."""
+    return (
+        f"the checkpoint {checkpoint} was trained with --{option} {name}, which is not registered: give the --user-dir "
+        "that registers it"
+    )
+
+
 def values(options: Any) -> dict[str, Any]:
     """One group of options in a configuration, such as ``model``, as a dict."""
     if OmegaConf.is_config(options):

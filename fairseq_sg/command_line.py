@@ -224,10 +224,7 @@ def _check_checkpoints(chosen: argparse.Namespace, task_is_given: bool) -> None:
         state = checkpoints.read(path) if os.path.isfile(path) else {}
         task = checkpoints.task_name(state)
         if task is not None and task not in TASK_REGISTRY and not task_is_given:
-            raise UsageError(
-                f"the checkpoint {path} was trained with --task {task}, which is not registered: give the --user-dir "
-                "that registers it"
-            )
+            raise UsageError(checkpoints.not_registered(path, "task", task))
         if checkpoints.is_ours(TASK_REGISTRY.get(task)):
             known |= {*state["cfg"], *checkpoints.option_names(state["cfg"])}
             kinds |= kinds_of(state["cfg"])

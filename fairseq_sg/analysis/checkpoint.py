@@ -23,7 +23,7 @@ import fairseq_sg.plugin  # noqa: F401
 from data_prep.sort_of_clevr.questions import words_of
 from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
-from fairseq_sg.checkpoints import option_names, read, values
+from fairseq_sg.checkpoints import not_registered, option_names, read, values
 from fairseq_sg.command_line import kinds_of
 from fairseq_sg.criterions.cross_entropy_orthogonality import best as best_symbol
 from fairseq_sg.criterions.oracle_length import given_length
@@ -203,10 +203,8 @@ def load(
     for option, group, registered in (("task", cfg.task, TASK_REGISTRY), ("arch", cfg.model, models)):
         name = values(group).get("_name")
         if name is not None and name not in registered:
-            raise UsageError(
-                f"{checkpoint} was trained with --{option} {name}, which is not registered: give the --user-dir that "
-                f"registers it (it was {cfg.common.user_dir})"
-            )
+            own = f" (it was {cfg.common.user_dir})" if cfg.common.user_dir else ""
+            raise UsageError(not_registered(checkpoint, option, name) + own)
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], state=state)
     except ValidationError as error:
