@@ -108,8 +108,8 @@ def option(
         default: its value if it is not given; without a default, the option is required.
         help: its text in ``--help``; if it is empty, the choices.
         flag: its name, if that is not the name of the field.
-        keys: the field maps each of them to the value of a flag of its own, whose name has the key in place of {}.
-        given: flags that take no value, in place of ``flag``: name -> value of the field.
+        keys: the field maps each of them to the value of a flag of its own, whose name has the key instead of {}.
+        given: flags that take no value, instead of ``flag``: name -> value of the field.
         one_of: exactly one of the options with this name must be given.
         when_given: whether the request records the option only if it differs from the default. So options that are
             added later leave older requests as they are.

@@ -123,7 +123,7 @@ class FieldSources(Sources):
 
     raw_dir: Path | None = option(
         None,
-        "folder with the published .mat files, to be read in place of drawing functions",
+        "folder with the published .mat files, to be read instead of drawing functions",
         type=Path,
         metavar="FOLDER",
     )

@@ -117,7 +117,7 @@ class OfficialFiles(Sources):
 
     raw_dir: Path | None = option(None, "folder with the official files (also as .gz)", type=Path, metavar="FOLDER")
     download: bool = option(False, "download the official files that are not in --raw-dir", given={"--download": True})
-    mirror: str | None = option(None, "base URL to download from, in place of the official one", metavar="URL")
+    mirror: str | None = option(None, "base URL to download from, instead of the official one", metavar="URL")
     cache_dir: Path | None = option(
         None,
         "where downloads are kept (default: $XDG_CACHE_HOME/fairseq_sg, or else ~/.cache/fairseq_sg)",

@@ -117,8 +117,8 @@ def load_weights(load: Callable, weights: dict[str, Tensor], *args, **kwargs):
         if not found:
             raise
         raise UsageError(
-            f"the checkpoint is of another model: {found}. Check the options of the model (--model-overrides in an "
-            "evaluation), or name another checkpoint"
+            f"the checkpoint belongs to another model: {found}. Check the options of the model (--model-overrides in "
+            "an evaluation), or name another checkpoint"
         ) from error
 
 

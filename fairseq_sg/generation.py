@@ -38,7 +38,9 @@ def check(args: Any) -> None:
     if nbest > beam > 0:
         raise UsageError(f"--nbest {nbest} needs as many hypotheses: give --beam {nbest}")
     if given("retain_iter_history", False) or given("print_step", False):
-        raise UsageError("--retain-iter-history and --print-step are for models that decode iteratively: leave it out")
+        raise UsageError(
+            "--retain-iter-history and --print-step are for models that decode iteratively: leave them out"
+        )
     if scored and given("print_alignment", None):
         raise UsageError("--score-reference has no alignments: leave --print-alignment out")
     if given("left_pad_target", False) and (scored or given("prefix_size", 0) > 0):

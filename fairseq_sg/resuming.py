@@ -80,8 +80,8 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
             raise UsageError(f"{path}: {error}") from error
         if isinstance(error, RuntimeError) and "--reset-dataloader" in str(error):
             raise UsageError(
-                f"{path}: its training was stopped beyond the last batch of an epoch of this command: resume with the "
-                "batch size and the number of workers of then, or say --reset-dataloader to begin at the first epoch"
+                f"{path}: its training was stopped beyond the last batch of an epoch of this command: resume with its "
+                "batch size and number of workers, or use --reset-dataloader to begin at the first epoch"
             ) from error
         raise
     check_batches(epochs, trainer.cfg.optimization)
@@ -193,7 +193,7 @@ def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
     if not begins and not cfg.reset_optimizer and state.get("last_optimizer_state") is None:
         raise UsageError(
             f"the checkpoint {path} has no state of the optimizer (--no-save-optimizer-state), so its training cannot "
-            "be resumed: say --finetune-from-model to begin a new training from its weights"
+            "be resumed: use --finetune-from-model to begin a new training from its weights"
         )
     if trainer.cfg.ema.store_ema and "ema" not in (state.get("extra_state") or {}):
         raise UsageError(f"--store-ema: the checkpoint {path} has no averaged weights: leave the option out")
@@ -219,11 +219,11 @@ def _refuse_other(path: str, group: str, trained: str, given: str) -> None:
     option = ranges.flag(group)
     ways = {
         "task": "--finetune-from-model to begin a new training from its weights",
-        "lr_scheduler": "--reset-lr-scheduler to begin the schedule again",
+        "lr_scheduler": "--reset-lr-scheduler to restart the schedule",
     }
     raise UsageError(
-        f"the checkpoint {path} was trained with {option} {trained}, and this is {option} {given}: give the one of "
-        f"training, choose another --save-dir, or say {ways[group]}"
+        f"the checkpoint {path} was trained with {option} {trained}, and this is {option} {given}: give the "
+        f"training's, choose another --save-dir, or use {ways[group]}"
     )
 
 

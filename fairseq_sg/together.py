@@ -12,8 +12,8 @@ PLAN.json is a list with an entry for each training:
 A training writes into its own log, which is continued, and then its exit code into ``end``. It ends before its next
 step where ``stop`` exists, and closes ``lock`` when it ends. One that fails does not end the others.
 
-A training does what it does alone, to the bit on a CPU. What fairseq keeps for a whole process is exchanged where turns
-change: meters, the best value of checkpoints and of early stopping, writers of TensorBoard, random states.
+A training does what it does alone, bit for bit on a CPU. What fairseq keeps for a whole process is exchanged where
+turns change: meters, the best value of checkpoints and of early stopping, writers of TensorBoard, random states.
 """
 
 from __future__ import annotations

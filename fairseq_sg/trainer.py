@@ -1,6 +1,6 @@
 """The step of a training: fairseq's, without what takes longer than the arithmetic of a small model.
 
-The update is fairseq's, to the bit. What is left out:
+The update is fairseq's, bit for bit. What is left out:
 
 - options are read once. OmegaConf resolves an option at every look, fairseq takes fifty a step, and each takes as long
   as a small operator;

@@ -118,7 +118,7 @@ def test_weights_that_do_not_fit_are_named(there, here, message):
     wrap(here, "load_state_dict", checkpoints.load_weights)
     with pytest.raises(UsageError) as raised:
         here.load_state_dict(there.state_dict())
-    assert str(raised.value).startswith(f"the checkpoint is of another model: {message}. Check the options")
+    assert str(raised.value).startswith(f"the checkpoint belongs to another model: {message}. Check the options")
     here.load_state_dict(here.state_dict())
     if "sizes" not in message:
         here.load_state_dict(there.state_dict(), strict=False)

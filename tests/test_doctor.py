@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 #: Runs before everything in a Python process: makes modules look absent.
 ABSENT = "import sys; sys.modules.update(dict.fromkeys({names!r}))"
-#: Makes upstream's fairseq look installed in place of fairseq-fixed.
+#: Makes upstream's fairseq look installed instead of fairseq-fixed.
 UPSTREAM = """
 import importlib.metadata as metadata
 version = metadata.version

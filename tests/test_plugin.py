@@ -18,13 +18,11 @@ needs_fairseq = pytest.mark.skipif(compat.fairseq_version() is None, reason="fai
 
 #: Imports the package and every module of ops and modules, and asserts that nothing outside of it has changed.
 IMPORT_ALL = """
-import logging, sys, time, warnings
+import logging, sys, warnings
 import torch
 before = sys.excepthook, list(warnings.filters), set(torch.serialization.get_safe_globals())
-start = time.process_time()
 import fairseq_sg, fairseq_sg.ops, fairseq_sg.modules.attention, fairseq_sg.modules.feedforward
 import fairseq_sg.modules.depth, fairseq_sg.modules.position, fairseq_sg.modules.update
-seconds = time.process_time() - start
 heavy = {name.partition(".")[0] for name in sys.modules} & {"fairseq", "hydra", "omegaconf", "sklearn", "triton"}
 import importlib, pkgutil
 for package in (fairseq_sg.ops, fairseq_sg.modules):
@@ -36,7 +34,7 @@ fairseq = [name for name in sys.modules if name.startswith("fairseq.") or name.s
 assert not fairseq and "hydra" not in sys.modules and "omegaconf" not in sys.modules
 import os
 assert os.path.dirname("x") not in fairseq_sg.__path__  # asked by a program without fairseq
-print(seconds, sorted(heavy))
+print(sorted(heavy))
 """
 
 
@@ -84,9 +82,7 @@ def upstream(tmp_path) -> Path:
 def test_operators_and_modules_import_nothing_of_fairseq_and_change_nothing(fairseq, upstream):
     blocker = BLOCKED if fairseq == "absent" else ""
     paths = [upstream] if fairseq == "upstream" else []
-    found = [succeed_afresh(blocker + IMPORT_ALL, *paths) for _ in range(1 + (fairseq == "as-installed"))]
-    assert all(line.split(maxsplit=1)[1] == "[]\n" for line in found), "a heavy library was imported"
-    assert min(float(line.split()[0]) for line in found) < 0.5
+    assert succeed_afresh(blocker + IMPORT_ALL, *paths) == "[]\n", "a heavy library was imported"
 
 
 def test_the_plugin_without_fairseq():

@@ -18,7 +18,7 @@ No training file is written: --task sg_regression draws the training prompts, th
 fairseq-train, with any number of workers and after a resume. Written are frozen prompts:
 
     valid, test      --size prompts each, drawn as in training
-    long             the same with --long examples a prompt in place of --examples, if it is given
+    long             the same with --long examples a prompt instead of --examples, if it is given
     --shifts         tests with another distribution: inputs or values multiplied (x_double, y_third …), inputs of
                      another covariance (skewed, half_subspace) or in one orthant (random_orthant, opposite_orthant), a
                      query that is orthogonal to all examples (query_orthogonal) or one of them (query_seen), and noise
@@ -111,7 +111,9 @@ class InContextOptions(Options):
             )
         numbers = self.size * ((self.long or self.examples) + 1) * self.dims
         if numbers > LARGEST:
-            raise UsageError(f"a subset would have {numbers:,} numbers, {LARGEST:,} is the limit: choose a less --size")
+            raise UsageError(
+                f"a subset would have {numbers:,} numbers, {LARGEST:,} is the limit: choose a smaller --size"
+            )
         given = {name: value if getattr(self, name) is None else getattr(self, name) for name, value in own.items()}
         if given.get("sparsity", 0) > self.dims:
             raise UsageError(f"--sparsity {given['sparsity']} is more than --dims {self.dims}: choose at most as many")

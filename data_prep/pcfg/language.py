@@ -134,7 +134,7 @@ def mentions(expression: str, words: str) -> bool:
 
 
 def without_twins(expression: str) -> str:
-    """The expression with functions in place of their synonyms."""
+    """The expression with functions instead of their synonyms."""
     return " ".join(word.removesuffix(TWIN) if word in TWINS else word for word in expression.split(" "))
 
 

@@ -63,7 +63,7 @@ class Loaded:
 
     @property
     def reads_images(self) -> bool:
-        """Whether inputs are images and questions (``sg_visual_qa``) in place of words."""
+        """Whether inputs are images and questions (``sg_visual_qa``) instead of words."""
         return getattr(self.task, "inputs", "tokens") == "image_question"
 
     @property
@@ -410,12 +410,12 @@ def record_sentence(loaded: Loaded, args: Namespace) -> tuple[Sentence, Recordin
     if loaded.reads_images:
         if args.index is None or args.target is not None or args.max_len is not None:
             raise UsageError(
-                f"{loaded.arch} was trained on images: give --index, the number of a question in --subset, in place of "
+                f"{loaded.arch} was trained on images: give --index, the number of a question in --subset, instead of "
                 "--input, --target and --max-len"
             )
         sentence: Sentence = read_questions(loaded, args.subset or "test", [args.index])[0]
     elif args.input is None:
-        raise UsageError(f"{loaded.arch} reads words: give --input in place of --index")
+        raise UsageError(f"{loaded.arch} reads words: give --input instead of --index")
     elif args.subset is not None:
         raise UsageError(f"{loaded.arch} reads the words of --input: omit --subset, which is for models of images")
     else:

@@ -156,7 +156,7 @@ def step_by_step(loaded: Loaded, expressions: list[list[str]], args: argparse.Na
 
 
 def fill(step: str, outputs: list[str]) -> str:
-    """A step with the output of step K in place of ``*K``."""
+    """A step with the output of step K instead of ``*K``."""
     return " ".join(outputs[int(word[1:]) - 1] if word.startswith("*") else word for word in step.split())
 
 

@@ -288,7 +288,7 @@ def train(
     state_file: str,
     args: argparse.Namespace,
 ) -> dict[str, Tensor]:
-    """The trained logits by name, on the CPU. ``--resume`` continues from the state file, to the bit.
+    """The trained logits by name, on the CPU. ``--resume`` continues from the state file, bit for bit.
 
     Raises UsageError for a state file that cannot be read, or with more steps.
     """

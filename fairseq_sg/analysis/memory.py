@@ -47,7 +47,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         tokens = sample["source"]
         expected = [task.target_dictionary[i] for i in sample["target"].tolist()]
     elif args.subset is not None:
-        raise UsageError("--subset is for --index: omit it, or give --index in place of --input")
+        raise UsageError("--subset is for --index: omit it, or give --index instead of --input")
     else:
         tokens = encode(args.input, task.source_dictionary, "--input", loaded.data)
         tokens = task.build_dataset_for_inference([tokens], [len(tokens)])[0]["source"]

@@ -39,7 +39,7 @@ from fairseq_sg.tables import aligned
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: What the command reads in place of checkpoints.
+#: What the command reads instead of checkpoints.
 READS, WHAT = "MASKS.npz", "masks written by `masks`"
 MEASURES = ("iou", "iomin", "chance_iou", "chance_iomin")
 #: The name of the mask for everything.

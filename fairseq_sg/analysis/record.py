@@ -5,7 +5,7 @@
     recording.steps("encoder")[2].weights        # third application of the encoder's self-attention
 
 A hook runs after a module, and calls its ``forward`` once more for weights and Values. The model's own outputs are
-therefore the same to the bit with and without the recording. (An attention that returns weights takes another path,
+therefore the same bit for bit with and without the recording. (An attention that returns weights takes another path,
 with other rounding.) Afterwards the hooks are removed, and the model is unchanged.
 """
 

@@ -167,7 +167,7 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
         }
         for model, found in of_models.items():
             if len({len(loops) for loops in found["by_loop"]}) > 1:
-                raise UsageError(f"the checkpoints of {model} have other numbers of loops: give each number its name")
+                raise UsageError(f"the checkpoints of {model} have different numbers of loops: give each its NAME")
         combined.facts["subsets"][name] = entry | {"models": of_models}
         combined.summary += [f"{name}: {entry['prompts']:,} prompts"]
         combined.summary += table(entry["oracles"], {model: found["errors"] for model, found in of_models.items()})

@@ -80,9 +80,11 @@ def make_parser() -> argparse.ArgumentParser:
                 type=int,
                 default=1,
                 metavar="K",
-                help="trainings in one process, which take turns: a start for all, and a GPU for all (default: 1)",
+                help="trainings per process: they take turns, and share one start-up and one GPU (default: 1)",
             )
-            one.add_argument("--index", type=int, metavar="I", help="do only run I of the plan, from 0 (for SLURM)")
+            one.add_argument(
+                "--index", type=int, metavar="I", help="train only run number I of the plan, from 0 (for SLURM)"
+            )
 
     one = commands.add_parser("render", help="make pages and pictures from results files, without the runs")
     one.add_argument("files", type=Path, nargs="*", metavar="FILE", help="results files (default: all of results/)")
@@ -108,7 +110,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="most CUDA graphs of a training's steps, one for each shape of batch (default: 0; docs/speed.md)",
+        help="most CUDA graphs of a training's steps, one per shape of batch (default: 0; docs/speed.md)",
     )
     where.add_argument("--data", type=Path, default=Path("data-bin"), help="folder of data folders (default: data-bin)")
     where.add_argument("--out", type=Path, help="folder of the runs (default: runs/RECIPE)")

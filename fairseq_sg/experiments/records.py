@@ -108,7 +108,7 @@ def _checked(run: Run) -> dict[str, Any]:
         if not equal and (name != "best" or run.best):
             raise ValueError(
                 f"{run.folder} holds a training with other settings ({name}: see its run.json): choose another --out"
-                f"{', or give --data as then' if name == 'data' else ''}, or move the folder away"
+                f"{', or give the original --data' if name == 'data' else ''}, or move the folder away"
             )
     return record
 

@@ -81,6 +81,6 @@ def points_of(
     Args:
         operator, names, device, dtype, most, rounds, shortest: as for `measure`.
         limit: seconds for a point.
-        task: what to run in place of `measure`.
+        task: what to run instead of `measure`.
     """
     return isolated(partial(task, operator, tuple(names), device, dtype, most, rounds, shortest), limit)

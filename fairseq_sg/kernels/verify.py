@@ -253,7 +253,7 @@ def verdict_of(
     Args:
         operator, implementation, device, tiny: as for `check`.
         limit: seconds for a case.
-        task: what to run in place of `check`, such as one that breaks the implementation first.
+        task: what to run instead of `check`, such as one that breaks the implementation first.
         parts: processes that share the cases.
     """
     start = time.monotonic()

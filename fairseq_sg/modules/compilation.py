@@ -5,7 +5,8 @@ Compiled, the layer is a few fused kernels. With CUDA graphs (``reduce-overhead`
 all of them at once.
 
 Forward and backward pass of a layer are compiled in training. Sizes are symbols: a new batch size or length needs no
-new compilation, except in relative attention on a GPU, which asks whether a batch can be cut (``ops.relative.shift``).
+new compilation, except where code asks for a size. Linear attention asks for short sentences. On a GPU, softmax
+attention in float32 asks for up to 32 positions, relative attention for batches of 32 (``ops.relative.shift``).
 A layer runs uncompiled
 
 - in evaluation and decoding, where every step has another state;

@@ -132,7 +132,7 @@ class MaskTraining:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """What an interrupted training resumes from, to the bit."""
+        """What an interrupted training resumes from, bit for bit."""
         return {
             "logits": self.masks.logits.detach(),
             "optimizer": self.optimizer.state_dict(),
@@ -200,7 +200,7 @@ def select(model: nn.Module, which: str = "weights") -> list[str]:
 
 @contextmanager
 def replaced(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Runs the model with other tensors in place of its parameters, inside the ``with`` block.
+    """Runs the model with other tensors instead of its parameters, inside the ``with`` block.
 
     A parameter is replaced wherever the model uses it. Gradients reach the tensors.
 

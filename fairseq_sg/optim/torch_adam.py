@@ -46,7 +46,7 @@ class TorchAdamConfig(FairseqDataclass):
     step_graphs: int = field(
         default=0,
         metadata={
-            "help": "most CUDA graphs of whole training steps, one for each shape of batch; 0: none. On one GPU, in "
+            "help": "most CUDA graphs of whole training steps, one per shape of batch (0: none); needs one GPU and "
             "float32",
             "least": 0,
         },

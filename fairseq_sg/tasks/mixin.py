@@ -131,7 +131,7 @@ class SGTask:
             if there == here["data"]:
                 raise UsageError(
                     f"the model was trained on {there} before that folder was prepared again: its {side} dictionary "
-                    "had other words then, or another order of words. Train again, or restore the folder of then"
+                    "had other words, or another order of words. Train again, or restore the original folder"
                 )
             raise UsageError(
                 f"the model was trained on {there}, and the {side} dictionary of {here['data']} has other words, or "
@@ -154,7 +154,7 @@ class SGTask:
         if different:
             raise UsageError(
                 f"the checkpoint was trained on {trained_on['data']}, and {self.cfg.data} has other data "
-                f"({different}). Resume with the folder of training, choose another --save-dir, or say "
+                f"({different}). Resume with the folder of training, choose another --save-dir, or use "
                 "--finetune-from-model to begin a new training from its weights"
             )
 
@@ -202,7 +202,7 @@ class SGTask:
             raise UsageError(f"all {len(left_out):,} samples are longer than {most} tokens; {limits}")
         if not ignore_invalid_inputs:
             raise UsageError(
-                f"sample {left_out[0]} has {size} tokens, and {most} is the most that is taken; {limits}; "
+                f"sample {left_out[0]} has {size} tokens, and the maximum is {most}; {limits}; "
                 "--skip-invalid-size-inputs-valid-test leaves such samples out"
             )
         logger.warning(
@@ -302,7 +302,7 @@ class SGTask:
         for option in ("fp16", "amp") if not trainer.cuda else ():
             if trainer.cfg.common[option]:
                 raise UsageError(
-                    f"fairseq trains with --{option} on a GPU alone: leave it out, or choose --bf16, which is slow on "
+                    f"fairseq trains with --{option} only on a GPU: leave it out, or choose --bf16, which is slow on "
                     "a CPU"
                 )
         self._check_batches(trainer.cfg.dataset)

@@ -60,7 +60,7 @@ class Side(NamedTuple):
 
 
 class PairDataset(LanguagePairDataset):
-    """fairseq's dataset, with the same batches to the bit."""
+    """fairseq's dataset, with the same batches bit for bit."""
 
     def _sides(self) -> tuple[Side, Side] | None:
         """Both sides, if they can be padded at once."""

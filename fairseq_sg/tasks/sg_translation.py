@@ -59,7 +59,7 @@ class SGTranslationConfig(TranslationConfig):
     )
     rebuild_batches: bool = field(
         default=True,
-        metadata={"help": "new batches each epoch, always: a resumed training would have other batches without them"},
+        metadata={"help": "new batches each epoch: always on, because a resumed training would have others without it"},
     )
     oracle_length: bool = field(
         default=False,

@@ -52,7 +52,7 @@ class SGVisualQAConfig(FairseqDataclass):
     )
     rebuild_batches: bool = field(
         default=True,
-        metadata={"help": "new batches each epoch, always: a resumed training would have other batches without them"},
+        metadata={"help": "new batches each epoch: always on, because a resumed training would have others without it"},
     )
     accuracy_by: str = field(
         default="groups",

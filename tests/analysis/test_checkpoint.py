@@ -43,7 +43,7 @@ def test_another_data_folder(saved, folders, tmp_path):
         ),
         (
             dict(overrides={"encoder_embed_dim": 32}),
-            "the checkpoint is of another model: other sizes of .*--model-overrides .*",
+            "the checkpoint belongs to another model: other sizes of .*--model-overrides .*",
         ),
         (
             dict(data="nowhere"),

@@ -182,7 +182,7 @@ def test_text_of_subwords(tmp_path):
     "arguments,message",
     [
         (dict(overrides={"encoder_layer": 7}), "`overrides` names 'encoder_layer', which is not an option in .*"),
-        (dict(overrides={"encoder_embed_dim": 32}), "the checkpoint is of another model: .*`overrides` in .*"),
+        (dict(overrides={"encoder_embed_dim": 32}), "the checkpoint belongs to another model: .*`overrides` in .*"),
         (dict(data="nowhere"), "the data folder nowhere does not exist: give one with `data`; the checkpoint was .*"),
         (dict(data=5), "`data` is 5: give a path"),
         (dict(overrides="encoder_layers=3"), "`overrides` is 'encoder_layers=3': give a dict of options"),

@@ -146,7 +146,7 @@ def test_shades_of_patches():
         (["accuracy", "--subset", "test"], "images and questions have no lengths: choose --by type"),
         (["symbols"], "was trained on images: this analysis needs a model of words"),
         (["gates", "--index", "1"], "was trained without copy gates"),
-        (["maps", "--index", "1", "--max-len", "3"], "in place of --input, --target and --max-len"),
+        (["maps", "--index", "1", "--max-len", "3"], "instead of --input, --target and --max-len"),
     ],
 )
 def test_wrong_options(arguments, message, visual, tmp_path, capsys):

@@ -241,7 +241,7 @@ SHORT = "--steps 5 --batch-size 6 --samples 4 --evaluate valid".split()
 
 
 def test_another_folder_is_encoded_again_by_word(saved, folders, command, tmp_path):
-    """Its dictionaries have other numbers; the masks are the same to the bit, and so are the accuracies."""
+    """Its dictionaries have other numbers; the masks are the same bit for bit, and so are the accuracies."""
     other = other_folder(tmp_path / "other", folders["pairs"])
     words = [(folder / "dict.src.txt").read_text().split()[::2] for folder in (folders["pairs"], other)]
     assert words[1] == ["first", *words[0]]

@@ -151,7 +151,7 @@ def test_models_are_compared():
     assert combined.summary[2].split() == ["0", "1.5000", "8.0000", "1.0000"]
     with pytest.raises(UsageError, match="b was tested on other prompts than the first model"):
         regression.combine({"a": seeds, "b": [invented([1.0, 2.0], [2.0], oracle=2.0)]})
-    with pytest.raises(UsageError, match="the checkpoints of a have other numbers of loops"):
+    with pytest.raises(UsageError, match="the checkpoints of a have different numbers of loops"):
         regression.combine({"a": [seeds[0], invented([1.0, 2.0], [2.0])]})
 
 

@@ -138,7 +138,9 @@ def test_a_checkpoint_of_another_model(file, options, differs, checkpoint, data,
     else:
         restored, chosen = checkpoint, [file, checkpoint]
     line = refused_training(training(data, tmp_path / "run", *options, *chosen), tmp_path)
-    message = f"error: {re.escape(str(restored))}: the checkpoint is of another model: {differs}. Check the options .*"
+    message = (
+        f"error: {re.escape(str(restored))}: the checkpoint belongs to another model: {differs}. Check the options .*"
+    )
     assert re.fullmatch(message, line), line
 
 
@@ -164,7 +166,7 @@ def test_a_checkpoint_of_another_mechanism_with_the_same_parameters(checkpoint, 
 def test_a_checkpoint_that_does_not_fit_its_own_options(checkpoint, data):
     overrides = ["--model-overrides", "{'encoder_layers': 3}", "--batch-size", "64"]
     message = (
-        r"the checkpoint is of another model: it lacks encoder\.stack\.layers\.2\..* and \d+ more\. "
+        r"the checkpoint belongs to another model: it lacks encoder\.stack\.layers\.2\..* and \d+ more\. "
         r"Check the options of the model \(--model-overrides in an evaluation\), .*"
     )
     assert_refused(run("fairseq-validate", *evaluation(data, checkpoint, *overrides)), message)
@@ -198,7 +200,9 @@ LEARNED = ["--position", "learned", "--learned-positions"]
 def test_a_sentence_beyond_the_last_learned_position(data, tmp_path):
     """It is found before the training begins, not at the first validation."""
     line = refused_training(training(data, tmp_path / "run", *LEARNED, "8"), tmp_path)
-    assert re.match(r"error: sample \d+ has \d+ and \d+ tokens, and 8 and 8 is the most .* --learned-positions ", line)
+    assert re.match(
+        r"error: sample \d+ has \d+ and \d+ tokens, and the maximum is 8 and 8; .* --learned-positions ", line
+    )
     assert "| begin training epoch 1" not in (tmp_path / "log").read_text()
 
 

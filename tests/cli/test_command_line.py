@@ -350,7 +350,7 @@ def test_a_width_that_the_documentation_advises_against(caplog):
         "rebased, taylor"
     )
     (line,) = warned(feature_map="rebased", feature_dim="3")
-    assert line.endswith("--feature-map rebased wants 4 or more: give --feature-dim 4")
+    assert line.endswith("--feature-map rebased should have 4 or more: give --feature-dim 4")
     assert not warned(feature_map="taylor", feature_dim="sqrt") and not warned(
         feature_map="rebased", feature_dim="sqrt"
     )

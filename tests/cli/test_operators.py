@@ -1,4 +1,4 @@
-"""Operators through fairseq's commands: learned, validated on other grids, resumed to the bit, refused in one line."""
+"""Operators through fairseq's commands: learned, validated on other grids, resumed bit for bit, refused in one line."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def test_bfloat16_trains_and_continues(arguments, data, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--fp16"], "--fp16 on a GPU alone: leave it out, or choose --bf16"),
-        (["--amp"], "--amp on a GPU alone: leave it out, or choose --bf16"),
+        (["--fp16"], "--fp16 only on a GPU: leave it out, or choose --bf16"),
+        (["--amp"], "--amp only on a GPU: leave it out, or choose --bf16"),
         (["--memory-efficient-bf16"], "--memory-efficient-bf16 choose --optimizer adam"),
     ],
 )

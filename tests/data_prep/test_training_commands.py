@@ -166,5 +166,5 @@ def test_commands_accept_the_longest_sequences(form: dict, sides: list[str], sym
             most = utils.resolve_max_positions(task.max_positions(), model.max_positions())
             assert task.filter_indices_by_size(np.arange(1), task.dataset("valid"), most) == [0]
             if expected:
-                with pytest.raises(UsageError, match="sample 0 has .* is the most that is taken"):
+                with pytest.raises(UsageError, match="sample 0 has .* tokens, and the maximum is "):
                     task.filter_indices_by_size(np.arange(1), task.dataset("valid"), (1_024, 1_024))

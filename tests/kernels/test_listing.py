@@ -23,7 +23,7 @@ from fairseq_sg.ops.tuning import Point, Tuning
 
 
 class Chosen(Exception):
-    """Raised by an implementation in place of running."""
+    """Raised by an implementation instead of running."""
 
 
 def calls_of_memory(batch: int) -> dict[str, object]:

@@ -188,8 +188,8 @@ def test_padding_changes_nothing(name, eps, left, folder):
     longest = max(map(len, rows)) + 3  # padding in every row
     pad = model.encoder.dictionary.pad()
     padded = [[pad] * (longest - len(r)) + r if left else r + [pad] * (longest - len(r)) for r in rows]
-    for mode in (model.eval(), model.train()):  # in training, a batch is packed
-        of_classes = mode(torch.tensor(padded))[0]
+    for training in (False, True):  # in training, a batch is packed
+        of_classes = model.train(training)(torch.tensor(padded))[0]
         close(of_classes[:, 1] - of_classes[:, 0], alone)
     assert right(model, name, strings)
 

@@ -94,7 +94,6 @@ def test_bits_are_the_input(monkeypatch):
     """As they are for a DNC without --embed-dim: its first layer sees ±1."""
     model = SGDNC.build_model(SimpleNamespace(**SMALL | {"embed_dim": None}, memory_variant="mds"), task(bits=True))
     seen = []
-    model.dnc.controller.register_forward_pre_hook(lambda module, args: None)
     monkeypatch.setattr(model.dnc.controller, "project", lambda x: seen.append(x) or x.new_zeros(*x.shape[:2], 20))
     model(pad(SENTENCES, True))
     assert set(seen[0].unique().tolist()) == {-1.0, 1.0} and seen[0].shape == (3, 5, 7)

@@ -631,15 +631,12 @@ def test_weights_are_accurate_under_autocast():
 
 
 @pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
-@pytest.mark.parametrize("norm", ["none", "l1", "l2", "rms"])
 @every_map
-def test_training_computes_what_evaluation_does(name, norm, role):
+def test_training_computes_what_evaluation_does(name, role):
     """Outputs, gradients, memory, padding."""
-    if name == "performer":
-        pytest.skip("it draws new features in training")
-    options = OPTIONS.get(name, {})
+    options = OPTIONS.get(name, {}) | ({"performer_redraw": "never"} if name == "performer" else {})
     attention = ATTENTION_REGISTRY["linear"](
-        12, 2, role=role, feature_map=name, feature_map_options=options, qk_norm=norm
+        12, 2, role=role, feature_map=name, feature_map_options=options, qk_norm="rms"
     ).double()
     for parameter in (*attention.q_norm.parameters(), *attention.k_norm.parameters()):
         nn.init.uniform_(parameter, 0.5, 1.5)

@@ -241,6 +241,7 @@ def test_standard_dropout_is_on_the_scored_hidden_units():
     exact = module.eval()(x[:1])
     torch.testing.assert_close(module.train()(x).mean(0, keepdim=True), exact, rtol=0.1, atol=0.1)
     assert module(x).std(0).min() > 0
+    assert (module(x) == 0).double().mean() < 0.1  # on the output, half would be 0
 
 
 def test_sinkhorn_balances_real_tokens():

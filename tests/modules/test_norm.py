@@ -127,9 +127,9 @@ def test_padding_is_no_nan_without_eps(pre_norm):
     """Without positions, the state of padding is 0."""
     model = build(SGEncoder, layer_norm_eps=0.0, pre_norm=pre_norm, position="indicator", embedding_scaling="none")
     tokens = pair()[0]
-    for mode in (model.train(), model.eval()):
-        model.zero_grad()
-        out = mode(tokens)[0]
+    for training in (True, False):
+        model.train(training).zero_grad()
+        out = model(tokens)[0]
         out.square().sum().backward()
         assert out.isfinite().all() and all(p.grad.isfinite().all() for p in model.parameters())
 

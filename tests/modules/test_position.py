@@ -74,14 +74,8 @@ def test_learned_positions_are_rows_of_a_table():
     assert torch.equal(module.weight.grad, counts[:, None].expand(9, 6))
 
 
-def test_learned_positions_start_as_fairseqs():
-    weight = LearnedPosition(400, learned_positions=500).weight
-    assert weight.shape == (500, 400) and weight.std().item() == pytest.approx(400**-0.5, rel=0.01)
-    assert abs(weight.mean().item()) < 1e-3 and weight.abs().max() > 4 * 400**-0.5  # normal, not uniform
-
-
 def test_learned_positions_start_with_a_standard_deviation_of_choice():
-    """The same draws, scaled; without a choice as before there was one."""
+    """The same draws, scaled; without a choice, fairseq's."""
     weights = []
     for std in (None, 400**-0.5, 1.0):
         torch.manual_seed(5)

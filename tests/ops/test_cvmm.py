@@ -80,7 +80,7 @@ def test_second_derivative(device):
 
 @implementations
 def test_garbage_in_rows_without_matrix_reaches_nothing(implementation, device):
-    """Such rows of the output, and of x's gradient, are 0 to the bit, whatever x or the incoming gradient has there."""
+    """Such rows of the output, and of x's gradient, are exactly 0, whatever x or the incoming gradient has there."""
     for garbage in (1e30, float("nan"), float("inf")):
         inputs = make((30, 3, 8, 4), device, torch.float32)
         selection = make_selection("missing", 30, 3, device)

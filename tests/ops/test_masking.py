@@ -79,7 +79,7 @@ def test_samples_are_the_weight_or_zero_to_the_bit():
 
 
 def test_gradient_is_that_of_the_soft_mask():
-    """gradcheck compares with finite differences, which see no jump: w · s in place of w · b."""
+    """gradcheck compares with finite differences, which see no jump: w · s instead of w · b."""
 
     class Soft(torch.autograd.Function):
         @staticmethod

@@ -40,11 +40,11 @@ class Sentences:
 def test_a_sentence_that_is_too_long_is_named(caplog):
     task, indices = Task(None), np.array([2, 1, 0])
     assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 5).tolist() == [2, 1, 0]
-    with pytest.raises(
-        UsageError, match="^sample 2 has 5 tokens, and 4 is the most that is taken; .*--learned-positions"
-    ):
+    with pytest.raises(UsageError, match="^sample 2 has 5 tokens, and the maximum is 4; .*--learned-positions"):
         task.filter_indices_by_size(indices, Sentences(3, 4, 5), 4)
-    with pytest.raises(UsageError, match="^sample 2 has 5 and 5 tokens, and 9 and 3 is the most .*--skip-invalid-size"):
+    with pytest.raises(
+        UsageError, match="^sample 2 has 5 and 5 tokens, and the maximum is 9 and 3; .*--skip-invalid-size"
+    ):
         task.filter_indices_by_size(indices, Sentences(3, 4, 5, pairs=True), (9, 3))
     assert not caplog.records
     assert task.filter_indices_by_size(indices, Sentences(3, 4, 5), 3, True).tolist() == [0]

@@ -1,4 +1,4 @@
-"""Batches of pairs padded at once are fairseq's, to the bit."""
+"""Batches of pairs padded at once are fairseq's, bit for bit."""
 
 from __future__ import annotations
 

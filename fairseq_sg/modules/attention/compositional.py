@@ -48,7 +48,7 @@ class CompositionalOptions(SoftmaxOptions):
         default="dot",
         metadata={
             "help": "how retrievals are chosen: by a 'dot' product with a query, or 'concat', the released code's "
-            "other score, which depends on what was retrieved alone",
+            "other score, which depends only on what was retrieved",
             "choices": ("dot", "concat"),
         },
     )

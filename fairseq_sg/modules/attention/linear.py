@@ -276,7 +276,7 @@ def _advise(feature_map: str, feature_dim: str, width: int) -> None:
         )
     elif width < kind.least_width:
         logger.warning(
-            "--feature-dim %s is a width of %d, and --feature-map %s wants %d or more: give --feature-dim %d",
+            "--feature-dim %s is a width of %d, and --feature-map %s should have %d or more: give --feature-dim %d",
             feature_dim,
             width,
             feature_map,

@@ -1,7 +1,8 @@
 """The keys that a query sees: counts, and similarities without the others.
 
 Causal queries are the last N of the M keys: query n stands at position ``offset`` + n among the keys, and sees the keys
-up to its own position; with a window W, the last W of them. `hidden_keys` is the mask of the others.
+up to its own position; with a window W, the last W of them. `ops.torch_attention.hidden_keys` is the mask of the
+others.
 """
 
 from __future__ import annotations

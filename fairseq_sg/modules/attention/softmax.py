@@ -55,8 +55,8 @@ class SoftmaxOptions(AttentionOptions):
     attention_window: int = field(
         default=0,
         metadata={
-            "help": "W: softmax self-attention of a decoder sees the last W positions alone, the own included, so that "
-            "a decoding state is constant (0: all)",
+            "help": "W: softmax self-attention of a decoder sees only the last W positions, its own included, so that "
+            "the decoding state has a constant size (0: all)",
             "least": 0,
         },
     )

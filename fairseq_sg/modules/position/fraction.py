@@ -71,6 +71,6 @@ class FractionPosition(EmbeddedPosition):
         if self.learned:
             cosine = torch.cos(math.pi * i * scales[half:])
         else:
-            cosine = 1 - 2 * (i % 2)  # (−1)^i to the bit
+            cosine = 1 - 2 * (i % 2)  # (−1)^i exactly
         p = torch.cat([share * scales[:half], cosine], dim=-1)
         return features(p, self.dim, self.mirrored).type_as(self.log_scales)

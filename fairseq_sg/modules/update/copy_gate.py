@@ -5,7 +5,7 @@
     g  = σ(FFN_gate(a))                                          one number for each feature of a column     (5.3)
     h' = g ⊙ u + (1 − g) ⊙ h                                                                                 (5.4)
 
-A column whose gate is closed keeps its state to the bit, and waits until there is something to compute. The last bias
+A column whose gate is closed keeps its state bit for bit, and waits until there is something to compute. The last bias
 of FFN_gate starts at −3, so that gates start nearly closed.
 
 The released code differs from the text in these points:
@@ -117,7 +117,7 @@ class CopyGateUpdate(Drops, Update):
     def forward(self, a, h, padding_mask):
         update, losses = self.ffn(a, padding_mask=padding_mask, return_losses=True)
         g = self.gates(a, padding_mask)
-        # h + g (u − h) would not equal h to the bit where g is 0 and u is large.
+        # h + g (u − h) would not equal h bit for bit where g is 0 and u is large.
         return g * self._content(update, a) + (1 - g) * h, losses
 
     def _content(self, update: Tensor, a: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from fairseq_sg.ops.precision import autocast_disabled
 from fairseq_sg.ops.triton_support import require_triton, why_not_triton
 
 # Mean number of rows of a matrix from which blocks are faster than a grouped product on a CPU. On one thread, forward
-# and backward of mixtures: 1.2 to 1.4 times as fast from 500 rows on, and 0.5 to 0.7 times up to 100.
+# and backward of mixtures: 1.1 to 1.2 times as fast from 500 rows on, and 0.5 to 0.7 times up to 100.
 FEW_ROWS = 256
 
 
@@ -136,7 +136,7 @@ def cvmm_sorted(
         matrices: (E, M, L), of x's dtype.
         from_tokens: x has one row a token, which each of the token's sorted rows is a copy of.
         to_tokens: add up each token's rows.
-        relu: multiply ReLU(x) in place of x.
+        relu: multiply ReLU(x) instead of x.
         weights: (N, K), floating, not with `from_tokens`: each entry's weight s, by which its row is multiplied. Where
             an entry selects no matrix, its weight and its row of x must be finite.
         implementation: ``"auto"``; ``"naive"``; ``"grouped"``, one grouped product where torch has it for the device
