@@ -36,19 +36,17 @@ BASE = "mds"
 VARIANTS = {"plain": (False, False, False), BASE: (True, True, True)}
 
 
-def content_weights(
-    memory: Tensor, keys: Tensor, strengths: Tensor, masks: Tensor | None = None, *, eps: float = EPS
-) -> Tensor:
+def content_weights(memory: Tensor, keys: Tensor, strengths: Tensor, masks: Tensor | None = None) -> Tensor:
     """The masked cosine with a (B, K, N, W) tensor."""
     m = torch.ones_like(keys) if masks is None else masks
     cells = memory[:, None] * m[:, :, None]  # (B, K, N, W)
     k = (keys * m)[:, :, None]
     norms = (k.square().sum(-1) + 1e-36).sqrt() * (cells.square().sum(-1) + 1e-36).sqrt()
-    return torch.softmax((k * cells).sum(-1) / (norms + eps) * strengths[:, :, None], 2)
+    return torch.softmax((k * cells).sum(-1) / (norms + EPS) * strengths[:, :, None], 2)
 
 
-def allocation(usage: Tensor, *, eps: float = EPS) -> Tensor:
-    u, order = torch.sort(usage * (1 - eps) + eps, dim=1, stable=True)
+def allocation(usage: Tensor) -> Tensor:
+    u, order = torch.sort(usage * (1 - EPS) + EPS, dim=1, stable=True)
     before = torch.cat([torch.ones_like(u[:, :1]), u.cumprod(1)[:, :-1]], 1)
     return torch.zeros_like(u).scatter(1, order, (1 - u) * before)
 
@@ -58,12 +56,12 @@ def retention(read_weights: Tensor, free: Tensor) -> Tensor:
 
 
 def follow(
-    links: Tensor, read_weights: Tensor, ahead: Tensor | None = None, behind: Tensor | None = None, *, eps: float = EPS
+    links: Tensor, read_weights: Tensor, ahead: Tensor | None = None, behind: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     def sharpened(d: Tensor, s: Tensor | None) -> Tensor:
         if s is None:
             return d
-        powers = ((d + eps) / (d + eps).amax(2, keepdim=True)) ** s[:, :, None]
+        powers = ((d + EPS) / (d + EPS).amax(2, keepdim=True)) ** s[:, :, None]
         return powers / powers.sum(2, keepdim=True)
 
     found = torch.einsum("bij,brj->bri", links, read_weights), torch.einsum("bij,bri->brj", links, read_weights)

@@ -62,6 +62,9 @@ from fairseq_sg.ops.orthogonality import IMPLEMENTATIONS as ORTHOGONALITY
 from fairseq_sg.ops.relative import ATTENTION_IMPLEMENTATIONS as RELATIVE
 from fairseq_sg.ops.relative import IMPLEMENTATIONS as LOGITS
 
+#: Without a mask, Triton's is `chunked`.
+LINEAR_OF_ALL = [name for name in LINEAR if name != "triton"]
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -140,6 +143,7 @@ def linear_attention_case(length: int, setting: Setting, causal: bool) -> Case:
     shape = (batch, heads, length, width)
     q, k = (F.elu(setting.normal(*shape).float()).add(1).to(setting.dtype) for _ in range(2))
     operator = partial(linear_attention, causal=causal)
+    names = LINEAR if causal else LINEAR_OF_ALL
     # Outer products, their running sums, and the gradients of both.
     state = 4 * 4 * math.prod(shape) * width
     pairs = length * (length + 1) // 2 if causal else length**2
@@ -151,7 +155,7 @@ def linear_attention_case(length: int, setting: Setting, causal: bool) -> Case:
         (q, k, setting.normal(*shape)),
         shape,
         partial(operator, implementation="naive"),
-        implementations(operator, LINEAR, state, setting.limit) + contenders(name, setting.peers, causal=causal),
+        implementations(operator, names, state, setting.limit) + contenders(name, setting.peers, causal=causal),
         batch * heads * per_head,
         check_some(sequence, setting.limit),
     )
@@ -354,7 +358,7 @@ CAUSAL_LINEAR, FULL_LINEAR = (partial(linear_attention_case, causal=causal) for 
 CAUSAL_RELATIVE, FULL_RELATIVE = (partial(relative_attention_case, causal=causal) for causal in (True, False))
 LISTED = (
     Operator("causal_linear_attention", CAUSAL_LINEAR, LINEAR, "length", HEADS, LENGTHS, LENGTHS, (5, 33)),
-    Operator("linear_attention", FULL_LINEAR, LINEAR, "length", HEADS, LENGTHS, LENGTHS, (5, 33)),
+    Operator("linear_attention", FULL_LINEAR, LINEAR_OF_ALL, "length", HEADS, LENGTHS, LENGTHS, (5, 33)),
     Operator("sigma_moe", sigma_moe_case, CVMM, "experts", MIXTURE, EXPERTS, (*EXPERTS, 128), (2, 5)),
     Operator("cvmm", cvmm_case, CVMM, "experts", MIXTURE, EXPERTS, (*EXPERTS, 128), (2, 5)),
     Operator("relative_attention", FULL_RELATIVE, RELATIVE, "length", HEADS, SHORT, SHORT, (5, 17)),

@@ -59,11 +59,6 @@ def tf32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def in_parts(few: int) -> AbstractContextManager:
-    """Softmax attention without torch's fused kernels up to so many queries and keys."""
-    return mock.patch.object(torch_attention, "FEW", few)
-
-
 @dataclass(frozen=True)
 class Way:
     """Further arguments of a training, and what it is recorded within."""
@@ -80,8 +75,7 @@ WAYS = {
     "bfloat16": Way("--autocast bfloat16"),
     "compiled, bfloat16": Way("--autocast bfloat16 --compile default"),
     "Triton": Way(within=functools.partial(mock.patch.dict, os.environ, {ENVIRONMENT_VARIABLE: "triton"})),
-    "fused attention": Way(within=functools.partial(in_parts, 0)),
-    "attention in parts": Way(within=functools.partial(in_parts, sys.maxsize)),
+    "fused attention": Way(within=functools.partial(mock.patch.object, torch_attention, "FEW", 0)),
 }
 
 

@@ -85,8 +85,8 @@ KINDS = {
     "recorded": (
         "Recorded training steps",
         "A step with `--step-graphs`, replayed: median [quartiles] of its milliseconds, the number of its kernels, and "
-        "their sum. `TF32` is that of torch's products, `bfloat16` is `--autocast bfloat16`, and `attention in parts` "
-        "is softmax attention without torch's fused kernel, `fused attention` with it at every length.",
+        "their sum. `TF32` is that of torch's products, `bfloat16` is `--autocast bfloat16`, and `fused "
+        "attention` is softmax attention by torch's fused kernel at every length. `attention in parts` is without it.",
     ),
     "preparation": (
         "Data preparation",

@@ -114,7 +114,9 @@ def rate(data: Path, models: int, way: Way, steps: int, device: str, graphs: int
         failed = [number for number, process in enumerate(started) if process.wait()]
         logs = sorted(Path(folder).glob("*/train.log"))
         if failed:
-            printed = [Path(folder) / f"{failed[0]}.log", Path(entries[failed[0]]["log"])]
+            own = [Path(entry["end"]) for entry in entries[failed[0] :: way.processes]]
+            ended = [end for end in own if not end.is_file() or end.read_text() != "0"]
+            printed = [Path(folder) / f"{failed[0]}.log", *(end.parent / "train.log" for end in ended)]
             shown = "".join(path.read_text()[-2000:] for path in printed)
             raise SystemExit(f"a training failed: {shown}")
         return sum(

@@ -29,7 +29,7 @@ from torch import Tensor
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import ranges
-from fairseq_sg.analysis.options import Parser, finish
+from fairseq_sg.analysis.options import Parser, finish, from_0
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.figures import COLOURS, PAGE, pyplot
 from fairseq_sg.experiments.figures import save as save_figure
@@ -59,32 +59,21 @@ def make_parser() -> argparse.ArgumentParser:
         one.add_argument("data", metavar="DIR", help=f"a folder of `python -m data_prep {name}`")
         one.add_argument("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
         one.add_argument(
-            "--layer-norm-eps", type=number, metavar="EPS", help="ε of the layer norms, 0 or more (default: no norm)"
+            "--layer-norm-eps", type=from_0, metavar="EPS", help="ε of the layer norms, 0 or more (default: no norm)"
         )
         one.add_argument(
             "--bits",
-            type=number,
+            type=from_0,
             metavar="X",
             help="one more layer, for a cross-entropy of X; needs --layer-norm-eps 0",
         )
         if name == "first":
             one.add_argument("--log-length", action="store_true", help="attention logits times ln N (section 5.3)")
-            one.add_argument("--sharpness", type=number, default=1.0, metavar="C", help="the paper's c (default: 1)")
+            one.add_argument("--sharpness", type=from_0, default=1.0, metavar="C", help="the paper's c (default: 1)")
     one = commands.add_parser("figures", help="cross-entropy by length, and around one weight", allow_abbrev=False)
     one.add_argument("prefix", type=Path, metavar="PREFIX", help="PREFIX.json and PREFIX.png are written")
     one.add_argument("--longest", type=int, default=LENGTHS[-1], metavar="N", help="the maximum length (default: 1000)")
     return parser
-
-
-def number(text: str) -> float:
-    """Argument type: a number from 0 on."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return value
 
 
 # Checkpoints.

@@ -29,7 +29,7 @@ from fairseq import utils
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis.accuracy import lengths, natural, right_tokens
 from fairseq_sg.analysis.checkpoint import Loaded, load
-from fairseq_sg.analysis.options import Command, finish, overrides, positive
+from fairseq_sg.analysis.options import Command, add_model, finish, positive
 from fairseq_sg.criterions.oracle_length import scored
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import check_writable, write_json
@@ -71,14 +71,7 @@ def make_parser() -> Command:
         help="sentences in a batch, or parallel streams of a text, of which each has a whole segment (default: 64)",
     )
     model.add_argument("--cpu", action="store_true", help="do not use the GPU")
-    model.add_argument(
-        "--model-overrides",
-        type=overrides,
-        default={},
-        metavar="DICT",
-        help="options that differ from training: \"{'encoder_layers': 24}\"",
-    )
-    model.add_argument("--user-dir", metavar="DIR", help="folder of your own mechanisms, as fairseq's --user-dir")
+    add_model(model)
     return parser
 
 

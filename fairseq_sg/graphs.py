@@ -85,8 +85,9 @@ class StepGraphs:
             replay()
             return made
         if shape not in self._seen or len(self._recorded) >= self.most:
-            self._seen.add(shape)
-            return self.step(batches)
+            made = self.step(batches)
+            self._seen.add(shape)  # not after an error
+            return made
         inputs = [tensor.clone() for tensor in tensors]
         fixed = replaced(batches, iter(inputs))
         try:
@@ -106,16 +107,9 @@ def counted(batch: dict[str, Any]) -> dict[str, Any]:
     """A batch whose number of tokens is a tensor, as it differs between batches of one shape."""
     if not isinstance(batch.get("ntokens"), int):
         return batch
-    device = next((leaf.device for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
-    return batch | {"ntokens": torch.full((), batch["ntokens"], device=device)}
-
-
-def leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [leaf for part in value.values() for leaf in leaves(part)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for part in value for leaf in leaves(part)]
-    return [value]
+    tensors: list[Tensor] = []
+    described(batch, tensors)
+    return batch | {"ntokens": torch.full((), batch["ntokens"], device=tensors[0].device if tensors else None)}
 
 
 def described(value: Any, tensors: list[Tensor]) -> tuple:

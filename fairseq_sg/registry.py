@@ -37,7 +37,7 @@ class Mechanism:
     @classmethod
     def keyword_arguments(cls, config: Any) -> dict[str, Any]:
         """The keyword arguments that ``config`` (an attribute for each option) gives the class: its options."""
-        return option_values(cls.options, config)
+        return {name: getattr(config, name) for name in option_names(cls.options)}
 
     @classmethod
     def option_classes(cls, config: Any) -> set[type]:
@@ -104,11 +104,6 @@ class Registry(dict[str, type]):
         """
         cls = self.find(name)
         return cls(*args, **cls.keyword_arguments(config), **kwargs)
-
-
-def option_values(options: type | None, config: Any) -> dict[str, Any]:
-    """The values that ``config`` has for the fields of a dataclass of options; {} for None."""
-    return {name: getattr(config, name) for name in option_names(options)}
 
 
 def option_names(options: type | None) -> list[str]:

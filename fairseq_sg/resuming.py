@@ -58,7 +58,7 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
         return load(cfg, trainer, **kwargs)
     trainer.task.check_training(trainer)
     check_options(cfg)
-    if option and not PathManager.exists(path):
+    if option and not PathManager.isfile(path):
         raise UsageError(f"there is no checkpoint {path}: check {option}")
     last = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
     elsewhere = os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir)
@@ -235,8 +235,8 @@ COMPARED: dict[str, tuple[str, ...] | None] = {
     "optimizer": None,
     "lr_scheduler": None,
     "common": ("seed", "fp16", "bf16", "amp"),
-    "dataset": ("batch_size", "max_tokens", "train_subset"),
-    "optimization": ("lr", "update_freq", "clip_norm", "sentence_avg"),
+    "dataset": ("batch_size", "max_tokens", "required_batch_size_multiple", "train_subset"),
+    "optimization": ("lr", "update_freq", "clip_norm", "sentence_avg", "skip_remainder_batch"),
     "distributed_training": ("distributed_world_size",),
 }
 #: Options of a task that say where and how it is evaluated, by how their names begin.

@@ -152,7 +152,7 @@ class SGTrainer(Trainer):
         ]
         self._log_interval = cfg.common.log_interval
         self._most_updates = cfg.optimization.max_update or math.inf
-        self._limited_time = cfg.optimization.stop_time_hours > 0
+        self._hours = cfg.optimization.stop_time_hours
         #: Whether the step below is fairseq's. It is where one worker trains without a loss scale.
         self.ordinary = self.data_parallel_world_size == 1 and not any(
             (
@@ -203,6 +203,9 @@ class SGTrainer(Trainer):
             logged = None if batch is None else self._step(samples, batch)
         if logged is None:
             self.flush()
+            if self.ahead:
+                # It may lie in memory that graphs share, and the step that fills it has failed.
+                self.optimizer.optimizer.found_inf = None
             return super().train_step(samples, raise_oom)
         metrics.log_stop_time("train_wall")
         return logged
@@ -332,7 +335,9 @@ class SGTrainer(Trainer):
     def due(self) -> bool:
         """Whether, within an epoch, a validation, a checkpoint or the end may follow the last update."""
         made = self.get_num_updates()
-        return self._limited_time or made >= self._most_updates or any(made % every == 0 for every in self._intervals)
+        if 0 < self._hours < self.cumulative_training_time() / 3600:
+            return True
+        return made >= self._most_updates or any(made % every == 0 for every in self._intervals)
 
 
 def attempt(step: Callable[[Any], Any], samples: Sequence[dict[str, Any]]) -> Any:

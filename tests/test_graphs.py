@@ -60,6 +60,24 @@ def test_a_shape_runs_once_is_recorded_and_is_then_replayed():
     assert len(graphs) == 1 and len(ran) == 2
 
 
+def test_a_shape_that_failed_is_not_recorded_before_it_has_run():
+    """An optimizer makes its state in a step that runs."""
+    calls = []
+
+    def step(batches):
+        calls.append(batches)
+        if len(calls) == 1:
+            raise RuntimeError("CUDA out of memory")
+        return step_of(batches)
+
+    graphs = StepGraphs(step, MOST, SoftwareGraphs())
+    batch = {"tokens": torch.ones(4), "scale": 2.0, "ntokens": 2}
+    with pytest.raises(RuntimeError):
+        graphs([batch])
+    for recorded in (0, 1):
+        assert torch.equal(graphs([batch]), step_of([batch])) and len(graphs) == recorded
+
+
 @pytest.mark.parametrize(
     "other",
     [{"tokens": torch.zeros(5)}, {"tokens": torch.zeros(4).double()}, {"scale": 3.0}, {"more": None}],
@@ -222,8 +240,10 @@ def test_after_an_error_of_a_step_that_is_not_recorded_fairseqs_step_runs(folder
     def failing(*_, **__):
         raise RuntimeError("CUDA out of memory")
 
+    built.optimizer.optimizer.found_inf = torch.ones(())  # of a step before, in memory that graphs share
     monkeypatch.setattr(built.criterion, "forward", failing)
     assert built.train_step(first) is None and built.get_num_updates() == 0
+    assert built.optimizer.optimizer.found_inf is None
     monkeypatch.setattr(built.criterion, "forward", forward)
     assert built.train_step(second) == {} and built.get_num_updates() == 1
 

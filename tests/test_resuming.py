@@ -179,6 +179,8 @@ def test_checks_come_before_the_checkpoint_is_loaded(tmp_path):
     for option in ("--restore-file", "--finetune-from-model"):
         named = {option[2:].replace("-", "_"): str(tmp_path / "none.pt")}
         assert refused(Ours(), **named) == f"there is no checkpoint {tmp_path / 'none.pt'}: check {option}"
+        folder = {option[2:].replace("-", "_"): str(tmp_path)}
+        assert refused(Ours(), **folder) == f"there is no checkpoint {tmp_path}: check {option}"
     last = tmp_path / "checkpoint_last.pt"
     last.write_text("a text")
     assert refused(Ours()).startswith(f"the checkpoint {last} cannot be read")
@@ -367,9 +369,11 @@ def test_other_options_than_a_checkpoint_s_are_named():
     assert resuming.other_options(*sgd) == ["--momentum 0.9 (here 0.8)"]
 
 
-def test_another_number_of_processes_is_named():
+def test_what_changes_the_batches_is_named():
     there, here = ({"distributed_training": {"distributed_world_size": n, "nprocs_per_node": n}} for n in (2, 1))
     assert resuming.other_options(there, here) == ["--distributed-world-size 2 (here 1)"]
+    there, here = ({"dataset": {"required_batch_size_multiple": n, "batch_size_valid": n}} for n in (1, 8))
+    assert resuming.other_options(there, here) == ["--required-batch-size-multiple 1 (here 8)"]
 
 
 @pytest.mark.parametrize(

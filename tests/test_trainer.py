@@ -202,7 +202,8 @@ def test_who_counts_updates(folder):
         (["--save-interval-updates", "2"], {2, 4, 6}),
         (["--validate-interval-updates", "3"], {3, 6}),
         (["--save-interval-updates", "2", "--validate-interval-updates", "3"], {2, 3, 4, 6}),
-        (["--stop-time-hours", "5"], {1, 2, 3, 4, 5, 6}),
+        (["--stop-time-hours", "5"], {6}),
+        (["--stop-time-hours", "1e-9"], {1, 2, 3, 4, 5, 6}),
     ],
 )
 def test_when_a_validation_a_checkpoint_or_the_end_may_follow(folder, arguments, due):

@@ -51,7 +51,7 @@ from fairseq_sg.analysis import (
     values,
 )
 from fairseq_sg.analysis.checkpoint import absent, load
-from fairseq_sg.analysis.options import Command, Parser, finish, of_pictures, overrides
+from fairseq_sg.analysis.options import Command, Parser, add_model, finish, of_pictures
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import check_writable
@@ -90,11 +90,7 @@ def make_parser() -> Parser:
         several, reads = hasattr(module, "combine"), getattr(module, "READS", "CHECKPOINT")
         command = commands.add_parser(
             name,
-            help=about.partition(" (Csordás")[0]
-            .partition(" (Park")[0]
-            .partition(" (Garg")[0]
-            .partition(" (Cao")[0]
-            .rstrip("."),
+            help=about.partition(" (")[0].rstrip("."),
             usage=f"%(prog)s {f'[NAME=]{reads} …' if several else reads} [options]",
             description=(module.__doc__ or "").replace("``", ""),
             formatter_class=form,
@@ -125,15 +121,8 @@ def make_parser() -> Parser:
             continue
         model = command.add_argument_group("model and data")
         model.add_argument("--data", metavar="DIR", help="the data folder (default: that of its training)")
-        model.add_argument(
-            "--model-overrides",
-            type=overrides,
-            default={},
-            metavar="DICT",
-            help="options that differ from training: \"{'encoder_layers': 24}\"",
-        )
         model.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: auto)")
-        model.add_argument("--user-dir", metavar="DIR", help="folder of your own mechanisms, as fairseq's --user-dir")
+        add_model(model)
     return parser
 
 

@@ -127,7 +127,7 @@ def describe(arrays: dict[str, np.ndarray], steps: dict[str, int], args: argpars
             if f"{name}.selections" in arrays:
                 selections = arrays[f"{name}.selections"]
                 used = effective(selections)
-                facts["experts"] = {"effective": used, "dead": np.flatnonzero(selections == 0).tolist()}
+                facts["experts"] = {"effective": used, "dead": (np.flatnonzero(selections == 0) + 1).tolist()}
                 result.summary.append(
                     f"{name}: {used:.1f} of {len(selections)} experts in effective use, "
                     f"{len(facts['experts']['dead'])} never used"

@@ -145,14 +145,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     part = Part(args.where, args.where_not, args.types, args.lengths)
+    if ":" in args.subset:
+        raise UsageError(f"--subset {args.subset}: give the folder as --data, and its subset as --subset")
     examples = open_examples(loaded, args.subset, args.data)
     chosen = np.flatnonzero(examples.choose(part))
-    evaluated = [open_examples(loaded, name, args.data) for name in evaluated_subsets(loaded, args)]
+    evaluated = [open_examples(loaded, name, args.data) for name in evaluated_subsets(examples, args)]
     names = [one.name for one in evaluated]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"--evaluate has two subsets with the name {name} in tables: rename one of their folders")
     if args.save_checkpoint:
+        if set(args.model_overrides) - {"data"}:
+            raise UsageError(
+                "--save-checkpoint writes the model's own options, and not those of --model-overrides: leave one out"
+            )
         check_writable(f"--save-checkpoint {args.save_checkpoint}", args.save_checkpoint)
         if os.path.exists(args.save_checkpoint) and os.path.samefile(args.save_checkpoint, args.checkpoint):
             raise UsageError(f"--save-checkpoint {args.save_checkpoint} is the model itself: name another file")
@@ -169,7 +175,10 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     rows = {one.name: parts_of(one, part, args.only) for one in evaluated}
     plain = {one.name: accuracies(one, args.batch_size) for one in evaluated}
     if args.search_beta:
-        beta, logits, found = search(loaded, examples, chosen, parameters, evaluated[0], rows[evaluated[0].name], args)
+        first = evaluated[0]
+        beta, logits, found = search(
+            loaded, examples, chosen, parameters, first, rows[first.name], plain[first.name], args
+        )
         facts["search"] = found
         lines += [f"β {row['beta']:g}: {row['accuracy']:.2f}, {row['kept']:.2f} % of the weights" for row in found]
         if not any(row["enough"] for row in found):
@@ -207,14 +216,14 @@ TRAINED_WITH = (
 )
 
 
-def evaluated_subsets(loaded: Loaded, args: argparse.Namespace) -> list[str]:
-    """The names in ``--evaluate``, or all subsets but the training set."""
+def evaluated_subsets(examples: Examples, args: argparse.Namespace) -> list[str]:
+    """The names in ``--evaluate``, or all subsets of the masks' folder but the training set."""
     if args.evaluate is not None:
         names = words(args.evaluate)
         if not names:
             raise UsageError("--evaluate names no subset")
         return list(dict.fromkeys(names))
-    return choose_subsets(open_examples(loaded, args.subset, args.data).loaded, None)
+    return choose_subsets(examples.loaded, None)
 
 
 # The parameters.
@@ -305,6 +314,7 @@ def train(
         "examples": hashlib.sha256(chosen.tobytes()).hexdigest(),
         "text": hash_of(examples, chosen),
         "subset": examples.name,
+        "model_overrides": {name: value for name, value in args.model_overrides.items() if name != "data"},
     }
     state = read_state(state_file, request) if args.resume and os.path.isfile(state_file) else None
     if state:
@@ -343,7 +353,11 @@ def hash_of(examples: Examples, chosen: np.ndarray) -> str:
             found.update(dataset.read(start, min(start + BLOCK, len(dataset))).numpy().tobytes())
         return found.hexdigest()
     for number in chosen.tolist():
-        for name, values in sorted(dataset[number].items()):
+        sample = dataset[number]
+        if not isinstance(sample, dict):  # a question on an image: the collater reads the arrays
+            batch = dataset.collater([sample])
+            sample = batch["net_input"] | {"target": batch["target"]}
+        for name, values in sorted(sample.items()):
             if torch.is_tensor(values):
                 found.update(f"{name} {tuple(values.shape)}".encode() + values.contiguous().numpy().tobytes())
     return found.hexdigest()
@@ -362,7 +376,7 @@ def read_state(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        before = state["request"]
+        before = {"model_overrides": {}} | state["request"]
     except Exception as error:
         cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         raise UsageError(f"{path} cannot be read ({cause}): omit --resume to train the masks again") from error
@@ -384,12 +398,17 @@ def search(
     parameters: Mapping[str, Tensor],
     evaluated: Examples,
     parts: Mapping[str, np.ndarray],
+    plain: np.ndarray,
     args: argparse.Namespace,
 ) -> tuple[float, dict[str, Tensor], list[dict[str, Any]]]:
-    """The largest β whose mask keeps the accuracy on the trained part; its logits, and a row for every β."""
+    """The largest β whose mask keeps the accuracy on the trained part; its logits, and a row for every β.
+
+    Args:
+        plain: ``accuracies`` of the model without masks on ``evaluated``.
+    """
     rows, found = [], {}
     members = parts.get("chosen", parts["all"])
-    before = value_of(evaluated, accuracies(evaluated, args.batch_size), members)
+    before = value_of(evaluated, plain, members)
     for beta in args.search_beta:
         print(f"β {beta:g}", flush=True)
         state = f"{args.prefix}.beta{beta:g}.state.pt"

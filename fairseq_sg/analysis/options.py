@@ -158,6 +158,18 @@ def add_subset(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--subset", default=default, metavar="NAME", help=f"subset of the data (default: {default})")
 
 
+def add_model(group: Any) -> None:
+    """Adds the options by which a checkpoint is loaded, to a group of a parser."""
+    group.add_argument(
+        "--model-overrides",
+        type=overrides,
+        default={},
+        metavar="DICT",
+        help="options that differ from training: \"{'encoder_layers': 24}\"",
+    )
+    group.add_argument("--user-dir", metavar="DIR", help="folder of your own mechanisms, as fairseq's --user-dir")
+
+
 def add_batches(parser: argparse.ArgumentParser, limit: str) -> None:
     parser.add_argument(
         "--batch-size", type=positive, default=64, metavar="N", help="sentences in a batch (default: 64)"

@@ -88,7 +88,9 @@ def spoiled(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def linear_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
-    def case(batch, length, features, width, padding="none", state=False, keys=None, causal=True) -> Case:
+    def case(
+        batch, length, features, width, padding="none", state=False, keys=None, causal=True, normalize=True, float32=()
+    ) -> Case:
         heads, keys = 2, keys or length
         mask = make.mask(padding, batch, keys)
         inputs = {
@@ -102,6 +104,7 @@ def linear_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
 
         def function(implementation, q, k, v, S=None, z=None) -> Outputs:  # noqa: N803
             options = {"causal": causal, "key_padding_mask": mask, "implementation": implementation}
+            options["normalize"] = normalize
             if S is None:
                 return {"out": linear_attention(q, k, v, **options)}
             out, (s, z) = linear_attention(q, k, v, state=(S, z), return_state=True, **options)
@@ -109,7 +112,8 @@ def linear_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
 
         form = "causal" if causal else "all keys"
         name = f"{form}, {length} of {keys} positions, widths {features} and {width}, padding {padding}"
-        return Case(name + ", a state" * state, inputs, function, ("S", "z"))
+        name += ", a state" * state + ", no denominator" * (not normalize) + ", q and k in float32" * bool(float32)
+        return Case(name, inputs, function, ("S", "z", *float32))
 
     yield case(1, 1, 1, 1)
     yield case(1, 33, 16, 16, "left")
@@ -124,6 +128,9 @@ def linear_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
     for widths in ((24, 40), (80, 64), (256, 8)):
         yield case(1, 40, *widths, "right")
     yield case(2, 9, 16, 16, "left", keys=40)
+    yield case(2, 40, 16, 1, "left")  # the denominators of rotary positions
+    yield case(3, 70, 16, 16, "left", state=True, normalize=False)
+    yield case(3, 70, 16, 16, "left", float32=("q", "k"))  # features, of which most maps make float32
     for padding in PADDING:
         yield case(3, 33, 16, 16, padding, keys=20, causal=False)
 
@@ -158,7 +165,7 @@ def geometric_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
 def relative_logits_cases(make: Make, tiny: bool) -> Iterator[Case]:
     shapes = [(1, 1, 1, 1), (3, 1, 9, 8), (2, 5, 7, 3)]
     if not tiny:
-        shapes += [(2, 32, 32, 16), (9, 33, 65, 2), (1, 300, 300, 16)]
+        shapes += [(2, 32, 32, 16), (9, 33, 65, 2), (1, 300, 300, 16), (32, 5, 7, 3)]
     for batch, queries, keys, dim in shapes:
         inputs = {"q": make.normal(batch, 2, queries, dim), "p": make.normal(2, queries + keys - 1, dim)}
         name = f"{batch} sequences, {queries} queries, {keys} keys, width {dim}"
@@ -198,6 +205,7 @@ def relative_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
             yield case(3, 40, 40, 16, 16, 16, padding, causal)
         yield case(2, 1, 9, 16, 16, 16, causal=causal)
         yield case(2, 33, 70, 24, 40, 16, "right", causal)
+        yield case(32, 5, 5, 4, 6, 4, "right", causal)
         yield case(1, 20, 20, 256, 80, 8, causal=causal)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -73,14 +72,10 @@ def points_of(
     most: int | None = None,
     rounds: int = ROUNDS,
     shortest: float = SHORTEST,
-    limit: float = LIMIT,
-    task: Any = measure,
 ) -> tuple[list[Point], str]:
     """Runs `measure` in a process of its own: its points, and why it ended before the last; empty if it did not.
 
     Args:
         operator, names, device, dtype, most, rounds, shortest: as for `measure`.
-        limit: seconds for a point.
-        task: what to run instead of `measure`.
     """
-    return isolated(partial(task, operator, tuple(names), device, dtype, most, rounds, shortest), limit)
+    return isolated(partial(measure, operator, tuple(names), device, dtype, most, rounds, shortest), LIMIT)

@@ -333,15 +333,10 @@ def sentences_around(symbols: Sequence[str], readout: str) -> Sentences:
     return Sentences(tuple(symbols[: bits[0]]), tuple(symbols[bits[-1] + 1 :]), read)
 
 
-def logits(model: SGEncoder, strings: Sequence[str], sentences: Sentences | None = None) -> Tensor:
-    """The logit s of every string (B,): it is accepted where s > 0. One pass, padded on the right.
-
-    Args:
-        sentences: the columns around a string; those that the model was built for unless given.
-    """
-    sentences = sentences or model.sentences
+def logits(model: SGEncoder, strings: Sequence[str]) -> Tensor:
+    """The logit s of every string (B,): it is accepted where s > 0. One pass, padded on the right."""
     dictionary = model.encoder.dictionary
-    rows = [[dictionary.index(symbol) for symbol in sentences.of(string)] for string in strings]
+    rows = [[dictionary.index(symbol) for symbol in model.sentences.of(string)] for string in strings]
     longest = max(map(len, rows))
     device = model.classifier.weight.device
     tokens = torch.tensor([row + [dictionary.pad()] * (longest - len(row)) for row in rows], device=device)

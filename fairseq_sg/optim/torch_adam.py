@@ -95,6 +95,12 @@ class TorchAdam(FairseqOptimizer):
                 "torch_adam keeps its means in the precision of the parameters: with --memory-efficient-fp16 or "
                 "--memory-efficient-bf16 choose --optimizer adam"
             )
+        graphs = getattr(cfg.optimizer, "step_graphs", 0)
+        if graphs and cfg.lr_scheduler._name == "reduce_lr_on_plateau":
+            raise UsageError(
+                "--step-graphs keeps the learning rate on the device, where --lr-scheduler reduce_lr_on_plateau does "
+                "not find it: leave one of them out"
+            )
 
     def __init__(self, cfg: TorchAdamConfig, params):
         super().__init__(cfg)

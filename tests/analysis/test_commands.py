@@ -575,7 +575,7 @@ def test_experts(analyse, saved, loaded, tmp_path):
     shares = expected["encoder.step2.selections"] / expected["encoder.step2.selections"].sum()
     used = np.exp(-sum(share * np.log(share) for share in shares if share))
     assert facts["layers"]["encoder.step2"]["experts"]["effective"] == pytest.approx(used)
-    assert facts["layers"]["encoder.step2"]["experts"]["dead"] == [e for e in range(6) if shares[e] == 0]
+    assert facts["layers"]["encoder.step2"]["experts"]["dead"] == [e + 1 for e in range(6) if shares[e] == 0]
     assert facts["layers"]["decoder.step1"]["active_units"]["mean"] == pytest.approx(np.mean(active[1]))
     assert f"encoder.step2: {used:.1f} of 6 experts in effective use" in printed
 

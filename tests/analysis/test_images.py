@@ -111,6 +111,17 @@ def test_answers_of_an_image(visual, tmp_path, capsys):
     assert (tmp_path / "out.png").stat().st_size > 3_000
 
 
+def test_masks_of_a_model_of_images(visual, tmp_path, capsys):
+    """They are trained, and resumed where the questions, images and answers are the same."""
+    options = ["masks", visual, "--batch-size", "6", "--steps", "2", "--evaluate", "valid", "--device", "cpu"]
+    for more in ([], ["--resume"], ["--resume", "--subset", "test"]):
+        assert main([*options, *more, "--out", str(tmp_path / "out"), "--format", "none"]) == 0
+        printed = capsys.readouterr().out
+        assert ("resuming from step 2" in printed) == (more == ["--resume"])
+    facts = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    assert facts["metric"] == "accuracy" and facts["evaluation"]["valid"]["all"]["examples"] == 90
+
+
 def test_three_questions_of_each_group():
     """One of each type first; further ones of a type where another has none."""
     asked = [{"question": f"{kind} red", "index": i} for i, kind in enumerate(["unary_up"] * 3 + ["unary_left"])]

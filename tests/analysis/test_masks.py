@@ -332,6 +332,22 @@ def test_resuming_asks_for_the_same_examples(saved, command, tmp_path):
     assert hashed([1], [2], [3]) == hashed([1], [9], [3]) != hashed([1], [2], [4])
 
 
+def test_masks_of_other_overrides_are_not_resumed(saved, command, tmp_path):
+    """The weights are the same, the outputs are not. A state that is older than the comparison had no overrides."""
+    options = [saved("linear"), "--batch-size", 6, "--steps", 2, "--resume", "--evaluate", "valid"]
+    overrides = ["--model-overrides", "{'encoder_layers': 4}"]
+    one, *_ = command("masks", *options, out="one")
+    fresh, *_ = command("masks", *options, *overrides, out="fresh")
+    found, _, printed = command("masks", *options, *overrides, out="one")
+    assert "(model_overrides was {}, and is {'encoder_layers': 4}): the masks are trained from the start" in printed
+    assert all(np.array_equal(fresh[key], found[key]) for key in fresh)
+    assert any(not np.array_equal(one[key], found[key]) for key in one)
+    state = torch.load(tmp_path / "fresh.state.pt", weights_only=True)
+    state["request"].pop("model_overrides")
+    torch.save(state, tmp_path / "fresh.state.pt")
+    assert "(model_overrides was {}, and" in command("masks", *options, *overrides, out="fresh")[2]
+
+
 def test_search_takes_the_largest_beta_that_keeps_the_accuracy(planted, command):
     arrays, facts, printed = command("masks", planted[0], *FAST, "--search-beta", "1000,1e-4,5e-5")
     assert facts["training"]["beta"] == 1e-4
@@ -411,12 +427,17 @@ def test_pictures(found, planted, tmp_path):
         ("--only s,nothing", "--only has the word 'nothing'"),
         ("--types depth_2", "has no types"),
         ("--subset gen --types depth_3", "--types has 'depth_3', which no example of gen has: did you mean"),
+        ("--subset data:train", "--subset data:train: give the folder as --data, and its subset as --subset"),
         ("--evaluate nothing", "has no subset 'nothing'"),
         ("--evaluate ,", "--evaluate names no subset"),
         ("--data nowhere", "there is no data folder nowhere"),
         ("--parameters nothing", "--parameters: no parameter matches 'nothing'"),
         ("--parameters (", "'(' is no regular expression"),
         ("--save-checkpoint /dev/null/file.pt", "--save-checkpoint /dev/null/file.pt cannot be written: /dev/null: "),
+        (
+            "--save-checkpoint x.pt --model-overrides {'dropout':0.1}",
+            "the model's own options, and not those of --model-",
+        ),
     ],
 )
 def test_errors_take_one_line(options, message, saved, command, tmp_path):

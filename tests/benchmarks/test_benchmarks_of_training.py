@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -273,7 +272,7 @@ class TestRecorded:
         return write_folder(tmp_path / "data", {"train": random_pairs(16, 1)})
 
     def test_section(self, data):
-        models, ways = ["relative", "linear-l2"], ["recorded", "TF32", "attention in parts"]
+        models, ways = ["relative", "linear-l2"], ["recorded", "TF32", "fused attention"]
         found = recorded.section(models, ways, 2, "cpu", data)
         assert [row[0] for row in found.rows] == [f"{model}: {way}" for model in models for way in ways]
         assert found.kind in report.KINDS and found.note == "2 rounds"
@@ -282,7 +281,7 @@ class TestRecorded:
         # Without dropout, the first loss of a model is the same in every way.
         first = {row[0]: row[-1][0] for row in found.rows}
         for model in models:
-            assert first[f"{model}: attention in parts"] == pytest.approx(first[f"{model}: recorded"], rel=1e-5)
+            assert first[f"{model}: fused attention"] == pytest.approx(first[f"{model}: recorded"], rel=1e-5)
         assert first["relative: recorded"] != first["linear-l2: recorded"]
 
     def test_a_way_holds_while_it_is_recorded(self, data, monkeypatch):
@@ -308,7 +307,6 @@ class TestRecorded:
             "compiled, bfloat16": (before, None, few, "--autocast --compile"),
             "Triton": (before, "triton", few, ""),
             "fused attention": (before, None, 0, ""),
-            "attention in parts": (before, None, sys.maxsize, ""),
         }
         assert (precision(), os.environ.get(variable), torch_attention.FEW) == (before, None, few)
         assert found.rows[0] == ["relative: recorded", None, None, None, None, None]

@@ -22,7 +22,7 @@ HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["b
 
 
 def trained(model, autocast: AbstractContextManager = nullcontext()):
-    """The mean log-probability of a symbol, the losses' sum, and which parameters have a gradient; all are finite."""
+    """The mean log-probability of a symbol, the losses' sum, and the gradients by name; all are finite."""
     source, target = pair()
     torch.manual_seed(3)
     with autocast:
@@ -36,7 +36,14 @@ def trained(model, autocast: AbstractContextManager = nullcontext()):
     (loss + sum(emitted)).backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert all(grad.isfinite().all() for grad in gradients.values())
-    return loss.item(), sum(emitted).item(), set(gradients)
+    return loss.item(), sum(emitted).item(), gradients
+
+
+def assert_same_but_for_rounding(gradients, expected, tolerance):
+    """All gradients as one vector. A sign that rounding changes before a ReLU moves single ones by more."""
+    assert gradients.keys() == expected.keys()
+    found, there = (torch.cat([g[name].float().flatten() for name in expected]) for g in (gradients, expected))
+    assert (found - there).norm() < tolerance * there.norm()
 
 
 @HALF
@@ -45,22 +52,23 @@ def test_training_is_that_of_float32_but_for_rounding(name, dtype, monkeypatch):
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
     model = model_of(name)
     half = copy.deepcopy(model).to(dtype)
-    (loss, emitted, parameters), (found, also, same) = trained(model), trained(half)
+    (loss, emitted, expected), (found, also, gradients) = trained(model), trained(half)
     tolerance = 16 * torch.finfo(dtype).eps
     assert found == pytest.approx(loss, rel=tolerance) and also == pytest.approx(emitted, rel=tolerance, abs=tolerance)
-    assert same == parameters
+    assert_same_but_for_rounding(gradients, expected, 0.3)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_autocast_is_float32_but_for_rounding(name, monkeypatch):
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
     model = model_of(name)
-    (loss, emitted, parameters), (found, also, same) = (
+    (loss, emitted, expected), (found, also, gradients) = (
         trained(copy.deepcopy(model), way) for way in (nullcontext(), torch.autocast("cpu", torch.bfloat16))
     )
     tolerance = 16 * torch.finfo(torch.bfloat16).eps
     assert found == pytest.approx(loss, rel=tolerance) and also == pytest.approx(emitted, rel=tolerance, abs=tolerance)
-    assert same == parameters and found != loss
+    assert found != loss
+    assert_same_but_for_rounding(gradients, expected, 0.5)
 
 
 @HALF

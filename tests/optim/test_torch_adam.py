@@ -292,6 +292,17 @@ def test_autocast_is_refused_beside_another_precision():
         TorchAdam.check_options(config)
 
 
+def test_a_schedule_that_writes_into_torchs_optimizer_is_refused_with_graphs():
+    off = dict.fromkeys(("memory_efficient_fp16", "memory_efficient_bf16"), False)
+    config = OmegaConf.create({"optimizer": {"adam_beta1": 0.9, "adam_beta2": 0.999}, "common": off})
+    for graphs, scheduler in ((0, "reduce_lr_on_plateau"), (4, "fixed")):
+        config.optimizer.step_graphs, config.lr_scheduler = graphs, {"_name": scheduler}
+        TorchAdam.check_options(config)
+    config.lr_scheduler._name = "reduce_lr_on_plateau"
+    with pytest.raises(UsageError, match="--lr-scheduler reduce_lr_on_plateau does not find it: leave one of them out"):
+        TorchAdam.check_options(config)
+
+
 def test_with_autocast_gradients_of_all_uses_of_a_weight_are_added_up_in_float32():
     model = torch.nn.Linear(1, 1, bias=False)
     criterion = torch_adam(list(model.parameters()), autocast="bfloat16").autocasting(

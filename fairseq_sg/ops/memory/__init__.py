@@ -23,7 +23,6 @@ from torch import Tensor
 from fairseq_sg.ops.checks import check_floating, describe
 from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.memory import batched, naive
-from fairseq_sg.ops.memory.naive import EPS
 from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
 
 
@@ -48,7 +47,7 @@ for _name in Functions._fields:
 
 def functions(like: Tensor, implementation: str = AUTO) -> Functions:
     """The operators without checks, for a loop that calls them once a step: there the checks would take a tenth of the
-    time. Tensors are to be float32 or float64 already and to fit, and autocast to be disabled; ε is `EPS`, and
+    time. Tensors are to be float32 or float64 already and to fit, and autocast to be disabled;
     ``follow`` takes s^f and s^b apart. ``like`` has their device and dtype.
 
     Raises ValueError for an unknown implementation.
@@ -62,7 +61,6 @@ def content_weights(
     strengths: Tensor,
     masks: Tensor | None = None,
     *,
-    eps: float = EPS,
     implementation: str = AUTO,
 ) -> Tensor:
     """softmax over cells i of β D(k ∘ m, M_i ∘ m), with D(a, b) = a·b / (|a||b| + ε) (equations A.3 and A.4).
@@ -78,7 +76,7 @@ def content_weights(
     given = {"memory": memory, "keys": keys, "strengths": strengths} | ({} if masks is None else {"masks": masks})
     (b, _, w), k = _sizes(memory, 3), keys.size(1) if keys.dim() == 3 else -1
     expected = {"keys": (b, k, w), "strengths": (b, k), "masks": (b, k, w)}
-    return _run("content_weights", implementation, given, expected, eps=eps)
+    return _run("content_weights", implementation, given, expected)
 
 
 def retention(read_weights: Tensor, free: Tensor, *, implementation: str = AUTO) -> Tensor:
@@ -102,7 +100,7 @@ def usage(usage: Tensor, write_weights: Tensor, retention: Tensor, *, implementa
     return _run("usage", implementation, given, dict.fromkeys(("write_weights", "retention"), shape))
 
 
-def allocation(usage: Tensor, *, eps: float = EPS, implementation: str = AUTO) -> Tensor:
+def allocation(usage: Tensor, *, implementation: str = AUTO) -> Tensor:
     """a[φ_j] = (1 − u[φ_j]) Π_{i<j} u[φ_i], where φ sorts the cells by their usage (appendix A.1).
 
     The usage that is sorted is u (1 − ε) + ε: the derivative of a product with a factor 0 would be 0 · ∞. Of equal
@@ -115,7 +113,7 @@ def allocation(usage: Tensor, *, eps: float = EPS, implementation: str = AUTO) -
         (B, N), which sums up to 1 − Π_i u_i.
     """
     _sizes(usage, 2)
-    return _run("allocation", implementation, {"usage": usage}, {}, eps=eps)
+    return _run("allocation", implementation, {"usage": usage}, {})
 
 
 def write(
@@ -173,7 +171,6 @@ def follow(
     read_weights: Tensor,
     sharpness: tuple[Tensor, Tensor] | None = None,
     *,
-    eps: float = EPS,
     implementation: str = AUTO,
 ) -> tuple[Tensor, Tensor]:
     """The cells after and before those of the last reads: f_i = S(L r_i, s^f_i) and b_i = S(Lᵀ r_i, s^b_i) (A.10).
@@ -197,7 +194,7 @@ def follow(
     (b, n, _), r = _sizes(links, 3), read_weights.size(1)
     expected = {"links": (b, n, n), "read_weights": (b, r, n)}
     expected |= dict.fromkeys(("forward_sharpness", "backward_sharpness"), (b, r))
-    return _run("follow", implementation, given, expected, eps=eps)
+    return _run("follow", implementation, given, expected)
 
 
 def read(memory: Tensor, read_weights: Tensor, *, implementation: str = AUTO) -> Tensor:
@@ -220,9 +217,7 @@ def _sizes(tensor: Tensor, dims: int) -> tuple[int, ...]:
     return tuple(tensor.shape) if tensor.dim() == dims else (-1,) * dims
 
 
-def _run(
-    name: str, implementation: str, given: dict[str, Tensor], expected: dict[str, tuple[int, ...]], **options: float
-):
+def _run(name: str, implementation: str, given: dict[str, Tensor], expected: dict[str, tuple[int, ...]]):
     check_floating(**given)
     first = next(iter(given.values()))
     wrong = any(tensor.shape != expected.get(argument, tensor.shape) for argument, tensor in given.items())
@@ -231,4 +226,4 @@ def _run(
     function = choose(f"memory_{name}", implementation, first)
     dtype = accumulation_dtype(*given.values())
     with autocast_disabled(first.device):
-        return function(*(tensor.to(dtype) for tensor in given.values()), **options)
+        return function(*(tensor.to(dtype) for tensor in given.values()))

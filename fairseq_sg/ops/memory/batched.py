@@ -17,9 +17,7 @@ from fairseq_sg.ops.memory.naive import EPS
 TINY = 1e-36
 
 
-def content_weights(
-    memory: Tensor, keys: Tensor, strengths: Tensor, masks: Tensor | None = None, *, eps: float = EPS
-) -> Tensor:
+def content_weights(memory: Tensor, keys: Tensor, strengths: Tensor, masks: Tensor | None = None) -> Tensor:
     if masks is None:
         dots = keys @ memory.transpose(1, 2)  # (B, K, N)
         squares = memory.square().sum(2)[:, None]  # (B, 1, N)
@@ -30,7 +28,7 @@ def content_weights(
         squares = masks.square() @ memory.square().transpose(1, 2)  # (B, K, N)
         of_key = masked.square().sum(2, keepdim=True)
     norms = (of_key + TINY).sqrt() * (squares + TINY).sqrt()
-    return torch.softmax(dots * strengths[:, :, None] / (norms + eps), 2)
+    return torch.softmax(dots * strengths[:, :, None] / (norms + EPS), 2)
 
 
 def retention(read_weights: Tensor, free: Tensor) -> Tensor:
@@ -46,8 +44,8 @@ def usage(usage: Tensor, write_weights: Tensor, retention: Tensor) -> Tensor:
     return torch.addcmul(usage + write_weights, usage, write_weights, value=-1) * retention
 
 
-def allocation(usage: Tensor, *, eps: float = EPS) -> Tensor:
-    u, order = torch.sort(usage * (1 - eps) + eps, dim=1, stable=True)
+def allocation(usage: Tensor) -> Tensor:
+    u, order = torch.sort(usage * (1 - EPS) + EPS, dim=1, stable=True)
     logs = u.log()
     before = (logs.cumsum(1) - logs).exp()  # Π_{i<j} u[φ_i]
     return torch.zeros_like(u).scatter(1, order, (1 - u) * before)
@@ -74,14 +72,12 @@ def follow(
     read_weights: Tensor,
     forward_sharpness: Tensor | None = None,
     backward_sharpness: Tensor | None = None,
-    *,
-    eps: float = EPS,
 ) -> tuple[Tensor, Tensor]:
     ahead, behind = read_weights @ links.transpose(1, 2), read_weights @ links  # (B, R, N)
     if forward_sharpness is None or backward_sharpness is None:
         return ahead, behind
     powers = torch.cat([forward_sharpness, backward_sharpness], 1)[:, :, None]  # (B, 2 R, 1)
-    both = torch.softmax(powers * torch.log(torch.cat([ahead, behind], 1) + eps), 2)
+    both = torch.softmax(powers * torch.log(torch.cat([ahead, behind], 1) + EPS), 2)
     ahead, behind = both.chunk(2, 1)
     return ahead, behind
 

@@ -12,11 +12,9 @@ from torch import Tensor
 EPS = 1e-6
 
 
-def content_weights(
-    memory: Tensor, keys: Tensor, strengths: Tensor, masks: Tensor | None = None, *, eps: float = EPS
-) -> Tensor:
+def content_weights(memory: Tensor, keys: Tensor, strengths: Tensor, masks: Tensor | None = None) -> Tensor:
     def similarity(a: Tensor, b: Tensor) -> Tensor:
-        return a @ b / (torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b) + eps)
+        return a @ b / (torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b) + EPS)
 
     def look_up(b: int, k: int) -> Tensor:
         m = torch.ones_like(keys[b, k]) if masks is None else masks[b, k]
@@ -44,10 +42,10 @@ def usage(usage: Tensor, write_weights: Tensor, retention: Tensor) -> Tensor:
     return _nested(of_cell, usage.shape)
 
 
-def allocation(usage: Tensor, *, eps: float = EPS) -> Tensor:
+def allocation(usage: Tensor) -> Tensor:
     rows = []
     for row in usage:
-        u = row * (1 - eps) + eps
+        u = row * (1 - EPS) + EPS
         product, found = torch.ones_like(u[0]), {}
         for cell in sorted(range(len(u)), key=lambda i: (u[i].item(), i)):
             found[cell] = (1 - u[cell]) * product
@@ -83,11 +81,9 @@ def follow(
     read_weights: Tensor,
     forward_sharpness: Tensor | None = None,
     backward_sharpness: Tensor | None = None,
-    *,
-    eps: float = EPS,
 ) -> tuple[Tensor, Tensor]:
     def sharpened(d: Tensor, s: Tensor) -> Tensor:
-        powers = ((d + eps) / (d + eps).max().detach()) ** s
+        powers = ((d + EPS) / (d + EPS).max().detach()) ** s
         return powers / powers.sum()
 
     def ahead(b: int, i: int) -> Tensor:
