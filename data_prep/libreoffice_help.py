@@ -18,7 +18,7 @@ makes a test of length generalization, as in ``python -m data_prep parallel``:
     train, valid, test    the pairs whose source has at most L words; longer ones are omitted from train
     gen, dev              the longer ones of the pages of test and of valid
 
-``--train-all`` keeps the longer ones in train: the upper line for a model trained on short sentences.
+``--train-all`` keeps the longer ones in train: the upper reference for models trained on short ones.
 
 Source: LibreOffice's help, www.libreoffice.org, as packaged by Debian. Its licence is the MPL 2.0.
 """

@@ -1,4 +1,4 @@
-"""Losses and statistics of layers that compute them on what the output does not show: experts, halting.
+"""Losses and statistics that layers compute from what their output does not show: experts, halting.
 
 They travel in return values, never in module attributes: a layer returns them by name, the stack, the encoder and the
 decoder collect one for each application of a layer, and the criterion finds them in the model's output under

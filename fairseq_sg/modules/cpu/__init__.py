@@ -1,1 +1,1 @@
-"""Code that only makes CPUs fast. No equation of a paper is here, and no result depends on it but by rounding."""
+"""Code that only makes CPUs fast. It implements no equation of a paper, and changes results only by rounding."""
