@@ -133,7 +133,7 @@ def bars(results: Results) -> Any:
                 axes.barh(y, centre(cell.values, recipe.statistic), 0.62, xerr=spread, color=COLOURS[0], alpha=0.75,
                           error_kw={"lw": 1})  # fmt: skip
                 axes.plot(cell.values, [y] * len(cell.values), ".", color=COLOURS[6], ms=3)
-            elif line.diverged:
+            elif line.failed:
                 axes.text(0, y, " Fail", va="center", fontsize=7, color=COLOURS[0])
             if cell.published and cell.published.fail:
                 axes.text(0, y + 0.3, " Fail (published)", va="center", fontsize=6, color=COLOURS[1])

@@ -14,7 +14,7 @@ from pathlib import Path
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.jobs import environment
 from fairseq_sg.experiments.quantities import QUANTITIES, source_of
-from fairseq_sg.experiments.run import Run, on, schedule
+from fairseq_sg.experiments.run import Run, on, schedule, values_of
 from fairseq_sg.experiments.schema import DECODED, Recipe, Row, filled
 
 
@@ -119,7 +119,9 @@ class Plan:
             if column.type in groups:
                 continue
             for row in self.rows:
-                if data in self.recipe.data_of(row) and not _logs_types(self.recipe.arguments_of(row, data)):
+                if data not in self.recipe.data_of(row):
+                    continue
+                if values_of("--accuracy-by", self.recipe.arguments_of(row, data))[-1:] != ["types"]:
                     raise UsageError(
                         f"columns.{name}.type: the training of the row {row!r} does not log {column.type!r}: add "
                         "--accuracy-by types to its arguments"
@@ -190,10 +192,6 @@ class Plan:
             analysed=tuple(dict.fromkeys(c.value for c in columns.values() if c.value)),
             more_overrides=recipe.overrides(row, data),
         )
-
-
-def _logs_types(arguments: list[str]) -> bool:
-    return "--accuracy-by types" in " ".join(arguments) or "--accuracy-by=types" in arguments
 
 
 def make_plan(

@@ -173,15 +173,8 @@ def _typed(where: str, content: dict[str, Any]) -> Recipe:
         if isinstance(sentence, dict):
             raise RecipeError(f"{where}: chosen: {sentence} is no text: quote a sentence with a colon")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Recipe), _texts(content))
+        merged = OmegaConf.merge(OmegaConf.structured(Recipe), content)
         assert isinstance(merged, DictConfig)
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise RecipeError(f"{where}: {worded(error)}") from None
-
-
-def _texts(content: Any) -> Any:
-    """Empty mappings, which YAML reads as None, are allowed for rows."""
-    if isinstance(content, dict) and isinstance(content.get("rows"), dict):
-        content["rows"] = {name: {} if row is None else row for name, row in content["rows"].items()}
-    return content

@@ -176,7 +176,7 @@ def commit() -> str:
         return subprocess.run(["git", *arguments], cwd=HOME, capture_output=True, text=True)
 
     if os.environ.get("SG_COMMIT"):
-        return os.environ["SG_COMMIT"]
+        return re.sub(r"^([0-9a-f]{12})[0-9a-f]+", r"\1", os.environ["SG_COMMIT"])
     try:
         if (HOME / ".git").exists():
             found = git("rev-parse", "--short=12", "HEAD").stdout.strip()

@@ -35,7 +35,7 @@ class Show:
 
     Attributes:
         results: the name of a results file.
-        rows: its rows; by default all. ``columns`` and ``data`` likewise.
+        rows: its rows; by default all. ``columns`` likewise.
         header: column -> its name in the table.
         labels: row -> its name in the table.
     """
@@ -43,7 +43,6 @@ class Show:
     results: str = MISSING
     rows: list[str] | None = None
     columns: list[str] | None = None
-    data: list[str] | None = None
     header: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
 
@@ -223,15 +222,9 @@ def _table(show: Show, files: dict[str, Results]) -> report.Table:
     made = _named(files, show.results, "results file")
     table = made.recipe
     columns = show.columns or list(table.columns)
-    found = [
-        line
-        for line in report.lines(made)
-        if (show.rows is None or line.row in show.rows) and (show.data is None or line.data in show.data) and line.done
-    ]
+    found = [line for line in report.lines(made) if (show.rows is None or line.row in show.rows) and line.done]
     for column in columns:
         _named(table.columns, column, f"column of {show.results}")
-    for data in show.data or ():
-        _named(table.data, data, f"data of {show.results}")
     order = show.rows or list(table.rows)
     for row in order:
         _named(table.rows, row, f"row of {show.results}")

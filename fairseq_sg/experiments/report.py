@@ -47,6 +47,11 @@ class Line:
     cells: dict[str, Cell]
     curves: list[list[dict[str, float]]] = field(default_factory=list)
 
+    @property
+    def failed(self) -> bool:
+        """Whether all finished trainings diverged."""
+        return self.diverged > 0 and not self.done
+
 
 def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float | None:
     """The number of a column for a training, in the paper's unit; None if its record lacks it."""
@@ -114,7 +119,8 @@ def _line(results: Results, name: str, data: str) -> Line:
         published = recipe.published(name, data, key)
         # Only some models have what an analysis measures, such as experts.
         lacks = column.metric == "analysis" and done and not values
-        cells[key] = Cell(values, published, "–" if lacks else verdict(values, failed, published, recipe.statistic))
+        judged = "–" if lacks else verdict(values, 0 if done else failed, published, recipe.statistic)
+        cells[key] = Cell(values, published, judged)
     return Line(
         row=name,
         label=recipe.rows[name].label,
@@ -184,7 +190,7 @@ def cell_text(recipe: Recipe, line: Line, column: str) -> str:
     cell = line.cells.get(column)
     if cell is None:
         return ""
-    return "Fail" if not cell.values and line.diverged else shown(recipe, recipe.columns[column], cell.values)
+    return "Fail" if line.failed else shown(recipe, recipe.columns[column], cell.values)
 
 
 def published_text(line: Line, column: str) -> str:

@@ -202,16 +202,17 @@ def merged(before: Results, now: Results, path: Path) -> Results:
     def settings(recipe: Recipe, row: str, data: str) -> list[Any]:
         training = [recipe.arguments_of(row, data), recipe.steps_of(row), recipe.data[data].prepare]
         chosen = [recipe.checkpoint, recipe.checkpoint_metric, recipe.rows[row].model_overrides]
-        if all(chooses(one, data) for one in (before.recipe, now.recipe)):
-            # The evaluations that the best one is chosen from.
+        if all(compares(one, data) for one in (before.recipe, now.recipe)):
+            # The evaluations of which one is chosen, or several are summed up.
             chosen += [recipe.data[data].subsets[0], recipe.validate_every]
         # What only one of the recipes has was not evaluated yet, or is not shown any more.
         decoded = recipe.generate if before.recipe.generate and now.recipe.generate else ""
         common = before.recipe.analyses.keys() & now.recipe.analyses.keys()
         return [*training, *chosen, decoded, {name: recipe.analyses[name] for name in common}]
 
-    def chooses(recipe: Recipe, data: str) -> bool:
-        return recipe.checkpoint == "best" or any(c.at == "best" for c in recipe.columns_of(data).values())
+    def compares(recipe: Recipe, data: str) -> bool:
+        columns = recipe.columns_of(data).values()
+        return recipe.checkpoint == "best" or any(c.at in ("best", "peak", "second_half") for c in columns)
 
     def planned(record: Record) -> bool:
         return record["row"] in now.recipe.trained and record["data"] in now.recipe.data

@@ -232,7 +232,6 @@ def test_places_that_are_no_number(place, message, asked):
         ("results: park}", "results: perk}", "there is no results file 'perk': choose from a_v0.2, park"),
         ("columns: [OOD, IID]", "columns: [ODD]", f"there is no column of {NAME} 'ODD': choose from IID, OOD"),
         ("rows: [bad, good]", "rows: [bed]", f"there is no row of {NAME} 'bed': choose from good, bad"),
-        ("results: park}", "results: park, data: [x]}", "there is no data of park 'x': choose from scan26"),
         ("answer: Nobody", "anser: Nobody", "anser: is unknown: choose from question, answer, tables"),
         ("    answer: Nobody knows.\n", "", "answer: is missing"),
         ("first_look: true", "first_look: perhaps", "first_look: Value 'perhaps' is not a valid bool"),

@@ -341,10 +341,11 @@ def test_evaluations_of_the_last_checkpoint_may_be_at_other_steps(now, tmp_path)
     now.recipe = replace(now.recipe, checkpoint="last")
     earlier = Results(replace(now.recipe, validate_every=7), 1.0, [record("good", 1, gen=9.0)])
     assert len(merged(earlier, now, tmp_path / "x.json").records) == 3
-    best = {"IID": schema.Column("valid", at="best")}
-    now.recipe, earlier.recipe = (replace(results.recipe, columns=best) for results in (now, earlier))
-    with pytest.raises(UsageError, match="its row 'good' was trained or evaluated otherwise"):
-        merged(earlier, now, tmp_path / "x.json")
+    for at in ("best", "peak", "second_half"):
+        columns = {"IID": schema.Column("valid", at=at)}
+        now.recipe, earlier.recipe = (replace(results.recipe, columns=columns) for results in (now, earlier))
+        with pytest.raises(UsageError, match="its row 'good' was trained or evaluated otherwise"):
+            merged(earlier, now, tmp_path / "x.json")
 
 
 def test_titles_and_published_numbers_may_change(now, tmp_path):
