@@ -19,14 +19,12 @@ LANGUAGES = ("src", "tgt")
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, which cannot be words
 
 
-def require_fairseq() -> None:
-    """Raises DataError if fairseq or torch cannot be imported."""
+def require_fairseq(otherwise: str = "") -> None:
+    """Raises DataError, which advises to install it ``otherwise``, if fairseq or torch cannot be imported."""
     try:
         import fairseq.data  # noqa: F401
     except ImportError as error:
-        raise DataError(
-            f"binarizing needs fairseq ({error}): install it, or use --raw-only to write only the text"
-        ) from None
+        raise DataError(f"binarizing needs fairseq ({error}): install it{otherwise}") from None
 
 
 def binarize(folder: Path, subsets: Iterable[str], joined: bool = False, words: Iterable[str] = ()) -> None:

@@ -84,19 +84,18 @@ class BurgersOptions(FieldOptions):
     dims = 1
     published = (FILE,)
 
+    def cells(self, points: int) -> int:
+        """The steps of a periodic grid."""
+        return points
+
     def complete(self, sources: FieldSources) -> BurgersOptions:
         found = self.decide(sources, DRAWN, POINTS)
         if found.points % 2:
             raise UsageError(f"--points {found.points} is odd: choose an even number")
-        found.check_grids(sources, 1, cells, "the points")
+        found.check_grids(sources, "the points")
         if sources.raw_dir is not None:
             found.check_rows(FUNCTIONS, ("train", "valid", "test"))
         return found
-
-
-def cells(points: int) -> int:
-    """The steps of a periodic grid."""
-    return points
 
 
 def solve(u: np.ndarray, time: float, viscosity: float, period: float) -> np.ndarray:
@@ -184,7 +183,7 @@ class Burgers(Dataset):
             return a, u, spectral_derivative(u)
 
         return {
-            "arrays": collect(options, pair, cells, "solving Burgers' equation"),
+            "arrays": collect(options, pair, "solving Burgers' equation"),
             "rule": (
                 f"u_t + u u_x = {options.viscosity:g} u_xx of period {options.period}, from time 0 to "
                 f"{options.time:g}, solved on {options.points} points"
@@ -201,11 +200,11 @@ class Burgers(Dataset):
             return a[row], u[row], spectral_derivative(u[row])
 
         return {
-            "arrays": collect(options, pair, cells, "reading Burgers' equation"),
+            "arrays": collect(options, pair, "reading Burgers' equation"),
             "rule": f"a and u of {FILE}, on {options.points} points",
             "membership": (
                 f"train are the first {options.train:,} functions of the file, test the last {options.test:,}, valid "
                 f"the {options.valid:,} before these; published are the first 1,024 and the last 100"
             ),
-            "origin": sources.describe((FILE,)),
+            "origin": sources.origin((FILE,)),
         }

@@ -279,6 +279,8 @@ def records(stream: BinaryIO, path: Path) -> Iterator[Json]:
             separator = text.skip(",]")
         if text.peek():
             raise ValueError(f"the file continues after the list of {number:,} records")
+    except DataError:
+        raise  # of a broken archive
     except (ValueError, RecursionError) as error:
         raise DataError(f"record {number:,} (counted from 0) cannot be read: {reason(error)}", path) from None
 
@@ -311,6 +313,8 @@ def read_indices(stream: BinaryIO, path: Path) -> dict[str, list[int]]:
     """Reads a split file: three lists of distinct positions in dataset.json. Raises DataError."""
     try:
         found: Any = json.load(stream)
+    except DataError:
+        raise  # of a broken archive
     except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON ({reason(error)})", path) from None
     seen: set[int] = set()

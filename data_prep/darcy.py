@@ -90,6 +90,10 @@ class DarcyOptions(FieldOptions):
 
     published = FILES
 
+    def cells(self, points: int) -> int:
+        """The steps of a grid with both end points."""
+        return points - 1
+
     def complete(self, sources: FieldSources) -> DarcyOptions:
         if not self.inverse:
             for name in ("noise", "coarse"):
@@ -100,7 +104,7 @@ class DarcyOptions(FieldOptions):
             raise UsageError(f"--low {found.low:g} is not below --high {found.high:g}: exchange or change them")
         if sources.raw_dir is None and 2 in found.test_grids:
             raise UsageError("--test-grids has 2: such a grid is all edge, where the answer is 0; choose 3 or more")
-        found.check_grids(sources, 2, cells, "the points, less one,")
+        found.check_grids(sources, "the points, less one,")
         if sources.raw_dir is not None:
             found.check_rows(FUNCTIONS, ("train",), ("valid", "test"))
         if not found.inverse:
@@ -123,11 +127,6 @@ class DarcyOptions(FieldOptions):
         if self.inverse and self.seed is None:
             return replace(self, seed=DEFAULT_SEED).decide(sources, DRAWN, POINTS)
         return self.decide(sources, DRAWN if self.inverse else {"seed": DEFAULT_SEED, **DRAWN}, POINTS)
-
-
-def cells(points: int) -> int:
-    """The steps of a grid with both end points."""
-    return points - 1
 
 
 class Operator:
@@ -251,7 +250,7 @@ class Darcy(Dataset):
             return a, u, None if options.inverse else gradient(u)
 
         return {
-            "arrays": collect(options, pair, cells, "solving Darcy's equation"),
+            "arrays": collect(options, pair, "solving Darcy's equation"),
             "rule": (
                 f"−∇·(a ∇u) = 1 with a of {options.low:g} and {options.high:g} ({options.faces} means), solved on "
                 f"{options.points} × {options.points} points"
@@ -271,7 +270,7 @@ class Darcy(Dataset):
             a, u = (values[first[subset] + number] for values in held[files[subset]])
             return a, u, None if options.inverse else gradient(u)
 
-        arrays = collect(options, pair, cells, "reading Darcy's equation")
+        arrays = collect(options, pair, "reading Darcy's equation")
         a = arrays["train"]["input"]
         return {
             "arrays": arrays,
@@ -283,7 +282,7 @@ class Darcy(Dataset):
                 f"train are the first {options.train:,} functions of {FILES[0]}, test the last {options.test:,} of "
                 f"{FILES[1]}, valid the {options.valid:,} before these; published are all 1,024 and the last 100"
             ),
-            "origin": sources.describe(FILES),
+            "origin": sources.origin(FILES),
         }
 
 

@@ -194,6 +194,10 @@ class Sources:
                     pass
         return self._hashes[path]
 
+    def describe(self, name: str, path: Path) -> Json:
+        """The entry of a file in ``dataset.json``."""
+        return {"name": name, "bytes": path.stat().st_size, "sha256": self.sha256(path)}
+
     def read_bytes(self, path: Path) -> bytes:
         """The content of a file, unpacked if its name ends in ``.gz``. Raises DataError for a broken gzip file."""
         with self.open(path) as stream:

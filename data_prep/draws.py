@@ -119,9 +119,6 @@ class PackedPairs(Sequence[Pair]):
         start, middle, end = self._ends[first : first + 3]
         return Pair(self._text[start:middle].decode("utf-8"), self._text[middle:end].decode("utf-8"))
 
-    def __iter__(self) -> Iterator[Pair]:
-        return (self[index] for index in range(len(self)))
-
 
 # Of simple arithmetic and ListOps (Csordás 2023, sections 5.2.2, 5.2.3).
 TRAIN_DEPTHS, DEV_DEPTHS, GEN_DEPTHS = range(1, 6), range(6, 7), range(7, 9)

@@ -143,10 +143,9 @@ class FieldSources(Sources):
         self.watch(path)  # scipy and h5py read it, and another pass hashes it
         return [read_mat(path, array, shape) for array in arrays]
 
-    def describe(self, names: tuple[str, ...]) -> Json:
+    def origin(self, names: tuple[str, ...]) -> Json:
         """The origin of data from published files."""
-        paths = [self.find(name) for name in names]
-        return {"files": [{"name": p.name, "bytes": p.stat().st_size, "sha256": self.sha256(p)} for p in paths]}
+        return {"files": [self.describe(name, self.find(name)) for name in names]}
 
 
 @dataclass(frozen=True)
@@ -197,29 +196,33 @@ class FieldOptions(Options):
     def sizes(self) -> dict[str, int]:
         return {"train": self.train, "valid": self.valid, TEST: self.test}
 
-    def check_grids(self, sources: FieldSources, dims: int, cells: Callable[[int], int], counted: str) -> None:
+    def cells(self, points: int) -> int:
+        """The steps of a grid, which a stride must divide."""
+        raise NotImplementedError
+
+    def check_grids(self, sources: FieldSources, counted: str) -> None:
         """Raises UsageError for a grid that is no stride of the fine one, or too large.
 
         Args:
-            sources: give the fine grid, or --points does. dims: 1 or 2.
-            cells: a number of points -> the steps that a stride must divide. counted: what those are.
+            sources: give the fine grid, or --points does. counted: what ``cells`` counts.
         """
         fine = f"--points {self.points}" if sources.raw_dir is None else f"the published {self.points} points"
         for flag, numbers in (("--grid", (self.grid,)), ("--test-grids", self.test_grids)):
             for points in numbers:
-                if points > self.points or cells(self.points) % cells(points):
+                if points > self.points or self.cells(self.points) % self.cells(points):
                     raise UsageError(
                         f"{flag} {points} is no stride of {fine}: {counted} of the grid must divide "
-                        f"{cells(self.points)}"
+                        f"{self.cells(self.points)}"
                     )
         if self.grid in self.test_grids:
             raise UsageError(f"--test-grids has {self.grid}, the --grid of test itself: leave it out")
         for name, size in self.sizes.items():
             points = max(self.grid, *self.test_grids) if name == TEST and self.test_grids else self.grid
-            if size * points**dims > LARGEST:
+            numbers = size * points**self.dims
+            if numbers > LARGEST:
                 raise UsageError(
-                    f"the subset {name} would have {size * points**dims:,} numbers, {LARGEST:,} is the limit: choose a "
-                    f"smaller --{name} or grid"
+                    f"the subset {name} would have {numbers:,} numbers, {LARGEST:,} is the limit: choose a smaller "
+                    f"--{name} or grid"
                 )
 
     def grids_of(self, subset: str) -> dict[str, int]:
@@ -230,12 +233,12 @@ class FieldOptions(Options):
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # ``Fields.check`` refuses what is not finite
 def collect(
-    options: FieldOptions, solve: Callable[[str, int], Solution], cells: Callable[[int], int], what: str
+    options: FieldOptions, solve: Callable[[str, int], Solution], what: str
 ) -> dict[str, dict[str, np.ndarray]]:
     """subset -> name of an array -> its values (S, …), float32, of the functions that ``solve`` gives.
 
     Args:
-        options: sizes and grids. solve: (subset, number) -> the pair on the fine grid. cells: as in ``check_grids``.
+        options: sizes and grids. solve: (subset, number) -> the pair on the fine grid.
         what: the work in words, for a bar of progress.
     """
     arrays: dict[str, dict[str, np.ndarray]] = {}
@@ -245,7 +248,7 @@ def collect(
             if function is None:
                 continue
             for place, points in options.grids_of(subset).items():
-                step = cells(options.points) // cells(points)
+                step = options.cells(options.points) // options.cells(points)
                 coarse = function[(slice(None, None, step),) * options.dims]
                 kept = arrays.setdefault(place, {})
                 if name not in kept:

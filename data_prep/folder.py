@@ -51,7 +51,7 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         return
     check_place(out)
     if dataset.binarizes and not args.raw_only:
-        require_fairseq()
+        require_fairseq(", or use --raw-only to write only the text")
     with workspace(out) as room:
         material = dataset.build(options, sources)
         material.check()

@@ -13,10 +13,11 @@ sentences of at most 20 words and test it on longer ones. By the words of the so
     gen, dev              the longer ones of the test and of the validation set
 
 SentencePiece cuts text into subwords. It is trained on ``train`` alone, with one model for both languages (``--joint``:
-spm.model) or one for each (``--separate``: spm.src.model and spm.tgt.model). A letter that no training sentence has is
-its own piece in the dictionary. raw/SUBSET.plain.{src,tgt} keep the plain text; score translations against it:
+spm.model) or one for each (``--separate``: spm.src.model and spm.tgt.model). Letters that no training
+sentence has are words of the dictionary too, a run of them one word, with an untrained embedding.
+raw/SUBSET.plain.{src,tgt} keep the plain text; score translations against it:
 
-    python -m fairseq_sg.scoring.plain_bleu FOLDER gen GENERATE-test.txt
+    python -m fairseq_sg.scoring.plain_bleu FOLDER gen results/generate-gen.txt
 
 Each run of white space, and SentencePiece's sign ▁, becomes one space; the text is otherwise unchanged. Pairs with an
 empty side, and pairs whose source is in another subset, are omitted from train and counted.
@@ -98,8 +99,8 @@ def file_option(what: str, default: Any = None) -> Any:
 
 
 @dataclass(frozen=True)
-class SubwordOptions(Options):
-    """Subwords of a pair of languages; ``vocab_size`` has the default of the dataset."""
+class TranslationOptions(Options):
+    """The options of parallel corpora: subwords, whose number has the default of the dataset, then lengths."""
 
     model: str = option("unigram", "kind of subwords (default: unigram)", choices=KINDS)
     vocab_size: int | None = option(
@@ -112,20 +113,6 @@ class SubwordOptions(Options):
         "one model and one dictionary for both languages (the default), or one for each language",
         given={"--joint": True, "--separate": False},
     )
-
-    def default_size(self) -> int:
-        """The default of ``vocab_size``."""
-        return DEFAULT_SIZE
-
-    def complete(self, sources: Sources) -> Self:
-        size = self.default_size() if self.vocab_size is None else self.vocab_size
-        return replace(super().complete(sources), vocab_size=size)
-
-
-@dataclass(frozen=True)
-class LengthOptions(Options):
-    """A test of length generalization."""
-
     max_length: int = max_length_option(0)
     length_unit: str | None = option(None, "what --max-length counts (default: words)", choices=tuple(LENGTHS))
     train_all: bool = option(
@@ -135,6 +122,10 @@ class LengthOptions(Options):
         when_given=True,
     )
 
+    def default_size(self) -> int:
+        """The default of ``vocab_size``."""
+        return DEFAULT_SIZE
+
     def complete(self, sources: Sources) -> Self:
         if self.length_unit is not None and not self.max_length:
             raise UsageError("--length-unit is the unit of --max-length: add --max-length, or omit it")
@@ -143,12 +134,8 @@ class LengthOptions(Options):
                 "--train-all needs --max-length, which splits the other subsets: add it, or omit --train-all"
             )
         unit = (self.length_unit or "words") if self.max_length else None
-        return replace(super().complete(sources), length_unit=unit)
-
-
-@dataclass(frozen=True)
-class TranslationOptions(SubwordOptions, LengthOptions):
-    """The options of parallel corpora: subwords, then lengths."""
+        size = self.default_size() if self.vocab_size is None else self.vocab_size
+        return replace(self, vocab_size=size, length_unit=unit)
 
 
 @dataclass(frozen=True)
@@ -249,7 +236,7 @@ class Parallel(Dataset):
         held_out |= drawn
         subsets = {"train": train, **{subset: held_out[subset] for subset in HELD_OUT if subset in held_out}}
         split = split_by_length(Split(subsets, left_out), options)
-        origin = {"files": [describe(name, path, sources) for name, path in sources.files.items()]}
+        origin = {"files": [sources.describe(name, path) for name, path in sources.files.items()]}
         return subword_corpus(split, {}, "your own; there are no published ones", origin, options)
 
 
@@ -259,11 +246,6 @@ def check_apart(sources: ParallelFiles) -> None:
         valid, test = sources.files["valid_src"], sources.files["test_src"]
         if sources.sha256(valid) == sources.sha256(test):
             raise DataError("--test-src has the same text as --valid-src", test)
-
-
-def describe(name: str, path: Path, sources: Sources) -> Json:
-    """The entry of a user's file in ``dataset.json``."""
-    return {"name": name, "bytes": path.stat().st_size, "sha256": sources.sha256(path)}
 
 
 def pair_up(
@@ -311,7 +293,7 @@ def without(train: list[Pair], others: Iterable[list[Pair]]) -> tuple[list[Pair]
     return kept, len(train) - len(kept)
 
 
-def split_by_length(split: Split, options: LengthOptions) -> Split:
+def split_by_length(split: Split, options: TranslationOptions) -> Split:
     """Moves sources of valid and test that are too long to dev and gen, and omits those of train unless all are wanted.
 
     Raises DataError if there is no long one to test, or if a subset has no short one.

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from data_prep.binarize import LANGUAGES, binarize, binarize_like, link_labels
+from data_prep.binarize import LANGUAGES, binarize, binarize_like, link_labels, require_fairseq
 from data_prep.dataset import DataError, Dataset, Json, Material, Options, Sources, UsageError, option
 from data_prep.folder import MANIFEST, files_in, read_manifest, verify
 
@@ -57,6 +57,7 @@ class Reorder(Dataset):
     """``python -m data_prep reorder``: a dataset made from a prepared one."""
 
     name, title = "reorder", "reordered"
+    binarizes = False  # without its own ``require_fairseq`` and --raw-only: the text is there already
     options = ReorderOptions
     sources = ReorderSources
 
@@ -64,8 +65,6 @@ class Reorder(Dataset):
         self.datasets = datasets
 
     def read(self, args: argparse.Namespace) -> tuple[Options, Sources]:
-        if args.raw_only:
-            raise UsageError("--raw-only writes no numbers of words: omit it")
         out = Path(os.path.realpath(args.out))
         for name, folder in (("FOLDER", args.folder), ("--like", args.like)):
             if folder is None:
@@ -77,6 +76,7 @@ class Reorder(Dataset):
         return super().read(args)
 
     def build(self, options: ReorderOptions, sources: ReorderSources) -> Reordered:
+        require_fairseq()
         request = options.request(sources)
         verify(sources.folder)
         if sources.like is not None:

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import BinaryIO, ClassVar
 
-from data_prep.dataset import DataError, Json, Sources, UsageError, check_path, option
+from data_prep.dataset import BLOCK, DataError, Json, Sources, UsageError, check_path, option
 from data_prep.folder import discard_dead, hidden_folder
 from data_prep.progress import bar
 
@@ -33,7 +33,6 @@ ATTEMPTS = 4
 PAUSE = 1.0  # seconds before the second attempt; doubles each time
 TIMEOUT = 30.0  # seconds without an answer from the server
 LARGEST = 1 << 28  # bytes of a file of unknown size
-BLOCK = 1 << 16  # bytes per read
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ from data_prep.dataset import (
     whole_number,
 )
 from data_prep.draws import exact
-from data_prep.parallel import LARGEST_SIZE, describe
+from data_prep.parallel import LARGEST_SIZE
 from data_prep.subwords import KINDS, learn, library_version
 from data_prep.text import check_beginning, decode_utf8
 from data_prep.text_corpus import Bytes, Pieces, Span, TextCorpus, blocks
@@ -171,7 +171,7 @@ class Text(Dataset):
         spans = {subset: [whole(path) for path in files] for subset, files in paths.items()}
         spans = divide(spans.pop("train"), options.shares, lines) | spans
         spans = {subset: spans[subset] for subset in ("train", *HELD_OUT) if subset in spans}
-        origin: Json = {"files": [describe(subset, path, sources) for subset in paths for path in paths[subset]]}
+        origin: Json = {"files": [sources.describe(subset, path) for subset in paths for path in paths[subset]]}
         if lines:
             origin["subwords"] = library_version()
             unit, kind = learn_pieces(spans["train"], options), f"{options.vocab_size:,} subwords learnt on train"

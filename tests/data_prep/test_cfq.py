@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
 import re
 import string
 import tarfile
@@ -447,6 +448,19 @@ def test_wrong_archive(members: dict, message: str, tmp_path: Path) -> None:
         CfqFiles(archive=path).read("mcd1")
     assert str(caught.value).startswith(str(path)) and message in str(caught.value)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("large", ["dataset.json", "splits/mcd1.json"])
+def test_a_truncated_archive_is_said_to_be_one(large: str, tmp_path: Path) -> None:
+    """It ends within a file, whose content is not to blame."""
+    noise = "".join(random.Random(1).choices(string.ascii_lowercase, k=200_000))
+    members = {"cfq/splits/mcd1.json": SPLIT, "cfq/dataset.json": DATA}
+    members.pop(f"cfq/{large}")
+    path = pack(tmp_path / "cfq.tar.gz", {**members, f"cfq/{large}": json.dumps([record("a", noise)]).encode()})
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError) as caught:
+        CfqFiles(archive=path).read("mcd1")
+    assert str(caught.value).startswith(f"{path}: not a complete tar or tar.gz archive")
 
 
 def test_incomplete_folder(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from data_prep.libreoffice_help import (
     read_paragraphs,
     split_by_page,
 )
-from data_prep.parallel import LengthOptions, split_by_length
+from data_prep.parallel import TranslationOptions, split_by_length
 
 FRAME = (
     '<html><head><title>x</title></head><body><header><a class="logo"><p dir="auto">LibreOffice {version} Help</p></a>'
@@ -407,7 +407,7 @@ def check_split(pages: dict[str, list[Pair]]) -> None:
         "valid": 1_962,
         "test": 1_565,
     }
-    options = LengthOptions(max_length=20, length_unit="words")
+    options = TranslationOptions(max_length=20, length_unit="words")
     short, whole = (split_by_length(split, replace(options, train_all=every)) for every in (False, True))
     sizes = {name: len(pairs) for name, pairs in short.subsets.items()}
     assert sizes == {"train": 24_299, "valid": 1_528, "test": 1_245, "gen": 320, "dev": 434}
