@@ -5,7 +5,7 @@ from typing import Any
 
 from fairseq_sg.models.checks import layer_names
 from fairseq_sg.modules import compilation
-from fairseq_sg.modules.depth import Stack, build_stack
+from fairseq_sg.modules.depth import DEPTH_REGISTRY, Stack
 from fairseq_sg.modules.layers import DecoderLayer, EncoderLayer
 
 #: Side -> its layer, and the options that name the mechanisms of one.
@@ -23,9 +23,10 @@ def build_layers(config: Any, side: str) -> Stack:
     Raises UsageError for a wrong option.
     """
     layer, options = SIDES[side]
-    nothing: Sequence[None] = [None] * max(getattr(config, f"{side}_layers"), 1)
+    steps, dim = getattr(config, f"{side}_layers"), getattr(config, f"{side}_embed_dim")
+    nothing: Sequence[None] = [None] * steps
     named = [layer_names(config, option) if hasattr(config, option) else nothing for option in options]
     names = list(zip(*named, strict=True))
-    stack = build_stack(config, side, lambda step: layer(config, *names[step]))
+    stack = DEPTH_REGISTRY.build(config.depth, config, lambda step: layer(config, *names[step]), steps, dim)
     compilation.compile_in_training(stack, config.compile)
     return stack

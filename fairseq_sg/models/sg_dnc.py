@@ -167,9 +167,5 @@ class SGDNC(BaseFairseqModel):
         y, _, happened = self.dnc(x, record=record)
         return y, padding_mask, happened
 
-    def max_positions(self) -> int:
-        """10⁹: there is no limit; ``--max-source-positions`` of the task has one."""
-        return int(1e9)
-
 
 configuration.follow(SGDNC, "sg_dnc")

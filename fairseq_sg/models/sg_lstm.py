@@ -100,9 +100,5 @@ class SGLSTM(BaseFairseqModel):
         last = torch.cat(list(state[-self.directions :]), dim=-1)
         return self.classifier(last), {}
 
-    def max_positions(self) -> int:
-        """10⁹: an LSTM has no limit; ``--max-source-positions`` of the task has."""
-        return int(1e9)
-
 
 configuration.follow(SGLSTM, "sg_lstm")

@@ -266,10 +266,6 @@ class SGOperator(BaseFairseqModel):
         extra = {"inner_states": out.hidden_states, "aux_losses": out.losses, "values": out.values}
         return self.final_norm(out.x).transpose(0, 1).unflatten(1, h.shape[1:-1]), extra
 
-    def max_positions(self) -> None:
-        """Any number of points."""
-        return None
-
 
 def without_edge(u: Tensor) -> Tensor:
     """u (B, m) or (B, m, m), 0 at the first and last points of each dimension."""

@@ -18,7 +18,6 @@ With ``--task sg_tagging`` the same layers label every word from the words up to
 """
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +30,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LM_ARCHITECTURES
 from fairseq_sg.models.checks import MECHANISMS, check_and_fill
 from fairseq_sg.models.config import Configuration
-from fairseq_sg.models.decoder import Memory, SGTransformerDecoder, uniform_of_linear_
+from fairseq_sg.models.decoder import SGTransformerDecoder, uniform_of_linear_
 from fairseq_sg.models.labels import InputConfig, labels_words, outputs_of, source_bits
 from fairseq_sg.models.options import CausalConfig, ShellConfig
 from fairseq_sg.modules.attention import Attention
@@ -114,7 +113,20 @@ class SGLanguageDecoder(SGTransformerDecoder):
 
 @register_model("sg_transformer_lm", dataclass=configuration.dataclass)
 class SGTransformerLM(FairseqLanguageModel):
-    """See the module's docstring; for this project's task and for fairseq's ``language_modeling``."""
+    """See the module's docstring; for this project's task and for fairseq's ``language_modeling``.
+
+    ``forward`` is the decoder's (``models.decoder``): logits (B, N, V) of the next tokens, and its dict.
+
+    Args:
+        src_tokens: (B, N), each row the tokens of a stream that come after those of the call before, padded on the
+            right.
+        value_roles: ``("decoder",)`` for the Values of this segment under ``values``.
+        memory: ``extra["memory"]`` of that call; None at the start of the streams.
+        memory_length: how many positions the next call is to remember; 0 for none, and no ``memory`` in the dict.
+
+    Raises:
+        UsageError: a memory for a mechanism without.
+    """
 
     #: What tells ``sg_language_modeling`` that ``forward`` has the arguments of a memory.
     remembers = True
@@ -137,38 +149,6 @@ class SGTransformerLM(FairseqLanguageModel):
         if isinstance(task, TranslationTask):
             raise UsageError("this --arch is a language model: choose --task sg_language_modeling")
         return cls(SGLanguageDecoder(config, task.target_dictionary))
-
-    def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
-        return_all_hiddens: bool = False,
-        features_only: bool = False,
-        value_roles: Collection[str] = (),
-        memory: Memory | None = None,
-        memory_length: int = 0,
-    ):
-        """Logits (B, N, V) of the next tokens, and the decoder's dict.
-
-        Args:
-            src_tokens: (B, N), each row the tokens of a stream that come after those of the call before, padded on the
-                right.
-            value_roles: ``("decoder",)`` for the Values of this segment under ``values``.
-            memory: ``extra["memory"]`` of that call; None at the start of the streams.
-            memory_length: how many positions the next call is to remember; 0 for none, and no ``memory`` in the dict.
-
-        Raises:
-            UsageError: a memory for a mechanism without.
-        """
-        logits, extra = self.decoder(
-            src_tokens,
-            return_all_hiddens=return_all_hiddens,
-            features_only=features_only,
-            value_roles=value_roles,
-            memory=memory,
-            memory_length=memory_length,
-        )
-        return logits, extra
 
 
 configuration.follow(SGTransformerLM, "sg_transformer_lm")

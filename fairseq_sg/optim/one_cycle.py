@@ -78,7 +78,7 @@ class OneCycle(FairseqLRScheduler):
             raise UsageError(f"--lr-scheduler one_cycle has one peak, and --lr is {list(rates)}: give one")
         if cfg.lr_scheduler.one_cycle_constant_beta1:
             return
-        if hasattr(cfg.optimizer, "adam_beta1") and (given := betas(cfg.optimizer)[0]) != BETAS[0]:
+        if hasattr(cfg.optimizer, "adam_betas") and (given := betas(cfg.optimizer)[0]) != BETAS[0]:
             raise UsageError(
                 f"--lr-scheduler one_cycle cycles Adam's β₁, so {given} has no effect: give "
                 "--one-cycle-constant-beta1, or leave out --adam-beta1 and --adam-betas"

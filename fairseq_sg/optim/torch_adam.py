@@ -63,7 +63,7 @@ class TorchAdamConfig(FairseqDataclass):
 
 def betas(cfg) -> tuple[float, float]:
     """β₁ and β₂ of a configuration. Raises UsageError for text that is no pair, and for options that contradict."""
-    named = cfg.adam_beta1, cfg.adam_beta2
+    named = getattr(cfg, "adam_beta1", BETAS[0]), getattr(cfg, "adam_beta2", BETAS[1])  # fairseq's adam has the pair
     given = getattr(cfg, "adam_betas", None)  # older checkpoints have none
     if given is None:
         return named
@@ -164,11 +164,6 @@ class TorchAdam(FairseqOptimizer):
             for group in state["param_groups"]:
                 group.update(lr=self._known_rate, capturable=False)
         return state
-
-    @property
-    def supports_memory_efficient_fp16(self) -> bool:
-        """Adam's means would have the precision of the parameters."""
-        return False
 
     @property
     def supports_flat_params(self) -> bool:

@@ -46,11 +46,10 @@ class ArrayTask(SGTask, FairseqTask):
     version: ClassVar[int]
     contents: ClassVar[str]
     sample: ClassVar[str]
-    #: What models ``reads``, what other models do not do, a model for the task, and why no command generates.
+    #: What models ``reads``, what other models do not do, and a model for the task.
     inputs: ClassVar[str]
     lacking: ClassVar[str]
     arch: ClassVar[str]
-    generates_nothing: ClassVar[str]
     source_dictionary = target_dictionary = None
 
     @classmethod
@@ -108,15 +107,8 @@ class ArrayTask(SGTask, FairseqTask):
             )
         return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
 
-    def max_positions(self) -> None:
-        """A sample has as many tokens as its folder says; the model may have fewer positions."""
-        return None
-
     def build_model(self, cfg, from_checkpoint: bool = False):
         kind = ARCH_MODEL_REGISTRY.get(getattr(cfg, "_name", None) or getattr(cfg, "arch", None))
         if self.inputs not in getattr(kind, "reads", ()):
             raise UsageError(f"this --arch {self.lacking}: choose one that does, such as --arch {self.arch}")
         return super().build_model(cfg, from_checkpoint)
-
-    def build_generator(self, *args, **kwargs):
-        raise UsageError(f"{self.generates_nothing} is what fairseq-validate reports")

@@ -42,8 +42,9 @@ CUT_OFF = (ValueError, AttributeError, AssertionError, struct.error)
 #: Metrics whose largest, and whose smallest, value is the best, by how their names begin.
 LARGEST, SMALLEST = (
     ("accuracy", "token_accuracy", "bleu"),
-    ("loss", "nll_loss", "ppl", "word_ppl", "bpc", "bpb", "mse", "relative_l2", "h1", "word_error", "mean_word_error"),
-)
+    ("loss", "nll_loss", "ppl", "word_ppl", "bits_per_word", "bpc", "bpb", "mse", "relative_l2", "h1", "word_error",
+     "mean_word_error"),
+)  # fmt: skip
 #: The first ``format`` of ``dataset.json`` whose dictionaries have the canonical order of their family of data.
 CANONICAL_ORDER = 2
 
@@ -60,6 +61,8 @@ class SGTask:
     takes_words = True
     #: Why ``--step-graphs`` refuses a training of this task, or "".
     not_recorded = ""
+    #: Why no command generates, and what is measured instead; "" for a task that generates.
+    generates_nothing = ""
 
     @cached_property
     def manifests(self) -> list[dict[str, Any]]:
@@ -251,6 +254,8 @@ class SGTask:
 
         Raises UsageError for options that it gets wrong (``generation``).
         """
+        if self.generates_nothing:
+            raise UsageError(f"{self.generates_nothing} is what fairseq-validate reports")
         if not hasattr(args, "min_len"):
             args.min_len = 0
         generation.check(args)

@@ -32,6 +32,7 @@ class SGClassificationTask(SGTranslationTask):
     """
 
     name, criterion_mark, criterion = "sg_classification", "of_classes", "classification"
+    generates_nothing = "a classifier generates nothing: its accuracy"
 
     @classmethod
     def setup_task(cls, cfg: SGClassificationConfig, **kwargs) -> "SGClassificationTask":
@@ -76,6 +77,3 @@ class SGClassificationTask(SGTranslationTask):
                 "sg_encoder or sg_lstm, or --task sg_translation, which writes the class as a word"
             )
         return model
-
-    def build_generator(self, *args, **kwargs):
-        raise UsageError("a classifier generates nothing: its accuracy is what fairseq-validate reports")

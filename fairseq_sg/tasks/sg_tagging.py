@@ -59,6 +59,7 @@ class SGTaggingTask(SGTranslationTask):
 
     cfg: SGTaggingConfig
     name, criterion_mark, criterion = "sg_tagging", "of_labels", "tagging"
+    generates_nothing = "labels are not generated: their accuracy"
     #: What tells models to label every word.
     labels_words = True
     prepends_bos = False
@@ -196,6 +197,3 @@ class SGTaggingTask(SGTranslationTask):
                 "sg_dnc, sg_lstm, sg_encoder or sg_transformer_lm"
             )
         return model
-
-    def build_generator(self, *args, **kwargs):
-        raise UsageError("labels are not generated: their accuracy is what fairseq-validate reports")

@@ -107,6 +107,13 @@ def test_every_architecture_builds(arch):
     assert config.depth == ("shared" if "universal" in arch else "separate")
 
 
+@depths
+def test_each_side_has_its_own_number_of_steps(depth):
+    model = tiny(depth=depth, decoder_layers=4, **DEPTHS[depth])
+    loops = DEPTHS[depth].get("loops", 1)
+    assert (model.encoder.stack.steps, model.decoder.stack.steps) == (2 * loops, 4 * loops)
+
+
 def test_a_window_that_no_attention_has_is_refused():
     tiny(attention_window=2)
     with pytest.raises(UsageError, match="--attention-window is for softmax self-attention of a decoder"):

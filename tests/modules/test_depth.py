@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fairseq_sg.modules.attention import Context, Values
-from fairseq_sg.modules.depth import DEPTH_REGISTRY, build_stack
+from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.layers import LayerOutput
 
 KINDS = ("separate", "shared", "shared_act", "looped")
@@ -57,8 +57,7 @@ def stack(kind: str, steps: int):
         built.append(Recorder(len(built)))
         return built[-1]
 
-    config = SimpleNamespace(depth=kind, decoder_layers=steps, decoder_embed_dim=3, **OPTIONS)
-    return build_stack(config, "decoder", build_layer), built
+    return DEPTH_REGISTRY.build(kind, SimpleNamespace(**OPTIONS), build_layer, steps, 3), built
 
 
 def test_registry():
@@ -74,14 +73,6 @@ def test_registry():
 def test_at_least_one_step(kind, steps):
     with pytest.raises(ValueError, match=rf"at least one layer, not {steps} \(--encoder-layers, --decoder-layers\)"):
         stack(kind, steps)
-
-
-@kinds
-def test_each_side_has_its_own_number_of_steps(kind):
-    sizes = dict(encoder_layers=2, decoder_layers=4, encoder_embed_dim=3, decoder_embed_dim=3)
-    config = SimpleNamespace(depth=kind, **sizes, **OPTIONS)
-    steps = {side: build_stack(config, side, Recorder).steps for side in ("encoder", "decoder")}
-    assert steps == {"encoder": 2, "decoder": 4}
 
 
 @plain_kinds

@@ -105,7 +105,7 @@ def test_models_and_criteria_that_do_not_fit(folder):
     with pytest.raises(UsageError, match="choose --criterion relative_l2"):
         of.build_criterion(DictConfig({"_name": "cross_entropy", "sentence_avg": True}))
     with pytest.raises(UsageError, match="generates no text"):
-        of.build_generator()
+        of.build_generator([], None)
 
 
 def test_a_batch_of_fewer_points_than_a_function(folder):

@@ -185,7 +185,8 @@ class Attention(Mechanism, nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """Outputs (B, H, N, E) and, with ``context.return_weights``, the matrix (B, H, N, M) they are the product of.
 
-        Causal queries are the last N of the M keys; only kinds that ``remember`` get more keys than queries.
+        Causal queries are the last N of the M keys. There are more keys in decoding, and after a memory
+        (``remembers``).
         """
         raise NotImplementedError
 

@@ -9,14 +9,16 @@ from fairseq_sg.modules.attention.context import State
 
 
 def append_to_cache(state: State | None, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
-    """The cache with new keys (B, H, N, D), values (B, H, N, E) and their padding (B, N).
+    """The cache with new keys (B, H, N, D), values (B, H, N, E) and their padding (B, N), at every step or never.
 
     Buffers double when they are full, so that appending costs O(1) a step.
     """
     start = 0 if state is None else state["length"]
     length = start + k.size(2)
-    cache = {"length": length, "key_padding_mask": _append_mask(state, key_padding_mask, start, k)}
-    cache["dropped"] = 0 if state is None else state["dropped"]
+    mask = key_padding_mask
+    if state is not None and mask is not None:
+        mask = torch.cat([state["key_padding_mask"], mask], dim=1)  # (B, M)
+    cache = {"length": length, "key_padding_mask": mask, "dropped": 0 if state is None else state["dropped"]}
     for name, new in (("k", k), ("v", v)):
         buffer = None if state is None else state[name]
         if buffer is None or buffer.size(2) < length:
@@ -45,13 +47,3 @@ def keep_last(cache: State, window: int) -> State:
         return cache
     kept = {name: cache[name][:, :, extra : cache["length"]].clone() for name in ("k", "v")}
     return {**cache, **kept, "length": window, "dropped": cache["dropped"] + extra}
-
-
-def _append_mask(state: State | None, new: Tensor | None, start: int, k: Tensor) -> Tensor | None:
-    old = None if state is None else state["key_padding_mask"]
-    if old is None and new is None:
-        return None
-    batch, added = k.size(0), k.size(2)
-    old = torch.zeros(batch, start, dtype=torch.bool, device=k.device) if old is None else old
-    new = torch.zeros(batch, added, dtype=torch.bool, device=k.device) if new is None else new
-    return torch.cat([old, new], dim=1)  # (B, M)

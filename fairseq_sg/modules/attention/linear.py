@@ -210,16 +210,13 @@ class LinearAttention(Attention):
 
     def extend(self, q, k, v, state, context):
         key_padding_mask = context.key_padding_mask
-        # The numbers of earlier positions, and of earlier real tokens of each sentence, (B, 1, 1).
+        # How many positions came before, and how many real tokens: of each sentence (B, 1, 1) if there is padding.
         length, real = (0, 0) if state is None else (state["length"], state["real"])
         positions = self._positions(k, key_padding_mask, length, real)
         q, k = self._queries(q, positions), self._keys(k, positions)
         out, S, z = self._step(q, k, v, key_padding_mask, state, length)
         if positions is not None:
-            padding = key_padding_mask
-            if padding is None:
-                padding = torch.zeros(k.size(0), k.size(2), dtype=torch.bool, device=k.device)
-            real = real + (~padding).sum(1)[:, None, None]  # (B, 1, 1)
+            real = real + (k.size(2) if key_padding_mask is None else (~key_padding_mask).sum(1)[:, None, None])
         return out, {"S": S, "z": z, "length": length + k.size(2), "real": real}
 
     def _step(self, q, k, v, key_padding_mask, state: State | None, length: int):

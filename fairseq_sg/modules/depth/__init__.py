@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from torch import nn
-
 from fairseq_sg.modules.depth.base import (
     DEPTH_REGISTRY,
     IncrementalState,
@@ -20,16 +15,6 @@ from fairseq_sg.modules.depth.separate import SeparateLayers
 from fairseq_sg.modules.depth.shared import SharedLayer
 from fairseq_sg.modules.depth.shared_act import SharedACT
 
-
-def build_stack(config: Any, side: str, build_layer: Callable[[int], nn.Module]) -> Stack:
-    """The stack ``config.depth`` of the ``encoder`` or the ``decoder`` (``side``), from a model's configuration.
-
-    ``build_layer`` makes the layer of a step. Raises UsageError for an unknown name, or a wrong option.
-    """
-    steps, dim = getattr(config, f"{side}_layers"), getattr(config, f"{side}_embed_dim")
-    return DEPTH_REGISTRY.build(config.depth, config, build_layer, steps, dim)
-
-
 __all__ = [
     "DEPTH_REGISTRY",
     "IncrementalState",
@@ -40,6 +25,5 @@ __all__ = [
     "SharedLayer",
     "Stack",
     "StackOutput",
-    "build_stack",
     "register_depth",
 ]

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.cpu.linear import Linear
 from fairseq_sg.modules.feedforward.base import FeedForward
@@ -77,11 +76,6 @@ class DenseFeedForward(FeedForward):
         ffn_activation: str = "relu",
     ):
         super().__init__(dim, ffn_dim)
-        if ffn_dim < 1:
-            raise UsageError(
-                f"a feedforward layer of the hidden width {ffn_dim}: choose 1 or more (--encoder-ffn-embed-dim, "
-                "--decoder-ffn-embed-dim)"
-            )
         ranges.check(DenseOptions, {"ffn_init": ffn_init, "ffn_activation": ffn_activation})
         self.activation = ACTIVATIONS[ffn_activation]
         self.init = ffn_init

@@ -29,7 +29,7 @@ class Controller(Mechanism, nn.Module):
 
     def __init__(self, inputs: int, reads: int, dim: int, layers: int):
         super().__init__()
-        self.reads, self.dim, self.layers = reads, dim, layers
+        self.dim, self.layers = dim, layers
 
     def initial(self, x: Tensor) -> ControllerState:
         """The state before the first step; x (B, T, I) has the size, device and dtype."""

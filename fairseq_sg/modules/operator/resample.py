@@ -40,8 +40,6 @@ class Downsampling(nn.Module):
         points: m. dropout: after each convolution.
     """
 
-    paper = "Cao 2021"
-
     def __init__(self, dim: int, points: int, dropout: float):
         super().__init__()
         self.points = points
@@ -67,8 +65,6 @@ class Upsampling(nn.Module):
     Args:
         dim: C. dropout: after the convolution.
     """
-
-    paper = "Cao 2021"
 
     def __init__(self, dim: int, dropout: float):
         super().__init__()

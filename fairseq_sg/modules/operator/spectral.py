@@ -26,8 +26,6 @@ class SpectralLayer(nn.Module):
         dims: 1 or 2.
     """
 
-    paper = "Li et al. 2021"
-
     def __init__(self, inputs: int, outputs: int, modes: int, dims: int):
         super().__init__()
         block = inputs, outputs, *[modes] * dims, 2

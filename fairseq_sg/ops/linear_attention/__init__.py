@@ -104,7 +104,7 @@ def linear_attention(
         k, v = k[:, :, before:], v[:, :, before:]  # (B, H, N, F), (B, H, N, E)
     sizes = (q.shape[0] * q.shape[1], q.shape[2], max(q.shape[3], v.shape[3])) if causal else ()
     # Features of float32 and values of bfloat16 are multiplied in float32.
-    widest = max(q, k, v, key=Tensor.element_size)
+    widest = q if q.element_size() > v.element_size() else v
     function = choose("linear_attention", implementation, widest, sizes, lambda: why_not_triton(q, k, v))
     with autocast_disabled(q.device):
         out, new_state = function(
