@@ -106,7 +106,7 @@ def test_answers_of_an_image(visual, tmp_path, capsys):
     facts = json.loads((tmp_path / "out.json").read_text("utf-8"))
     right = sum(q["output"] == q["answer"] for q in facts["questions"])
     assert f"image 2 of test: {right} of 30 answers are right" in printed
-    assert printed.count("and ") - printed.count("and out") == 30 - right or "is right" in printed
+    assert printed.count(" is right") == 30 - right
     assert [q["index"] for q in facts["questions"]] == list(range(60, 90))
     assert (tmp_path / "out.png").stat().st_size > 3_000
 

@@ -15,14 +15,6 @@ from fairseq_sg.ops import linear_attention
 MACHINE = measure.Machine(((1 << 18, 2e10), (1 << 22, 1e10)), 1e11)
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    """Restores the number of threads, which the benchmarks set for the whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     """The folder and the return value of one quick run."""

@@ -32,14 +32,6 @@ from fairseq_sg.ops import torch_attention  # noqa: E402
 from helpers.small_folders import random_pairs, write_folder  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    """Restores the number of threads, which the benchmarks set for the whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 class TestAttention:
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):
@@ -95,9 +87,12 @@ class TestAttention:
         with pytest.raises(SystemExit, match="error: softmax: value is off"):
             attention.decoding_section(1, "cpu", (4, 9))
 
-    def test_orthogonality(self):
+    def test_orthogonality(self, monkeypatch):
+        times = {"with": [3.0], "without": [2.0], "alone": [0.5], "encoder": [0.25]}
+        assert attention.orthogonality_times(5, 1, "cpu").keys() == times.keys()
+        monkeypatch.setattr(attention, "orthogonality_times", lambda *_: times)
         section = attention.orthogonality_section(1, "cpu", (5,))
-        assert 0 < section.cell("5", "encoder alone") < section.cell("5", "share") < 100
+        assert section.cell("5", "share") == pytest.approx(20)
 
     def test_windows(self):
         section = attention.windows_section(1, "cpu", (8, 200))

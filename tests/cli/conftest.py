@@ -17,6 +17,7 @@ from data_prep.dataset import Pair
 from data_prep.folder import write
 from data_prep.scan.grammar import generate
 from helpers.commands import KINDS, succeed, training
+from helpers.labelled_data import write_labelled
 from helpers.once import once
 
 
@@ -27,6 +28,11 @@ def data(common_folder) -> Path:
     The sizes of ``valid`` and ``gen`` are no multiples of 8, the last of which fairseq would leave out.
     """
     return once(common_folder / "data", write_short_scan)
+
+
+@pytest.fixture(scope="session")
+def labelled(common_folder) -> Path:
+    return once(common_folder / "labelled", lambda folder: write_labelled(folder) and None)
 
 
 def write_short_scan(folder: Path) -> None:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from helpers.classifiers import KINDS, SUBSETS, evaluation, training
 from helpers.commands import metrics, run, succeed
-from helpers.labelled_data import write_labelled
-from helpers.once import once
-
-
-@pytest.fixture(scope="session")
-def labelled(common_folder) -> Path:
-    return once(common_folder / "labelled", lambda folder: write_labelled(folder) and None)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,19 +12,12 @@ import pytest
 
 from helpers.commands import SIZES, Result, metrics, run
 from helpers.commands import check as check_output
-from helpers.labelled_data import write_labelled
-from helpers.once import once
 
 #: name in the log -> values by step
 Curves = dict[str, dict[int, float]]
 #: What this plugin logs beside fairseq's own: all the time, and where sentences have types.
 OURS = {"accuracy", "token_accuracy", "orthogonality_encoder", "share_nll", "share_orthogonality_encoder"}
 TYPES = {"valid": {f"accuracy_length_{n}" for n in (4, 5, 6)}, "gen": {f"accuracy_length_{n}" for n in (8, 9)}}
-
-
-@pytest.fixture(scope="session")
-def labelled(common_folder) -> Path:
-    return once(common_folder / "labelled", lambda folder: write_labelled(folder) and None)
 
 
 def train(data: Path, folder: Path, *more: object, **env: str) -> str:

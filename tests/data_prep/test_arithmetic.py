@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from data_prep.__main__ import main
 from data_prep.arithmetic import RECIPES, Drawn, Sampler, apply, digit, sample, single_operations
 from data_prep.dataset import Pair
+from helpers.data_files import digest
 
 EXPRESSIONS = st.recursive(
     st.integers(0, 9).map(digit), lambda inner: st.builds(apply, st.sampled_from("+*"), inner, inner), max_leaves=20
@@ -119,11 +119,6 @@ def test_command(run, read_subset, tmp_path: Path) -> None:
         assert kinds == [f"depth_{depth_by_brackets(pair.source)}" for pair in pairs]
         sources += [pair.source for pair in pairs]
     assert len(sources) == len(set(sources)) == 1_260
-
-
-def digest(folder: Path) -> str:
-    """A hash of the raw text of all subsets, in alphabetical order."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted((folder / "raw").iterdir()))).hexdigest()
 
 
 def test_same_seed_same_bytes(run, tmp_path: Path) -> None:

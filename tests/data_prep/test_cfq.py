@@ -30,6 +30,7 @@ from data_prep.cfq import (
     records,
 )
 from data_prep.dataset import DataError, Pair
+from helpers.data_files import manifest
 
 
 @pytest.mark.parametrize(
@@ -123,10 +124,6 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes |= {"query_complexity_split": (8, 3, 3), "random_split": (8, 2, 2)}
     for split, size in sizes.items():
         monkeypatch.setitem(cfq.SIZES, split, size)
-
-
-def manifest(folder: Path) -> dict:
-    return json.loads((folder / "dataset.json").read_text("utf-8"))
 
 
 def expected_subset(folder: Path, split: str, part: str) -> list[Pair]:

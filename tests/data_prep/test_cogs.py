@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from data_prep import cogs
 from data_prep.cogs import FILES, GEN_2021, LEXICAL, STRUCTURAL, TYPES, parse
 from data_prep.dataset import DataError, Pair
 from data_prep.sources import OfficialFile
+from helpers.data_files import manifest
 
 FILE = Path("folder/gen.tsv")
 KNOWN = {"primitive": 1, "in_distribution": 1}
@@ -103,10 +103,6 @@ def rows(cogs_files: Path) -> dict[str, list[list[str]]]:
 
 def lines_of(folder: Path, name: str) -> list[str]:
     return (folder / "raw" / name).read_text("ascii").splitlines()
-
-
-def manifest(folder: Path) -> dict:
-    return json.loads((folder / "dataset.json").read_text("utf-8"))
 
 
 def test_official_files(run, cogs_files: Path, rows: dict[str, list[list[str]]], tmp_path: Path) -> None:

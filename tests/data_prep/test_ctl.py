@@ -43,7 +43,6 @@ LENGTHS = {
     "new_primitive_one": {2, 3, 4, 5},
     "new_primitive_two": {2, 3, 4, 5},
 }
-LONE = 88 + 480  # training examples of one function
 
 
 @pytest.fixture(scope="session")

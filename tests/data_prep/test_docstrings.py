@@ -1,4 +1,4 @@
-"""The docstring of every dataset has true examples and names its source."""
+"""The docstring of every dataset has examples and names its source; those that a rule can check are true."""
 
 from __future__ import annotations
 

@@ -19,40 +19,34 @@ from hypothesis import strategies as st
 from data_prep import folder
 from data_prep.dataset import DataError
 from data_prep.folder import lock_file, publish, verify
+from helpers.data_files import contents, manifest
 
-LENGTH = ("scan", "--split", "length", "--raw-only")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def manifest(folder: Path) -> dict:
-    return json.loads((folder / "dataset.json").read_text("utf-8"))
+SMALL = ("first", *"--train-lengths 4 --test-lengths 8 --train 100 --test 10 --raw-only".split())
+LARGE = ("scan", "--split", "length", "--raw-only")  # of which a file has more than 100,000 bytes
 
 
 def test_second_run_finds_it_prepared(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    assert run(*LENGTH, "--out", out) == (0, f"already prepared: {out}\n", "")
+    assert run(*SMALL, "--out", out) == (0, f"already prepared: {out}\n", "")
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
 def test_empty_folder_is_filled(run, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    assert run(*LENGTH, "--out", tmp_path / "out").code == 0
+    assert run(*SMALL, "--out", tmp_path / "out").code == 0
 
 
 def test_link_to_a_folder_stays_a_link(run, tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "elsewhere" / "data")
-    assert run(*LENGTH, "--out", tmp_path / "out").code == 0
+    assert run(*SMALL, "--out", tmp_path / "out").code == 0
     assert (tmp_path / "out").is_symlink() and (tmp_path / "elsewhere" / "data" / "dataset.json").is_file()
 
 
 def other_request(out: Path) -> None:
     found = manifest(out)
-    found["request"]["cutoff"] = 26
+    found["request"]["test"] = 11
     (out / "dataset.json").write_text(json.dumps(found), "utf-8")
 
 
@@ -72,7 +66,7 @@ def missing_file(out: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
-        (other_request, "cutoff is 26 there and null here"),
+        (other_request, "test is 11 there and 10 here"),
         (other_format, "format is 0 there and 2 here"),
         (changed_file, "raw/gen.tgt has changed since its preparation"),
         (missing_file, "raw/gen.tgt is missing"),
@@ -81,14 +75,14 @@ def missing_file(out: Path) -> None:
 )
 def test_overwrite_is_offered_and_replaces(spoil, problem: str, run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     right = contents(out)
     spoil(out)
     spoilt = contents(out)
     fix = "use --overwrite to replace it, or choose another --out"
-    assert run(*LENGTH, "--out", out) == (1, "", f"error: {out}: exists, but {problem}: {fix}\n")
+    assert run(*SMALL, "--out", out) == (1, "", f"error: {out}: exists, but {problem}: {fix}\n")
     assert contents(out) == spoilt
-    assert run(*LENGTH, "--out", out, "--overwrite").code == 0
+    assert run(*SMALL, "--out", out, "--overwrite").code == 0
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
 
 
@@ -129,10 +123,10 @@ def test_any_dataset_json_is_one_of_ours_or_refused(tmp_path_factory, data: byte
 )
 def test_a_folder_that_is_not_ours_is_never_touched(spoil, overwrite: list[str], run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     spoil(out)
     before = contents(out)
-    result = run(*LENGTH, "--out", out, *overwrite)
+    result = run(*SMALL, "--out", out, *overwrite)
     assert (result.code, result.out) == (1, "") and result.err.startswith(f"error: {out}: not a prepared dataset")
     assert contents(out) == before and list(tmp_path.iterdir()) == [out]
 
@@ -144,7 +138,7 @@ def no_permission(path: Path) -> None:
 def test_a_manifest_that_cannot_be_used_names_the_cause(run, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "out"
     assert run("verify", out).err.startswith(f"error: {out}: not a prepared dataset (there is no such folder)")
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     manifest = out / "dataset.json"
     whole = manifest.read_text("utf-8")
     manifest.write_text(whole[:100], "utf-8")
@@ -158,7 +152,7 @@ def test_a_manifest_that_cannot_be_used_names_the_cause(run, tmp_path: Path, mon
 def test_workspaces_of_others_are_left_alone(run, tmp_path: Path, monkeypatch) -> None:
     """Another user's folder has a lock that cannot be opened."""
     out, room = tmp_path / "out", tmp_path / ".out.data_prep-other"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     room.mkdir()
     (room / "lock").write_bytes(b"")
     opened = Path.open
@@ -167,16 +161,16 @@ def test_workspaces_of_others_are_left_alone(run, tmp_path: Path, monkeypatch) -
         return no_permission(path) if path == room / "lock" else opened(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", refuse)
-    assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
-    assert run(*LENGTH, "--out", out, "--overwrite").code == 0 and (room / "lock").exists()
+    assert run(*SMALL, "--out", out).out == f"already prepared: {out}\n"
+    assert run(*SMALL, "--out", out, "--overwrite").code == 0 and (room / "lock").exists()
 
 
 def test_overwrite_does_not_delete_what_the_user_put_there(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     (out / "checkpoints").mkdir()
     (out / "checkpoints" / "best.pt").write_bytes(b"precious")
-    result = run(*LENGTH, "--out", out, "--overwrite")
+    result = run(*SMALL, "--out", out, "--overwrite")
     assert (
         result.code == 1
         and "--overwrite would delete checkpoints/best.pt, which is not part of this dataset" in result.err
@@ -186,14 +180,14 @@ def test_overwrite_does_not_delete_what_the_user_put_there(run, tmp_path: Path) 
 
 def test_out_is_a_file(run, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("precious", "utf-8")
-    result = run(*LENGTH, "--out", tmp_path / "out", "--overwrite")
+    result = run(*SMALL, "--out", tmp_path / "out", "--overwrite")
     assert result.code == 1 and "not a prepared dataset" in result.err
     assert (tmp_path / "out").read_text("utf-8") == "precious"
 
 
 def test_out_below_a_file(run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious", "utf-8")
-    result = run(*LENGTH, "--out", tmp_path / "file" / "out")
+    result = run(*SMALL, "--out", tmp_path / "file" / "out")
     message = f"error: {tmp_path / 'file' / 'out'}: cannot be made (a file is in the way): choose another --out\n"
     assert result == (1, "", message)
 
@@ -203,7 +197,7 @@ def test_current_folder_is_refused_before_the_work(out: str, run, tmp_path: Path
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    result = run(*LENGTH, "--out", out)
+    result = run(*SMALL, "--out", out)
     if out == ".":
         message = f"error: {here}: is the current folder, or a folder above it: name a new folder by --out\n"
         assert result == (1, "", message)
@@ -215,11 +209,11 @@ def test_current_folder_is_refused_before_the_work(out: str, run, tmp_path: Path
 @pytest.mark.parametrize("inside", ["", "raw"])
 def test_current_folder_is_not_replaced(inside: str, run, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     before = contents(out)
     monkeypatch.chdir(out / inside)
-    assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
-    result = run(*LENGTH, "--out", out, "--overwrite")
+    assert run(*SMALL, "--out", out).out == f"already prepared: {out}\n"
+    result = run(*SMALL, "--out", out, "--overwrite")
     assert result.code == 1 and "is the current folder, or a folder above it" in result.err
     assert contents(out) == before and list(tmp_path.iterdir()) == [out]
 
@@ -228,7 +222,7 @@ def test_current_folder_that_was_removed(run, tmp_path: Path, monkeypatch) -> No
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert run(*LENGTH, "--out", tmp_path / "out").code == 0
+    assert run(*SMALL, "--out", tmp_path / "out").code == 0
 
 
 def test_mount_point_is_refused_before_the_work(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,9 +230,9 @@ def test_mount_point_is_refused_before_the_work(run, tmp_path: Path, monkeypatch
     out.mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == out)
     message = f"error: {out}: is a mount point, which cannot be replaced: choose a folder inside it by --out\n"
-    assert run(*LENGTH, "--out", out) == (1, "", message)
+    assert run(*SMALL, "--out", out) == (1, "", message)
     assert list(tmp_path.rglob("*")) == [out]
-    assert run(*LENGTH, "--out", out / "inside").code == 0
+    assert run(*SMALL, "--out", out / "inside").code == 0
 
 
 def test_folder_that_cannot_be_moved(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +241,7 @@ def test_folder_that_cannot_be_moved(run, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(folder.os, "rename", busy)
     message = f"error: {tmp_path / 'out'}: cannot be moved there (Device or resource busy): choose another --out\n"
-    assert run(*LENGTH, "--out", tmp_path / "out") == (1, "", message)
+    assert run(*SMALL, "--out", tmp_path / "out") == (1, "", message)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -261,8 +255,8 @@ def test_out_that_cannot_be_made_is_refused_before_the_work(
 
 def test_verify(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
-    assert run("verify", out) == (0, f"{out}: 6 files are unchanged\n", "")
+    assert run(*SMALL, "--out", out).code == 0
+    assert run("verify", out) == (0, f"{out}: 9 files are unchanged\n", "")
     changed_file(out)
     assert run("verify", out) == (1, "", f"error: {out}: raw/gen.tgt has changed since its preparation\n")
     assert run("verify", tmp_path / "nowhere").err.startswith(f"error: {tmp_path / 'nowhere'}: not a prepared dataset")
@@ -296,52 +290,52 @@ def start_and_pause(where: str, arguments: list[str], call: int = 1) -> subproce
 @pytest.mark.parametrize("where", ["corpus.write_lines", "folder.manifest", "folder.publish"])
 def test_killed_run_leaves_nothing_that_counts_and_the_next_cleans_up(where: str, run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with start_and_pause(where, [*LENGTH, "--out", str(out)]) as process:
+    with start_and_pause(where, [*SMALL, "--out", str(out)]) as process:
         process.send_signal(signal.SIGKILL)
     assert not out.exists() and len(list(tmp_path.iterdir())) == 1
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     assert list(tmp_path.iterdir()) == [out]
     assert run("verify", out).code == 0
 
 
 def test_killed_overwrite_keeps_what_was_there(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     right = contents(out)
-    with start_and_pause("folder.publish", [*LENGTH, "--overwrite", "--out", str(out)]) as process:
+    with start_and_pause("folder.publish", [*SMALL, "--overwrite", "--out", str(out)]) as process:
         process.send_signal(signal.SIGKILL)
     assert contents(out) == right
-    assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
+    assert run(*SMALL, "--out", out).out == f"already prepared: {out}\n"
     assert list(tmp_path.iterdir()) == [out]
 
 
 def test_run_killed_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -> None:
     """The old folder has been moved away, the new one is not yet there: the next run moves it back and cleans up."""
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     right = contents(out)
-    with start_and_pause("folder.os.rename", [*LENGTH, "--overwrite", "--out", str(out)], call=2) as process:
+    with start_and_pause("folder.os.rename", [*SMALL, "--overwrite", "--out", str(out)], call=2) as process:
         process.send_signal(signal.SIGKILL)
     assert not out.exists()
-    assert run(*LENGTH, "--out", out).out == f"already prepared: {out}\n"
+    assert run(*SMALL, "--out", out).out == f"already prepared: {out}\n"
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
 
 
 def test_run_killed_after_an_overwrite_leaves_nothing_that_comes_back(run, tmp_path: Path) -> None:
     """Not even where the user has removed the new folder since then."""
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
-    with start_and_pause("folder.discard", [*LENGTH, "--overwrite", "--out", str(out)]) as process:
+    assert run(*SMALL, "--out", out).code == 0
+    with start_and_pause("folder.discard", [*SMALL, "--overwrite", "--out", str(out)]) as process:
         process.send_signal(signal.SIGKILL)
     assert out.exists()
     shutil.rmtree(out)
-    result = run(*LENGTH, "--out", out)
+    result = run(*SMALL, "--out", out)
     assert result.code == 0 and "already prepared" not in result.out and list(tmp_path.iterdir()) == [out]
 
 
 def test_overwrite_of_a_folder_that_goes_in_the_meantime(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     write = folder.write
 
     def writing(*arguments):
@@ -350,15 +344,15 @@ def test_overwrite_of_a_folder_that_goes_in_the_meantime(run, tmp_path: Path) ->
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(folder, "write", writing)
-        assert run(*LENGTH, "--out", out, "--overwrite").code == 0
+        assert run(*SMALL, "--out", out, "--overwrite").code == 0
     assert list(tmp_path.iterdir()) == [out] and run("verify", out).code == 0
 
 
 def test_run_interrupted_between_the_two_moves_of_an_overwrite(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     right = contents(out)
-    with start_and_pause("folder.os.rename", [*LENGTH, "--overwrite", "--out", str(out)], call=2) as process:
+    with start_and_pause("folder.os.rename", [*SMALL, "--overwrite", "--out", str(out)], call=2) as process:
         process.send_signal(signal.SIGINT)
         process.wait()
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
@@ -366,7 +360,7 @@ def test_run_interrupted_between_the_two_moves_of_an_overwrite(run, tmp_path: Pa
 
 def test_overwrite_does_not_delete_what_came_in_the_meantime(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     write = folder.write
 
     def writing(*arguments):
@@ -375,14 +369,14 @@ def test_overwrite_does_not_delete_what_came_in_the_meantime(run, tmp_path: Path
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(folder, "write", writing)
-        result = run(*LENGTH, "--out", out, "--overwrite")
+        result = run(*SMALL, "--out", out, "--overwrite")
     assert result.code == 1 and "--overwrite would delete notes.txt" in result.err
     assert (out / "notes.txt").read_text("utf-8") == "precious" and list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
 def test_interrupted_run_cleans_up_after_itself(sent: signal.Signals, code: int, tmp_path: Path) -> None:
-    with start_and_pause("folder.publish", [*LENGTH, "--out", str(tmp_path / "not" / "there" / "out")]) as process:
+    with start_and_pause("folder.publish", [*SMALL, "--out", str(tmp_path / "not" / "there" / "out")]) as process:
         process.send_signal(sent)
     assert process.returncode == code and list(tmp_path.iterdir()) == []
 
@@ -392,18 +386,18 @@ def test_run_that_is_interrupted_after_the_folder_is_made(run, tmp_path: Path, m
         raise KeyboardInterrupt
 
     monkeypatch.setattr(folder, "say", interrupt)
-    assert run(*LENGTH, "--out", tmp_path / "out") == (130, "", "error: interrupted\n")
+    assert run(*SMALL, "--out", tmp_path / "out") == (130, "", "error: interrupted\n")
     assert run("verify", tmp_path / "out").code == 0
 
 
 def test_folders_above_are_kept_where_something_is_in_them(run, tmp_path: Path) -> None:
-    assert run(*LENGTH, "--out", tmp_path / "new" / "one").code == 0
+    assert run(*SMALL, "--out", tmp_path / "new" / "one").code == 0
     refused = run("scan", "--split", "simple", "--raw-dir", tmp_path, "--out", tmp_path / "other" / "one")
     assert refused.code == 1 and list(tmp_path.iterdir()) == [tmp_path / "new"]
 
 
 def test_closed_standard_output(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "data_prep", *LENGTH, "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "data_prep", *SMALL, "--out", str(tmp_path / "out")]
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "out" / "dataset.json").is_file()
@@ -417,10 +411,10 @@ def test_output_that_is_not_utf_8() -> None:
 
 def test_a_run_beside_another_leaves_its_work_alone(run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with start_and_pause("folder.publish", [*LENGTH, "--out", str(out)]) as process:
+    with start_and_pause("folder.publish", [*SMALL, "--out", str(out)]) as process:
         (other,) = tmp_path.iterdir()
         before = contents(other)
-        assert run(*LENGTH, "--out", out).code == 0
+        assert run(*SMALL, "--out", out).code == 0
         assert contents(other) == before
         process.kill()
 
@@ -431,12 +425,12 @@ def test_another_run_that_ends_earlier(same: bool, run, tmp_path: Path, monkeypa
 
     def publish_second(*arguments: Path, **options: bool) -> bool:
         monkeypatch.setattr(folder, "publish", publish)
-        other = LENGTH if same else (*LENGTH, "--cutoff", 26)
+        other = SMALL if same else (*SMALL, "--seed", 2)
         assert run(*other, "--out", out).code == 0
         return publish(*arguments, **options)
 
     monkeypatch.setattr(folder, "publish", publish_second)
-    result = run(*LENGTH, "--out", out)
+    result = run(*SMALL, "--out", out)
     if same:
         assert result == (0, f"already prepared: {out}\n", "")
     else:
@@ -469,7 +463,7 @@ def test_publish_over_another_folder(tmp_path: Path) -> None:
 
 def test_failed_replacement_puts_the_old_folder_back(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*SMALL, "--out", out).code == 0
     right, rename = contents(out), os.rename
 
     def refuse_made(source: Path, target: Path) -> None:
@@ -478,7 +472,7 @@ def test_failed_replacement_puts_the_old_folder_back(run, tmp_path: Path, monkey
         rename(source, target)
 
     monkeypatch.setattr("os.rename", refuse_made)
-    result = run(*LENGTH, "--overwrite", "--out", out)
+    result = run(*SMALL, "--overwrite", "--out", out)
     assert result.err == f"error: {out}: cannot be moved there (Permission denied): choose another --out\n"
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]
 
@@ -509,7 +503,7 @@ def test_file_system_without_locks(run, tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", unsupported)
-    result = run(*LENGTH, "--out", tmp_path / "out")
+    result = run(*SMALL, "--out", tmp_path / "out")
     assert (
         result.code == 1 and "cannot be locked (No locks available): name a folder on another file system" in result.err
     )
@@ -521,14 +515,14 @@ def test_disk_error_leaves_nothing(run, tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(5, "Input/output error", "raw/gen.src")
 
     monkeypatch.setattr("data_prep.folder.manifest", broken)
-    assert run(*LENGTH, "--out", tmp_path / "out") == (1, "", "error: raw/gen.src: Input/output error\n")
+    assert run(*SMALL, "--out", tmp_path / "out") == (1, "", "error: raw/gen.src: Input/output error\n")
     assert list(tmp_path.iterdir()) == []
 
 
 ARRAYS = "in_context --dims 8 --examples 8 --size 100 --shifts none".split()  # of which one has 28,928 bytes
 
 
-@pytest.mark.parametrize(("command", "size"), [(LENGTH, 1_000), (LENGTH, 100_000), (ARRAYS, 100), (ARRAYS, 10_000)])
+@pytest.mark.parametrize(("command", "size"), [(LARGE, 1_000), (LARGE, 100_000), (ARRAYS, 100), (ARRAYS, 10_000)])
 def test_full_disk(command: Sequence[str], size: int, run, largest_file, tmp_path: Path) -> None:
     """The error of the system, by a limit on file sizes; it names no file."""
     out = tmp_path / "out"
@@ -541,8 +535,8 @@ def test_full_disk(command: Sequence[str], size: int, run, largest_file, tmp_pat
 
 def test_full_disk_keeps_what_was_there(run, largest_file, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*LENGTH, "--out", out).code == 0
+    assert run(*LARGE, "--out", out).code == 0
     right = contents(out)
     with largest_file(100_000):
-        assert run(*LENGTH, "--overwrite", "--out", out).code == 1
+        assert run(*LARGE, "--overwrite", "--out", out).code == 1
     assert contents(out) == right and list(tmp_path.iterdir()) == [out]

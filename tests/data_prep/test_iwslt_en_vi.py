@@ -7,15 +7,15 @@ import gzip
 import hashlib
 import html
 import io
-import json
 import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from data_prep.iwslt_en_vi import FILES, SIZES, IwsltEnVi, IwsltFiles
+from data_prep.iwslt_en_vi import FILES, SIZES, IwsltFiles
 from fairseq_sg.scoring.plain_bleu import to_text
+from helpers.data_files import lines_of, manifest
 
 
 @pytest.fixture(scope="session")
@@ -73,14 +73,6 @@ def whole(
     monkeypatch.setitem(FILES, "train", dataclasses.replace(FILES["train"], git_blob=git_blob(data)))
     monkeypatch.setitem(SIZES, "train", 600)
     return folder
-
-
-def lines_of(folder: Path, name: str) -> list[str]:
-    return (folder / "raw" / name).read_text("utf-8").removesuffix("\n").split("\n")
-
-
-def manifest(folder: Path) -> dict:
-    return json.loads((folder / "dataset.json").read_text("utf-8"))
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -184,8 +176,3 @@ def test_archive_without_the_text(whole: Path, run, monkeypatch: pytest.MonkeyPa
 def test_length_unit_alone(run, tmp_path: Path) -> None:
     result = run("iwslt_en_vi", "--max-length", 0, "--length-unit", "words", "--out", tmp_path / "out")
     assert result.code == 2 and "add --max-length" in result.err
-
-
-def test_names() -> None:
-    assert IwsltEnVi.name == "iwslt_en_vi"
-    assert "93193ddf269449c98495e3455b2bb261b4851234" in IwsltFiles.urls["iwslt_en_vi"]

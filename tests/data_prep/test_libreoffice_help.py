@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import lzma
 import random
 import re
@@ -28,6 +27,7 @@ from data_prep.libreoffice_help import (
     split_by_page,
 )
 from data_prep.parallel import TranslationOptions, split_by_length
+from helpers.data_files import manifest
 
 FRAME = (
     '<html><head><title>x</title></head><body><header><a class="logo"><p dir="auto">LibreOffice {version} Help</p></a>'
@@ -232,10 +232,6 @@ def packages(help_of: MakeHelp, tmp_path_factory: pytest.TempPathFactory) -> Pat
     package(root, "en-US", folder / "libreoffice-help-en-us_7.4.7-1_all.deb")
     package(root, "de", folder / "libreoffice-help-de_4%3a7.4.7-1_all.deb")
     return folder
-
-
-def manifest(folder: Path) -> dict:
-    return json.loads((folder / "dataset.json").read_text("utf-8"))
 
 
 OPTIONS = ["--languages", "en-US", "de", "--valid-share", "0", "--test-share", "0.4", "--model", "bpe"]

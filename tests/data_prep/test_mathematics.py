@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import io
-import json
 import random
 import tarfile
 from collections import Counter
@@ -36,7 +35,7 @@ from data_prep.mathematics import generator as mathematics_generator
 from data_prep.mathematics import sample as mathematics_sample
 from data_prep.mathematics.generator import REGIMES, chunks, work
 from data_prep.sources import OfficialFile
-from helpers.data_files import detokenize
+from helpers.data_files import detokenize, manifest
 
 FILE = Path("train-easy/arithmetic__add_or_sub.txt")
 MODULE, WITHOUT = "arithmetic__add_or_sub", "numbers__is_prime"
@@ -232,10 +231,6 @@ def questions(folder: Path, subset: str) -> list[str]:
     return [detokenize(line) for line in lines_of(folder, f"{subset}.src")]
 
 
-def manifest(folder: Path) -> dict:
-    return json.loads((folder / "dataset.json").read_text("utf-8"))
-
-
 def test_archive_and_folder(run, archive, tmp_path: Path) -> None:
     path = archive(entries())
     options = ["mathematics", "--module", MODULE, "--holdout", 1]
@@ -399,10 +394,6 @@ def test_another_archive(run, archive, tmp_path: Path) -> None:
     path.unlink()
     assert run(*options) == (1, "", f"error: {path}: --archive is not a file: nothing has this name; check it\n")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_official_archive_as_it_is_known() -> None:
-    assert mathematics.ARCHIVE.size == 2_333_082_954 and len(mathematics.ARCHIVE.sha256) == 64
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from data_prep.draws import draw
 from data_prep.parallel import ENTITIES, clean, decode, pair_up
 from data_prep.subwords import SPACE, Subwords
 from fairseq_sg.scoring.plain_bleu import to_text
+from helpers.data_files import lines_of, manifest
 
 SRC, TGT = Path("folder/a.src"), Path("folder/a.tgt")
 PINNED = "bc740ea9739d959d5294be9944a94c7c1a395f2ab2d67e962ec6b9e91180db33"
@@ -141,16 +141,8 @@ def files(text: Callable[..., Path]) -> list[object]:
     return [argument for name, lines in parts.items() for argument in (f"--{name}", text(name, lines))]
 
 
-def lines_of(folder: Path, name: str) -> list[str]:
-    return (folder / "raw" / name).read_text("utf-8").removesuffix("\n").split("\n")
-
-
 def plain(folder: Path, subset: str) -> list[Pair]:
     return [Pair(*pair) for pair in zip(*(lines_of(folder, f"{subset}.plain.{end}") for end in ("src", "tgt")))]
-
-
-def manifest(folder: Path) -> dict:
-    return json.loads((folder / "dataset.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("joint", ["--joint", "--separate"])

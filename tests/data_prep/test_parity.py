@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from argparse import ArgumentTypeError
 from collections import Counter
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from data_prep.dataset import Pair
 from data_prep.strings import LONGEST, Parity, distinct_strings, draws, format_lengths, lengths, strings_except
+from helpers.data_files import digest
 
 SUBSETS = ("train", "valid", "gen")
 
@@ -124,11 +124,6 @@ def prepare(run, out: Path, *options: object) -> dict:
     result = run("parity", *OPTIONS, *options, "--out", out)
     assert (result.code, result.err) == (0, "")
     return json.loads((out / "dataset.json").read_text("utf-8"))
-
-
-def digest(folder: Path) -> str:
-    """A hash of the raw text of all subsets, in alphabetical order."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted((folder / "raw").iterdir()))).hexdigest()
 
 
 def test_command(run, read_subset, tmp_path: Path) -> None:

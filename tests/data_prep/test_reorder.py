@@ -10,6 +10,7 @@ import pytest
 from fairseq.data import Dictionary, data_utils
 
 from data_prep.binarize import make_dictionary
+from helpers.data_files import contents, manifest
 
 FIRST = ("first", "--train-lengths", 4, "--test-lengths", 8, "--train", 100, "--test", 10)
 PARITY = ("parity", "--train-lengths", "5-6", "--test-lengths", 9, "--train", 110, "--test", 10)
@@ -50,14 +51,6 @@ def new(run, tmp_path: Path):
         return tmp_path / out
 
     return new
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def manifest(folder: Path) -> dict:
-    return json.loads((folder / "dataset.json").read_text("utf-8"))
 
 
 def words(folder: Path, language: str = "src") -> list[str]:

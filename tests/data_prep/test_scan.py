@@ -15,15 +15,7 @@ from data_prep.dataset import Pair
 from data_prep.folder import version
 from data_prep.scan import Scan
 from data_prep.scan.splits import HELD_OUT, random_split, resplit
-from helpers.data_files import scan_line
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def manifest(folder: Path) -> dict:
-    return json.loads((folder / "dataset.json").read_text("utf-8"))
+from helpers.data_files import contents, manifest, scan_line
 
 
 def test_cutoff_from_the_grammar(run, read_subset, generated: list[Pair], tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
-import json
 import lzma
 import sysconfig
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from data_prep.dataset import DataError
 from data_prep.subwords import SPACE
 from data_prep.text_corpus import ENTRY, Span, copy
 from data_prep.text_lm import divide, lines_in, whole
+from helpers.data_files import manifest
 
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
 SUBSETS = ("train", "valid", "test")
@@ -46,10 +46,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 SAMPLE = "".join(
     f" = Züge {n} = \n\n  the <unk> of {n % 7} @-@ {n * n}\ttrains 汉{chr(0x4E00 + n % 50)} .\n" for n in range(400)
 )
-
-
-def manifest(folder: Path) -> dict:
-    return json.loads((folder / "dataset.json").read_text("utf-8"))
 
 
 def raw(folder: Path, subset: str) -> bytes:

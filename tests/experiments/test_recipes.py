@@ -775,8 +775,8 @@ def test_every_row_is_a_model(name, variant, plans, parsed):
         if model in modules:
             config = OmegaConf.create(vars(args))
             modules[model].resolve(config)
-            if args.task == "sg_translation":
-                task = SimpleNamespace(source_dictionary=words, target_dictionary=words, cfg=config)
+            if args.task in ("sg_translation", "sg_classification", "sg_language_modeling"):
+                task = SimpleNamespace(source_dictionary=words, target_dictionary=words, cfg=config, num_classes=8)
                 with torch.device("meta"):
                     ARCH_MODEL_REGISTRY[args.arch].build_model(config, task)
         else:

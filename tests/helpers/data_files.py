@@ -1,6 +1,10 @@
-"""Texts in the form of published files: the inverses of what ``data_prep`` does with them."""
+"""Files of prepared folders, and texts in the form of published files: the inverses of what ``data_prep`` does."""
 
 from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
 
 from data_prep.dataset import Pair
 from data_prep.mathematics import SPACE
@@ -14,3 +18,23 @@ def scan_line(pair: Pair) -> str:
 def detokenize(tokens: str) -> str:
     """The plain text of the Mathematics dataset that ``tokenize`` split into characters."""
     return tokens.replace(" ", "").replace(SPACE, " ")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Path in a folder -> the bytes of the file."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def manifest(folder: Path) -> dict:
+    """``dataset.json``."""
+    return json.loads((folder / "dataset.json").read_text("utf-8"))
+
+
+def lines_of(folder: Path, name: str) -> list[str]:
+    """The lines of ``raw/NAME``."""
+    return (folder / "raw" / name).read_text("utf-8").removesuffix("\n").split("\n")
+
+
+def digest(folder: Path) -> str:
+    """A hash of the raw text of all subsets, in alphabetical order."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted((folder / "raw").iterdir()))).hexdigest()

@@ -76,10 +76,6 @@ def test_a_criterion_that_would_leave_out_losses_of_layers_is_refused(folder):
         trainer.task.check_training(trainer)
 
 
-def test_other_tasks_keep_fairseq_s_own():
-    assert FairseqTask.filter_indices_by_size.__module__ == "fairseq.tasks.fairseq_task"
-
-
 def test_no_thread_reads_ahead(folder):
     """Python would end it within torch's code, and abort."""
     task = SGTranslationTask.setup_task(
