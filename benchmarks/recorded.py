@@ -183,7 +183,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     report.add_options(parser, rounds=9)
     args = report.parse(parser, argv, "benchmarks.recorded")
     if args.device == "cpu":
-        parser.error("steps are recorded on a GPU alone, and torch finds none: leave --device cpu out")
+        fix = ": leave --device cpu out" if torch.cuda.is_available() else ", and torch finds none"
+        parser.error(f"steps are recorded on a GPU alone{fix}")
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         data = args.data or step.prepared("scan", Path(folder) / "scan")

@@ -189,7 +189,7 @@ class FieldOptions(Options):
             if wanted > functions:
                 raise UsageError(
                     f"{' + '.join(f'--{name} {self.sizes[name]}' for name in names)} are more than the {functions:,} "
-                    "functions of the published file"
+                    "functions of the published file: choose fewer"
                 )
 
     @property

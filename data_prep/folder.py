@@ -199,7 +199,8 @@ def check_same(out: Path, request: Json) -> None:
     ]
     problem = ", ".join(differences) or damage(out, found)
     if problem is not None:
-        raise DataError(f"exists, but {problem}: use --overwrite to replace it, or choose another --out", out)
+        fix = "choose another --out" + ("" if has_old_order(found) else ", or replace it by --overwrite")
+        raise DataError(f"exists, but {problem}: {fix}", out)
     if has_old_order(found):
         raise DataError(
             "exists, made by an earlier version with another order of words: choose another --out. Models "

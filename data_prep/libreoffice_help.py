@@ -148,7 +148,7 @@ class LibreOfficeHelp(Dataset):
 
     def build(self, options: HelpOptions, sources: HelpFiles) -> Corpus:
         texts, languages = sources.pages(options.languages), options.languages
-        sides = [read_paragraphs(sources.raw_dir / name, pages) for name, pages in texts.items()]
+        sides = [read_paragraphs(find(sources.raw_dir, name), pages) for name, pages in texts.items()]
         found = align(*sides)
         kept = distinct(found.pairs)
         split = split_by_page(kept.pairs, options.shares, options.seed)
@@ -205,7 +205,9 @@ def find(folder: Path, name: str) -> Path:
     found = packages or [path for path in places if (path / "text").is_dir()]
     if not found:
         message = f"has no help pages of {name}, neither {package}_*.deb nor {name}/text"
-        raise DataError(f"{message}: apt-get download {package} gets it; or name its folder by --raw-dir", folder)
+        raise DataError(
+            f"{message}: get it by apt-get download {package}, and name the folder that has it by --raw-dir", folder
+        )
     return found[0]
 
 

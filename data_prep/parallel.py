@@ -245,7 +245,7 @@ def check_apart(sources: ParallelFiles) -> None:
     if all(sources.has(subset) for subset in HELD_OUT):
         valid, test = sources.files["valid_src"], sources.files["test_src"]
         if sources.sha256(valid) == sources.sha256(test):
-            raise DataError("--test-src has the same text as --valid-src", test)
+            raise DataError("--test-src has the same text as --valid-src: give another, or leave one of them out", test)
 
 
 def pair_up(

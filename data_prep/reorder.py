@@ -142,7 +142,7 @@ def read_pairs(folder: Path) -> Json:
     texts = [f"raw/{subset}.{language}" for subset in subsets for language in LANGUAGES]
     missing = next((text for text in texts if text not in found["files"]), None)
     if missing is not None:
-        message = f"has no {missing}: reorder takes folders of sentence pairs, not text for language models"
+        message = f"has no {missing}: reorder takes folders of sentence pairs"
         raise DataError(message, folder)
     if absent:
         message = f"has no {absent[0]}: was it changed? Prepare the data again, in a new folder"

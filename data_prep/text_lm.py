@@ -189,7 +189,7 @@ def check_apart(sources: TextFiles) -> None:
             # A held-out text that is given twice counts twice, and is not trained on.
             if before is not None and (before != flag or flag == "--input"):
                 what = "is given twice" if before == flag else f"has the same text as {before}"
-                raise DataError(f"{flag} {what}", path)
+                raise DataError(f"{flag} {what}: leave one of them out", path)
             seen[sources.sha256(path)] = flag
 
 

@@ -46,9 +46,8 @@ def read(path: str) -> dict[str, Any]:
         else:
             reason = "cannot be read: it was cut off, or is no checkpoint"
         cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".strip()
-        raise UsageError(
-            f"the checkpoint {path} {reason} ({cause}). Restore a copy of it, or name another checkpoint"
-        ) from error
+        fix = "Name" if "more than plain data" in reason else "Restore a copy of it, or name"
+        raise UsageError(f"the checkpoint {path} {reason} ({cause}). {fix} another checkpoint") from error
 
 
 def task_name(state: dict[str, Any]) -> str | None:

@@ -191,7 +191,7 @@ def _check_evaluation(parser: argparse.ArgumentParser, chosen: argparse.Namespac
     if not chosen.path:
         parser.error("--path is missing: name the checkpoint, such as --path checkpoints/NAME/checkpoint_best.pt")
     paths = chosen.path.split(os.pathsep)
-    if len(paths) > 1 and not {"--beam", "--context-window"} & set(parser._option_string_actions):
+    if len(paths) > 1 and "--beam" not in parser._option_string_actions:
         parser.error(f"this command evaluates one checkpoint: choose one of --path {', '.join(paths)}")
     for path in paths:
         if os.path.isdir(path):
@@ -335,6 +335,7 @@ def _call_main(call, cfg, main, **kwargs):
 
 def check(cfg, command: str) -> None:
     """Raises UsageError for a value outside its range, in the whole configuration of a ``command`` (``train``)."""
+    import torch
     from fairseq.registry import REGISTRIES
 
     for group, (name, declared) in groups(cfg).items():
@@ -349,6 +350,13 @@ def check(cfg, command: str) -> None:
             cls.check_options(cfg)
     if command == "train" and cfg.optimizer is None:
         raise UsageError("--optimizer is missing: give one, such as torch_adam")
+    workers = cfg.distributed_training
+    on_cpus = not torch.cuda.is_available() and not workers.distributed_no_spawn
+    if on_cpus and (workers.distributed_world_size > 1 or workers.distributed_init_method):
+        raise UsageError(
+            "without a GPU, fairseq starts no processes: leave --distributed-world-size and --distributed-init-method "
+            "out, or run `python -m fairseq_sg.experiments.workers N fairseq-train …`"
+        )
     if command in ("train", "validate") and cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
         raise UsageError("a batch has no size: give --batch-size (sentences) or --max-tokens")
     if command == "train":
@@ -360,10 +368,21 @@ def check(cfg, command: str) -> None:
             raise UsageError(f"--save-dir {cfg.checkpoint.save_dir} cannot be made: {error.strerror}") from error
 
 
+#: fairseq's schedules of the learning rate that take one rate, and no list with one for each epoch.
+ONE_RATE = ("cosine", "inverse_sqrt", "reduce_lr_on_plateau", "step", "tri_stage", "triangular")
+
+
 def _check_schedule(cfg) -> None:
     """Raises UsageError for what fairseq's schedules of the learning rate assert."""
     schedule = cfg.lr_scheduler
     name = getattr(schedule, "_name", None)
+    if len(cfg.optimization.lr) > 1 and name in ONE_RATE:
+        raise UsageError(f"--lr-scheduler {name} has one rate, and --lr is {list(cfg.optimization.lr)}: give one")
+    if name == "reduce_lr_on_plateau" and (cfg.dataset.validate_interval > 1 or cfg.dataset.disable_validation):
+        raise UsageError(
+            "--lr-scheduler reduce_lr_on_plateau looks only at validations at the end of an epoch: leave "
+            "--validate-interval and --disable-validation out, or choose another schedule"
+        )
     ratio = list(schedule.phase_ratio or ()) if name == "tri_stage" else []
     if not cfg.optimization.max_update and (ratio or name == "cosine" and schedule.lr_period_updates <= 0):
         raise UsageError(f"--lr-scheduler {name} needs the number of updates: give --max-update")
@@ -372,6 +391,13 @@ def _check_schedule(cfg) -> None:
         raise UsageError(
             f"--phase-ratio and {ranges.flag(lengths[0])} both give the lengths of the phases: leave one of them out"
         )
+    if name == "cosine" and schedule.lr_period_updates <= 0 and schedule.warmup_updates >= cfg.optimization.max_update:
+        raise UsageError(
+            f"--warmup-updates {schedule.warmup_updates} leaves no update of --max-update "
+            f"{cfg.optimization.max_update} to the cosine: choose less"
+        )
+    if ratio and sum(ratio) == 1 and int(ratio[-1] * cfg.optimization.max_update) < 1:
+        raise UsageError(f"--phase-ratio is {ratio}, and leaves no update to the decay: choose a larger last number")
     if ratio and sum(ratio) != 1:
         raise UsageError(
             f"--phase-ratio is {ratio}, whose sum is {sum(ratio)} and not 1: change it, or give --warmup-steps, "

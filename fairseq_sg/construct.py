@@ -81,6 +81,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def write_checkpoint(args: argparse.Namespace) -> None:
     """Writes the checkpoint of one construction. Raises UsageError for a folder of another language."""
+    if args.bits is not None and args.layer_norm_eps != 0:
+        raise UsageError("--bits needs --layer-norm-eps 0: give it, or leave --bits out")
     task = tasks.setup_task(_configuration(args.data, {}).task)
     made_by = read_manifest(args.data).get("request", {}).get("dataset", args.command)
     if made_by != args.command:

@@ -64,11 +64,24 @@ UNREAD = {
         for name in ("eos_penalty", "max_iter", "force_max_iter", "with_beam", "with_external_reranker")
     },
     "replace_unk": "the dictionaries have all words of the data: leave it out",
+    "max_sentences_valid": "it is for validations in training: choose --batch-size",
+    "nval": "it is for validations in training: leave it out",
+    "lm_weight": "there is no language model: leave it out",
+    "sacrebleu": "choose --scoring sacrebleu",
 }
+#: The same of ``fairseq-validate`` alone, and of all other commands.
+UNREAD_BY_VALIDATE = {
+    "gen_subset": "choose --valid-subset",
+    "results_path": "results are printed: leave it out",
+    "scoring": "nothing is generated: use fairseq-generate",
+}
+UNREAD_BY_OTHERS = {"valid_subset": "choose --gen-subset"}
 #: The same of ``fairseq-interactive`` alone.
 UNREAD_BY_INTERACTIVE = {
     "prefix_size": "there are no references: use fairseq-generate",
     "score_reference": "there are no references: use fairseq-generate",
+    "scoring": "there are no references: use fairseq-generate",
+    "results_path": "results are printed: leave it out",
 }
 #: Packages of fairseq's scorers.
 PACKAGES = {"wer": "editdistance", "meteor": "nltk", "bert_score": "bert_score"}
@@ -81,7 +94,9 @@ def check_command(args: Any, words: list[str]) -> None:
         args: all options of the command. words: those that were given.
     """
     interactive = hasattr(args, "buffer_size")
-    unread = UNREAD | UNREAD_BY_INTERACTIVE if interactive else UNREAD
+    validates = not hasattr(args, "beam") and not hasattr(args, "context_window")
+    unread = UNREAD | (UNREAD_BY_VALIDATE if validates else UNREAD_BY_OTHERS)
+    unread |= UNREAD_BY_INTERACTIVE if interactive else {}
     for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
         if why := unread.get(flag.removeprefix("--").replace("-", "_")):
             raise UsageError(f"{flag} has no effect here: {why}")
@@ -97,6 +112,8 @@ def check_command(args: Any, words: list[str]) -> None:
     package = PACKAGES.get(args.scoring)
     if package and importlib.util.find_spec(package) is None:
         raise UsageError(f"--scoring {args.scoring} needs a package: pip install {package.replace('_', '-')}")
+    if interactive and args.print_alignment == "soft":
+        raise UsageError("--print-alignment soft is for fairseq-generate: choose hard, or leave it out")
     if interactive and args.input != "-" and not os.path.isfile(args.input):
         raise UsageError(f"--input {args.input}: there is no such file")
     if interactive and (args.batch_size or 0) > max(args.buffer_size, 1):

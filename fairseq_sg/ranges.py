@@ -78,7 +78,9 @@ def wording(limits: Mapping[str, Any]) -> str:
     from_ = f"from {limits['least']}" if "least" in limits else f"above {limits['above']}" if "above" in limits else ""
     to = f"to {limits['most']}" if "most" in limits else f"to below {limits['below']}" if "below" in limits else ""
     if from_ and to:
-        return f"a number {from_} {'and up ' if 'above' in limits else ''}{to}"
+        if "above" in limits:
+            to = f"and up {to}" if "most" in limits else f"and below {limits['below']}"
+        return f"a number {from_} {to}"
     if "least" in limits:
         return f"{limits['least']} or more"
     return f"a number {from_ or to}" if from_ or to else ""

@@ -63,7 +63,12 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
     last = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
     elsewhere = os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir)
     if option == "--restore-file" and elsewhere and os.path.isfile(last):
-        logger.warning("training begins from %s, and not from %s, which it will replace: --restore-file", path, last)
+        logger.warning(
+            "training begins from %s, and not from %s, which it will replace (--restore-file): choose another "
+            "--save-dir to keep it",
+            path,
+            last,
+        )
     there: Any = {}
     if os.path.isfile(path):
         state = checkpoints.read(path)
@@ -107,6 +112,12 @@ def keep_optimizers_options(cfg, trainer) -> None:
     set_otherwise = {"lr", *ranges.literal_dict(cfg.optimizer_overrides)}
     with contextlib.suppress(NotImplementedError):  # fairseq's composite optimizer
         options = trainer.optimizer.optimizer_config
+        unknown = sorted(set_otherwise - {"lr"} - options.keys())
+        if unknown or "lr" in ranges.literal_dict(cfg.optimizer_overrides):
+            raise UsageError(
+                f"--optimizer-overrides names {(unknown or ['lr'])[0]!r}: choose from "
+                f"{', '.join(sorted(options.keys() - {'lr'}))}"
+            )
         for group in trainer.optimizer.param_groups:
             group.update({name: value for name, value in options.items() if name not in set_otherwise})
         trainer.lr_step_update()
@@ -193,7 +204,7 @@ def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
     if not begins and not cfg.reset_optimizer and state.get("last_optimizer_state") is None:
         raise UsageError(
             f"the checkpoint {path} has no state of the optimizer (--no-save-optimizer-state), so its training cannot "
-            "be resumed: use --finetune-from-model to begin a new training from its weights"
+            "be resumed: use --finetune-from-model with another --save-dir to begin a new training from its weights"
         )
     if trainer.cfg.ema.store_ema and "ema" not in (state.get("extra_state") or {}):
         raise UsageError(f"--store-ema: the checkpoint {path} has no averaged weights: leave the option out")
@@ -218,12 +229,12 @@ def check_batches(epochs, cfg) -> None:
 def _refuse_other(path: str, group: str, trained: str, given: str) -> None:
     option = ranges.flag(group)
     ways = {
-        "task": "--finetune-from-model to begin a new training from its weights",
-        "lr_scheduler": "--reset-lr-scheduler to restart the schedule",
+        "task": "--finetune-from-model with another --save-dir to begin a new training from its weights",
+        "lr_scheduler": "--reset-lr-scheduler to go on with this one at the same update",
     }
     raise UsageError(
         f"the checkpoint {path} was trained with {option} {trained}, and this is {option} {given}: give the "
-        f"training's, choose another --save-dir, or use {ways[group]}"
+        f"training's, train into another --save-dir, or use {ways[group]}"
     )
 
 

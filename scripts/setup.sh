@@ -87,7 +87,13 @@ fi
 echo "setup: $("$python" --version) -> $venv: $torch${index:+ for CPUs}, libraries, and fairseq$compiled"
 echo "       The first time takes $minutes and a download; a second call returns at once."
 started=$SECONDS
-[ "$python" = "$venv/bin/python" ] || "$python" -m venv --clear "$venv"
+if [ "$python" != "$venv/bin/python" ]; then
+  if [ ! -f "$venv/pyvenv.cfg" ] && [ -n "$(ls -A "$venv" 2>/dev/null)" ]; then
+    echo "setup: $venv is no Python environment, and its files would be deleted: name a new folder by SG_VENV" >&2
+    exit 1
+  fi
+  "$python" -m venv --clear "$venv"
+fi
 echo "options:$options" > "$stamp"  # incomplete
 log=$venv/setup.log
 : > "$log"

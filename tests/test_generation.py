@@ -42,7 +42,7 @@ def test_what_is_wrong(args, message):
 
 GENERATE = dict(
     beam=5, scoring="bleu", score_reference=False, min_len=0, max_len_a=0, max_len_b=200, batch_size=None,
-    sampling=False, sampling_topk=-1, sampling_topp=-1.0, input="-",
+    sampling=False, sampling_topk=-1, sampling_topp=-1.0, input="-", print_alignment=None,
 )  # fmt: skip
 
 
@@ -66,12 +66,23 @@ GENERATE = dict(
         ({"scoring": "bert_score"}, [], "--scoring bert_score needs a package: pip install bert-score"),
         ({"buffer_size": 0, "input": "no/such/file"}, [], "--input no/such/file: there is no such file"),
         ({}, ["--replace-unk"], "--replace-unk has no effect here: the dictionaries have all words of the data"),
+        ({}, ["--valid-subset", "gen"], "--valid-subset has no effect here: choose --gen-subset"),
+        ({}, ["--sacrebleu"], "--sacrebleu has no effect here: choose --scoring sacrebleu"),
+        ({"buffer_size": 0}, ["--results-path", "x"], "--results-path has no effect here: results are printed"),
+        ({"buffer_size": 0, "print_alignment": "soft"}, [], "--print-alignment soft is for fairseq-generate"),
     ],
 )
 def test_wrong_commands(args, words, message):
     check_command(Namespace(**GENERATE), ["--beam", "5", "--prefix-size", "1"])
     with pytest.raises(UsageError, match="^" + re.escape(message)):
         check_command(Namespace(**{**GENERATE, **args}), words)
+
+
+def test_the_subset_of_another_command():
+    check_command(Namespace(), ["--valid-subset", "gen"])
+    with pytest.raises(UsageError, match="^--gen-subset has no effect here: choose --valid-subset"):
+        check_command(Namespace(), ["--gen-subset", "gen"])
+    check_command(Namespace(context_window=0), ["--gen-subset", "gen"])  # fairseq-eval-lm
 
 
 def test_an_empty_output_is_allowed():

@@ -321,6 +321,9 @@ def test_the_optimizer_has_the_options_of_the_command_that_resumes(optimizer, ov
     rate = built.get_lr()
     options = ["--weight-decay", "0.5", "--adam-betas", "(0.8, 0.95)", "--optimizer-overrides", str(overrides)]
     resumed, _ = begun(*options)
+    for name in ("adam_betas", "lr"):
+        with pytest.raises(UsageError, match=f"--optimizer-overrides names '{name}': choose from .*betas, eps"):
+            begun(*options[:-1], str({name: 1}))
     (group,) = resumed.optimizer.param_groups
     assert resumed.get_num_updates() == 2 and resumed.get_lr() == rate
     assert (group["weight_decay"], *group["betas"]) == pytest.approx((0.5, *betas))

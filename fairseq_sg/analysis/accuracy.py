@@ -139,9 +139,8 @@ def types(loaded: Loaded, subset: str, names: list[str]) -> np.ndarray:
     breakdown = _breakdown(loaded)
     found = breakdown.types_of(subset, len(loaded.subset(subset)))
     if found is None:
-        raise UsageError(
-            f"the subset {subset!r} of {loaded.data} has no types: choose --by source_length or target_length"
-        )
+        fix = "another --subset" if loaded.reads_images else "--by source_length or target_length"
+        raise UsageError(f"the subset {subset!r} of {loaded.data} has no types: choose {fix}")
     return np.array([names.index(breakdown.types[i]) for i in found.tolist()], dtype=np.int64)
 
 

@@ -145,7 +145,9 @@ def open_examples(loaded: Loaded, name: str, folder: str | None = None) -> Examp
         # Targets now have the numbers of the model's dictionaries, and the task scores them by its own.
         there.task.src_dict, there.task.tgt_dict = dataset.src_dict, dataset.tgt_dict
     elif isinstance(dataset, Text) and there.task.dictionary.symbols != loaded.task.dictionary.symbols:
-        raise UsageError(f"the text {folder} has another dictionary than the model: prepare it with that of the model")
+        raise UsageError(
+            f"the text {folder} has another dictionary than the model: {there.task.with_dictionaries_of(loaded.data)}"
+        )
     return Examples(f"{Path(folder).name}:{subset}", there, subset, dataset)
 
 

@@ -379,7 +379,7 @@ def read_state(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
         before = {"model_overrides": {}} | state["request"]
     except Exception as error:
         cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        raise UsageError(f"{path} cannot be read ({cause}): omit --resume to train the masks again") from error
+        raise UsageError(f"{path} cannot be read ({cause}): restore a copy, or choose another --out") from error
     different = [name for name in request if before.get(name) != request[name]]
     if different:
         name = different[0]

@@ -290,8 +290,9 @@ def _end(trials: Sequence[Trial]) -> int:
 
 
 def _last_error(log: Path) -> str:
-    """The last line of a log that a command ended with, as the end of a message; empty without one."""
-    lines = log.read_text("utf-8", errors="replace").splitlines() if log.is_file() else []
+    """The error line of the last start in a log, as the end of a message; empty without one."""
+    text = log.read_text("utf-8", errors="replace") if log.is_file() else ""
+    lines = text.rpartition("$ fairseq-train ")[2].splitlines()
     return next((f" ({line.removeprefix('error: ')})" for line in reversed(lines) if line.startswith("error: ")), "")
 
 

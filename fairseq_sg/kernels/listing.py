@@ -103,7 +103,7 @@ def tuned(device: str) -> str:
     """Whether a device was verified and measured, in one line."""
     tuning, name = tuning_of(device), {"cpu": "CPU", "cuda": "GPU"}[device]
     if tuning is None:
-        return f"{name}: not tuned, so the operators' own rules decide ({COMMAND})"
+        return f"{name}: not tuned, so the operators' own rules decide ({COMMAND} --device {device})"
     wrong = tuning.failing()
     verified = sum(not text for verdicts in tuning.verdicts.values() for text in verdicts.values())
     failing = f"; never run, as they fail here: {', '.join(wrong)}" if wrong else ""

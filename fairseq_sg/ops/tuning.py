@@ -161,7 +161,7 @@ def tuning_on(device: torch.device) -> Tuning | None:
         if device.type == "cuda" and why_not_here(device) is None:
             logger.info(f"operators run in torch: `{COMMAND}` takes a few minutes and finds what is faster on this GPU")
     except (OSError, ValueError) as error:
-        logger.warning(f"{path} is ignored: {error}. Write it again: {COMMAND}")
+        logger.warning(f"{path} is ignored: {error}. Write it again: {COMMAND} --device {device.type}")
     return None
 
 

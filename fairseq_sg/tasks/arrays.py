@@ -64,7 +64,7 @@ class ArrayTask(SGTask, FairseqTask):
         if origin.get("version") != cls.version:
             raise UsageError(
                 f"{data} was made by version {origin.get('version')} of its generator, and the task needs "
-                f"version {cls.version}: make the folder again with `{cls.command}` and --overwrite"
+                f"version {cls.version}: make the data in a new folder with `{cls.command}`"
             )
         return manifest
 
@@ -82,8 +82,10 @@ class ArrayTask(SGTask, FairseqTask):
             raise self.no_such_subset(split)
         try:
             return np.load(os.path.join(self.cfg.data, f"{split}.{name}.npy"), mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+        except FileNotFoundError as error:
             raise self.no_such_subset(split) from error
+        except (OSError, ValueError, EOFError) as error:
+            raise self.cut_off(split, error) from error
 
     def check_arrays(self, split: str, arrays: Mapping[str, np.ndarray], forms: Mapping[str, tuple]) -> None:
         """Raises UsageError for an array of another type or shape than its form, (type, shape of a sample), and for

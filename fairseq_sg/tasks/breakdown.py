@@ -142,5 +142,5 @@ def read_manifest(folder: str) -> dict[str, Any]:
             return dict(json.load(stream))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(
-            f"{path} cannot be read ({error}): prepare the folder again with `python -m data_prep`"
+            f"{path} cannot be read ({error}): prepare the data in a new folder with `python -m data_prep`"
         ) from None

@@ -131,17 +131,28 @@ class SGTask:
         for side, words in here["dictionaries"].items():
             if trained_on["dictionaries"].get(side) == words:
                 continue
+            if words in trained_on["dictionaries"].values():
+                raise UsageError(
+                    f"the model was trained with the languages of {there} in the other direction: give the "
+                    "--source-lang and --target-lang of the training"
+                )
             if there == here["data"]:
                 raise UsageError(
                     f"the model was trained on {there} before that folder was prepared again: its {side} dictionary "
-                    "had other words, or another order of words. Train again, or restore the original folder"
+                    "had other words, or another order of words. Restore that folder, or train into another --save-dir"
                 )
             raise UsageError(
                 f"the model was trained on {there}, and the {side} dictionary of {here['data']} has other words, or "
                 "another order of words. Evaluate on a folder with the dictionaries of training: "
-                f"`python -m data_prep reorder {here['data']} --like {there} --out NEW` makes one where the words are "
-                "the same"
+                + self.with_dictionaries_of(there)
             )
+
+    def with_dictionaries_of(self, there: str) -> str:
+        """How to make a folder with the data of ``cfg.data`` and the dictionaries of the folder ``there``."""
+        return (
+            f"`python -m data_prep reorder {self.cfg.data} --like {there} --out NEW` makes one where the words are the "
+            "same"
+        )
 
     def check_resumed(self, trained_on: dict[str, Any] | None, new_data: bool) -> None:
         """Raises UsageError where a training cannot be resumed on the folder.
@@ -157,11 +168,22 @@ class SGTask:
         if different:
             raise UsageError(
                 f"the checkpoint was trained on {trained_on['data']}, and {self.cfg.data} has other data "
-                f"({different}). Resume with the folder of training, choose another --save-dir, or use "
-                "--finetune-from-model to begin a new training from its weights"
+                f"({different}). Resume with the folder of training, train into another --save-dir, or use "
+                "--finetune-from-model with another --save-dir to begin a new training from its weights"
             )
 
     # Data.
+
+    @classmethod
+    def load_dictionary(cls, filename: str) -> Dictionary:
+        """Raises UsageError for a file that is missing or cut off."""
+        try:
+            return super().load_dictionary(filename)
+        except Exception as error:
+            raise UsageError(
+                f"{filename} cannot be read, and may be cut off ({error}): `python -m data_prep verify FOLDER` checks "
+                "its folder"
+            ) from error
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
@@ -219,8 +241,8 @@ class SGTask:
         there = [name for manifest in self.manifests for name in manifest.get("subsets", {})]
         if split in there:
             return UsageError(
-                f"the data folder {self.cfg.data} lacks files of its subset {split!r}: `python -m data_prep verify` "
-                "names them; prepare the folder again"
+                f"the data folder {self.cfg.data} lacks files of its subset {split!r}: `python -m data_prep verify "
+                "FOLDER` names them; prepare the folder again"
             )
         return UsageError(
             f"the data folder {self.cfg.data} has no subset {split!r}: it has {', '.join(there) or 'none'}"
@@ -230,7 +252,7 @@ class SGTask:
         """The error for a subset whose files cannot be read."""
         return UsageError(
             f"the files of subset {split!r} of {self.cfg.data} cannot be read, and may be cut off ({error}): "
-            "`python -m data_prep verify` names them; prepare the folder again"
+            "`python -m data_prep verify FOLDER` names them; prepare the folder again"
         )
 
     def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn) -> tuple[list, list]:
@@ -261,7 +283,7 @@ class SGTask:
         generation.check(args)
         drawn, words = getattr(args, "sampling_topk", -1), len(self.target_dictionary)
         if drawn > words:
-            raise UsageError(f"--sampling-topk is {drawn}: the model has {words} words")
+            raise UsageError(f"--sampling-topk is {drawn}: the model has {words} words, choose at most as many")
         if getattr(args, "print_alignment", None) and not all(hasattr(model, "encoder") for model in models):
             raise UsageError("--print-alignment is for models with cross-attention: leave it out")
         return super().build_generator(models, args, *more, **kwargs)
@@ -347,12 +369,20 @@ class SGTask:
                 "--update-ordered-indices-seed takes the epoch in which a training begins or is resumed: add "
                 "--update-epoch-batch-itr True, or leave the option out"
             )
+        if cfg.curriculum and not cfg.update_epoch_batch_itr:
+            raise UsageError(
+                "with --curriculum, fairseq keeps the order of the first epoch, and a resumed training has another: "
+                "add --update-epoch-batch-itr True, or leave the option out"
+            )
 
     def measured_by_type(self, subset: str, known: Sequence[str]) -> list[str]:
         """The metrics by type or group of a whole subset; the first batch, with ``known``, may lack some types."""
         breakdown = getattr(self, "breakdown", None)
         names = breakdown.names_in(subset) if breakdown is not None else []
         return [f"{metric}_{name}" for metric in ("accuracy", "word_error") if metric in known for name in names]
+
+    def eval_lm_dataloader(self, *args, **kwargs):
+        raise UsageError("fairseq-eval-lm is for language models: use fairseq-validate")
 
     @staticmethod
     def recorded(sample: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class SegmentMemories:
         raise UsageError(
             f"there is no memory for position {start} of the streams: resume with the --memory-length, --batch-size, "
             "--update-freq, --tokens-per-sample and number of workers that the checkpoint was made with, or begin "
-            "the epoch again with --reset-dataloader"
+            "at the first epoch with --reset-dataloader"
         )
 
     def after(self, group: int, used: Memory | None, left: Memory | None) -> None:

@@ -105,7 +105,13 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
                 f"{cfg.data} is no text for language models: make one with `python -m data_prep text`, without "
                 "--raw-only"
             )
-        return cls(cfg, Dictionary.load(os.path.join(cfg.data, "dict.txt")), subsets)
+        return cls(cfg, cls.load_dictionary(os.path.join(cfg.data, "dict.txt")), subsets)
+
+    def with_dictionaries_of(self, there: str) -> str:
+        return (
+            f"prepare the text as --test-input, with --input {there}/raw/train.txt, --valid-share 0 and the other "
+            f"options of {there}"
+        )
 
     @property
     def source_dictionary(self) -> Dictionary:

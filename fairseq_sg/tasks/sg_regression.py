@@ -19,6 +19,7 @@ from omegaconf import II
 
 from data_prep.in_context.prompts import VERSION, Prompts
 from fairseq_sg import ranges
+from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.arrays import ArrayDataset, ArrayTask
 
 COMMAND = "python -m data_prep in_context"
@@ -116,6 +117,16 @@ class SGRegressionTask(ArrayTask):
     def setup_task(cls, cfg: SGRegressionConfig, **kwargs) -> "SGRegressionTask":
         ranges.check(SGRegressionConfig, {"epoch_size": cfg.epoch_size})
         return cls(cfg, cls.manifest_of(cfg.data))
+
+    def check_training(self, trainer) -> None:
+        """See :meth:`SGTask.check_training`. Also raises UsageError for a validation on the training set."""
+        data = trainer.cfg.dataset
+        if not data.disable_validation and data.train_subset in data.valid_subset.split(","):
+            raise UsageError(
+                f"--valid-subset has {data.train_subset}, whose prompts are drawn in each epoch: validate on valid, "
+                "which is drawn likewise"
+            )
+        super().check_training(trainer)
 
     # Data.
 

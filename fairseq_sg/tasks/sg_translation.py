@@ -107,6 +107,8 @@ class SGTranslationTask(SGTask, TranslationTask):
                 )
         ranges.check(SGTranslationConfig, {"length_window": cfg.length_window})
         _check_bleu(cfg)
+        if str(cfg.dataset_impl or "mmap") != "mmap":
+            raise UsageError(f"--dataset-impl is {cfg.dataset_impl}, and data_prep writes mmap: leave it out")
         if cfg.load_alignments:
             raise UsageError("--load-alignments has no effect, as the data have none: leave it out")
         if cfg.truncate_source:
@@ -116,8 +118,8 @@ class SGTranslationTask(SGTask, TranslationTask):
             )
         if cfg.num_batch_buckets > 0:
             raise UsageError(
-                "--num-batch-buckets is for TPUs and does not run with today's numpy; --length-window is what saves "
-                "padding here"
+                "--num-batch-buckets is for TPUs and does not run with today's numpy: leave it out; --length-window "
+                "is what saves padding here"
             )
         task = super().setup_task(cfg, **kwargs)
         task.check_folders()
@@ -332,3 +334,6 @@ def _check_bleu(cfg: SGTranslationConfig) -> None:
     if cfg.eval_bleu and cfg.eval_bleu_detok not in TOKENIZER_REGISTRY:
         known = ", ".join(sorted(TOKENIZER_REGISTRY))
         raise UsageError(f"--eval-bleu-detok is {cfg.eval_bleu_detok!r}: choose from {known}")
+    if cfg.eval_bleu:
+        # fairseq leaves a batch of empty outputs out of BLEU; of ours, outputs may be empty.
+        cfg.eval_bleu_args = json.dumps({"min_len": 1} | json.loads(cfg.eval_bleu_args or "{}"))

@@ -59,11 +59,13 @@ def assert_refused(result: Result, message: str) -> None:
         # A resumed training would have other batches.
         (["--rebuild-batches"], "new batches each epoch are on, and --rebuild-batches .* Leave the option out"),
         (["--update-ordered-indices-seed"], "--update-ordered-indices-seed takes .*, or leave the option out"),
+        (["--curriculum", "2"], "with --curriculum, fairseq keeps the order of the first epoch, .*, or leave .*"),
+        (["--dataset-impl", "raw"], "--dataset-impl is raw, and data_prep writes mmap: leave it out"),
         (["--skip-remainder-batch", "--batch-size", "4096"], "--skip-remainder-batch leaves no update .* 1 batch: .*"),
     ],
     ids=[
         *("unknown-attention", "option-without-effect", "heads", "roles", "positions-twice", "role-of-attention"),
-        *("rebuild-batches", "seed-of-epochs", "no-batch-left"),
+        *("rebuild-batches", "seed-of-epochs", "curriculum", "kind-of-files", "no-batch-left"),
     ],
 )
 def test_options(options, message, data, tmp_path):

@@ -173,6 +173,17 @@ VALUES = {
     "sum is 0.75 and not 1: change it, or give --warmup-steps, --hold-steps and --decay-steps",
     "--lr-scheduler tri_stage --phase-ratio (0.1,0.4,0.5) --warmup-steps 5 --max-update 9": "--phase-ratio and "
     "--warmup-steps both give the lengths of the phases: leave one of them out",
+    "--lr-scheduler tri_stage --phase-ratio (0.5,0.5,0) --max-update 9": "--phase-ratio is [0.5, 0.5, 0.0], and leaves "
+    "no update to the decay: choose a larger last number",
+    "--lr-scheduler inverse_sqrt --warmup-updates 4 --lr 0.1,0.2": "--lr-scheduler inverse_sqrt has one rate, and --lr "
+    "is [0.1, 0.2]: give one",
+    "--lr-scheduler cosine --warmup-updates 9 --max-update 9": "--warmup-updates 9 leaves no update of --max-update 9 "
+    "to the cosine: choose less",
+    "--lr-scheduler reduce_lr_on_plateau --validate-interval 9": "--lr-scheduler reduce_lr_on_plateau looks only at "
+    "validations at the end of an epoch: leave --validate-interval and --disable-validation out, or choose another "
+    "schedule",
+    "--distributed-world-size 2": "without a GPU, fairseq starts no processes: leave --distributed-world-size and "
+    "--distributed-init-method out, or run `python -m fairseq_sg.experiments.workers N fairseq-train …`",
     "--lr-shrink -2": "--lr-shrink is -2.0: choose a number above 0",
     "--seed -1": "--seed is -1: choose 0 or more",
     "--num-workers -1": "--num-workers is -1: choose 0 or more",
@@ -196,6 +207,7 @@ def test_values_that_cannot_be_meant(options, message, monkeypatch):
 
     cfg = configured(*options.split())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError) as error:
         command_line.check(cfg, "train")
     assert str(error.value) == message

@@ -113,7 +113,7 @@ def test_a_training_is_not_resumed_with_another_task(checkpoint, data, tmp_path)
     assert "was trained with --task sg_translation, and this is --task translation" in line
 
 
-def test_another_kind_of_schedule_begins_again_or_not_at_all(checkpoint, data, tmp_path):
+def test_another_kind_of_schedule_goes_on_only_if_asked(checkpoint, data, tmp_path):
     inverse = ["--lr-scheduler", "inverse_sqrt", "--warmup-updates", "5"]
     line = refusal(resumed(checkpoint, tmp_path / "refused", data, *inverse))
     assert "was trained with --lr-scheduler fixed, and this is --lr-scheduler inverse_sqrt" in line

@@ -84,7 +84,7 @@ def test_validation_of_several_grids_in_one_run(whole, folder):
         (["--position", "rotary"], "--position rotary is not for a grid"),
         (["--coarse-points", 5, "--coordinates", "none"], "--coarse-points is for fields of two dimensions"),
         (["--maximize-best-checkpoint-metric"], "--best-checkpoint-metric relative_l2 would keep the worst"),
-        (["--one-cycle-rise", 2], "--one-cycle-rise is 2.0: choose a number above 0 and up to below 1"),
+        (["--one-cycle-rise", 2], "--one-cycle-rise is 2.0: choose a number above 0 and below 1"),
         (["--max-update", 0], "give --max-update"),
         (["--h1-weight", -1], "--h1-weight is -1.0: choose 0 or more"),
     ],

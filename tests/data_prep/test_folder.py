@@ -79,7 +79,7 @@ def test_overwrite_is_offered_and_replaces(spoil, problem: str, run, tmp_path: P
     right = contents(out)
     spoil(out)
     spoilt = contents(out)
-    fix = "use --overwrite to replace it, or choose another --out"
+    fix = "choose another --out, or replace it by --overwrite"
     assert run(*SMALL, "--out", out) == (1, "", f"error: {out}: exists, but {problem}: {fix}\n")
     assert contents(out) == spoilt
     assert run(*SMALL, "--out", out, "--overwrite").code == 0

@@ -293,7 +293,7 @@ def test_direction_and_lengths(run, packages: Path, tmp_path: Path) -> None:
 
 def test_missing_language(run, packages: Path, tmp_path: Path) -> None:
     command = ["libreoffice_help", "--languages", "en-US", "pt-BR", "--out", tmp_path / "out", "--raw-dir"]
-    message = "has no help pages of pt-BR, neither libreoffice-help-pt-br_*.deb nor pt-BR/text: apt-get"
+    message = "has no help pages of pt-BR, neither libreoffice-help-pt-br_*.deb nor pt-BR/text: get it by apt-get"
     for folder in (packages, tmp_path / "nowhere"):
         result = run(*command, folder)
         assert result.code == 1 and result.err.count("\n") == 1 and list(tmp_path.iterdir()) == []

@@ -160,7 +160,7 @@ def test_reorder_is_refused(run, new, tmp_path: Path) -> None:
         ([folder, "--like", raw, "--out", raw], 2, "--out and --like are the same folder"),
         ([folder, "--out", folder / "sub"], 2, "--out is inside FOLDER, which must not change: choose another --out"),
         ([folder, "--like", raw, "--out", raw / "a" / "b"], 2, "--out is inside --like, which must not change"),
-        ([text, "--out", out], 1, f"{text}: has no raw/train.src: reorder takes folders of sentence pairs, not text"),
+        ([text, "--out", out], 1, f"{text}: has no raw/train.src: reorder takes folders of sentence pairs"),
         ([folder, "--like", raw, "--out", out], 1, f"{raw}: has no dict.src.txt: --like takes a folder of sentence"),
         ([tmp_path / "none", "--out", out], 1, f"{tmp_path / 'none'}: not a prepared dataset"),
         ([folder], 2, "the following arguments are required: --out"),

@@ -94,7 +94,9 @@ def test_every_implementation_has_its_line(capsys, monkeypatch):
         for name in known.implementations:
             (line,) = [line for line in words if line[:2] == [operator, name]]
             assert ("no:" in line) == (name == "triton") or torch.cuda.is_available()
-    assert "CPU: not tuned, so the operators' own rules decide (python -m fairseq_sg.kernels tune)" in printed
+    assert (
+        "CPU: not tuned, so the operators' own rules decide (python -m fairseq_sg.kernels tune --device cpu)" in printed
+    )
 
 
 def test_what_was_verified_and_measured(monkeypatch):

@@ -225,7 +225,7 @@ def test_other_files_are_ignored_with_one_line(write, folder, caplog):
             relative_logits(torch.zeros(2, 1, 3, 8), torch.zeros(1, 5, 8))
     (message,) = caplog.messages
     assert message.startswith(f"{tuning.path_of(CPU)} is ignored: {reason}") and "\n" not in message
-    assert message.endswith("Write it again: python -m fairseq_sg.kernels tune")
+    assert message.endswith("Write it again: python -m fairseq_sg.kernels tune --device cpu")
     assert tuning.tuning_on(CPU) is None
 
 

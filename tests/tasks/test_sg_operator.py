@@ -84,8 +84,8 @@ def test_wrong_subsets_and_files(folder, tmp_path):
     shutil.copytree(folder, broken)
     (broken / "test.target.npy").write_bytes((folder / "test.target.npy").read_bytes()[:90])
     (broken / "valid.gradient.npy").unlink()
-    for subset in ("test", "valid"):
-        with pytest.raises(UsageError, match=f"lacks files of its subset '{subset}'"):
+    for subset, message in (("test", "subset 'test' of .* cannot be read"), ("valid", "lacks files of its subset")):
+        with pytest.raises(UsageError, match=message):
             task(broken).load_dataset(subset)
 
 

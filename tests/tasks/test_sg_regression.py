@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -190,6 +191,11 @@ def test_other_models_and_criteria_are_refused(folder):
     assert isinstance(of.build_criterion(DictConfig({"_name": "regression"})), Regression)
     with pytest.raises(UsageError, match="a regressor generates no text"):
         of.build_generator([], None)
+    with pytest.raises(UsageError, match="fairseq-eval-lm is for language models: use fairseq-validate"):
+        of.eval_lm_dataloader(None)
+    data = SimpleNamespace(disable_validation=False, train_subset="train", valid_subset="valid,train")
+    with pytest.raises(UsageError, match="--valid-subset has train, whose prompts are drawn in each epoch"):
+        of.check_training(SimpleNamespace(cfg=SimpleNamespace(dataset=data)))
 
 
 def rewritten(folder: Path, tmp_path: Path, **entries) -> Path:
@@ -204,7 +210,7 @@ def test_wrong_folders(folder, tmp_path):
         task(Path("a:b"))
     with pytest.raises(UsageError, match="has no prompts: make a folder with `python -m data_prep in_context`"):
         task(rewritten(folder, tmp_path, origin={}))
-    with pytest.raises(UsageError, match="was made by version 0 of its generator.* version 1: make the folder again"):
+    with pytest.raises(UsageError, match="was made by version 0 of its generator.* version 1: make the data in a new"):
         task(rewritten(folder, tmp_path, origin={"generator": "data_prep.in_context", "version": 0}))
     with pytest.raises(UsageError, match="--epoch-size is 0: choose 1 or more"):
         task(folder, epoch_size=0)
@@ -217,7 +223,7 @@ def test_missing_subsets(folder, tmp_path):
     with pytest.raises(UsageError, match="lacks files of its subset 'valid'"):
         of.load_dataset("valid")
     (tmp_path / "valid.x.npy").write_bytes(b"cut off")
-    with pytest.raises(UsageError, match="lacks files of its subset 'valid'"):
+    with pytest.raises(UsageError, match="the files of subset 'valid' of .* cannot be read, and may be cut off"):
         of.load_dataset("valid")
 
 

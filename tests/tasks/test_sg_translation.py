@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 
 import numpy as np
@@ -132,6 +133,20 @@ def test_padding(folder, left_pad_source, left_pad_target):
 def test_options_of_fairseq_s_that_do_not_fit(options, message, folder):
     with pytest.raises(UsageError, match=message):
         task(folder, **options)
+
+
+def test_bleu_in_validations_is_of_outputs_that_are_not_empty(folder):
+    """fairseq leaves a batch of empty ones out of the score."""
+    assert json.loads(task(folder, eval_bleu=True).cfg.eval_bleu_args) == {"min_len": 1}
+    given = task(folder, eval_bleu=True, eval_bleu_args='{"min_len": 0, "beam": 2}').cfg.eval_bleu_args
+    assert json.loads(given) == {"min_len": 0, "beam": 2}
+
+
+def test_a_model_of_the_other_direction(folder):
+    of = task(folder)
+    source, target = (of.trained_on["dictionaries"][side] for side in ("source", "target"))
+    with pytest.raises(UsageError, match="give the --source-lang and --target-lang of the training"):
+        of.check_dictionaries(of.trained_on | {"dictionaries": {"source": target, "target": source}})
 
 
 def test_the_oracle_of_lengths_needs_our_criterion(folder):
