@@ -107,7 +107,7 @@ class SGTranslationTask(SGTask, TranslationTask):
                 )
         ranges.check(SGTranslationConfig, {"length_window": cfg.length_window})
         _check_bleu(cfg)
-        if str(cfg.dataset_impl or "mmap") != "mmap":
+        if cfg.dataset_impl in ("raw", "lazy", "cached", "fasta", "huffman"):
             raise UsageError(f"--dataset-impl is {cfg.dataset_impl}, and data_prep writes mmap: leave it out")
         if cfg.load_alignments:
             raise UsageError("--load-alignments has no effect, as the data have none: leave it out")

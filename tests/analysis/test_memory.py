@@ -67,7 +67,7 @@ def test_refused(folder, saved, tmp_path, capsys):
     for line, message in (
         ([lstm, "--index", "0"], "sg_lstm has no memory of cells: choose a checkpoint of sg_dnc"),
         ([saved, "--index", "29"], "--index is 29: valid has the sentences 0 to 28"),
-        ([saved, "--input", "101", "--subset", "valid"], "--subset is for --index: omit it, or give --index in place"),
+        ([saved, "--input", "101", "--subset", "valid"], "--subset is for --index: omit it, or give --index instead"),
         ([saved, "--input", "102"], "--input has the word '102', which is not in the source dictionary"),
     ):
         assert main(["memory", *map(str, line), "--format", "none", "--out", str(tmp_path / "x")]) == 1
