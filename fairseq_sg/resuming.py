@@ -109,17 +109,14 @@ def keep_optimizers_options(cfg, trainer) -> None:
 
     ``--optimizer-overrides`` still hold, and the scheduler has the learning rate.
     """
-    set_otherwise = {"lr", *ranges.literal_dict(cfg.optimizer_overrides)}
+    overrides = ranges.literal_dict(cfg.optimizer_overrides)
     with contextlib.suppress(NotImplementedError):  # fairseq's composite optimizer
         options = trainer.optimizer.optimizer_config
-        unknown = sorted(set_otherwise - {"lr"} - options.keys())
-        if unknown or "lr" in ranges.literal_dict(cfg.optimizer_overrides):
-            raise UsageError(
-                f"--optimizer-overrides names {(unknown or ['lr'])[0]!r}: choose from "
-                f"{', '.join(sorted(options.keys() - {'lr'}))}"
-            )
+        names = options.keys() - {"lr"}
+        if unknown := sorted(overrides.keys() - names):
+            raise UsageError(f"--optimizer-overrides names {unknown[0]!r}: choose from {', '.join(sorted(names))}")
         for group in trainer.optimizer.param_groups:
-            group.update({name: value for name, value in options.items() if name not in set_otherwise})
+            group.update({name: value for name, value in options.items() if name in names - overrides.keys()})
         trainer.lr_step_update()
 
 
