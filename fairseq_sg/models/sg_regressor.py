@@ -26,6 +26,7 @@ from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.embedding import VectorEmbedding
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.position import build_indices
+from fairseq_sg.ops.precision import autocast_disabled
 
 
 @dataclass
@@ -110,7 +111,8 @@ class SGRegressor(BaseFairseqModel):
         )
         out = self.stack(self.embedding(z).transpose(0, 1), context, keep_hidden=return_all_hiddens)
         states = torch.stack([state[::2] for state in out.loop_states])  # (loops, P, B, C), at the tokens of x
-        predictions = self.readout(self.final_norm(states)).squeeze(-1).transpose(1, 2)  # (loops, B, P)
+        with autocast_disabled(states.device):  # its rounding is larger than a good model's error
+            predictions = self.readout(self.final_norm(states.to(self.readout.weight))).squeeze(-1).transpose(1, 2)  # (loops, B, P)
         return predictions, {"inner_states": out.hidden_states, "aux_losses": out.losses, "values": out.values}
 
     def max_positions(self) -> int:

@@ -66,4 +66,4 @@ class BitEmbedding(nn.Module):
         bits = self.table[tokens]
         if isinstance(self.projection, nn.Linear):
             bits = bits.to(self.projection.weight.dtype)
-        return self.projection(bits)
+        return self.projection(bits).type_as(bits)

@@ -112,7 +112,7 @@ class VectorEmbedding(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """z (B, N, n), without padding -> (B, N, d)."""
-        x = self.projection(z)
+        x = self.projection(z).type_as(self.projection.weight)  # the stream of states stays float32 under autocast
         numbers = torch.arange(z.size(1), device=z.device).expand(z.shape[:2])
         p = self.positions(numbers, z.size(1))
         return self.dropout(x if p is None else x + p.type_as(x))

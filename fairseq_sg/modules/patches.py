@@ -90,7 +90,7 @@ class PatchEmbedding(nn.Module):
         x = self.patches(self.cut(images)) + self.positions.type_as(self.cls)  # (B, P, d/2)
         x = torch.cat([self.cls.expand(len(x), 1, -1), x.type_as(self.cls)], dim=1)  # (B, 1 + P, d/2)
         q = self.question(questions.type_as(self.cls)).type_as(self.cls)  # (B, d/2)
-        return self.dropout(self.joint(torch.cat([x, q[:, None].expand_as(x)], dim=-1)))
+        return self.dropout(self.joint(torch.cat([x, q[:, None].expand_as(x)], dim=-1)).type_as(self.cls))
 
     def cut(self, images: Tensor) -> Tensor:
         """images uint8 (B, H, W, C) -> the patches (B, P, C · 15 · 15), from 0 to 1.

@@ -20,6 +20,7 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.operator import coordinates
+from fairseq_sg.ops.linear_attention import linear_attention
 from helpers.fields import STATISTICS, build, node_axis, periodic_axis, task_of
 from helpers.models import FFN_OPTIONS
 
@@ -213,6 +214,20 @@ def test_values_and_states():
 def test_a_model_without_attention_shows_no_values():
     """The criterion then refuses an orthogonality loss in one line."""
     assert build().attention_roles == ("encoder",) and build(encoder_layers=0).attention_roles == ()
+
+
+@pytest.mark.parametrize("kind", ["galerkin", "fourier"])
+def test_coordinates_in_heads_are_not_rounded_by_autocast(kind, monkeypatch):
+    model, seen = build(encoder_attention=kind, coordinates="heads").float().eval(), []
+
+    def recording(q, k, v, **options):
+        seen.extend((q, k, v))
+        return linear_attention(q, k, v, **options)
+
+    monkeypatch.setattr("fairseq_sg.modules.attention.galerkin.linear_attention", recording)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        run(model, waves(2048).float(), lambda points: periodic_axis(points).float())
+    assert all(torch.equal(x[0, 0, :, -1], periodic_axis(2048).float()) for x in seen) and len(seen) >= 3
 
 
 @pytest.mark.parametrize("options", [{}, {"decoder_coordinates": True}], ids=["plain", "joined"])

@@ -64,6 +64,17 @@ def test_embedding():
     torch.testing.assert_close(bare(z), z @ bare.projection.weight.T + bare.projection.bias)
 
 
+def test_autocast_rounds_neither_embeddings_nor_predictions():
+    model = build(pre_norm=True).float().eval()
+    x, y = (given.float() for given in prompts())
+    plain, seen = model(x, y)[0], []
+    model.embedding.register_forward_hook(lambda _, given, made: seen.append(made))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(x, y)[0]
+    assert seen[0].dtype == found.dtype == torch.float32 and not torch.equal(found, found.bfloat16().float())
+    torch.testing.assert_close(found, plain, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize("points", [1, 2, 6])
 def test_predictions_are_those_of_a_plain_transformer(points):
     """Values and gradients, in float64; pre-norm, GELU, biases, learned positions, as the published models."""

@@ -442,8 +442,11 @@ def test_autocast_selects_the_experts_that_float32_does(variant):
     x = tokens(200).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits, out = module.logits(x), module(x)
+        losses = module.train()(x, return_losses=True)[1]
+    module.eval()
     assert torch.equal(logits, module.logits(x)) and logits.dtype == torch.float32
     assert out.dtype == torch.bfloat16 and (out.float() - module(x)).abs().max() < 0.1
+    assert all(loss.dtype == torch.float32 for loss in losses.values() if isinstance(loss, torch.Tensor))
 
 
 @variants

@@ -55,6 +55,8 @@ def test_patches_are_a_convolution(pixels, shape):
     weights = torch.randn_like(found)
     gradients = [torch.autograd.grad((y * weights).sum(), list(embedding.parameters())) for y in (found, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert embedding.float()(images, questions).dtype == torch.float32
 
 
 def test_starts():

@@ -57,7 +57,9 @@ def test_words_are_the_published_vectors():
     assert rows.tolist() == [[0, 1, 1, 0, 0], [0, 0, 0, 0, 1], [0] * 5, [1, 0, 0, 0, 0]]
     assert bits_of(["01|10", "..|01"], 4, {}).tolist() == [[0, 1, 1, 0], [0, 0, 0, 1]]
     assert BitEmbedding(rows)(torch.tensor([1])).tolist() == [[-1, -1, -1, -1, 1]]
-    assert BitEmbedding(rows, 7)(torch.tensor([[1, 0]])).shape == (1, 2, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        embedded = BitEmbedding(rows, 7)(torch.tensor([[1, 0]]))
+    assert embedded.shape == (1, 2, 7) and embedded.dtype == torch.float32
     with pytest.raises(UsageError, match="'0110' is no word of 3 bits"):
         bits_of(["0110"], 3, markers)
 

@@ -137,10 +137,10 @@ class GalerkinAttention(Attention):
         if self.divisor is not None:
             n = self.divisor
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
+        # In float32: sums over many keys exceed float16, and half precision has too few numbers for coordinates.
+        q, k, v = to_accumulation_dtype(q, k, v)
         if self.columns:
             q, k, v = (torch.cat([x, _columns_like(x, context.coordinates)], dim=-1) for x in (q, k, v))
-        # Sums in float32: over many keys they exceed float16, their mean does not.
-        (v,) = to_accumulation_dtype(v)
         total = linear_attention(q, k, v, causal=self.causal, key_padding_mask=padding, normalize=False)
         out = (total * self.scale / n).to(dtype)  # (B, H, N, E)
         return out, self._weights(q, k, n, padding) if context.return_weights else None

@@ -34,4 +34,4 @@ class Switch(MixtureOfExperts):
         p, f = sums.view(2, -1)
         # Every token selects K experts, so that there are Σ f / K tokens.
         tokens = (f.sum() / self.k).clamp_min(1.0)
-        return self.experts * (f / tokens) @ (p / tokens)
+        return self.experts * (f / tokens * (p / tokens)).sum()  # `@` would be in half precision under autocast
