@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,21 @@ def test_equals_its_equation(case, side):
     torch.testing.assert_close(out, expected, rtol=0, atol=case.tolerance)
     torch.testing.assert_close(got, weights, rtol=0, atol=case.tolerance)
     torch.testing.assert_close(lean, out, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "name,options,part,number",
+    [
+        *((name, {}, "scale", 8**-0.5) for name in ("softmax", "relative", "abs_rel", "compositional")),
+        *((name, {"attention_scale": "model_dim"}, "scale", 24**-0.5) for name in ("softmax", "relative")),
+        ("linear", {}, "eps", 1e-6),
+        ("linear", {"linear_attention_eps": 0.5}, "eps", 0.5),
+        *(("galerkin", {"galerkin_norm_eps": 0.5}, f"{norm}_norm.eps", 0.5) for norm in "kv"),
+        ("galerkin", {"galerkin_average": "2.5"}, "divisor", 2.5),
+    ],
+)
+def test_numbers_that_the_equations_read_from_the_module(name, options, part, number):
+    assert operator.attrgetter(part)(Case(name, "encoder", options).build()) == number
 
 
 @cases

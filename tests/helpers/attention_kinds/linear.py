@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from helpers.attention_cases import ROLES, Case, Row
+from helpers.attention_kinds.softmax import rotated
 
 NORMS = ("none", "l1", "l2", "rms")
 HORIZON = 128  # above every length in the tests of attentions
@@ -37,6 +38,8 @@ OPTIONS: dict[str, dict] = {
 SIGNED = ("mlp", "identity")
 #: O_n = Q̂_n Σ_i K̂_iᵀ V_i
 UNDIVIDED = {"linear_attention_denominator": "none"}
+#: Large enough to show; the default is 1e-6.
+EPS = {"linear_attention_eps": 0.5}
 
 
 def mapped(name: str, role: str, qk_norm: str = "none", feature_dim: str = "head", **options) -> Case:
@@ -58,6 +61,12 @@ CASES = [
     Case("linear", "decoder", {"feature_map": "exp", "qk_norm": "l1", **UNDIVIDED}),
     mapped("rebased", "cross", rebased_start="uniform"),
     *(mapped("squared", role, squared_kernel="affine") for role in ROLES),
+    *(Case("linear", role, {"feature_map": "elu", **EPS}) for role in ROLES),
+    *(
+        Case("linear", role, options, position="rotary")
+        for role in ("encoder", "decoder")
+        for options in ({}, {"qk_norm": "l2"}, EPS, {"qk_norm": "l2", **UNDIVIDED})
+    ),
 ]
 
 
@@ -189,4 +198,8 @@ def row(row: Row) -> Tensor:
     side = "q" if as_queries else "k"
     keys = [normalized(module.k_norm, phi(module.feature_map, row.k[m], at(m), side)) for m in row.seen]
     similarity = torch.stack([query @ key for key in keys])
-    return similarity / (similarity.sum() + 1e-6) if module.divides else similarity
+    denominator = similarity.sum() + module.eps if module.divides else 1.0
+    if module.position is not None:  # a rotation is in the numerator alone (Su et al. 2021, eq. 19)
+        query = rotated(query, row.n)
+        similarity = torch.stack([query @ rotated(key, m) for key, m in zip(keys, row.seen, strict=True)])
+    return similarity / denominator
