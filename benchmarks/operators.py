@@ -3,7 +3,7 @@
     python -m benchmarks.operators                                 # all operators; minutes on a CPU
     python -m benchmarks.operators cvmm sigma_moe --peers          # some, and installed peers
     python -m benchmarks.operators --quick                         # in seconds; the numbers mean nothing
-    python -m benchmarks.operators relative_attention causal_relative_attention --implementation triton flex shift \\
+    python -m benchmarks.operators relative_attention causal_relative_attention --implementation triton shift \\
         --device cuda --dtype bfloat16 --dim 64 --positions 8192 --sizes 32 64 256 1024 2048
     python -m benchmarks.operators sigma_moe --sizes 16 32 64 --model-dim 1024 --expert-dim 256 --tokens 4096
 
@@ -214,16 +214,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, p: Tensor, causal: bool, implementat
 
 
 def relative_attention_case(length: int, setting: Setting, causal: bool) -> Case:
-    """Attention with relative logits; ``flex`` is torch's ``flex_attention``."""
+    """Attention with relative logits."""
     name = "causal_relative_attention" if causal else "relative_attention"
     batch, heads, width = setting.batch(length), setting.heads, setting.dim
     shape = (batch, heads, length, width)
     operator = partial(attend, causal=causal)
     naive_bytes = 4 * 3 * heads * length**2 * width
     found = implementations(operator, RELATIVE, naive_bytes, setting.limit)
-    if setting.device == "cpu":
-        why = "torch has no backward pass of flex_attention on a CPU"
-        found = [replace(one, skip=why) if one.name == "flex" else one for one in found]
     # The gradient of p sums over the batch, so no part of it can be checked by itself.
     exact = "naive" if 2 * naive_bytes <= setting.limit else "shift"
     pairs = length * (length + 1) // 2 if causal else length**2
@@ -233,7 +230,7 @@ def relative_attention_case(length: int, setting: Setting, causal: bool) -> Case
         (*(setting.normal(*shape) for _ in range(3)), setting.normal(heads, 2 * length - 1, width)),
         shape,
         partial(operator, implementation=exact),
-        found + contenders(name, setting.peers),
+        found + contenders(name, setting.peers, causal=causal),
         6.0 * 3 * batch * heads * pairs * width,
     )
 

@@ -185,6 +185,34 @@ def fast_transformers(causal: bool) -> Function:
     return run
 
 
+# Relative attention.
+
+
+@peer("torch flex_attention", "causal_relative_attention", "relative_attention", cuda_only=True)
+def flex_relative_attention(causal: bool) -> Function:
+    """It adds to each logit its entry of the product of queries and distances, m − n + N − 1 of row n."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    from fairseq_sg.ops.relative.shift import distance_product
+
+    attention, make_mask = torch.compile(flex_attention), torch.compile(create_block_mask)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, p: Tensor) -> Tensor:
+        length, scale = q.shape[2], q.shape[3] ** -0.5
+        product = distance_product(q * scale, p)  # (B, H, N, L)
+
+        def add_relative_logit(logit: Tensor, b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
+            return logit + product[b, h, n, m - n + length - 1]
+
+        def visible(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
+            return m <= n
+
+        mask = make_mask(visible, None, None, length, length, device=q.device) if causal else None
+        return attention(q, k, v, score_mod=add_relative_logit, block_mask=mask, scale=scale)
+
+    return run
+
+
 # Geometric attention as published: differences of running sums of logarithms.
 
 

@@ -7,10 +7,12 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention as torch_flex
 import torch.nn.functional as F
 
 from benchmarks import measure, operators, peers, report, summary
 from fairseq_sg.ops import linear_attention
+from helpers.comparison import assert_all_close, with_gradients
 
 MACHINE = measure.Machine(((1 << 18, 2e10), (1 << 22, 1e10)), 1e11)
 
@@ -73,7 +75,7 @@ class TestOperators:
                 assert {"auto", *operator.implementations} <= set(rows)
             assert {peer.name for peer in setting.peers if name in peer.operators} <= set(rows)
             for contender, row in rows.items():
-                if contender in ("triton", "flex"):
+                if contender == "triton":
                     assert row.status == "skipped" and row.reason and row.median is None
                 else:
                     assert row.status == "timed" and len(row.times) == 1
@@ -421,3 +423,16 @@ class TestPeers:
         for causal in (False, True):
             expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
             torch.testing.assert_close(peers.softmax_attention(q, k, v, causal), expected)
+
+    @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_flex_attention(self, causal, monkeypatch):
+        """Its equations on a CPU, where torch has a backward pass but does not let anyone call it."""
+        monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None, raising=False)
+        inputs = {name: torch.randn(2, 3, 9, 4).double() for name in "qkv"} | {"p": torch.randn(3, 17, 4).double()}
+        with monkeypatch.context() as uncompiled:
+            uncompiled.setattr(torch, "compile", lambda function: function)
+            flex = peers.flex_relative_attention(causal)
+        naive = partial(operators.attend, causal=causal, implementation="naive")
+        results = (with_gradients(lambda of=of, **x: {"out": of(**x)}, inputs) for of in (flex, naive))
+        assert_all_close(*results, 1e-11, 1e-12)

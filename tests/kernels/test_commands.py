@@ -48,7 +48,7 @@ def invented(monkeypatch):
             results.append(Result("33 rows", "float32", 0.3, "gradient of x is off by 3.0e-01, and 1.0e-05 is allowed"))
         if (operator, name) == ("geometric_attention", "triton"):
             return Verdict(operator, name, results, "it crashed: SIGABRT")
-        if name == "flex":
+        if name == "gram":
             results = [Result("a case", "float32", cannot="not on a CPU")]
         return Verdict(operator, name, results, seconds=1.0)
 
@@ -73,7 +73,7 @@ def test_verify(path, invented, capsys):
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "cvmm blocks 4 1.0 FAILS: 33 rows, float32: gradient of x is off" in "\n".join(lines)
     assert "cvmm: blocks fails here and never runs by default; grouped runs in its place" in lines
-    assert "relative_attention flex cannot run here: not on a CPU" in lines
+    assert "orthogonality_loss gram cannot run here: not on a CPU" in lines
     assert "cvmm triton cannot run here: there is no GPU" in lines
     assert "linear_attention chunked 3 1.0 1e-07 1e-07 1e-07" in lines
     unable = sum("cannot run here" in line for line in lines)
@@ -84,7 +84,7 @@ def test_verify(path, invented, capsys):
     assert f"kept in {path}" in out
     found = tuning.read(path, CPU)
     assert found.verdicts["cvmm"]["grouped"] == "" and "off by 3.0e-01" in found.verdicts["cvmm"]["blocks"]
-    assert "flex" not in found.verdicts["relative_attention"] and found.points == []
+    assert "gram" not in found.verdicts["orthogonality_loss"] and found.points == []
     like = torch.ones(1)
     assert dispatch.choose("cvmm", "auto", like, (512, 4096, 64)) is OPERATORS["cvmm"].implementations["grouped"]
 
@@ -237,7 +237,7 @@ def test_the_whole_command(tmp_path):
     for operator, known in OPERATORS.items():
         for name in known.implementations:
             (line,) = [line for line in out.splitlines() if line.split()[:2] == [operator, name]]
-            assert ("cannot run here" in line) == (name == "flex") and "FAILS" not in line
+            assert "cannot run here" not in line and "FAILS" not in line
     assert list(tmp_path.iterdir()) == []
 
 

@@ -146,8 +146,8 @@ def test_reasons(monkeypatch):
 def test_the_environment_chooses(monkeypatch, capsys):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "naive")
     assert listing.state("cvmm", "naive", "cpu") == "default" and listing.state("cvmm", "grouped", "cpu") == "by name"
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
-    assert listing.state("relative_attention", "flex", "cpu") == "default"
-    assert listing.state("cvmm", "grouped", "cpu") == "default"
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "blocks")
+    assert listing.state("cvmm", "blocks", "cpu") == "default" and listing.state("cvmm", "grouped", "cpu") == "by name"
+    assert listing.state("geometric_attention", "scan", "cpu") == "default"
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "nave")
     assert main(["list"]) == 1 and "no operator has an implementation 'nave'" in capsys.readouterr().err

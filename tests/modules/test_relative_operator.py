@@ -142,21 +142,6 @@ def test_autocast(kind, dtype, calls, monkeypatch):
     torch.testing.assert_close(*gradients, rtol=near, atol=near * gradients[1].abs().max().item())
 
 
-def test_dropout_on_weights_is_refused_where_flex_is_asked_for(calls, monkeypatch):
-    module, x = relatives[0].build(attention_dropout=0.5).train(), relatives[0].inputs()[0]
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
-    with pytest.raises(UsageError, match=f"{ENVIRONMENT_VARIABLE}=flex.*--attention-dropout 0"):
-        module(x, x)
-    assert not calls
-
-
-def test_gradients_on_a_cpu_are_refused_where_flex_is_asked_for(monkeypatch):
-    module, x = relatives[0].build().train(), relatives[0].inputs()[0].cpu()
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
-    with pytest.raises(UsageError, match=f"{ENVIRONMENT_VARIABLE}=flex: it has no gradients on a CPU"):
-        module.cpu()(x, x)
-
-
 def test_dropout_on_weights_with_one_name_for_all_operators(calls, monkeypatch):
     """The bias has an implementation of that name, and the operator is not called."""
     module, x = relatives[0].build(attention_dropout=0.5).train(), relatives[0].inputs()[0]
@@ -177,9 +162,6 @@ def test_positions_of_ones_own_do_without_it(calls, monkeypatch):
     expected = module(x, x, Context(positions=positions)).output
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "naive")
     assert torch.equal(module(x, x, Context(positions=positions)).output, expected)
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
-    with pytest.raises(UsageError, match="choose another --position"):
-        module(x, x, Context(positions=positions))
     assert not calls
 
 
@@ -189,9 +171,6 @@ def test_a_window_does_without_it(calls, monkeypatch):
     expected = module(x, x).output
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "naive")
     torch.testing.assert_close(module(x, x).output, expected)
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
-    with pytest.raises(UsageError, match="has no windows; choose --attention-window 0"):
-        module(x, x)
     assert not calls
 
 

@@ -48,10 +48,10 @@ def test_named_wins_over_environment(monkeypatch):
 
 
 def test_operators_without_an_implementation_of_the_name_choose_themselves(monkeypatch):
-    """`flex` is known to relative attention alone."""
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "flex")
+    """`gram` is known to the orthogonality loss alone."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "gram")
     check_environment()
-    assert requested("relative_attention") == "flex"
+    assert requested("orthogonality_loss") == "gram"
     assert requested("operator") is None and chosen() == "fast"
 
 
@@ -60,7 +60,7 @@ def test_unknown_name_is_answered_with_the_choices():
         chosen("slow")
 
 
-@pytest.mark.parametrize("name", ["tritn", "relative_attention=flex", "naive,triton"])
+@pytest.mark.parametrize("name", ["tritn", "relative_attention=shift", "naive,triton"])
 def test_a_name_that_no_operator_has_is_refused(monkeypatch, name):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, name)
     for refused in (check_environment, chosen, lambda: requested("operator")):

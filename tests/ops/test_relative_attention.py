@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.attention.flex_attention as torch_flex
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -71,29 +70,6 @@ def test_more_queries_than_keys(implementation, device):
     cpu = {name: x.cpu() for name, x in inputs.items()}
     expected = by_definition(**cpu, causal=False, key_padding_mask=None, scale=0.3)
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize(
-    ("shape", "causal", "padding"),
-    [
-        ((2, 2, 6, 6, 4, 5, 3), False, "none"),
-        ((2, 3, 5, 9, 4, 5, 3), True, "left"),
-        ((2, 2, 9, 9, 8, 8, 8), False, "one-row-full"),
-        ((3, 2, 17, 19, 8, 6, 4), True, "one-row-full"),
-    ],
-    ids=str,
-)
-def test_flex(shape, causal, padding, device, monkeypatch):
-    """Its equations alone on a CPU, where torch has a backward pass but does not let anyone call it."""
-    monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None, raising=False)
-    dtype = torch.float64
-    if device.type == "cuda":
-        shape, dtype = (*shape[:4], 16, 32, 16), torch.float32
-    options = {"causal": causal, "key_padding_mask": make_mask(padding, shape[0], shape[3], device), "scale": 0.3}
-    inputs = make(shape, device, dtype)
-    actual, expected = (with_gradients(run(name, **options), inputs) for name in ("flex", "naive"))
-    assert_all_close(actual, expected, *((1e-11, 1e-12) if dtype == torch.float64 else (1e-4, 1e-4)))
 
 
 @in_torch
@@ -183,11 +159,6 @@ def test_a_dropout_that_is_no_probability_is_refused(dropout_p):
         relative_attention(**make((1, 1, 2, 2, 2, 2, 2), torch.device("cpu")), dropout_p=dropout_p)
 
 
-def test_flex_has_no_dropout():
-    with pytest.raises(ValueError, match="relative_attention has no dropout in 'flex': choose another"):
-        relative_attention(**make((1, 1, 2, 2, 2, 2, 2), torch.device("cpu")), dropout_p=0.5, implementation="flex")
-
-
 @pytest.mark.parametrize("shape", [(2, 2, 3, 3, 2, 2, 2), (1, 2, 1, 4, 3, 1, 2), (2, 1, 2, 4, 1, 2, 3)], ids=str)
 @causality
 def test_gradcheck(shape, causal, device):
@@ -265,7 +236,7 @@ def test_environment(implementation, device, monkeypatch):
 
 def test_unknown_implementation_is_answered_with_the_choices():
     inputs = make((2, 3, 5, 5, 4, 6, 4), torch.device("cpu"))
-    with pytest.raises(ValueError, match="relative_attention has no .*'scan'.*: auto, flex, naive, shift, triton"):
+    with pytest.raises(ValueError, match="relative_attention has no .*'scan'.*: auto, naive, shift, triton"):
         relative_attention(**inputs, implementation="scan")
 
 

@@ -28,7 +28,7 @@ from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.cpu.linear import Linear
 from fairseq_sg.modules.position import angles, gives_indices, sinusoid
 from fairseq_sg.ops import relative_attention, relative_logits
-from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE, requested
+from fairseq_sg.ops.dispatch import requested
 from fairseq_sg.ops.operators import TRITON
 from fairseq_sg.ops.precision import accumulation_dtype
 
@@ -126,28 +126,12 @@ class RelativeAttention(SoftmaxAttentionBase):
         On a CPU, logits and a softmax take less time in training, unless the operator's implementation is named. With
         dropout they run there for every name but ``triton``.
         """
-        named, on_cpu = requested("relative_attention"), q.device.type == "cpu"
-        drops, windowed = self.drops and self.attention_dropout > 0, self.window > 0
-        if context.return_weights:
+        if context.return_weights or self.window > 0 or context.positions is not None:
             return False
-        for wanted, lacks, fix in (
-            (drops, "dropout on the weights", "--attention-dropout 0"),
-            (windowed, "windows", "--attention-window 0"),
-            (context.positions is not None, "positions of your own", "another --position"),
-        ):
-            if wanted and named == "flex":
-                raise UsageError(
-                    f"{ENVIRONMENT_VARIABLE}=flex: it has no {lacks}; choose {fix}, or another implementation"
-                )
-        if windowed or context.positions is not None:
-            return False
-        if named == "flex" and on_cpu and q.requires_grad:
-            raise UsageError(
-                f"{ENVIRONMENT_VARIABLE}=flex: it has no gradients on a CPU; choose a GPU, or another implementation"
-            )
-        if on_cpu and drops:
-            return named == TRITON
-        return not on_cpu or named is not None
+        if q.device.type != "cpu":
+            return True
+        named = requested("relative_attention")
+        return named == TRITON if self.drops and self.attention_dropout > 0 else named is not None
 
     def _between(self, q: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:
         """q_iᵀ W_P p_{b_j − a_i} for queries at positions a (N,) and keys at b (M,): (B, H, N, M).

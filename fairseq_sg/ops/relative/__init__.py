@@ -8,7 +8,6 @@ from torch import Tensor
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
 from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.precision import autocast_disabled
-from fairseq_sg.ops.relative.flex import relative_attention_flex
 from fairseq_sg.ops.relative.naive import relative_attention_naive, relative_logits_naive
 from fairseq_sg.ops.relative.shift import relative_attention_shift, relative_logits_shift
 from fairseq_sg.ops.triton_support import require_triton, why_not_triton
@@ -55,7 +54,6 @@ IMPLEMENTATIONS = {"naive": relative_logits_naive, "shift": relative_logits_shif
 ATTENTION_IMPLEMENTATIONS = {
     "naive": relative_attention_naive,
     "shift": relative_attention_shift,
-    "flex": relative_attention_flex,
     "triton": _triton,
 }
 _CHOICE = {
@@ -123,13 +121,11 @@ def relative_attention(
     Attention of Transformer-XL (Dai et al., 2019, section 3.3): with u and v its biases of content and position,
     q_content is W_q x + u and q_position is W_q x + v, and the terms (a) + (c) and (b) + (d) are q_content kᵀ and R.
 
-    A query that sees no key gets zeros and gives no gradient. ``"naive"`` and ``"shift"`` are plain torch;
-    ``"flex"`` is `torch.nn.attention.flex_attention`, with what it can do on the device (no backward pass on a CPU, at
-    least 16 dimensions on a GPU), ``"triton"`` a kernel. The latter two keep no N×M weights. All keep the
-    product of queries and distances, O(B H N L). On a GPU, gradients of ``"flex"`` need not repeat bit for bit. Those
-    of ``"shift"`` need not with more than 64 keys, unless `torch.use_deterministic_algorithms` is on. A second
-    derivative is that of ``"naive"``, or a `RuntimeError`: of ``"triton"``, and of torch's fused attentions on a GPU.
-    Under ``torch.autocast``, inputs are cast as for
+    A query that sees no key gets zeros and gives no gradient. ``"naive"`` and ``"shift"`` are plain torch,
+    ``"triton"`` is a kernel, which keeps no N×M weights. All but ``"naive"`` keep the product of queries and distances,
+    O(B H N L). On a GPU, gradients of ``"shift"`` need not repeat bit for bit with more than 64 keys, unless
+    `torch.use_deterministic_algorithms` is on. A second derivative is that of ``"naive"``, or a `RuntimeError`: of
+    ``"triton"``, and of torch's fused attentions on a GPU. Under ``torch.autocast``, inputs are cast as for
     `torch.nn.functional.scaled_dot_product_attention`.
 
     Args:
@@ -143,8 +139,8 @@ def relative_attention(
         key_padding_mask: (B, M), bool, True at padding.
         scale: of both logits; 1/√D where not given.
         dropout_p: probability with which a weight is dropped after the softmax. Implementations draw other masks, all
-            from torch's generator of the device; ``"flex"`` has none.
-        implementation: ``"auto"``, ``"naive"``, ``"shift"``, ``"flex"`` or ``"triton"``.
+            from torch's generator of the device.
+        implementation: ``"auto"``, ``"naive"``, ``"shift"`` or ``"triton"``.
 
     Returns:
         (B, H, N, E), in the dtype of v.
