@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import pickle
 import shutil
 import sys
 import warnings
@@ -150,7 +151,7 @@ class Harmful:
 def test_code_in_checkpoints_is_not_run(tmp_path):
     compat.allow_checkpoint_globals()
     torch.save({"args": Harmful(tmp_path / "harmed")}, tmp_path / "harmful.pt")
-    with pytest.raises(Exception, match="Weights only load failed"):
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         torch.load(tmp_path / "harmful.pt", weights_only=True)
     assert not (tmp_path / "harmed").exists()
 
@@ -264,10 +265,14 @@ def test_a_copy_is_there_when_it_is_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "copyfile", watched)
     assert PathManager.copy(str(source), str(target), overwrite=True)
     assert seen == [b"old"] and target.read_bytes() == source.read_bytes()
-    for code, kind in ((errno.ENOSPC, UsageError), (errno.EDQUOT, UsageError), (errno.EACCES, PermissionError)):
+    for code, kind, message in (
+        (errno.ENOSPC, UsageError, "there is no room for the checkpoint .*last.pt"),
+        (errno.EDQUOT, UsageError, "there is no room for the checkpoint .*last.pt"),
+        (errno.EACCES, PermissionError, os.strerror(errno.EACCES)),
+    ):
         target.write_bytes(b"old")
         monkeypatch.setattr(shutil, "copyfile", lambda src, dst, code=code: (copyfile(src, dst), full(code)))
-        with pytest.raises(kind):
+        with pytest.raises(kind, match=message):
             PathManager.copy(str(source), str(target), overwrite=True)
         assert target.read_bytes() == b"old" and len(os.listdir(tmp_path)) == 2
 
@@ -322,3 +327,14 @@ def test_repeated_ngrams_are_banned(size, banned):
     of_each = NGramRepeatBlock(size, use_extension=False)(tokens, torch.zeros(2, 20), 2, 1, step=len(output) - 1)
     found = [set(torch.nonzero(row.isinf()).flatten().tolist()) for row in of_each]
     assert found == [banned, set(range(10, 18)) if size == 1 else set()]
+
+
+def test_a_forced_word_is_not_banned():
+    """A prompt leaves one word, also where it repeats an n-gram."""
+    from fairseq.ngram_repeat_block import NGramRepeatBlock
+
+    compat.repair()
+    forced = torch.full((1, 20), -torch.inf)
+    forced[0, 6] = 0.0
+    found = NGramRepeatBlock(2, use_extension=False)(torch.tensor([[2, 5, 6, 5, 1]]), forced.clone(), 1, 1, step=3)
+    assert torch.equal(found, forced)

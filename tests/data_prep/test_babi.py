@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.babi import render, stories
+from data_prep.dataset import DataError
 
 TRAIN = {
     "qa1_single-supporting-fact_train.txt": (
@@ -156,7 +157,7 @@ def test_the_hash_is_that_of_the_stories(folder, run, tmp_path, monkeypatch):
     ],
 )
 def test_broken_files(text, line, message):
-    with pytest.raises(Exception, match=message) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         list(stories(Path("qa1_x_train.txt"), text.encode()))
     assert caught.value.line == line
 
