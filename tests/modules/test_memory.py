@@ -175,6 +175,31 @@ def test_layers_of_a_controller(controller, layers):
     assert len(state.controller) == (2 if controller == "lstm" else 0)
 
 
+@pytest.mark.parametrize("controller", ["lstm", "feedforward"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_controller_equals_its_equations(controller, layers):
+    """Those of the docstrings, with one matrix W^l for all that a layer sees."""
+    module = shaken(make(controller=controller, layers=layers, dim=4)).controller
+    x, reads = torch.randn(5, 2, 3, dtype=torch.float64), torch.randn(5, 2, 6, dtype=torch.float64)
+    rest = module.recurrent if controller == "lstm" else module.above
+    weights = [torch.cat([a, b.weight], 1) for a, b in zip(module.inputs.weight.chunk(layers), rest, strict=True)]
+    biases = module.inputs.bias.chunk(layers)
+    h, c = ([torch.zeros(2, 4, dtype=torch.float64)] * layers for _ in range(2))
+    state = module.initial(x.transpose(0, 1))
+    for t in range(5):
+        for layer in range(layers):
+            below, before = h[layer - 1 : layer], [h[layer]] if controller == "lstm" else []
+            sums = torch.cat([x[t], reads[t], *below, *before], 1) @ weights[layer].T + biases[layer]
+            if controller == "lstm":
+                i, f, o, g = sums.chunk(4, 1)
+                c[layer] = f.sigmoid() * c[layer] + i.sigmoid() * g.tanh()
+                h[layer] = o.sigmoid() * c[layer].tanh()
+            else:
+                h[layer] = sums.relu()
+        found, state = module(module.project(x[t]), reads[t], state)
+        torch.testing.assert_close(found, torch.cat(h, 1), rtol=1e-12, atol=1e-12)
+
+
 # A sequence.
 
 
