@@ -111,6 +111,8 @@ class SGTranslationTask(SGTask, TranslationTask):
             raise UsageError(f"--dataset-impl is {cfg.dataset_impl}, and data_prep writes mmap: leave it out")
         if cfg.load_alignments:
             raise UsageError("--load-alignments has no effect, as the data have none: leave it out")
+        if cfg.upsample_primary != -1:
+            raise UsageError("--upsample-primary has no effect, as a subset is one file: leave it out")
         if cfg.truncate_source:
             raise UsageError(
                 "--truncate-source would cut sources that the task has sizes of already; leave it out, or raise "
@@ -319,7 +321,13 @@ def _holds(data, symbol: int) -> bool:
 
 
 def _check_bleu(cfg: SGTranslationConfig) -> None:
-    """Raises UsageError for what ``--eval-bleu`` cannot generate with, or would not look at."""
+    """Raises UsageError for what ``--eval-bleu`` cannot generate with, and for options that do nothing without it."""
+    if not cfg.eval_bleu:
+        for option in fields(TranslationConfig):
+            if "bleu" in option.name and getattr(cfg, option.name) not in (option.default, None):
+                flag = ranges.flag(option.name)
+                raise UsageError(f"{flag} has no effect without --eval-bleu: add --eval-bleu, or leave {flag} out")
+        return
     for name in ("eval_bleu_args", "eval_bleu_detok_args"):
         flag, text = ranges.flag(name), getattr(cfg, name)
         try:
@@ -331,9 +339,8 @@ def _check_bleu(cfg: SGTranslationConfig) -> None:
         unknown = set(given) - {f.name for f in fields(GenerationConfig)} if name == "eval_bleu_args" else ()
         if unknown:
             raise UsageError(f"{flag} has {', '.join(sorted(unknown))}, which is no option of fairseq-generate")
-    if cfg.eval_bleu and cfg.eval_bleu_detok not in TOKENIZER_REGISTRY:
+    if cfg.eval_bleu_detok not in TOKENIZER_REGISTRY:
         known = ", ".join(sorted(TOKENIZER_REGISTRY))
         raise UsageError(f"--eval-bleu-detok is {cfg.eval_bleu_detok!r}: choose from {known}")
-    if cfg.eval_bleu:
-        # fairseq leaves a batch of empty outputs out of BLEU; of ours, outputs may be empty.
-        cfg.eval_bleu_args = json.dumps({"min_len": 1} | json.loads(cfg.eval_bleu_args or "{}"))
+    # fairseq leaves a batch of empty outputs out of BLEU; of ours, outputs may be empty.
+    cfg.eval_bleu_args = json.dumps({"min_len": 1} | json.loads(cfg.eval_bleu_args or "{}"))

@@ -125,6 +125,18 @@ def test_padding(folder, left_pad_source, left_pad_target):
             "--eval-bleu-args has beem, which is no option of fairseq",
         ),
         (dict(eval_bleu=True, eval_bleu_detok="mosses"), "--eval-bleu-detok is 'mosses': choose from moses, nltk"),
+        *(
+            ({option: value}, f"--{option.replace('_', '-')} has no effect without --eval-bleu: add --eval-bleu, or")
+            for option, value in {
+                "eval_tokenized_bleu": True,
+                "eval_bleu_remove_bpe": "@@ ",
+                "eval_bleu_print_samples": True,
+                "eval_bleu_detok": "moses",
+                "eval_bleu_detok_args": '{"target_lang": "de"}',
+                "eval_bleu_args": '{"beam": 2}',
+            }.items()
+        ),
+        (dict(upsample_primary=2), "--upsample-primary has no effect, as a subset is one file"),
         (dict(load_alignments=True), "--load-alignments has no effect, as the data have none"),
         (dict(target_lang="bar"), "--target-lang is bar, and .* has no dict.bar.txt: leave the option out"),
     ],
