@@ -57,7 +57,7 @@ def hidden_keys(
     last W of them.
     """
     hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]  # (B, 1, 1, M)
-    if causal and queries > 1:
+    if causal and offset + 1 < keys:
         future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(offset + 1)  # (N, M)
         hidden = future if hidden is None else hidden | future
     if 0 < window < keys:

@@ -71,6 +71,16 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         kernel[grid](*arguments, **options)
 
 
+def dense_rows(x: Tensor) -> Tensor:
+    """x with a dense last dimension, the layout that the kernels need; the other strides may be any."""
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def mask_bytes(mask: Tensor | None) -> Tensor | None:
+    """A bool mask as kernels read it."""
+    return None if mask is None else mask.contiguous().view(torch.uint8)
+
+
 def power_of_two(size: int, least: int, most: int) -> int:
     """The smallest power of two that is not below `size`, kept between two others."""
     return min(max(1 << max(size - 1, 0).bit_length(), least), most)

@@ -32,7 +32,7 @@ from fairseq_sg.ops import triton_support
 from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.cvmm.sorting import SortedSelection
 from fairseq_sg.ops.precision import autocast_disabled
-from fairseq_sg.ops.triton_support import launch, power_of_two
+from fairseq_sg.ops.triton_support import dense_rows, launch, power_of_two
 
 #: A part has this many rows or more, so that there are no more than these parts besides one a matrix.
 SPLIT, PARTS = 1024, 128
@@ -64,7 +64,7 @@ class _ConditionalProduct(torch.autograd.Function):
         to_tokens: bool,
         relu: bool,
     ) -> Tensor:
-        x, matrices = _plain_rows(x), matrices.contiguous()
+        x, matrices = dense_rows(x), matrices.contiguous()
         weights = None if weights is None else weights.contiguous()
         ctx.save_for_backward(x, matrices, weights)
         ctx.arguments = routing, from_tokens, to_tokens, relu
@@ -72,7 +72,7 @@ class _ConditionalProduct(torch.autograd.Function):
         options = _options(routing, x, *matrices.shape[1:], made_here=relu)
         launch(
             _rows_kernel,
-            (_blocks(routing, options) * -(-matrices.shape[2] // options["COLUMNS"]),),
+            (_blocks(routing, options) * triton.cdiv(matrices.shape[2], options["COLUMNS"]),),
             x,
             matrices,
             weights,
@@ -95,7 +95,7 @@ class _ConditionalProduct(torch.autograd.Function):
         x, matrices, weights = ctx.saved_tensors
         grad_x = grad_matrices = grad_weights = None
         with autocast_disabled(x.device):
-            grad = _plain_rows(grad)
+            grad = dense_rows(grad)
             if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
                 grad_x, grad_weights = _grad_of_rows(grad, x, matrices, weights, *ctx.arguments)
             if ctx.needs_input_grad[1]:
@@ -115,7 +115,7 @@ def _grad_of_rows(
 ) -> tuple[Tensor, Tensor | None]:
     rows, width = len(routing.order), matrices.shape[1]
     options = _options(routing, x, matrices.shape[2], width)
-    tiles = -(-width // options["COLUMNS"])
+    tiles = triton.cdiv(width, options["COLUMNS"])
     grad_x = x.new_empty(rows, width)
     # A program has some columns, and ds_r sums over all.
     parts = None if weights is None else x.new_empty((*weights.shape, tiles), dtype=torch.float32)
@@ -156,7 +156,7 @@ def _grad_of_matrices(
 ) -> Tensor:
     count, into, out = matrices.shape
     rows = len(routing.order)
-    split = power_of_two(-(-rows // PARTS), SPLIT, 1 << 30)
+    split = power_of_two(triton.cdiv(rows, PARTS), SPLIT, 1 << 30)
     blocks, splits = rows // split + count, rows > split
     grad_matrices = torch.empty_like(matrices)
     parts = x.new_empty(blocks if splits else 0, into, out, dtype=torch.float32)
@@ -166,7 +166,7 @@ def _grad_of_matrices(
     height, width = options.pop("ROWS"), options["COLUMNS"]
     launch(
         _grad_matrices_kernel,
-        (blocks * -(-into // height) * -(-out // width),),
+        (blocks * triton.cdiv(into, height) * triton.cdiv(out, width),),
         x,
         grad,
         weights,
@@ -190,14 +190,9 @@ def _grad_of_matrices(
         **options,
     )
     if splits:
-        grid = (count * -(-into * out // CELLS),)
+        grid = (count * triton.cdiv(into * out, CELLS),)
         launch(_sum_of_parts_kernel, grid, parts, grad_matrices, routing.offsets, into * out, SPLIT=split, CELLS=CELLS)
     return grad_matrices
-
-
-def _plain_rows(x: Tensor) -> Tensor:
-    """Neighbours in a row lie side by side; rows may lie anywhere."""
-    return x if x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
 
 
 def _sums(rows: Tensor, routing: SortedSelection) -> Tensor:

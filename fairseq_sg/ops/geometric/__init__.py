@@ -13,6 +13,7 @@ from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.geometric.naive import geometric_attention_naive
 from fairseq_sg.ops.geometric.scan import geometric_attention_scan
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
+from fairseq_sg.ops.torch_attention import hidden_keys
 from fairseq_sg.ops.triton_support import require_triton, why_not_triton
 
 # The longest row for Triton: a program holds a whole row.
@@ -25,7 +26,7 @@ def _in_torch(function: Callable[[Tensor, Tensor | None, int], Tensor]) -> Calla
     def run(logits: Tensor, key_padding_mask: Tensor | None, causal: bool, offset: int) -> Tensor:
         if logits.numel() == 0:
             return logits.clone()
-        hidden = _hidden(*logits.shape[2:], key_padding_mask, causal, offset, logits.device)
+        hidden = hidden_keys(*logits.shape[2:], key_padding_mask, causal, offset, logits.device)
         (full,) = to_accumulation_dtype(logits)
         return function(full, hidden, offset).to(logits.dtype)
 
@@ -118,15 +119,3 @@ def geometric_attention(
     function = choose("geometric_attention", implementation, logits, sizes, lambda: _why_not_triton(logits))
     with autocast_disabled(logits.device):
         return function(logits, key_padding_mask, causal, offset)
-
-
-def _hidden(
-    queries: int, keys: int, key_padding_mask: Tensor | None, causal: bool, offset: int, device: torch.device
-) -> Tensor | None:
-    """Keys besides the query itself with P = 0: bool, broadcastable to (B, H, N, M); None for no such key."""
-    padding = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
-    if not causal:
-        return padding
-    i = torch.arange(offset, offset + queries, device=device)[:, None]
-    ahead = torch.arange(keys, device=device) > i
-    return ahead if padding is None else ahead | padding

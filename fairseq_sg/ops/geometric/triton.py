@@ -20,7 +20,7 @@ from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.geometric import MOST_KEYS
-from fairseq_sg.ops.triton_support import launch, power_of_two
+from fairseq_sg.ops.triton_support import launch, mask_bytes, power_of_two
 
 
 def geometric_attention_triton(logits: Tensor, key_padding_mask: Tensor | None, causal: bool, offset: int) -> Tensor:
@@ -31,7 +31,7 @@ def geometric_attention_triton(logits: Tensor, key_padding_mask: Tensor | None, 
 class _GeometricAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, logits: Tensor, key_padding_mask: Tensor | None, causal: bool, offset: int) -> Tensor:
-        mask = None if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
+        mask = mask_bytes(key_padding_mask)
         weights = torch.empty_like(logits, memory_format=torch.contiguous_format)
         _launch(_weights_kernel, logits, mask, (weights,), causal, offset)
         ctx.save_for_backward(logits, mask)
@@ -53,7 +53,7 @@ def _launch(kernel, logits: Tensor, mask: Tensor | None, others: tuple, causal: 
     block = max(1024 // visits, 1)
     launch(
         kernel,
-        (-(-rows // block),),
+        (triton.cdiv(rows, block),),
         logits,
         mask,
         *others,

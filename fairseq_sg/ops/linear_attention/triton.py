@@ -23,7 +23,6 @@ which keeps about 21 bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -34,7 +33,7 @@ from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.linear_attention.full import State
-from fairseq_sg.ops.triton_support import launch, power_of_two
+from fairseq_sg.ops.triton_support import dense_rows, launch, mask_bytes, power_of_two
 from fairseq_sg.ops.triton_tiles import load_tile, real_rows
 
 
@@ -69,10 +68,10 @@ class _Causal(torch.autograd.Function):
         normalize: bool,
         eps: float,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        plan = _plan(q, k, v)
-        before, last = _states_of_chunks(plan, k, v, mask, s, z, return_state)
+        precision = _precision(q, k, v)
+        before, last = _states_of_chunks(precision, k, v, mask, s, z, return_state)
         keep = any(ctx.needs_input_grad)
-        out, exact, denominator = _read(plan, q, k, v, mask, before, normalize, eps, keep)
+        out, exact, denominator = _read(precision, q, k, v, mask, before, normalize, eps, keep)
         ctx.save_for_backward(q, k, v, mask, s, z, exact, denominator)
         ctx.set_materialize_grads(False)
         return out, *last
@@ -81,64 +80,50 @@ class _Causal(torch.autograd.Function):
     def backward(ctx: FunctionCtx, g: Tensor | None, g_s: Tensor | None, g_z: Tensor | None) -> tuple:
         refuse_second_derivative("linear_attention")
         q, k, v, mask, s, z, exact, denominator = ctx.saved_tensors
-        plan = _plan(q, k, v)
+        precision = _precision(q, k, v)
         g = torch.zeros_like(v) if g is None else g
-        before, _ = _states_of_chunks(plan, k, v, mask, s, z, False)
-        grad_q, delta = _grad_q(plan, q, k, v, mask, g, before, exact, denominator)
-        after, first = _grad_states_of_chunks(plan, q, g, denominator, delta, g_s, g_z, has_state=s is not None)
-        grad_k, grad_v = _grad_k_v(plan, q, k, v, mask, g, after, denominator, delta)
+        before, _ = _states_of_chunks(precision, k, v, mask, s, z, False)
+        grad_q, delta = _grad_q(precision, q, k, v, mask, g, before, exact, denominator)
+        after, first = _grad_states_of_chunks(precision, q, g, denominator, delta, g_s, g_z, has_state=s is not None)
+        grad_k, grad_v = _grad_k_v(precision, q, k, v, mask, g, after, denominator, delta)
         return grad_q, grad_k, grad_v, None, *first, None, None, None
 
 
-class _Plan(NamedTuple):
-    """Length of a chunk, which is the size of tiles too; precision of products of two inputs, and of others."""
+# The length of a chunk, and the size of tiles. Chunks of 64 spill up to 5 kB of registers in half precision (compute
+# capability 8.0), and up to 16 kB in single. See also `triton_support`.
+CHUNK = 32
 
-    chunk: int
+
+class _Precision(NamedTuple):
+    """Of products of two inputs, and of others."""
+
     exact: str
     mixed: str
 
-    def options(self, features: int, width: int) -> dict:
-        return {
-            "F": features,
-            "E": width,
-            "CHUNK": self.chunk,
-            "BLOCK_F": power_of_two(features, 16, self.chunk),
-            "BLOCK_E": power_of_two(width, 16, self.chunk),
-            "num_warps": 4,
-            "num_stages": 1,
-        }
+
+def _precision(*inputs: Tensor) -> _Precision:
+    in_half = all(x.dtype in (torch.float16, torch.bfloat16) for x in inputs)
+    return _Precision("tf32", "tf32x3") if in_half else _Precision("ieee", "ieee")
 
 
-# Chunks of 64 spill up to 5 kB of registers in half precision (compute capability 8.0), and up to 16 kB in single. See
-# also `triton_support`.
-_IN_HALF = _Plan(32, "tf32", "tf32x3")
-_IN_SINGLE = _Plan(32, "ieee", "ieee")
-
-
-def _plan(*inputs: Tensor) -> _Plan:
-    return _IN_HALF if all(x.dtype in (torch.float16, torch.bfloat16) for x in inputs) else _IN_SINGLE
-
-
-def _count(size: int, block: int) -> int:
-    return -(-size // block)
-
-
-def _dense_rows(*tensors: Tensor) -> Iterator[Tensor]:
-    """The tensors with a dense last dimension, the layout that the kernels need."""
-    for x in tensors:
-        yield x if x.stride(3) == 1 or x.shape[3] <= 1 else x.contiguous()
+def _options(features: int, width: int) -> dict:
+    return {
+        "F": features,
+        "E": width,
+        "CHUNK": CHUNK,
+        "BLOCK_F": power_of_two(features, 16, CHUNK),
+        "BLOCK_E": power_of_two(width, 16, CHUNK),
+        "num_warps": 4,
+        "num_stages": 1,
+    }
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(stride for x in tensors for stride in x.stride()[:3])
 
 
-def _bytes(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else mask.contiguous().view(torch.uint8)
-
-
 def _states_of_chunks(
-    plan: _Plan,
+    precision: _Precision,
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
@@ -147,17 +132,17 @@ def _states_of_chunks(
     return_last: bool,
 ) -> tuple[State | None, tuple[Tensor | None, Tensor | None]]:
     """The state before each chunk, (B, H, T, F, E) and (B, H, T, F), None for zero, and the last one, if asked for."""
-    several = k.shape[2] > plan.chunk
+    several = k.shape[2] > CHUNK
     each, last = None, (None, None)
     if several or return_last:
-        each, last = _fold(plan, k, v, mask=mask, first=(s, z), each=several)
+        each, last = _fold(precision, k, v, mask=mask, first=(s, z), each=several)
     if each is None and s is not None:
         each = s.contiguous(), z.contiguous()
     return each, last if return_last else (None, None)
 
 
 def _grad_states_of_chunks(
-    plan: _Plan,
+    precision: _Precision,
     q: Tensor,
     g: Tensor,
     denominator: Tensor | None,
@@ -169,19 +154,19 @@ def _grad_states_of_chunks(
 ) -> tuple[State | None, tuple[Tensor | None, Tensor | None]]:
     """The derivatives of the state after each chunk, None for zero, and those of the first state, if there is one."""
     at_end = g_s is not None or g_z is not None
-    if not at_end and not has_state and q.shape[2] <= plan.chunk:
+    if not at_end and not has_state and q.shape[2] <= CHUNK:
         return None, (None, None)
     if at_end:
         shape = (*q.shape[:2], q.shape[3])  # (B, H, F)
         g_s = q.new_zeros(*shape, g.shape[3], dtype=torch.float32) if g_s is None else g_s
         g_z = q.new_zeros(*shape, dtype=torch.float32) if g_z is None else g_z
     options = dict(first=(g_s, g_z), each=True, reverse=True, with_z=denominator is not None)
-    after, first = _fold(plan, q, g, divisor=denominator, weight=delta, **options)
+    after, first = _fold(precision, q, g, divisor=denominator, weight=delta, **options)
     return after, first if has_state else (None, None)
 
 
 def _fold(
-    plan: _Plan,
+    precision: _Precision,
     x: Tensor,
     y: Tensor,
     *,
@@ -195,23 +180,23 @@ def _fold(
 ) -> tuple[State | None, State]:
     """Σ x_i (y_i / divisor_i)ᵀ and, `with_z`, Σ x_i weight_i, starting at `first`: before `each` chunk, and in all."""
     (batch, heads, length, features), width = x.shape, y.shape[3]
-    chunks = _count(length, plan.chunk)
-    x, y = _dense_rows(x, y)
+    chunks = triton.cdiv(length, CHUNK)
+    x, y = map(dense_rows, (x, y))
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(batch, heads, *shape, dtype=torch.float32, device=x.device)
 
     before = (empty(chunks, features, width), empty(chunks, features)) if each else (None, None)
     last = empty(features, width), empty(features)
-    options = plan.options(features, width)
+    options = _options(features, width)
     launch(
         _fold_kernel,
-        (batch * heads, _count(features, options["BLOCK_F"]), _count(width, options["BLOCK_E"])),
+        (batch * heads, triton.cdiv(features, options["BLOCK_F"]), triton.cdiv(width, options["BLOCK_E"])),
         x,
         y,
         divisor,
         weight,
-        _bytes(mask),
+        mask_bytes(mask),
         *(None if x is None else x.contiguous() for x in first),
         *before,
         *last,
@@ -220,14 +205,14 @@ def _fold(
         length,
         REVERSE=reverse,
         WITH_Z=with_z,
-        PRECISION=plan.exact if divisor is None else plan.mixed,
+        PRECISION=precision.exact if divisor is None else precision.mixed,
         **options,
     )
     return before if each else None, last
 
 
 def _read(
-    plan: _Plan,
+    precision: _Precision,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -239,20 +224,20 @@ def _read(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """out; to `keep` for the backward pass, also out in float32 and the denominators if it is normalized, else None."""
     (batch, heads, length, features), width = q.shape, v.shape[3]
-    q, k, v = _dense_rows(q, k, v)
+    q, k, v = map(dense_rows, (q, k, v))
     out = torch.empty(batch, heads, length, width, dtype=v.dtype, device=q.device)
     exact = denominator = None
     if keep and normalize:
         exact = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
         denominator = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
-    options = plan.options(features, width)
+    options = _options(features, width)
     launch(
         _out_kernel,
-        (batch * heads, _count(length, plan.chunk), _count(width, options["BLOCK_E"])),
+        (batch * heads, triton.cdiv(length, CHUNK), triton.cdiv(width, options["BLOCK_E"])),
         q,
         k,
         v,
-        _bytes(mask),
+        mask_bytes(mask),
         *(state or (None, None)),
         out,
         None if exact is out else exact,
@@ -262,15 +247,15 @@ def _read(
         length,
         eps,
         NORMALIZE=normalize,
-        EXACT=plan.exact,
-        MIXED=plan.mixed,
+        EXACT=precision.exact,
+        MIXED=precision.mixed,
         **options,
     )
     return out, exact, denominator
 
 
 def _grad_q(
-    plan: _Plan,
+    precision: _Precision,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -282,17 +267,17 @@ def _grad_q(
 ) -> tuple[Tensor, Tensor | None]:
     """∂q, and δ of every position if normalized."""
     (batch, heads, length, features), width = q.shape, g.shape[3]
-    q, k, v, g = _dense_rows(q, k, v, g)
+    q, k, v, g = map(dense_rows, (q, k, v, g))
     grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
     delta = None if denominator is None else torch.empty_like(denominator)
-    options = plan.options(features, width)
+    options = _options(features, width)
     launch(
         _grad_q_kernel,
-        (batch * heads, _count(length, plan.chunk), _count(features, options["BLOCK_F"])),
+        (batch * heads, triton.cdiv(length, CHUNK), triton.cdiv(features, options["BLOCK_F"])),
         k,
         v,
         g,
-        _bytes(mask),
+        mask_bytes(mask),
         *(state or (None, None)),
         exact,
         denominator,
@@ -302,15 +287,15 @@ def _grad_q(
         heads,
         length,
         NORMALIZE=denominator is not None,
-        EXACT=plan.exact,
-        MIXED=plan.mixed,
+        EXACT=precision.exact,
+        MIXED=precision.mixed,
         **options,
     )
     return grad_q, delta
 
 
 def _grad_k_v(
-    plan: _Plan,
+    precision: _Precision,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -322,13 +307,13 @@ def _grad_k_v(
 ) -> tuple[Tensor, Tensor]:
     """∂k and ∂v; `state` holds the derivatives of the state after each chunk."""
     (batch, heads, length, features), width = k.shape, v.shape[3]
-    q, k, v, g = _dense_rows(q, k, v, g)
+    q, k, v, g = map(dense_rows, (q, k, v, g))
     grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
     s, z = state or (None, None)
-    options = plan.options(features, width)
-    tiles_f, tiles_e = _count(features, options["BLOCK_F"]), _count(width, options["BLOCK_E"])
-    options |= {"NORMALIZE": denominator is not None, "EXACT": plan.exact, "MIXED": plan.mixed}
-    grid, mask = (batch * heads, _count(length, plan.chunk)), _bytes(mask)
+    options = _options(features, width)
+    tiles_f, tiles_e = triton.cdiv(features, options["BLOCK_F"]), triton.cdiv(width, options["BLOCK_E"])
+    options |= {"NORMALIZE": denominator is not None, "EXACT": precision.exact, "MIXED": precision.mixed}
+    grid, mask = (batch * heads, triton.cdiv(length, CHUNK)), mask_bytes(mask)
     launch(
         _grad_v_kernel,
         (*grid, tiles_e),

@@ -33,21 +33,11 @@ def _why_not_triton(*tensors: Tensor) -> str | None:
     return why_not_triton(*tensors)
 
 
-def _triton(
-    q_content: Tensor,
-    q_position: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor,
-    causal: bool,
-    key_padding_mask: Tensor | None,
-    scale: float,
-    dropout_p: float,
-) -> Tensor:
-    require_triton("relative_attention", _why_not_triton(q_content, q_position, k, v, p))
+def _triton(*arguments) -> Tensor:
+    require_triton("relative_attention", _why_not_triton(*arguments[:5]))
     from fairseq_sg.ops.relative.triton import relative_attention_triton
 
-    return relative_attention_triton(q_content, q_position, k, v, p, causal, key_padding_mask, scale, dropout_p)
+    return relative_attention_triton(*arguments)
 
 
 IMPLEMENTATIONS = {"naive": relative_logits_naive, "shift": relative_logits_shift}

@@ -36,7 +36,7 @@ from torch.autograd.function import FunctionCtx
 from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.relative import WIDEST
 from fairseq_sg.ops.relative.shift import distance_product
-from fairseq_sg.ops.triton_support import launch, power_of_two
+from fairseq_sg.ops.triton_support import dense_rows, launch, mask_bytes, power_of_two
 from fairseq_sg.ops.triton_tiles import real_rows
 
 
@@ -72,8 +72,8 @@ class _RelativeAttention(torch.autograd.Function):
         seed: Tensor | None,
         dropout_p: float,
     ) -> Tensor:
-        q, k, v = (_dense_rows(x) for x in (q, k, v))
-        mask = None if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
+        q, k, v = map(dense_rows, (q, k, v))
+        mask = mask_bytes(key_padding_mask)
         out = v.new_empty(*q.shape[:3], v.shape[3])
         log_sum = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         options = causal, scale, seed, dropout_p
@@ -86,7 +86,7 @@ class _RelativeAttention(torch.autograd.Function):
     def backward(ctx: FunctionCtx, g: Tensor) -> tuple:
         refuse_second_derivative("relative_attention")
         q, product, k, v, mask, log_sum, out, seed = ctx.saved_tensors
-        inputs, g = (q, product, k, v), _dense_rows(g)
+        inputs, g = (q, product, k, v), dense_rows(g)
         options = ctx.causal, ctx.scale, seed, ctx.dropout_p
         grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         delta = torch.empty_like(log_sum)
@@ -97,10 +97,6 @@ class _RelativeAttention(torch.autograd.Function):
         of_keys = g, delta, grad_k, grad_v, *g.stride()[:3]
         _launch(_grad_k_v_kernel, inputs, mask, log_sum, of_keys, *options, of_queries=False)
         return grad_q, grad_product, grad_k, grad_v, None, None, None, None, None
-
-
-def _dense_rows(x: Tensor) -> Tensor:
-    return x if x.stride(3) == 1 or x.shape[3] <= 1 else x.contiguous()
 
 
 def _launch(
