@@ -22,6 +22,7 @@ from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from fairseq_sg.analysis import accuracy, load, plots, read_sentence, record
 from fairseq_sg.analysis.__main__ import main, named
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.analysis.symbols import represent
 from fairseq_sg.errors import UsageError
 from helpers.analysis_models import CLASSIFIERS, GROUPS, TABLES
 
@@ -389,6 +390,13 @@ def test_symbols(kind, analyse, saved, loaded):
         assert facts["mean_similarity"][symbol] == pytest.approx(means, abs=1e-5)
         assert f"symbol {symbol}: {right[symbol]} of 4 functions right" in printed
     assert facts["groups"] == {name: functions.split() for name, functions in GROUPS.items()}
+
+
+def test_symbols_need_a_classification_layer(loaded, monkeypatch):
+    model = loaded("encoder")
+    monkeypatch.setattr(model.model, "classifier", None)
+    with pytest.raises(UsageError, match="sg_encoder has no classification layer"):
+        represent(model, "p 0")
 
 
 def below_the_classes(model, line: str):

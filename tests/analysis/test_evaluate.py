@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -140,7 +141,10 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
     for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
         (tmp_path / "runs" / name).symlink_to(model)
     runs = tmp_path / "runs"
+    alone = tmp_path / "alone"
+    shutil.copytree(folders["pairs"], alone, ignore=shutil.ignore_patterns("valid.*", "gen.*"))
     cases = {
+        (model, "--data", alone): f"the data folder {alone} has only train: evaluate it by --subset train",
         (f"{runs}/checkpoint_lst.pt",): f"there is no checkpoint {runs}/checkpoint_lst.pt: did you mean "
         "checkpoint_last.pt or checkpoint_best.pt?",
         (runs,): f"{runs} is a folder: give a checkpoint in it, such as {runs}/checkpoint_last.pt",

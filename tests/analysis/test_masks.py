@@ -460,6 +460,26 @@ def test_wrong_numbers(options, saved, capsys):
     assert error.count("\n") == 1 and error.startswith(f"error: argument {options.split()[0]}: ")
 
 
+@pytest.mark.parametrize("loss", ["nan", "inf"])
+def test_a_loss_that_diverges_ends_the_training(loss, saved, command, monkeypatch, tmp_path):
+    monkeypatch.setattr(masks.MaskTraining, "step", lambda *_: float(loss))
+    error = command("masks", saved("softmax"), *SHORT, code=1)
+    assert f"the loss of the masks is {loss} at step 0: lower --lr" in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_masks_of_parameters_without_effect(planted, command):
+    """Attention to every column alike: queries and keys are 0."""
+    error = command("masks", planted[0], *SHORT, "--parameters", ".*q_proj.*", code=1)
+    assert "--parameters .*q_proj.*: no output depends on " in error and "q_proj.weight" in error
+
+
+def test_a_masked_model_of_another_checkpoint_is_not_written(saved, tmp_path):
+    with pytest.raises(UsageError, match=r"--save-checkpoint: .* has other weights than the model: decoder\."):
+        masks.save_checkpoint(load(saved("softmax")), {}, saved("linear"), str(tmp_path / "masked.pt"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_masked_model_does_not_replace_the_model(saved, command, tmp_path):
     model = tmp_path / "model.pt"
     shutil.copy(saved("softmax"), model)

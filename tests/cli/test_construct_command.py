@@ -8,9 +8,11 @@ import sys
 
 import pytest
 import torch
+from fairseq.data import Dictionary
 
 from fairseq_sg import construct
 from fairseq_sg.construct import main, make_parser
+from fairseq_sg.errors import UsageError
 from fairseq_sg.models import constructions
 from helpers.commands import metrics, run, succeed
 
@@ -94,6 +96,16 @@ def test_mistakes(arguments, message, folder, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         make_parser().parse_args(["first", "d", "--out", "x", "--layer-norm-eps", "-1"])
     assert "'-1' is not a number from 0 on" in capsys.readouterr().err
+
+
+def test_a_model_of_other_words(folder, tmp_path):
+    dictionary = Dictionary()
+    for word in ("1", "0", "CLS"):
+        dictionary.add_symbol(word)
+    model = constructions.parity(dictionary=dictionary)
+    with pytest.raises(UsageError, match=f"the model's dictionary is not that of {folder / 'first'}"):
+        construct.save(model, str(folder / "first"), tmp_path / "x.pt")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_probabilities_of_kinds():

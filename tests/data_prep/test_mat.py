@@ -18,7 +18,7 @@ from data_prep.__main__ import main
 from data_prep.burgers import GAMMA, SCALE, TAU
 from data_prep.dataset import DataError
 from data_prep.fields import GENERATOR, VERSION, FieldSources, periodic_field, spectral_derivative
-from data_prep.mat import read_mat
+from data_prep.mat import as_data_errors, read_mat
 
 BURGERS, DARCY = "burgers_data_R10.mat", [f"piececonst_r421_N1024_smooth{number}.mat" for number in (1, 2)]
 
@@ -95,6 +95,12 @@ def test_a_file_that_is_none(tmp_path):
         (tmp_path / "x.mat").write_bytes(content)
         with pytest.raises(DataError, match="x.mat: cannot be read as a .mat file"):
             read_mat(tmp_path / "x.mat", "a", (2, 3))
+
+
+def test_a_file_larger_than_the_memory(tmp_path):
+    message = r"x.mat: does not fit into memory \(no 3 TiB\)"
+    with pytest.raises(DataError, match=message), as_data_errors(tmp_path / "x.mat"):
+        raise MemoryError("no 3 TiB")
 
 
 def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch):

@@ -251,6 +251,7 @@ def test_wrong_files_are_one_line_and_an_exit_code(folder, tmp_path, capsys):
     for line, message in (
         (["render", str(tmp_path / "broken.json")], "broken.json: not a results file of fairseq_sg.experiments"),
         (["render", str(tmp_path / "none.json")], "none.json: No such file or directory: give a results file"),
+        (["render", str(tmp_path / "page.md")], "page.md: the name of a results file ends in .json"),
         (["render", "--results", str(tmp_path)], "broken.json: not a results file"),
         (["render", "--results", str(tmp_path / "x")], "has no results files: give their paths, or --results FOLDER"),
     ):

@@ -176,6 +176,7 @@ def test_embeddings_of_gated_and_relative_models(scaling, std):
 @pytest.mark.parametrize(
     "options,message",
     [
+        ({"input_embedding": "bits"}, "--input-embedding bits needs --task sg_tagging and words of bits"),
         ({"readout": "middle"}, "--readout is 'middle': choose from first, last"),
         ({"encoder_attention": "square"}, "unknown attention 'square'"),
         ({"qk_norm": "l2"}, "--qk-norm l2 has no effect on the chosen mechanisms"),

@@ -10,6 +10,7 @@ pytest.importorskip("fairseq")
 
 import torch
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.translation import TranslationTask
 from torch import nn
 
 import fairseq_sg.plugin  # noqa: F401
@@ -60,7 +61,7 @@ def build(kind: str = "relative", dtype=torch.float64, **options) -> SGTransform
     torch.manual_seed(1)
     model = SGTransformerLM.build_model(
         SimpleNamespace(**(sizes | dict(pre_norm=True) | KINDS[kind] | options)),
-        SimpleNamespace(target_dictionary=dictionary(20)),
+        SimpleNamespace(source_dictionary=dictionary(20), target_dictionary=dictionary(20)),
     )
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -316,12 +317,19 @@ def test_generation_continues_prompts_greedily():
         ({"decoder_head_dim": 0}, "--decoder-head-dim is 0: choose 1 or more"),
         ({"decoder_attention": "square"}, "unknown attention 'square'"),
         ({"qk_norm": "l2"}, "--qk-norm l2 has no effect"),
+        ({"input_embedding": "learned"}, "--input-embedding is for --task sg_tagging: leave it out"),
         ({"kind": "galerkin", "decoder_head_dim": 5}, "2 heads of width 5 do not add up to .* 16: choose --decoder-"),
     ],
 )  # fmt: skip
 def test_wrong_options(options, message):
     with pytest.raises(UsageError, match=message):
         build(**{"kind": "relative"} | options)
+
+
+def test_a_translation_needs_another_model():
+    task = TranslationTask(SimpleNamespace(), dictionary(20), dictionary(20))
+    with pytest.raises(UsageError, match="this --arch is a language model: choose --task sg_language_modeling"):
+        SGTransformerLM.build_model(SimpleNamespace(), task)
 
 
 def test_a_memory_needs_positions_and_attentions_that_go_on(monkeypatch):
@@ -336,6 +344,10 @@ def test_a_memory_needs_positions_and_attentions_that_go_on(monkeypatch):
     with pytest.raises(ValueError, match="decoding step by step"):
         model.decoder(stream(), incremental_state={}, memory_length=4)
     memory = model(stream(), memory_length=4)[1]["memory"]
+    model.decoder.left_pad_target = True
+    with pytest.raises(UsageError, match="a memory is for rows that are padded on the right: leave --left-pad-target"):
+        model(stream(), memory_length=4)
+    model.decoder.left_pad_target = False
     monkeypatch.setattr(type(model.decoder.stack.layers[0].self_attn), "remembers", False)
     with pytest.raises(UsageError, match="softmax attention as decoder has no memory of earlier segments"):
         model(stream(), memory=memory, memory_length=4)
@@ -372,7 +384,7 @@ def test_output_layer_starts_as_a_linear_layer_of_pytorch():
 
     def decoder(**options):
         sizes = dict(decoder_embed_dim=16, decoder_ffn_embed_dim=24, decoder_attention_heads=2, decoder_layers=1)
-        task = SimpleNamespace(target_dictionary=dictionary(20))
+        task = SimpleNamespace(source_dictionary=dictionary(20), target_dictionary=dictionary(20))
         return SGTransformerLM.build_model(SimpleNamespace(**sizes, **options), task).decoder
 
     for parameter in (decoder().output_weight, decoder().output_bias):

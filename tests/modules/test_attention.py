@@ -432,6 +432,8 @@ def test_initialization_of_several_projections_as_one_matrix(name, init, queries
             r"normalization 'l3' \(--qk-norm\): choose from l1, l2, none, rms"),
         (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", feature_map="x"), r"unknown feature map 'x' "
             r"\(--feature-map\): choose from .*elu"),
+        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", feature_dim="x"), "--feature-dim is 'x': choose "
+            "from head, sqrt, or a positive number"),
         (lambda c: build_attention("sofmax", c, "encoder"), "unknown attention 'sofmax' .*choose from .*linear, "
             "relative, softmax"),
         (lambda c: build_attention("softmax", c, "middle"), "unknown attention role 'middle': choose from encoder, "

@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("fairseq")
 
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.tasks import FairseqTask
+from torch import nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.mixin import SGTask
@@ -35,6 +37,11 @@ class Sentences:
     def filter_indices_by_size(self, indices, most):
         long = self.lengths[indices] > np.min(most)
         return indices[~long], indices[long].tolist()
+
+
+def made(folder) -> SGTranslationTask:
+    config = dict(data=str(folder), train_subset="train", dataset_impl=None, required_seq_len_multiple=1)
+    return SGTranslationTask.setup_task(SGTranslationConfig(**config))
 
 
 def test_a_sentence_that_is_too_long_is_named(caplog):
@@ -76,11 +83,21 @@ def test_a_criterion_that_would_leave_out_losses_of_layers_is_refused(folder):
         trainer.task.check_training(trainer)
 
 
+def test_a_folder_that_was_prepared_again(folder):
+    task = made(folder)
+    before = task.trained_on | {"dictionaries": task.trained_on["dictionaries"] | {"target": "of other words"}}
+    with pytest.raises(UsageError, match=f"on {folder} before that folder was prepared again: its target dictionary"):
+        task.check_dictionaries(before)
+
+
+def test_alignments_need_cross_attention(folder):
+    with pytest.raises(UsageError, match="--print-alignment is for models with cross-attention: leave it out"):
+        made(folder).build_generator([nn.Linear(1, 1)], GenerationConfig(print_alignment="soft"))
+
+
 def test_no_thread_reads_ahead(folder):
     """Python would end it within torch's code, and abort."""
-    task = SGTranslationTask.setup_task(
-        SGTranslationConfig(data=str(folder), train_subset="train", dataset_impl=None, required_seq_len_multiple=1)
-    )
+    task = made(folder)
     task.load_dataset("valid")
     batches = task.get_batch_iterator(task.dataset("valid"), max_sentences=4, data_buffer_size=10)
     before = threading.active_count()
