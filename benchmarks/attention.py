@@ -25,7 +25,7 @@ from unittest import mock
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
-from torch import Tensor
+from torch import Tensor, nn
 
 import fairseq_sg.plugin  # noqa: F401
 from benchmarks import report
@@ -158,18 +158,21 @@ def section_of(
     return report.Section(kind, f"{title} ({device})", device, columns, rows, about=about, note=note)
 
 
-def check_step(name: str, arguments: Sequence[str], device: str) -> None:
-    """Compares loss and gradients with the equations (``naive``) in float64, on a few sentences and without dropout."""
-    source, target = batch(4, SOURCE, TARGET, device)
+def check_in_float64(name: str, make: Callable[[torch.dtype], tuple[nn.Module, Callable[[], Tensor]]]) -> None:
+    """Compares loss and gradients with the equations (``naive``) in float64.
+
+    Args:
+        name: of the model, for errors.
+        make: dtype -> the model, and a function that gives its loss.
+    """
     found = []
     for dtype, implementation in ((torch.float32, "auto"), (torch.float64, "naive")):
-        model = model_of([*arguments, "--dropout", "0"]).to(device, dtype)
+        model, loss_of_model = make(dtype)
         torch.manual_seed(2)  # of what is drawn in a step, such as positions
         with mock.patch.dict(os.environ, {ENVIRONMENT_VARIABLE: implementation}):
-            loss = loss_of(model, source, target)
+            loss = loss_of_model()
             loss.backward()
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        found.append([loss.detach(), *gradients])
+        found.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
     stop_if_wrong(name, found[0], [x.double() for x in found[1]])
 
 
@@ -179,7 +182,12 @@ def step_section(rounds: int, device: str, names: Sequence[str] = ()) -> report.
     chosen = {name: arguments for name, arguments in models().items() if not names or name in ("softmax", *names)}
     steps, kept, size = {}, {}, {}
     for name, arguments in chosen.items():
-        check_step(name, arguments, device)
+
+        def without_dropout(dtype: torch.dtype, arguments=arguments) -> tuple[nn.Module, Callable[[], Tensor]]:
+            model = model_of([*arguments, "--dropout", "0"]).to(device, dtype)
+            return model, functools.partial(loss_of, model, *batch(4, SOURCE, TARGET, device))
+
+        check_in_float64(name, without_dropout)
         model = model_of(arguments).to(device)
 
         def step(model=model) -> None:

@@ -14,23 +14,20 @@ from __future__ import annotations
 import argparse
 import functools
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 import fairseq_sg.plugin  # noqa: F401
 from benchmarks import report
-from benchmarks.attention import built, stop_if_wrong
+from benchmarks.attention import built, check_in_float64
 from benchmarks.measure import as_in_training, peak_memory
 from fairseq_sg.criterions.relative_l2 import RelativeL2, RelativeL2Config
 from fairseq_sg.kernels.timing import interleaved, quartiles
 from fairseq_sg.models.sg_operator import SGOperator
-from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
 
 POINTS = (256, 512, 1024, 2048, 4096, 8192)
 BASE = "galerkin"
@@ -79,26 +76,19 @@ def loss_of(model: SGOperator, sample: dict[str, Any]) -> Tensor:
     return total / size
 
 
-def check(name: str, functions: int, points: int, device: str) -> None:
-    """Compares loss and gradients with the equations (``naive``) in float64."""
-    sample, found = sample_of(functions, points, device), []
-    for dtype, implementation in ((torch.float32, "auto"), (torch.float64, "naive")):
-        model = model_of(name).to(device, dtype)
-        sample["net_input"]["a"] = sample["net_input"]["a"].to(dtype)
-        with mock.patch.dict(os.environ, {ENVIRONMENT_VARIABLE: implementation}):
-            loss = loss_of(model, sample)
-            loss.backward()
-        found.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
-    stop_if_wrong(name, found[0], [x.double() for x in found[1]])
-
-
 def sections(
     rounds: int, device: str, names: Sequence[str] = (), points: Sequence[int] = POINTS, functions: int = 2
 ) -> list[report.Section]:
     """Times and memory of the models, by number of points; of all models without names."""
     chosen = [name for name in MODELS if not names or name in (BASE, *names)]
     for name in chosen:
-        check(name, functions, min(CHECKED, max(points)), device)
+
+        def make(dtype: torch.dtype, name: str = name) -> tuple[SGOperator, Callable[[], Tensor]]:
+            model, sample = model_of(name).to(device, dtype), sample_of(functions, min(CHECKED, max(points)), device)
+            sample["net_input"]["a"] = sample["net_input"]["a"].to(dtype)
+            return model, functools.partial(loss_of, model, sample)
+
+        check_in_float64(name, make)
     models = {name: model_of(name).to(device) for name in chosen}
     times: dict[str, list[list[float]]] = {name: [] for name in chosen}
     peaks: dict[str, list[float]] = {name: [] for name in chosen}

@@ -79,14 +79,13 @@ WAYS = {
 }
 
 
-def ready(arguments: str, way: Way, data: Path, device: str) -> tuple[Run, step.Result]:
+def ready(arguments: str, way: Way, data: Path, device: str) -> tuple[Run, list[float]]:
     """A replay of the recorded step, and the losses of the steps before it."""
     with way.within():
         ours = step.OurStep(shlex.split(f"{arguments} {way.arguments}"), data, device)
         batch = ours.batches(1)[0]
         losses = [ours.step(batch).loss for _ in range(BEFORE)]
-    size = step.tokens([batch], ours.task.source_dictionary.pad())
-    return functools.partial(ours.trainer.train_step, [batch]), step.Result("equal", "a step", [], losses, **size)
+    return functools.partial(ours.trainer.train_step, [batch]), losses
 
 
 def kernels(run: Run, device: str) -> list[tuple[str, float]]:
@@ -146,13 +145,12 @@ def section(
         for way in ways:
             name = f"{model}: {way}"
             try:
-                runs[name], result = ready(f"{ARGUMENTS} {MODELS[model]} {arguments}", WAYS[way], data, device)
+                runs[name], losses[name] = ready(f"{ARGUMENTS} {MODELS[model]} {arguments}", WAYS[way], data, device)
             except Exception as error:  # such as a kernel that this GPU cannot run
                 failed[name] = first_line(error)
                 print(f"{name} failed: {failed[name]}", file=sys.stderr, flush=True)
                 continue
-            step.check(result)
-            losses[name] = result.losses
+            step.check(name, losses[name])
     counted = {name: kernels(run, device) for name, run in runs.items()}
     for name, found in counted.items() if longest else ():
         print("\n".join([f"{name}:", *by_name(found, longest)]), file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """The process of a reference repository's own training step; started by ``step.py --reference``.
 
-    python -m benchmarks.reference_step PATH VARIANT DEVICE SIZES    # requests and answers: one JSON object per line
+    python -m benchmarks.reference_step PATH DEVICE SIZES    # requests and answers: one JSON object per line
 
 The repository is robertcsordas/transformer_generalization. Used are its ``Task.train_step``, model, loss
 and optimizer, without its datasets, logging and files. Packages for the latter are replaced by empty
@@ -38,7 +38,7 @@ class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Does nothing."""
 
 
-def build(variant: str, device: str, sizes: dict[str, Any]) -> Any:
+def build(device: str, sizes: dict[str, Any]) -> Any:
     """Their task, with the parts that ``train_step`` uses."""
     import torch
 
@@ -54,7 +54,7 @@ def build(variant: str, device: str, sizes: dict[str, Any]) -> Any:
     class Step(TransformerMixin, Task):
         def __init__(self) -> None:
             transformer = SimpleNamespace(
-                variant=variant,
+                variant="relative_universal",
                 n_heads=sizes["heads"],
                 encoder_n_layers=sizes["layers"],
                 decoder_n_layers=sizes["layers"],
@@ -107,14 +107,14 @@ def padded(sentences: list[list[int]]):
 
 
 def main() -> None:
-    path, variant, device, sizes = sys.argv[1:]
+    path, device, sizes = sys.argv[1:]
     answers = sys.stdout
     sys.stdout = sys.stderr
     sys.path.insert(0, path)
     import torch
 
     torch.set_num_threads(1)
-    task = build(variant, device, json.loads(sizes))
+    task = build(device, json.loads(sizes))
     print(json.dumps({"parameters": sum(p.numel() for p in task.model.parameters())}), file=answers, flush=True)
     batches: list[dict[str, Any]] = []
     for line in sys.stdin:

@@ -43,14 +43,13 @@ from fairseq_sg.modules.cpu import linear
 from fairseq_sg.trainer import SGTrainer
 
 TITLES = {"scan": "SCAN", "pcfg": "PCFG"}
-#: Model -> its data, its arguments, and the variant and sizes of the reference's model.
+#: Model -> its data, its arguments, and the sizes of the reference's model.
 MODELS: dict[str, dict[str, Any]] = {
     "scan": {
         "data": "scan --split length --cutoff 26",
         "arguments": "--arch sg_transformer_scan --depth shared "
         "--encoder-attention relative --decoder-attention relative "
         "--lr 1e-3 --clip-norm 5 --batch-size 256",
-        "reference": "relative_universal",
         "sizes": {"dim": 128, "ffn": 256, "heads": 8, "layers": 3, "lr": 1e-3, "clip": 5.0},
     },
     "pcfg": {
@@ -58,7 +57,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "arguments": "--arch sg_transformer_pcfg --depth shared "
         "--encoder-attention relative --decoder-attention relative "
         "--lr 1e-4 --clip-norm 1 --batch-size 64",
-        "reference": "relative_universal",
         "sizes": {"dim": 512, "ffn": 2048, "heads": 8, "layers": 6, "lr": 1e-4, "clip": 1.0},
     },
 }
@@ -130,7 +128,7 @@ class ReferenceStep:
         source, target = (len(d) - self.special for d in (ours.task.source_dictionary, ours.task.target_dictionary))
         sizes = model["sizes"] | {"source_words": source, "target_words": target}
         command = [sys.executable, "-m", "benchmarks.reference_step"]
-        command += [str(path.resolve()), model["reference"], device, json.dumps(sizes)]
+        command += [str(path.resolve()), device, json.dumps(sizes)]
         self.device = device
         self.errors = tempfile.TemporaryFile("w+")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
@@ -237,16 +235,16 @@ def measure(name: str, extra: Sequence[str], data: Path, reference: Path | None,
         if isinstance(step, ReferenceStep):
             step.close()
     for result in results:
-        check(result)
+        check(f"{result.implementation} on {result.batches} batches", result.losses)
     return results, parameters
 
 
-def check(result: Result) -> None:
-    """Raises SystemExit for a step that does not train; such a step is not timed."""
-    third = max(1, len(result.losses) // 3)
-    first, last = statistics.mean(result.losses[:third]), statistics.mean(result.losses[-third:])
-    if not all(map(math.isfinite, result.losses)) or last >= first:
-        raise SystemExit(f"{result.implementation} on {result.batches} batches does not train: loss {first} -> {last}")
+def check(what: str, losses: Sequence[float]) -> None:
+    """Raises SystemExit for a step whose loss does not fall; such a step is not timed."""
+    third = max(1, len(losses) // 3)
+    first, last = statistics.mean(losses[:third]), statistics.mean(losses[-third:])
+    if not all(map(math.isfinite, losses)) or last >= first:
+        raise SystemExit(f"{what} does not train: loss {first} -> {last}")
 
 
 def rows(results: Sequence[Result]) -> list[list[Any]]:

@@ -125,7 +125,7 @@ class TestStep:
 
     def test_a_step_that_does_not_train(self):
         with pytest.raises(SystemExit, match="ours on random batches does not train: loss 1.0 -> 2.0"):
-            step.check(step.Result("random", "ours", [1.0], [1.0, 1.5, 2.0], 1.0, 1.0))
+            step.check("ours on random batches", [1.0, 1.5, 2.0])
 
     def test_losses_of_steps_that_are_read_later(self, tmp_path):
         """As on a GPU, where the trainer runs ahead: they are those of steps that are read at once."""
