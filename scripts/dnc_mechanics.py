@@ -45,7 +45,7 @@ def blur(noise: float, length: int, sharpened: bool, draws: int) -> list[float]:
     power = torch.full((draws, 1), SHARPNESS, dtype=torch.float64)
     found = []
     for cell in range(1, length):
-        at, _ = ops.follow(links, at, (power, power) if sharpened else None)
+        at, _ = ops.follow(links, at, *((power, power) if sharpened else ()))
         found.append(at[:, 0, cell].mean().item())
     return found
 

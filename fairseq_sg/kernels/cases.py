@@ -290,8 +290,6 @@ def memory_cases(name: str, make: Make, tiny: bool) -> Iterator[Case]:
     """An operator on a memory of ``cells``; weights over the cells sum up to less than 1."""
 
     def function(implementation, **inputs) -> Outputs:
-        if "forward_sharpness" in inputs:
-            inputs["sharpness"] = inputs.pop("forward_sharpness"), inputs.pop("backward_sharpness")
         out = getattr(memory, name)(**inputs, implementation=implementation)
         return {"out": out} if isinstance(out, Tensor) else {"first": out[0], "second": out[1]}
 

@@ -41,19 +41,14 @@ def cases(shape: tuple[int, int, int, int], device) -> dict[str, tuple]:
     write = {"memory": memory, "write_weights": weights}
     write |= {"erase": rand(b, w, device=device), "vector": torch.randn(b, w, dtype=torch.float64).to(device)}
     followed = {"links": links, "read_weights": reads}
-    powers = {"forward": 1 + rand(b, r, device=device), "backward": 1 + 2 * rand(b, r, device=device)}
+    powers = {"forward_sharpness": 1 + rand(b, r, device=device)}
+    powers |= {"backward_sharpness": 1 + 2 * rand(b, r, device=device)}
 
     def one(operator):
         return lambda implementation: lambda **x: {"out": operator(**x, implementation=implementation)}
 
     def several(operator):
         return lambda implementation: lambda **x: dict(enumerate_of(operator(**x, implementation=implementation)))
-
-    def sharp(implementation):
-        def run(forward, backward, **x):
-            return dict(enumerate_of(ops.follow(**x, sharpness=(forward, backward), implementation=implementation)))
-
-        return run
 
     return {
         "content_weights": (look_up, one(ops.content_weights)),
@@ -70,7 +65,7 @@ def cases(shape: tuple[int, int, int, int], device) -> dict[str, tuple]:
             several(ops.links),
         ),
         "follow": (followed, several(ops.follow)),
-        "follow, sharpened": (followed | powers, sharp),
+        "follow, sharpened": (followed | powers, several(ops.follow)),
         "read": ({"memory": memory, "read_weights": reads}, one(ops.read)),
     }  # fmt: skip
 
@@ -289,7 +284,7 @@ def sharpened(d: list[float], s: float, device) -> Tensor:
     reads = torch.zeros(1, 1, len(d), dtype=torch.float64, device=device)
     reads[0, 0, 0] = 1.0
     power = torch.full((1, 1), s, dtype=torch.float64, device=device)
-    return ops.follow(links, reads, (power, torch.ones_like(power)))[0][0, 0]
+    return ops.follow(links, reads, power, torch.ones_like(power))[0][0, 0]
 
 
 def test_sharpness(device):
@@ -317,3 +312,10 @@ def test_wrong_arguments(name):
         function("auto")(**inputs | {last: inputs[last][..., None]})
     with pytest.raises(TypeError, match="must be a floating-point tensor"):
         function("auto")(**inputs | {last: inputs[last].long()})
+
+
+def test_sharpness_of_one_direction_is_refused():
+    inputs, _ = cases((2, 2, 3, 2), "cpu")["follow"]
+    for name in ("forward_sharpness", "backward_sharpness"):
+        with pytest.raises(ValueError, match="follow takes the sharpness of both directions, or of none"):
+            ops.follow(**inputs, **{name: torch.ones(2, 3)})

@@ -47,8 +47,8 @@ for _name in Functions._fields:
 
 def functions(like: Tensor, implementation: str = AUTO) -> Functions:
     """The operators without checks, for a loop that calls them once a step: there the checks would take a tenth of the
-    time. Tensors are to be float32 or float64 already and to fit, and autocast to be disabled;
-    ``follow`` takes s^f and s^b apart. ``like`` has their device and dtype.
+    time. Tensors are to be float32 or float64 already and to fit, and autocast to be disabled. ``like`` has their
+    device and dtype.
 
     Raises ValueError for an unknown implementation.
     """
@@ -112,8 +112,7 @@ def allocation(usage: Tensor, *, implementation: str = AUTO) -> Tensor:
     Returns:
         (B, N), which sums up to 1 − Π_i u_i.
     """
-    _sizes(usage, 2)
-    return _run("allocation", implementation, {"usage": usage}, {})
+    return _run("allocation", implementation, {"usage": usage}, {"usage": _sizes(usage, 2)})
 
 
 def write(
@@ -169,7 +168,8 @@ def links(
 def follow(
     links: Tensor,
     read_weights: Tensor,
-    sharpness: tuple[Tensor, Tensor] | None = None,
+    forward_sharpness: Tensor | None = None,
+    backward_sharpness: Tensor | None = None,
     *,
     implementation: str = AUTO,
 ) -> tuple[Tensor, Tensor]:
@@ -183,14 +183,16 @@ def follow(
     Args:
         links: L (B, N, N).
         read_weights: r (B, R, N), of the step before.
-        sharpness: s^f and s^b, both (B, R), or None.
+        forward_sharpness, backward_sharpness: s^f and s^b, both (B, R), or both None.
 
     Returns:
         f and b, both (B, R, N).
     """
     given = {"links": links, "read_weights": read_weights}
-    if sharpness is not None:
-        given |= {"forward_sharpness": sharpness[0], "backward_sharpness": sharpness[1]}
+    if (forward_sharpness is None) != (backward_sharpness is None):
+        raise ValueError("follow takes the sharpness of both directions, or of none")
+    if forward_sharpness is not None:
+        given |= {"forward_sharpness": forward_sharpness, "backward_sharpness": backward_sharpness}
     (b, n, _), r = _sizes(links, 3), read_weights.size(1)
     expected = {"links": (b, n, n), "read_weights": (b, r, n)}
     expected |= dict.fromkeys(("forward_sharpness", "backward_sharpness"), (b, r))
@@ -220,8 +222,7 @@ def _sizes(tensor: Tensor, dims: int) -> tuple[int, ...]:
 def _run(name: str, implementation: str, given: dict[str, Tensor], expected: dict[str, tuple[int, ...]]):
     check_floating(**given)
     first = next(iter(given.values()))
-    wrong = any(tensor.shape != expected.get(argument, tensor.shape) for argument, tensor in given.items())
-    if wrong or first.dim() != (2 if name in ("usage", "allocation") else 3):
+    if any(tensor.shape != expected.get(argument, tensor.shape) for argument, tensor in given.items()):
         raise ValueError(f"{name}: shapes do not fit: {describe(**given)}")
     function = choose(f"memory_{name}", implementation, first)
     dtype = accumulation_dtype(*given.values())
