@@ -133,10 +133,11 @@ def _parse_args_and_arch(parse, parser, input_args=None, parse_known=False, supp
             parser.set_defaults(task=task)
             chosen.task = task
         if _is_ours(chosen.task):
-            generation.check_command(chosen, arguments)
             if hasattr(chosen, "min_len"):
                 # fairseq's is 1, which forbids the end symbol as the first output.
                 parser.set_defaults(min_len=0)
+                chosen, _ = parser.parse_known_args(arguments)
+            generation.check_command(chosen, arguments)
     needed = {"task": "sg_translation", "arch": "sg_transformer"}
     for name in needed if training else ["task"]:
         if getattr(chosen, name) is None:
@@ -328,7 +329,13 @@ def _registries() -> dict[str, Mapping[str, type]]:
 
 def _call_main(call, cfg, main, **kwargs):
     """fairseq's ``call_main``, through which its commands begin."""
+    import torch
+
     # Under ``python -m`` the module is ``__main__``; its specification has its own name.
+    workers = cfg.distributed_training
+    if cfg.common.cpu and workers.distributed_world_size == torch.cuda.device_count():
+        # fairseq's default, whatever --cpu says.
+        workers.distributed_world_size = 1
     check(cfg, main.__globals__["__spec__"].name.rpartition(".")[2])
     return call(cfg, main, **kwargs)
 
@@ -351,11 +358,18 @@ def check(cfg, command: str) -> None:
     if command == "train" and cfg.optimizer is None:
         raise UsageError("--optimizer is missing: give one, such as torch_adam")
     workers = cfg.distributed_training
-    on_cpus = not torch.cuda.is_available() and not workers.distributed_no_spawn
+    on_cpus = (cfg.common.cpu or not torch.cuda.is_available()) and not workers.distributed_no_spawn
     if on_cpus and (workers.distributed_world_size > 1 or workers.distributed_init_method):
         raise UsageError(
             "without a GPU, fairseq starts no processes: leave --distributed-world-size and --distributed-init-method "
             "out, or run `python -m fairseq_sg.experiments.workers N fairseq-train …`"
+        )
+    started = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+    if command == "train" and workers.distributed_world_size == 1 and started != "1":
+        raise UsageError(
+            f"torchrun started {started} processes, and each would train a model of its own: give "
+            f"--distributed-world-size {started}, or on CPUs leave torchrun out and run "
+            "`python -m fairseq_sg.experiments.workers N fairseq-train …`"
         )
     if command in ("train", "validate") and cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
         raise UsageError("a batch has no size: give --batch-size (sentences) or --max-tokens")

@@ -345,7 +345,10 @@ def _ban_ngrams(self, tokens, lprobs, bsz, beam_size, step):
     for row, words in enumerate(tokens[:, 1 : step + 1].tolist()):  # without the end symbol at the beginning
         last = words[len(words) - before :]
         banned = [words[i + before] for i in range(len(words) - before) if words[i : i + before] == last]
-        lprobs[row, banned] = float("-inf")
+        rest = lprobs[row].clone()
+        rest[banned] = float("-inf")
+        if not rest.isneginf().all():  # a prompt or --prefix-size leaves one word, which may be banned
+            lprobs[row] = rest
     return lprobs
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fairseq_sg.errors import UsageError
 
 
-def check(args: Any) -> None:
+def check(args: Any, left_pad_target: bool = False) -> None:
     """Raises UsageError for options of generation that have no effect together, or whose outputs are wrong.
 
     Args:
@@ -43,7 +43,7 @@ def check(args: Any) -> None:
         )
     if scored and given("print_alignment", None):
         raise UsageError("--score-reference has no alignments: leave --print-alignment out")
-    if given("left_pad_target", False) and (scored or given("prefix_size", 0) > 0):
+    if left_pad_target and (scored or given("prefix_size", 0) > 0):
         raise UsageError(
             "fairseq reads --prefix-size and --score-reference from the left end of targets, where --left-pad-target "
             "has padding: leave it out, outputs do not depend on it"
@@ -63,6 +63,14 @@ UNREAD = {
         f"iter_decode_{name}": "it is for models that decode iteratively: leave it out"
         for name in ("eos_penalty", "max_iter", "force_max_iter", "with_beam", "with_external_reranker")
     },
+    "decoding_format": "it is for models that decode iteratively: leave it out",
+    **{
+        name: "it is for tasks of speech: leave it out"
+        for name in ("beam_mt", "max_len_a_mt", "max_len_b_mt", "lenpen_mt", "eos_token")
+    },
+    "no_early_stop": "fairseq does not read it: leave it out",
+    "no_beamable_mm": "fairseq does not read it: leave it out",
+    "diverse_beam_strength": "it is for --diverse-beam-groups: leave it out",
     "replace_unk": "the dictionaries have all words of the data: leave it out",
     "max_sentences_valid": "it is for validations in training: choose --batch-size",
     "nval": "it is for validations in training: leave it out",
@@ -82,6 +90,9 @@ UNREAD_BY_INTERACTIVE = {
     "score_reference": "there are no references: use fairseq-generate",
     "scoring": "there are no references: use fairseq-generate",
     "results_path": "results are printed: leave it out",
+    "quiet": "its outputs are what it is for: leave it out",
+    "gen_subset": "the inputs are those of --input: leave it out",
+    "valid_subset": "the inputs are those of --input: leave it out",
 }
 #: Packages of fairseq's scorers.
 PACKAGES = {"wer": "editdistance", "meteor": "nltk", "bert_score": "bert_score"}

@@ -31,13 +31,18 @@ def test_what_is_right():
         ({"beam": 2, "nbest": 3}, "--nbest 3 needs as many hypotheses: give --beam 3"),
         ({"print_step": True}, "are for models that decode iteratively"),
         ({"score_reference": True, "print_alignment": "hard"}, "leave --print-alignment out"),
-        ({"score_reference": True, "left_pad_target": True}, "--left-pad-target has padding"),
-        ({"prefix_size": 2, "left_pad_target": True}, "--left-pad-target has padding"),
     ],
 )
 def test_what_is_wrong(args, message):
     with pytest.raises(UsageError, match=message):
         check(Namespace(**args))
+
+
+@pytest.mark.parametrize("args", [{"score_reference": True}, {"prefix_size": 2}])
+def test_what_reads_targets_from_their_left_end(args):
+    check(Namespace(**args))
+    with pytest.raises(UsageError, match="--left-pad-target has padding"):
+        check(Namespace(**args), left_pad_target=True)
 
 
 GENERATE = dict(
@@ -68,6 +73,12 @@ GENERATE = dict(
         ({}, ["--replace-unk"], "--replace-unk has no effect here: the dictionaries have all words of the data"),
         ({}, ["--valid-subset", "gen"], "--valid-subset has no effect here: choose --gen-subset"),
         ({}, ["--sacrebleu"], "--sacrebleu has no effect here: choose --scoring sacrebleu"),
+        ({}, ["--decoding-format", "unigram"], "--decoding-format has no effect here: it is for models that decode"),
+        ({}, ["--lenpen-mt", "2"], "--lenpen-mt has no effect here: it is for tasks of speech: leave it out"),
+        ({}, ["--no-early-stop"], "--no-early-stop has no effect here: fairseq does not read it: leave it out"),
+        ({}, ["--diverse-beam-strength", "1"], "--diverse-beam-strength has no effect here: it is for --diverse-beam-"),
+        ({"buffer_size": 0}, ["--gen-subset", "x"], "--gen-subset has no effect here: the inputs are those of --input"),
+        ({"buffer_size": 0}, ["--quiet"], "--quiet has no effect here: its outputs are what it is for: leave it out"),
         ({"buffer_size": 0}, ["--results-path", "x"], "--results-path has no effect here: results are printed"),
         ({"buffer_size": 0, "print_alignment": "soft"}, [], "--print-alignment soft is for fairseq-generate"),
     ],

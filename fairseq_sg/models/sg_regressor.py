@@ -112,7 +112,8 @@ class SGRegressor(BaseFairseqModel):
         out = self.stack(self.embedding(z).transpose(0, 1), context, keep_hidden=return_all_hiddens)
         states = torch.stack([state[::2] for state in out.loop_states])  # (loops, P, B, C), at the tokens of x
         with autocast_disabled(states.device):  # its rounding is larger than a good model's error
-            predictions = self.readout(self.final_norm(states.to(self.readout.weight))).squeeze(-1).transpose(1, 2)  # (loops, B, P)
+            predictions = self.readout(self.final_norm(states.to(self.readout.weight))).squeeze(-1)  # (loops, P, B)
+        predictions = predictions.transpose(1, 2)
         return predictions, {"inner_states": out.hidden_states, "aux_losses": out.losses, "values": out.values}
 
     def max_positions(self) -> int:

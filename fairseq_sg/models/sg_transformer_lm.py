@@ -148,7 +148,7 @@ class SGTransformerLM(FairseqLanguageModel):
             raise UsageError("--input-embedding is for --task sg_tagging: leave it out")
         if isinstance(task, TranslationTask):
             raise UsageError("this --arch is a language model: choose --task sg_language_modeling")
-        return cls(SGLanguageDecoder(config, task.target_dictionary))
+        return cls(SGLanguageDecoder(config, task.source_dictionary, outputs=len(task.target_dictionary)))
 
 
 configuration.follow(SGTransformerLM, "sg_transformer_lm")

@@ -280,13 +280,20 @@ class SGTask:
             raise UsageError(f"{self.generates_nothing} is what fairseq-validate reports")
         if not hasattr(args, "min_len"):
             args.min_len = 0
-        generation.check(args)
+        if getattr(args, "constraints", None):
+            # With an end symbol as the first output, fairseq's search would leave the constraints out.
+            args.min_len = max(args.min_len, 1)
+        generation.check(args, getattr(self.cfg, "left_pad_target", False))
         drawn, words = getattr(args, "sampling_topk", -1), len(self.target_dictionary)
         if drawn > words:
             raise UsageError(f"--sampling-topk is {drawn}: the model has {words} words, choose at most as many")
         if getattr(args, "print_alignment", None) and not all(hasattr(model, "encoder") for model in models):
             raise UsageError("--print-alignment is for models with cross-attention: leave it out")
-        return super().build_generator(models, args, *more, **kwargs)
+        generator = super().build_generator(models, args, *more, **kwargs)
+        if getattr(generator, "min_len", 1) == 0:
+            # One of the words but padding is then the end symbol, which a larger beam would extend.
+            generator.beam_size = min(generator.beam_size, words - 2)
+        return generator
 
     # Models and training.
 

@@ -303,8 +303,8 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         return Prompts([tokens[:-1] for tokens in src_tokens], self.dictionary)
 
     def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
-        """Continues the prompts of ``build_dataset_for_inference``, those of one length at a time: fairseq counts
-        ``--min-len`` and ``--max-len-b`` from the end of the longest.
+        """Continues the prompts of ``build_dataset_for_inference``, those of one length at a time: fairseq takes
+        ``--max-len-a`` of the longest, and applies ``--min-len`` only behind it.
         """
         search = getattr(generator, "search", None)
         constrained = constraints is not None or (search is not None and search.supports_constraints)

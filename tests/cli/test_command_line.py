@@ -213,6 +213,42 @@ def test_values_that_cannot_be_meant(options, message, monkeypatch):
     assert str(error.value) == message
 
 
+@pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
+def test_a_training_on_a_cpu_starts_no_process_for_each_gpu(monkeypatch):
+    """fairseq's default is the number of GPUs."""
+    from fairseq_cli import train
+
+    from fairseq_sg import command_line
+    from fairseq_sg.errors import UsageError
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setitem(vars(train), "__spec__", importlib.util.find_spec("fairseq_cli.train"))
+
+    def processes(given: int, on_cpu: bool) -> int:
+        cfg = configured("--distributed-world-size", str(given))
+        cfg.common.cpu = on_cpu
+        return command_line._call_main(lambda cfg, _: cfg.distributed_training.distributed_world_size, cfg, train.main)
+
+    assert processes(2, on_cpu=True) == 1 and processes(2, on_cpu=False) == 2
+    with pytest.raises(UsageError, match="^without a GPU, fairseq starts no processes"):
+        processes(3, on_cpu=True)
+
+
+@pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
+def test_processes_of_torchrun_train_one_model(monkeypatch):
+    from fairseq_sg import command_line
+    from fairseq_sg.errors import UsageError
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    command_line.check(configured(), "train")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="^torchrun started 2 processes, .* give --distributed-world-size 2, or "):
+        command_line.check(configured(), "train")
+    command_line.check(configured(), "validate")
+
+
 def test_a_value_is_refused_before_data_are_loaded():
     message = "--orthogonality-weight is -1.0: choose 0 or more"
     assert_one_line(run("fairseq-train", *words("--orthogonality-weight", "-1")), message, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from fairseq import checkpoint_utils
@@ -33,6 +35,22 @@ def test_beam_search_equals_search_over_full_passes(kind, trained):
         for found, expected in zip(hypotheses, by_full_passes[i], strict=True):
             assert found["tokens"].tolist() == expected["tokens"].tolist()
             torch.testing.assert_close(found["positional_scores"], expected["positional_scores"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_beam_of_all_words_extends_no_ended_output(trained):
+    """fairseq cuts a larger beam to one word less than there are, and one of the first candidates is the end symbol."""
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(trained(next(iter(KINDS))).checkpoint)])
+    task.load_dataset("gen")
+    words, end = len(task.target_dictionary), task.target_dictionary.eos()
+    logits = torch.zeros(words)
+    logits[end] = 0.1
+    models[0].decoder.output_layer = lambda features: logits.repeat(*features.shape[:-1], 1)
+    generator = task.build_generator([models[0].eval()], GenerationConfig(beam=words, min_len=0))
+    sample = next(task.get_batch_iterator(task.dataset("gen"), max_sentences=16).next_epoch_itr(shuffle=False))
+    hypotheses = itertools.chain.from_iterable(task.inference_step(generator, models, sample))
+    found = [hypothesis["tokens"].tolist() for hypothesis in hypotheses]
+    assert all(tokens.index(end) == len(tokens) - 1 for tokens in found)
+    assert len(found) == 16 * (words - 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,6 +14,7 @@ import torch
 from fairseq import options, tasks
 from fairseq.criterions.cross_entropy import CrossEntropyCriterionConfig
 from fairseq.data import data_utils
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.search import LexicallyConstrainedBeamSearch
 from fairseq.tasks.translation import TranslationTask
@@ -63,6 +64,19 @@ def test_constraints_without_any_are_refused(tmp_path):
     search = LexicallyConstrainedBeamSearch(of.target_dictionary, "ordered")
     with pytest.raises(UsageError, match="^--constraints are read with the inputs of fairseq-interactive"):
         of.inference_step(Namespace(search=search), [], {})
+
+
+def test_an_output_under_constraints_is_not_empty(tmp_path):
+    """At the first step, fairseq's search forbids the end symbol by ``min_len`` alone."""
+    of = task(write_folder(tmp_path, {"train": random_pairs(4, 3)}), ())
+    assert of.build_generator([torch.nn.Module()], GenerationConfig(min_len=0)).min_len == 0
+    assert of.build_generator([torch.nn.Module()], GenerationConfig(min_len=0, constraints="ordered")).min_len == 1
+
+
+def test_references_padded_on_the_left_are_not_forced(tmp_path):
+    folder = write_folder(tmp_path, {"train": random_pairs(4, 3)})
+    with pytest.raises(UsageError, match="where --left-pad-target has padding"):
+        task(folder, (), left_pad_target=True).build_generator([], GenerationConfig(prefix_size=1))
 
 
 def test_a_constraint_with_an_unknown_word_is_refused(tmp_path):
