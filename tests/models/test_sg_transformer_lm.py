@@ -10,6 +10,7 @@ pytest.importorskip("fairseq")
 
 import torch
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.data import TruncatedDictionary
 from fairseq.tasks.translation import TranslationTask
 from torch import nn
 
@@ -398,7 +399,16 @@ def architecture(name: str, **options) -> SGTransformerLM:
     words = 256 if name.endswith("e8") else 8000 - 1
     options = dict(decoder_attention="relative", attention_scale="learned", attention_dropout=0.0) | options
     config = SimpleNamespace(**LM_ARCHITECTURES[f"sg_transformer_lm_{name}"], **options)
-    return SGTransformerLM.build_model(config, SimpleNamespace(target_dictionary=dictionary(words)))
+    task = SimpleNamespace(source_dictionary=dictionary(words), target_dictionary=dictionary(words))
+    return SGTransformerLM.build_model(config, task)
+
+
+def test_outputs_may_be_fewer_than_inputs():
+    """``--output-dictionary-size`` of fairseq's ``language_modeling``."""
+    sizes = SimpleNamespace(decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_attention_heads=2, decoder_layers=1)
+    words = dictionary(20)
+    task = SimpleNamespace(source_dictionary=words, target_dictionary=TruncatedDictionary(words, 10))
+    assert SGTransformerLM.build_model(sizes, task)(stream())[0].shape == (3, 17, 10)
 
 
 @pytest.mark.parametrize("name,millions", [("wt_s", 47), ("wt_s_star", 238), ("wt_b", 262), ("e8", 41)])
