@@ -16,7 +16,7 @@ from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import Pair
 from data_prep.folder import write
 from data_prep.scan.grammar import generate
-from helpers.commands import KINDS, succeed, training
+from helpers.commands import KINDS, SHORT, succeed, training
 from helpers.labelled_data import write_labelled
 from helpers.once import once
 
@@ -53,6 +53,15 @@ def write_short_scan(folder: Path) -> None:
 
 def actions(pair: Pair) -> int:
     return len(pair.target.split())
+
+
+@pytest.fixture(scope="session")
+def checkpoint(common_folder, data) -> Path:
+    """That of a model after one update."""
+    folder = once(
+        common_folder / "one_update", lambda folder: succeed("fairseq-train", *training(data, folder, *SHORT)) and None
+    )
+    return folder / "checkpoint_last.pt"
 
 
 class Trained(NamedTuple):

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import Result, evaluation, run, training
+from helpers.commands import SHORT, Result, evaluation, run, training
 
-SHORT = ["--max-update", "1", "--valid-subset", "gen", "--num-workers", "0", "--batch-size", "512"]
 COMMANDS = {
     "fairseq-validate": ["--valid-subset", "gen", "--batch-size", "64"],
     "fairseq-generate": ["--gen-subset", "gen", "--batch-size", "64", "--beam", "1"],
@@ -28,14 +27,6 @@ def refusal(result: Result) -> str:
     line = result.err.splitlines()[-1]
     assert line.startswith("error: "), line
     return line
-
-
-@pytest.fixture(scope="module")
-def checkpoint(data, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    result = run("fairseq-train", *training(data, folder, *SHORT))
-    assert result.code == 0, result.err
-    return folder / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="module")

@@ -81,8 +81,6 @@ def test_validation_of_several_grids_in_one_run(whole, folder):
         (["--arch", "sg_encoder"], "--modes has no effect here: it is an option of --arch sg_operator"),
         (["--valid-subset", "valid,test_512"], "has no subset 'test_512'"),
         (["--modes", 18], "--modes 18 is more than a grid of 32 points has: choose 17 or fewer"),
-        (["--position", "rotary"], "--position rotary is not for a grid"),
-        (["--coarse-points", 5, "--coordinates", "none"], "--coarse-points is for fields of two dimensions"),
         (["--maximize-best-checkpoint-metric"], "--best-checkpoint-metric relative_l2 would keep the worst"),
         (["--one-cycle-rise", 2], "--one-cycle-rise is 2.0: choose a number above 0 and below 1"),
         (["--max-update", 0], "give --max-update"),

@@ -73,12 +73,8 @@ def test_validation_gives_the_numbers_of_training(whole, folder):
     "arguments,message",
     [
         (["--criterion", "cross_entropy"], "choose --criterion regression"),
-        (["--arch", "sg_transformer_lm"], "this --arch predicts no numbers"),
         (["--maximize-best-checkpoint-metric"], "--best-checkpoint-metric mse_last would keep the worst checkpoint"),
         (["--valid-subset", "gen"], "has no subset 'gen'"),
-        (["--learned-positions", 9], "sample 0 has 11 tokens, and the maximum is 9"),
-        (["--epoch-size", 0], "--epoch-size is 0: choose 1 or more"),
-        (["--loop-loss", "first"], "--loop-loss is 'first': choose from all, last"),
         (["--label-smoothing", 0.1], "--label-smoothing"),
     ],
 )

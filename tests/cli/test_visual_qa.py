@@ -83,8 +83,6 @@ def test_validation_gives_the_numbers_of_training(whole, folder):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--pixels", "grey"], "--pixels is 'grey': choose from white, black"),
-        (["--position", "sinusoidal"], "--position sinusoidal is for tokens"),
         (["--question-batches", "both"], "--question-batches is 'both': choose from separate, mixed"),
         (["--attention-dropout", 0.1], "--attention-dropout 0.1 has no effect on the chosen mechanisms"),
         (["--valid-subset", "gen"], "has no subset 'gen'"),

@@ -111,6 +111,10 @@ def check(result: Result) -> str:
     return printed
 
 
+#: Options of a training of one update.
+SHORT = "--max-update 1 --valid-subset gen --num-workers 0 --batch-size 512".split()
+
+
 def training(data: Path, folder: Path, *more: object) -> list[str]:
     """Arguments of ``fairseq-train``; ``more`` comes last and so overrides what stands here."""
     fixed = (

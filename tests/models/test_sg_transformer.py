@@ -352,8 +352,9 @@ def test_hybrid_decodes_as_it_trains_and_learns():
             r".*softmax attention.*relative attention"),
         ({"encoder_attention": "lineer"}, r"unknown attention 'lineer' .*choose from .*linear, relative, softmax"),
         ({"cross_attention": "relative"}, r"relative attention cannot serve as 'cross' attention: its roles are "
-            r"encoder, decoder"),
-        ({"encoder_attention_heads": 5}, r"the width 16 is not divisible by the number of attention heads 5"),
+            r"encoder, decoder; choose another --cross-attention"),
+        ({"encoder_attention_heads": 5}, r"the width 16 is not divisible by the number of attention heads 5: choose "
+            r"another --encoder-attention-heads or --encoder-embed-dim"),
         ({"depth": "deep"}, r"unknown depth 'deep' \(--depth\): choose from looped, separate, shared"),
         ({"encoder_layers": 0}, r"--encoder-layers is 0: choose 1 or more"),
         ({"encoder_attention": "linear,relative", "encoder_layers": 3}, r"--encoder-attention names 2 layers, and "
@@ -367,7 +368,7 @@ def test_hybrid_decodes_as_it_trains_and_learns():
         ({"encoder_ffn": "moe"}, r"unknown feedforward layer 'moe' .*choose from dense"),
         ({"position": "learnt"}, r"unknown position 'learnt' \(--position\): choose from .*none, .*sinusoidal"),
         ({**KINDS["relative"], "position": "sinusoidal"}, r"--position sinusoidal has no effect: relative attention "
-            r"brings its own"),
+            r"brings its own positions; leave the option out"),
         ({"embedding_scaling": "up"}, r"--embedding-scaling is 'up': choose from auto, token_up, none, position_down"),
         ({"ffn_init": "zeros"}, r"--ffn-init is 'zeros': choose from reference, scaled, torch"),
     ],
