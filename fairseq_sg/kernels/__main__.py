@@ -183,7 +183,7 @@ def run_tune(device: str, quick: bool) -> int:
         budget = (1, 1, 0.0) if quick else (None, tune.ROUNDS, tune.SHORTEST)
         points, problems = [], []
         for dtype in tune.DTYPES[device]:
-            found, ended = tune.points_of(operator, names, device, dtype, *budget)
+            found, ended = isolated(partial(tune.measure, operator, names, device, dtype, *budget), tune.LIMIT)
             points += found
             tuning.points += [] if ended else found  # at other sizes it may hang, too
             if ended:

@@ -12,7 +12,6 @@ from functools import partial
 import torch
 
 from fairseq_sg.kernels.cases import TIMED, Make
-from fairseq_sg.kernels.processes import isolated
 from fairseq_sg.kernels.timing import differentiated, interleaved, quartiles
 from fairseq_sg.modules.cpu.memory import keep_freed_memory
 from fairseq_sg.ops.operators import OPERATORS
@@ -62,20 +61,3 @@ def measure(
             continue
         ms = {name: [float(f"{t:.4g}") for t in quartiles(of)] for name, of in times.items()}
         yield Point(operator, dtype_name(dtype), sizes, ms)
-
-
-def points_of(
-    operator: str,
-    names: Sequence[str],
-    device: str,
-    dtype: torch.dtype,
-    most: int | None = None,
-    rounds: int = ROUNDS,
-    shortest: float = SHORTEST,
-) -> tuple[list[Point], str]:
-    """Runs `measure` in a process of its own: its points, and why it ended before the last; empty if it did not.
-
-    Args:
-        operator, names, device, dtype, most, rounds, shortest: as for `measure`.
-    """
-    return isolated(partial(measure, operator, tuple(names), device, dtype, most, rounds, shortest), LIMIT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ import helpers.forked  # noqa: F401  (its processes have imported torch)
 from fairseq_sg.kernels import __main__ as commands
 from fairseq_sg.kernels import listing, processes
 from fairseq_sg.kernels.cases import TIMED, Make
-from fairseq_sg.kernels.tune import measure, points_of
+from fairseq_sg.kernels.tune import LIMIT, measure
 from fairseq_sg.kernels.verify import Result, Verdict
 from fairseq_sg.ops import dispatch, tuning
 from fairseq_sg.ops.operators import OPERATORS
@@ -61,9 +62,11 @@ def invented(monkeypatch):
         points = [Point(operator, name, sizes, ms) for sizes in getattr(TIMED[operator], device)]
         return points, asked.ended if asked.ends_in in (None, dtype) else ""
 
-    monkeypatch.setattr(commands, "isolated", lambda task, limit: ([1.0], asked.unusable))
+    def isolated(task, limit):
+        return points_of(*task.args) if task.func is measure else ([1.0], asked.unusable)
+
+    monkeypatch.setattr(commands, "isolated", isolated)
     monkeypatch.setattr(commands.verify, "verdict_of", verdict_of)
-    monkeypatch.setattr(commands.tune, "points_of", points_of)
     return asked
 
 
@@ -242,5 +245,6 @@ def test_the_whole_command(tmp_path):
 
 
 def test_times_are_taken_in_a_process_of_its_own():
-    points, ended = points_of("relative_logits", ["shift", "naive"], "cpu", torch.float32, 2, 1, 0.0)
+    task = partial(measure, "relative_logits", ["shift", "naive"], "cpu", torch.float32, 2, 1, 0.0)
+    points, ended = processes.isolated(task, LIMIT)
     assert ended == "" and [point.sizes for point in points] == list(TIMED["relative_logits"].cpu[:2])
