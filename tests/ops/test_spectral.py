@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairseq_sg.ops import spectral_multiply
 from fairseq_sg.ops.spectral import most_modes
+from fairseq_sg.ops.spectral.naive import wave
 from helpers.comparison import assert_all_close, with_gradients
 
 # I, O, K, n or n × m: odd and even, as many modes as the grid has
@@ -108,6 +109,12 @@ def test_the_map_of_functions_does_not_depend_on_the_grid(dims, device):
 
     fine = spectral_multiply(functions(18), weight)[(..., *[slice(None, None, 2)] * dims)]
     torch.testing.assert_close(fine, spectral_multiply(functions(9), weight), atol=1e-12, rtol=0)
+
+
+def test_waves_of_many_points_are_exact_in_float32(device):
+    k = torch.arange(4000, 4097, device=device)
+    single, double = (wave(8192, k, dtype) for dtype in (torch.float32, torch.float64))
+    torch.testing.assert_close(single.to(double.dtype), double, rtol=0, atol=1e-8)
 
 
 def test_low_precision_is_computed_in_float32(device):

@@ -15,7 +15,8 @@ def multiply_naive(x: Tensor, weight: Tensor) -> Tensor:
 
 def wave(points: int, k: Tensor, dtype: torch.dtype) -> Tensor:
     """e^{−2πi jk/n} / √n, (n, K)."""
-    angle = -2 * math.pi / points * torch.outer(torch.arange(points, device=k.device), k).to(dtype)
+    # Modulo n in whole numbers: a large angle in float32 would lose digits.
+    angle = -2 * math.pi / points * (torch.outer(torch.arange(points, device=k.device), k) % points).to(dtype)
     return torch.polar(torch.full_like(angle, points**-0.5), angle)
 
 
