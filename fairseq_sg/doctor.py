@@ -146,7 +146,7 @@ def check_devices() -> Iterator[Finding]:
             yield Finding("note", "no GPU: fairseq's commands run on the CPU")
         else:
             message = f"there is an nvidia-smi, but torch {torch.__version__} uses no GPU"
-            yield Finding("note", message, "install a torch with CUDA")
+            yield Finding("note", message, "rm -r .venv; SG_TORCH=torch==2.13.0 bash scripts/setup.sh")
 
 
 def check_kernels() -> Iterator[Finding]:

@@ -174,3 +174,6 @@ with open(__file__, encoding="utf-8") as _code:
 EOF
 printf '%s' "$wanted" > "$stamp"
 echo "setup: done in $((SECONDS - started)) s"
+if [ -n "$index" ]; then
+  echo "       This torch is for CPUs. On a machine with a GPU: rm -r $venv; SG_TORCH=$torch bash scripts/setup.sh"
+fi

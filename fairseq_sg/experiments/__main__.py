@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from data_prep.draws import processors
 from fairseq_sg.errors import UsageError, of_system
 from fairseq_sg.experiments import recipe as recipes
 from fairseq_sg.experiments import report, results
@@ -186,11 +187,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--index is {args.index}: the plan has runs 0 to {len(trials) - 1}")
     if plan.device == "cuda" and not has_gpu():
         # fairseq would train on the CPU.
-        raise UsageError("--device is cuda, but PyTorch finds no GPU: choose cpu or auto")
+        raise UsageError("--device is cuda, but PyTorch finds no GPU: choose cpu or auto, or see `fairseq-sg doctor`")
     chosen = trials if args.index is None else [trials[args.index]]
     runs = [trial.run for trial in chosen]
     gpus = visible_gpus() if plan.device == "cuda" else []
-    processes = 3 * len(gpus) if gpus else os.cpu_count() or 1
+    processes = 3 * len(gpus) if gpus else processors()
     jobs = min(len(runs), args.jobs or processes * args.together)
     prefix = _prefix(args, plan)
     earlier = _earlier(prefix)

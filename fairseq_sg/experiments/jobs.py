@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import groups, logs, records
 from fairseq_sg.experiments.logs import divergence
 from fairseq_sg.experiments.records import HOME, check_steps, diverged, nothing_left, result_of, saved
@@ -234,6 +235,9 @@ def _lock(folder: Path) -> IO[str] | None:
     except BlockingIOError:
         lock.close()
         return None
+    except OSError as error:
+        lock.close()
+        raise UsageError(f"{folder} cannot be locked ({error.strerror}): --out needs another file system") from error
     return lock
 
 

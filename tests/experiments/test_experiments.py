@@ -133,7 +133,7 @@ def test_wrong_options_of_run_are_refused(options, message, here, capsys):
 def test_without_a_gpu_nothing_is_trained_as_on_one(here, capsys, monkeypatch):
     monkeypatch.setattr(command, "has_gpu", lambda: False)
     message = refused(capsys, "run", "tiny.yaml", "--device", "cuda")
-    assert message == "--device is cuda, but PyTorch finds no GPU: choose cpu or auto"
+    assert message == "--device is cuda, but PyTorch finds no GPU: choose cpu or auto, or see `fairseq-sg doctor`"
     assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
 
 
@@ -329,7 +329,7 @@ def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
     seen = []
     monkeypatch.setattr(command, "has_gpu", lambda: bool(gpus))
     monkeypatch.setattr(command, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(command.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(command, "processors", lambda: 8)
     monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
     monkeypatch.setattr(command, "publish", lambda *_: None)
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)

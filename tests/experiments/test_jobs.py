@@ -227,6 +227,15 @@ def test_a_folder_of_another_process_is_waited_for(finishes, commands, tmp_path)
     assert seen[:3] == ["elsewhere"] * 3 and record["result"]["accuracy"]["gen"] == 40
 
 
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(UsageError, match=r"cannot be locked \(Function not implemented\): --out needs another file"):
+        jobs.run_all([make_run(tmp_path / "r")], 1, lambda *_: None)
+
+
 def test_a_further_evaluation_is_in_the_result(commands, tmp_path):
     commands["r"] = GOOD
     run = make_run(tmp_path / "r", more_overrides=("{'encoder_layers': 3}", "{'encoder_layers': 4}"))

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("fairseq")
 
 import torch
-from fairseq.sequence_generator import SequenceGenerator
 from fairseq.data import TruncatedDictionary
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationTask
 from torch import nn
 
