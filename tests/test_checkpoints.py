@@ -17,16 +17,7 @@ from fairseq_sg import checkpoints
 from fairseq_sg.compat import wrap
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.mixin import SGTask
-
-
-class Harmful:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
+from helpers.states import Harmful
 
 
 def change_one_bit(path: Path) -> None:

@@ -14,7 +14,6 @@ import pickle
 import shutil
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ import torch
 
 from fairseq_sg import compat
 from fairseq_sg.errors import UsageError
+from helpers.states import Harmful
 
 needs_fairseq = pytest.mark.skipif(compat.fairseq_version() is None, reason="fairseq is not installed")
 
@@ -135,16 +135,6 @@ def test_plain_data_of_checkpoints_are_read(tmp_path):
     found = torch.load(tmp_path / "plain.pt", weights_only=True)
     assert found["args"].lr == [0.1] and found["state"] == {}
     assert found["extra"][0].tolist() == [0, 1, 2, 3] and found["extra"][1:] == [0.5, 3]
-
-
-class Harmful:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 @needs_fairseq

@@ -36,14 +36,20 @@ def library() -> Path:
     command += ["-ltorch_cpu", "-ltorch", "-lc10"]
     made_of = [SOURCE.read_text(), torch.__version__, *command]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairseq_sg_tests"
-    kept = folder / f"simulated-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
-    if not kept.exists():
+    name = f"simulated-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
+    if (folder / name).exists():
+        return folder / name
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            done = subprocess.run([*command, "-o", f"{made}/{kept.name}"], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            os.replace(f"{made}/{kept.name}", kept)
-    return kept
+        made = tempfile.TemporaryDirectory(dir=folder)
+    except OSError:  # no cache can be written: each run compiles it
+        folder = Path(tempfile.mkdtemp(prefix=folder.name))
+        made = tempfile.TemporaryDirectory(dir=folder)
+    with made:
+        done = subprocess.run([*command, "-o", f"{made.name}/{name}"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        os.replace(f"{made.name}/{name}", folder / name)
+    return folder / name
 
 
 def register(library: Path) -> None:

@@ -1,4 +1,4 @@
-"""What checkpoints hold, compared bit for bit."""
+"""What checkpoints hold, compared bit for bit, and one that does harm."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def assert_same_state(checkpoint: Path, other: Path) -> None:
         different = [name for name in left if not torch.equal(left[name], right[name])]
         assert not different, f"{part} differs in {different}"
     assert one["optimizer_history"][-1]["num_updates"] == two["optimizer_history"][-1]["num_updates"]
+
+
+class Harmful:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
