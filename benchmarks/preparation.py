@@ -1,9 +1,8 @@
-"""Time and memory of each data preparation, including binaries: ``python -m benchmarks.preparation``.
+"""Time and memory of the data preparations in ``COMMANDS``, binaries included: ``python -m benchmarks.preparation``.
 
-Generated datasets are made in full. Datasets from files need a folder in ``--raw-dirs FOLDER`` (``scan``,
-``cogs``, ``iwslt_en_vi``). The Mathematics dataset, the slowest, is drawn in a tenth of its size. The text for
-language modelling is the library of the running Python. CFQ is an archive of 300 MB, unpacked, with as many
-invented records as the split has.
+Datasets are generated in full, but for those whose command has a size. Datasets from files need a folder in
+``--raw-dirs FOLDER`` (``scan``, ``cogs``, ``iwslt_en_vi``). The text for language modelling is the library of the
+running Python. CFQ is an archive of 300 MB, unpacked, with as many invented records as the split has.
 
 Wall-clock seconds depend on other work of the machine, processor seconds less so.
 """
@@ -26,11 +25,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import report
+from data_prep.cfq import PARTS, SIZES
 
 FILES = "FILES"  # stands for a folder of official files
 TEXT = "TEXT"  # stands for a file with the source of Python's library
 CFQ = "CFQ"  # stands for an invented archive of the official form
-CFQ_SIZES = {"trainIdxs": 95_743, "devIdxs": 11_968, "testIdxs": 11_968}
+CFQ_SIZES = dict(zip(PARTS, SIZES["mcd1"], strict=True))
 CFQ_RECORD = 2_500  # bytes; the official records have about 20,000
 COMMANDS = [
     "scan --split length --cutoff 26",
@@ -46,6 +46,15 @@ COMMANDS = [
     "listops",
     "parity --train-lengths 1-40 --test-lengths 50,100",
     "first --train-lengths 10 --test-lengths 1000",
+    "repeat_copy --train 5000",
+    "associative_recall --train 5000",
+    "key_value --train 5000",
+    "double_addition",
+    "add_multiply",
+    "in_context",
+    "sort_of_clevr --scenes 980",
+    "burgers --train 100",
+    "darcy --points 71 --grid 36 --train 20 --valid 10 --test 10",
     f"iwslt_en_vi --small --raw-dir {FILES}",
     f"text --unit bytes --input {TEXT}",
     f"text --unit sentencepiece --vocab-size 8000 --input {TEXT}",
@@ -73,7 +82,7 @@ def measure(arguments: list[str]) -> Cost:
         if status:
             sys.exit(f"error: python -m data_prep {' '.join(arguments)} failed")
         subsets = json.loads((out / "dataset.json").read_text())["subsets"]
-    if "bytes" in subsets["train"]:
+    if all("bytes" in subset for subset in subsets.values()):
         made = f"{sum(subset['bytes'] for subset in subsets.values()) / 1e6:.1f} MB"
     else:
         made = f"{sum(subset['size'] for subset in subsets.values()):,} examples"
