@@ -351,17 +351,28 @@ def test_double_addition_in_a_feedforward_network():
         optimizer.step()
     assert min(accuracy(0), accuracy(1)) > 0.98
     parameters = dict(model.named_parameters())
-    found = []
-    for own in (0, 1):
+
+    def mask_of(own: int) -> dict[str, torch.Tensor]:
         masks = WeightMasks({name: parameters[name] for name in select(model)})
         training = MaskTraining(model, masks, alpha=1e-6, lr=3e-2, seed=1)
         for _ in range(250):
             training.step([lambda: loss(own, 32) / 4] * 4)
-        found.append(masks.threshold())
-        with replaced(model, masked(model, found[-1])):
+        found = masks.threshold()
+        with replaced(model, masked(model, found)):
             assert accuracy(own) > 0.98 and accuracy(1 - own) < 0.05
-        with replaced(model, masked(model, random_like(found[-1], draw))):
+        with replaced(model, masked(model, random_like(found, draw))):
             assert accuracy(own) < 0.1
-    first, *hidden, last = (overlap(found[0][name], found[1][name]) for name in found[0])
+        return found
+
+    one, two = mask_of(0), mask_of(1)
+    first, *hidden, last = (overlap(one[name], two[name]) for name in one)
     assert first.iou == last.iou == 0
     assert all(layer.iou > 1.2 * layer.chance_iou and layer.iomin > 0.9 for layer in hidden)
+    # A control: with the first pair's weights at inputs and outputs, both pairs have the same modules.
+    with torch.no_grad():
+        model[0].weight[:, 40:] = model[0].weight[:, :40]
+        for rows in (model[-1].weight, model[-1].bias):
+            rows[20:] = rows[:20]
+    copied = mask_of(1)
+    _, *same, _ = (overlap(one[name], copied[name]) for name in one)
+    assert all(layer.iou > max(own.iou, 0.95) for layer, own in zip(same, hidden, strict=True))
