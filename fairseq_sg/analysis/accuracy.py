@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.checkpoint import Loaded, best
+from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_batches
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.criterions.cross_entropy_orthogonality import best
 from fairseq_sg.criterions.oracle_length import scored
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tables import aligned
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--subset", default="valid,gen", metavar="NAMES", help="subsets, comma separated (default: valid,gen)"
     )
     parser.add_argument("--by", default="target_length", choices=list(BY), help="(default: target_length)")
-    add_batches(parser, "default: all")
+    add_batches(parser)
 
 
 @torch.no_grad()
@@ -109,7 +110,7 @@ def right_tokens(loaded: Loaded, logits: Tensor, batch: dict[str, Any]) -> tuple
     dictionary = loaded.task.target_dictionary
     logits, target, _ = scored(loaded.task, logits, batch)
     real = target.ne(dictionary.pad())
-    return best(logits, dictionary).eq(target) & real, real
+    return best(logits, dictionary.pad()).eq(target) & real, real
 
 
 def words(loaded: Loaded, target: Tensor) -> list[Any]:

@@ -25,7 +25,7 @@ from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.checkpoints import not_registered, option_names, read, values
 from fairseq_sg.command_line import kinds_of
-from fairseq_sg.criterions.cross_entropy_orthogonality import best as best_symbol
+from fairseq_sg.criterions.cross_entropy_orthogonality import best
 from fairseq_sg.criterions.oracle_length import given_length
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.labels import labels_words
@@ -221,7 +221,7 @@ def load(
     if wanted == "words" and "text" not in kinds and alone:
         raise UsageError(
             f"{arch} is a language model: this analysis needs an encoder–decoder model or a classifier; "
-            "`experts` also takes language models"
+            "`experts` and `masks` take language models too"
         )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -345,7 +345,7 @@ def read_sentence(loaded: Loaded, source: str, target: str | None = None, longes
     else:
         output = encode(target, answers, "--target", loaded.data, "target").tolist()
     inputs["prev_output_tokens"] = torch.tensor([[eos, *output[: len(output) - 1]]], device=loaded.device)
-    predicted = best(model(**inputs)[0], answers)[0].tolist()
+    predicted = best(model(**inputs)[0], answers.pad())[0].tolist()
     previous = inputs["prev_output_tokens"][0].tolist()
     named = ([answers[i] for i in indices] for indices in (previous, output, predicted))
     return Sentence(inputs, words, *named, complete=complete)
@@ -447,10 +447,5 @@ def _greedy(model: nn.Module, inputs: dict[str, Tensor], dictionary: Dictionary,
     while len(output) < longest and output[-1:] != [dictionary.eos()]:
         previous = torch.tensor([[dictionary.eos(), *output]], device=inputs["src_tokens"].device)
         logits = model.decoder(previous, encoder_out=encoder_out)[0]
-        output.append(int(best(logits, dictionary)[0, -1]))
+        output.append(int(best(logits, dictionary.pad())[0, -1]))
     return output
-
-
-def best(logits: Tensor, dictionary: Dictionary) -> Tensor:
-    """The word of the highest logit (…, V) -> (…), never padding."""
-    return best_symbol(logits, dictionary.pad())

@@ -67,7 +67,7 @@ class Unrolled(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_batches(parser, "default: all")
+    add_batches(parser)
     parser.add_argument(
         "--max-len",
         type=positive,

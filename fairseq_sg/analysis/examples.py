@@ -67,14 +67,12 @@ class Examples:
         return len(self.dataset)
 
     def types(self) -> np.ndarray:
-        """The type of every example, from ``raw/SUBSET.type``. Raises UsageError for a subset without types."""
-        path = Path(utils.split_paths(self.loaded.data)[0], "raw", f"{self.subset}.type")
-        if not path.is_file():
-            raise UsageError(f"the subset {self.subset!r} of {self.loaded.data} has no types: there is no {path}")
-        found = np.array(path.read_text(encoding="utf-8").splitlines())
-        if len(found) != len(self):
-            raise UsageError(f"{path} has {len(found)} types for {len(self)} examples: prepare the folder again")
-        return found
+        """The type of every example. Raises UsageError for a subset without types."""
+        breakdown = getattr(self.loaded.task, "breakdown", None)
+        found = breakdown and breakdown.types_of(self.subset, len(self))
+        if found is None:
+            raise UsageError(f"the subset {self.subset!r} of {self.loaded.data} has no types")
+        return np.array(breakdown.types)[found]
 
     def with_words(self, option: str, words: Sequence[str]) -> np.ndarray:
         """Whether the source of each example has one of the words, bool (S,). Raises UsageError for an unknown one."""

@@ -46,8 +46,7 @@ Calls = dict[str, list[dict[str, Tensor]]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_subset(parser, "valid")
-    add_batches(parser, "default: 1000")
-    parser.set_defaults(limit=1000)
+    add_batches(parser, limit=1000)
 
 
 @contextmanager

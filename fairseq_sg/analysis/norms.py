@@ -51,8 +51,7 @@ KINDS = ("words", "images")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_subset(parser, "valid")
-    add_batches(parser, "default: 1000")
-    parser.set_defaults(limit=1000)
+    add_batches(parser, limit=1000)
     add_roles(parser)
 
 

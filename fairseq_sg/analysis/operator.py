@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=numbers, default=(0, 1, 2), metavar="N,N", help="functions that are drawn (default: 0,1,2)"
     )
-    add_batches(parser, "default: all")
+    add_batches(parser)
 
 
 @torch.no_grad()

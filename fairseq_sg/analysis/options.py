@@ -170,11 +170,17 @@ def add_model(group: Any) -> None:
     group.add_argument("--user-dir", metavar="DIR", help="folder of your own mechanisms, as fairseq's --user-dir")
 
 
-def add_batches(parser: argparse.ArgumentParser, limit: str) -> None:
+def add_batches(parser: argparse.ArgumentParser, limit: int | None = None) -> None:
     parser.add_argument(
         "--batch-size", type=positive, default=64, metavar="N", help="sentences in a batch (default: 64)"
     )
-    parser.add_argument("--limit", type=positive, metavar="N", help=f"only the first N sentences ({limit})")
+    parser.add_argument(
+        "--limit",
+        type=positive,
+        default=limit,
+        metavar="N",
+        help=f"only the first N sentences (default: {limit or 'all'})",
+    )
 
 
 def choose_roles(text: str | None, there: Sequence[str]) -> list[str]:

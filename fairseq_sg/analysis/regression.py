@@ -55,7 +55,7 @@ SCALES, SCALES_SEED = "scales", 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--subset", default="test", metavar="NAMES", help="subsets, comma separated (default: test)")
-    add_batches(parser, "default: all")
+    add_batches(parser)
     parser.add_argument(
         "--scales", type=positive, metavar="N", help="also N tests with x of other standard deviations (default: none)"
     )
