@@ -72,7 +72,7 @@ class Examples:
         found = breakdown and breakdown.types_of(self.subset, len(self))
         if found is None:
             raise UsageError(f"the subset {self.subset!r} of {self.loaded.data} has no types")
-        return np.array(breakdown.types)[found]
+        return np.array(breakdown.types)[found.numpy()]
 
     def with_words(self, option: str, words: Sequence[str]) -> np.ndarray:
         """Whether the source of each example has one of the words, bool (S,). Raises UsageError for an unknown one."""
