@@ -54,16 +54,17 @@ from fairseq_sg.ops import (
     relative_logits,
     sort_selection,
 )
-from fairseq_sg.ops.cvmm import IMPLEMENTATIONS as CVMM
 from fairseq_sg.ops.dispatch import AUTO, ENVIRONMENT_VARIABLE
-from fairseq_sg.ops.geometric import IMPLEMENTATIONS as GEOMETRIC
-from fairseq_sg.ops.linear_attention import IMPLEMENTATIONS as LINEAR
-from fairseq_sg.ops.orthogonality import IMPLEMENTATIONS as ORTHOGONALITY
-from fairseq_sg.ops.relative import ATTENTION_IMPLEMENTATIONS as RELATIVE
-from fairseq_sg.ops.relative import IMPLEMENTATIONS as LOGITS
+from fairseq_sg.ops.operators import OPERATORS as DECLARED
 
+CVMM, GEOMETRIC, LINEAR = (
+    tuple(DECLARED[name].implementations) for name in ("cvmm", "geometric_attention", "linear_attention")
+)
+ORTHOGONALITY, RELATIVE, LOGITS = (
+    tuple(DECLARED[name].implementations) for name in ("orthogonality_loss", "relative_attention", "relative_logits")
+)
 #: Without a mask, Triton's is `chunked`.
-LINEAR_OF_ALL = [name for name in LINEAR if name != "triton"]
+LINEAR_OF_ALL = tuple(name for name in LINEAR if name != "triton")
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,13 @@ def to_accumulation_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(dtype) for tensor in tensors)
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of ``torch.autocast`` on `device`; None where it is off."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return None
+
+
 def autocast_disabled(device: torch.device) -> AbstractContextManager:
     """A context in which ``torch.autocast`` leaves operations on `device` alone."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    return nullcontext() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)

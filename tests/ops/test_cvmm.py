@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from fairseq_sg.ops import cvmm, cvmm_sorted, sort_selection
-from fairseq_sg.ops.cvmm import FEW_ROWS, IMPLEMENTATIONS, blocks, grouped
+from fairseq_sg.ops.cvmm import FEW_ROWS, blocks, grouped
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+from fairseq_sg.ops.operators import OPERATORS
 from helpers.comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
 from helpers.operators.cvmm import make, make_selection
 
@@ -350,7 +351,7 @@ def test_parts_of_larger_tensors_lie_where_a_gpu_takes_them(monkeypatch):
 def test_blocks_run_where_matrices_have_many_rows(rows, name, monkeypatch):
     ran = []
     for one in ("grouped", "blocks"):
-        monkeypatch.setitem(IMPLEMENTATIONS, one, lambda *arguments, one=one: ran.append(one))
+        monkeypatch.setitem(OPERATORS["cvmm"].implementations, one, lambda *arguments, one=one: ran.append(one))
     cvmm(torch.zeros(rows, 1), torch.zeros(rows, dtype=torch.long), torch.zeros(2, 1, 1))
     assert ran == [name]
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairseq_sg.ops import relative, relative_attention, relative_logits
+from fairseq_sg.ops import relative_attention, relative_logits
+from fairseq_sg.ops.operators import OPERATORS
 from fairseq_sg.ops.relative.shift import distance_product
 from helpers.comparison import Operations, assert_all_close, assert_as_exact_as, with_gradients
 
@@ -179,8 +180,9 @@ def test_wrong_dtype():
 def test_large_batches_look_positional_keys_up(shape, dtype, expected, monkeypatch):
     """On a CPU, from 4 sequences for each dimension; both operators."""
     ran = []
-    for implementations in (relative.IMPLEMENTATIONS, relative.ATTENTION_IMPLEMENTATIONS):
+    for operator in ("relative_logits", "relative_attention"):
         for name in ("naive", "shift"):
+            implementations = OPERATORS[operator].implementations
             monkeypatch.setitem(implementations, name, lambda *arguments, name=name: ran.append(name))
     q, p = torch.zeros(shape, dtype=dtype), torch.zeros(shape[1], 2 * shape[2] - 1, shape[3], dtype=dtype)
     relative_logits(q, p)

@@ -14,7 +14,7 @@ from fairseq_sg.ops.cvmm.grouped import cvmm_grouped, has_grouped_mm
 from fairseq_sg.ops.cvmm.naive import cvmm_naive
 from fairseq_sg.ops.cvmm.sorting import SortedSelection, sort_selection
 from fairseq_sg.ops.dispatch import AUTO, choose, declare
-from fairseq_sg.ops.precision import autocast_disabled
+from fairseq_sg.ops.precision import autocast_disabled, autocast_dtype
 from fairseq_sg.ops.triton_support import require_triton, why_not_triton
 
 # Mean number of rows of a matrix from which blocks are faster than a grouped product on a CPU. On one thread, forward
@@ -60,23 +60,21 @@ def _triton(x: Tensor, matrices: Tensor, *arguments) -> Tensor:
 
 
 _GROUPED = _with_relu_and_weights(cvmm_grouped)
-#: name -> function of (x, matrices, routing, from_tokens, to_tokens, relu, weights), see `cvmm_sorted`.
-IMPLEMENTATIONS = {
-    "naive": _with_relu_and_weights(cvmm_naive),
-    "grouped": _grouped,
-    "blocks": cvmm_blocks,
-    "triton": _triton,
-}
 declare(
     "cvmm",
-    IMPLEMENTATIONS,
+    {  # functions of (x, matrices, routing, from_tokens, to_tokens, relu, weights), see `cvmm_sorted`
+        "naive": _with_relu_and_weights(cvmm_naive),
+        "grouped": _grouped,
+        "blocks": cvmm_blocks,
+        "triton": _triton,
+    },
     default="grouped",
     others={"cpu": ("blocks",), "cuda": ("triton",)},
     sizes=("rows_per_matrix", "rows", "width"),  # R/E, R, and the larger of M and L
     rules={"cpu": ("rows_per_matrix", FEW_ROWS, "blocks")},
 )
 
-__all__ = ["IMPLEMENTATIONS", "SortedSelection", "cvmm", "cvmm_sorted", "sort_selection"]
+__all__ = ["SortedSelection", "cvmm", "cvmm_sorted", "sort_selection"]
 
 
 def cvmm(x: Tensor, selection: Tensor, matrices: Tensor, *, implementation: str = AUTO) -> Tensor:
@@ -168,9 +166,9 @@ def cvmm_sorted(
                 f"the selection is of {len(x) // routing.chosen} tokens with {routing.chosen} matrices each, which are "
                 f"not those of {describe(weights=weights)}"
             )
-    kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
-        x, matrices = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (x, matrices))
+    dtype = autocast_dtype(x.device)
+    if dtype is not None and x.dtype != torch.float64:
+        x, matrices = x.to(dtype), matrices.to(dtype)
     if x.dtype != matrices.dtype:
         raise TypeError(f"x and matrices must be of one dtype, not {x.dtype} and {matrices.dtype}")
     sizes = len(routing.order) // len(matrices), len(routing.order), max(matrices.shape[1:])

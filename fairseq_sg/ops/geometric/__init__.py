@@ -52,14 +52,9 @@ def _triton(logits: Tensor, key_padding_mask: Tensor | None, causal: bool, offse
     return geometric_attention_triton(logits, key_padding_mask, causal, offset)
 
 
-IMPLEMENTATIONS = {
-    "naive": _in_torch(_naive),
-    "scan": _in_torch(geometric_attention_scan),
-    "triton": _triton,
-}
 declare(
     "geometric_attention",
-    IMPLEMENTATIONS,
+    {"naive": _in_torch(_naive), "scan": _in_torch(geometric_attention_scan), "triton": _triton},
     default="scan",
     others={"cuda": ("triton",)},
     sizes=("rows", "keys"),  # B·H·N and M

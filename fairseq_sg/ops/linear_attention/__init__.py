@@ -28,10 +28,9 @@ def _triton(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, **options) -> tupl
     return linear_attention_triton(q, k, v, **options)
 
 
-IMPLEMENTATIONS = {"naive": linear_attention_naive, "chunked": linear_attention_chunked, "triton": _triton}
 declare(
     "linear_attention",
-    IMPLEMENTATIONS,
+    {"naive": linear_attention_naive, "chunked": linear_attention_chunked, "triton": _triton},
     default="chunked",
     others={"cuda": ("triton",)},
     sizes=("heads", "length", "width"),  # of the causal form: B·H, N, and the larger of F and E

@@ -10,8 +10,7 @@ from fairseq_sg.ops.orthogonality.gram import orthogonality_loss_gram
 from fairseq_sg.ops.orthogonality.naive import orthogonality_loss_naive
 from fairseq_sg.ops.precision import autocast_disabled
 
-IMPLEMENTATIONS = {"naive": orthogonality_loss_naive, "gram": orthogonality_loss_gram}
-declare("orthogonality_loss", IMPLEMENTATIONS, default="gram")
+declare("orthogonality_loss", {"naive": orthogonality_loss_naive, "gram": orthogonality_loss_gram}, default="gram")
 REDUCTIONS = ("mean", "sum", "none")
 
 

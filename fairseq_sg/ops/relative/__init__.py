@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
 from fairseq_sg.ops.dispatch import AUTO, choose, declare
-from fairseq_sg.ops.precision import autocast_disabled
+from fairseq_sg.ops.precision import autocast_disabled, autocast_dtype
 from fairseq_sg.ops.relative.naive import relative_attention_naive, relative_logits_naive
 from fairseq_sg.ops.relative.shift import relative_attention_shift, relative_logits_shift
 from fairseq_sg.ops.triton_support import require_triton, why_not_triton
@@ -40,12 +40,6 @@ def _triton(*arguments) -> Tensor:
     return relative_attention_triton(*arguments)
 
 
-IMPLEMENTATIONS = {"naive": relative_logits_naive, "shift": relative_logits_shift}
-ATTENTION_IMPLEMENTATIONS = {
-    "naive": relative_attention_naive,
-    "shift": relative_attention_shift,
-    "triton": _triton,
-}
 _CHOICE = {
     "default": "shift",
     "sizes": ("sequences_per_width", "heads", "length", "width"),  # B/D, B·H, N and D
@@ -53,8 +47,18 @@ _CHOICE = {
     # In half precision the gradient of the looked-up keys would be added up in half precision.
     "full_precision": ("naive",),
 }
-declare("relative_logits", IMPLEMENTATIONS, others={"cpu": ("naive",)}, **_CHOICE)
-declare("relative_attention", ATTENTION_IMPLEMENTATIONS, others={"cpu": ("naive",), "cuda": ("triton",)}, **_CHOICE)
+declare(
+    "relative_logits",
+    {"naive": relative_logits_naive, "shift": relative_logits_shift},
+    others={"cpu": ("naive",)},
+    **_CHOICE,
+)
+declare(
+    "relative_attention",
+    {"naive": relative_attention_naive, "shift": relative_attention_shift, "triton": _triton},
+    others={"cpu": ("naive",), "cuda": ("triton",)},
+    **_CHOICE,
+)
 
 
 def relative_logits(q: Tensor, p: Tensor, *, implementation: str = AUTO) -> Tensor:
@@ -165,7 +169,9 @@ def relative_attention(
     check_padding_mask("key_padding_mask", key_padding_mask, batch, keys)
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p is a probability, from 0 to 1, not {dropout_p}")
-    tensors = _as_autocast_has_them(*tensors)
+    dtype = autocast_dtype(v.device)
+    if dtype is not None:
+        tensors = tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
     if len({x.dtype for x in tensors}) > 1:
         raise TypeError(
             f"relative_attention takes tensors of one dtype, not {', '.join(str(x.dtype) for x in tensors)}"
@@ -175,11 +181,3 @@ def relative_attention(
     scale = dim**-0.5 if scale is None else scale
     with autocast_disabled(v.device):
         return function(*tensors, causal, key_padding_mask, scale, dropout_p)
-
-
-def _as_autocast_has_them(*tensors: Tensor) -> tuple[Tensor, ...]:
-    kind = tensors[0].device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
