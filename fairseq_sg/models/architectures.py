@@ -163,7 +163,7 @@ OPERATOR_ARCHITECTURES: dict[str, dict[str, Any]] = {
     "sg_operator_fno_small": _fno(40, modes=16, readout=64),
     "sg_operator_darcy": _operator(
         128, 256, heads=4, layers=6, spectral=(2, 32, 12, 128), coarse_points=43, zero_boundary=True, dropout=0.05,
-        activation_dropout=0.1, **_DARCY,
+        embedding_dropout=0.0, activation_dropout=0.1, **_DARCY,
     ),
     "sg_operator_darcy_small": _operator(
         64, 128, heads=4, layers=4, spectral=(2, 24, 10, 64), coarse_points=15, zero_boundary=True, **_DARCY

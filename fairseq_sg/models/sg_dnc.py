@@ -3,7 +3,7 @@ Csordás & Schmidhuber 2019; Csordás 2023, chapter 2).
 
     words  ->  their bits, or learned embeddings  ->  DNC  ->  y_t
 
-``--task sg_tagging`` reads every y_t, ``sg_classification`` that of the last word. ``modules.memory`` has the
+``--task sg_tagging`` reads every y_t, ``sg_classification`` that of the end symbol. ``modules.memory`` has the
 equations.
 """
 

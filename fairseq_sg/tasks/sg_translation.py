@@ -106,13 +106,13 @@ class SGTranslationTask(SGTask, TranslationTask):
                     "sg_language_modeling, or was prepared with --raw-only"
                 )
         ranges.check(SGTranslationConfig, {"length_window": cfg.length_window})
+        if not kwargs.get("from_checkpoint", False):  # checkpoints of earlier versions may have them
+            _check_what_has_an_effect(cfg)
         _check_bleu(cfg)
         if cfg.dataset_impl in ("raw", "lazy", "cached", "fasta", "huffman"):
             raise UsageError(f"--dataset-impl is {cfg.dataset_impl}, and data_prep writes mmap: leave it out")
         if cfg.load_alignments:
             raise UsageError("--load-alignments has no effect, as the data have none: leave it out")
-        if cfg.upsample_primary != -1:
-            raise UsageError("--upsample-primary has no effect, as a subset is one file: leave it out")
         if cfg.truncate_source:
             raise UsageError(
                 "--truncate-source would cut sources that the task has sizes of already; leave it out, or raise "
@@ -320,13 +320,19 @@ def _holds(data, symbol: int) -> bool:
     return block is None or bool((block.view(data._index.dtype) == symbol).any())
 
 
+def _check_what_has_an_effect(cfg: SGTranslationConfig) -> None:
+    """Raises UsageError for options that fairseq takes and does not use here."""
+    if cfg.upsample_primary != -1:
+        raise UsageError("--upsample-primary has no effect, as a subset is one file: leave it out")
+    for option in fields(TranslationConfig) if not cfg.eval_bleu else ():
+        if "bleu" in option.name and getattr(cfg, option.name) not in (option.default, None):
+            flag = ranges.flag(option.name)
+            raise UsageError(f"{flag} has no effect without --eval-bleu: add --eval-bleu, or leave {flag} out")
+
+
 def _check_bleu(cfg: SGTranslationConfig) -> None:
-    """Raises UsageError for what ``--eval-bleu`` cannot generate with, and for options that do nothing without it."""
+    """Raises UsageError for what ``--eval-bleu`` cannot generate with."""
     if not cfg.eval_bleu:
-        for option in fields(TranslationConfig):
-            if "bleu" in option.name and getattr(cfg, option.name) not in (option.default, None):
-                flag = ranges.flag(option.name)
-                raise UsageError(f"{flag} has no effect without --eval-bleu: add --eval-bleu, or leave {flag} out")
         return
     for name in ("eval_bleu_args", "eval_bleu_detok_args"):
         flag, text = ranges.flag(name), getattr(cfg, name)

@@ -871,7 +871,8 @@ def test_every_language_model_is_built_with_the_parameters_of_the_thesis(name, l
         for word in range(words):
             dictionaries[unit].add_symbol(str(word))
     for (row, data), args in language_models[name].items():
-        task = SimpleNamespace(target_dictionary=dictionaries["bytes" if data == "e8" else "subwords"])
+        words = dictionaries["bytes" if data == "e8" else "subwords"]
+        task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
         with torch.device("meta"):
             model = SGTransformerLM.build_model(args, task)
         parameters = sum(p.numel() for p in model.parameters()) / 1e6

@@ -20,6 +20,7 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.operator import coordinates
+from fairseq_sg.modules.operator.spectral import SpectralLayer
 from fairseq_sg.ops.linear_attention import linear_attention
 from helpers.fields import STATISTICS, build, node_axis, periodic_axis, task_of
 from helpers.models import FFN_OPTIONS
@@ -209,6 +210,17 @@ def test_values_and_states():
     _, extra = run(build(), waves(8), value_roles=("encoder",), return_all_hiddens=True)
     assert [v.values.shape for v in extra["values"]["encoder"]] == [(3, 2, 8, 6)] * 2
     assert [state.shape for state in extra["inner_states"]] == [(8, 3, 12)] * 2
+
+
+@pytest.mark.parametrize(("dims", "factor"), [(1, 1.0), (2, 40**0.5)])
+def test_spectral_weights_start_as_released(dims, factor):
+    """Glorot normal over the tensor (I, O, K, 2) or (I, O, K, K, 2), with the gain 1/(I·O), in two dimensions times
+    √(I + O).
+    """
+    torch.manual_seed(1)
+    weight = SpectralLayer(16, 24, 9, dims).weight
+    std = factor / (16 * 24) * (2 / ((16 + 24) * 2 * 9**dims)) ** 0.5
+    assert weight.std().item() == pytest.approx(std, rel=0.05)
 
 
 def test_a_model_without_attention_shows_no_values():

@@ -66,6 +66,16 @@ def test_constraints_without_any_are_refused(tmp_path):
         of.inference_step(Namespace(search=search), [], {})
 
 
+def test_a_checkpoint_with_options_of_no_effect_loads(tmp_path):
+    """Earlier versions took them."""
+    cfg = SGTranslationConfig(
+        data=str(write_folder(tmp_path, {"train": random_pairs(4, 3)})), upsample_primary=2, eval_bleu_remove_bpe="@@ "
+    )
+    with pytest.raises(UsageError, match="--upsample-primary has no effect"):
+        SGTranslationTask.setup_task(cfg)
+    SGTranslationTask.setup_task(cfg, from_checkpoint=True)
+
+
 def test_an_output_under_constraints_is_not_empty(tmp_path):
     """At the first step, fairseq's search forbids the end symbol by ``min_len`` alone."""
     of = task(write_folder(tmp_path, {"train": random_pairs(4, 3)}), ())

@@ -18,7 +18,8 @@ class SpectralLayer(nn.Module):
     """(B, I, n) -> (B, O, n), or (B, I, n, m) -> (B, O, n, m), for any number of points.
 
     R is stored as real and imaginary parts: optimizers, half precision and weights-only checkpoints know no complex
-    numbers. It starts Glorot normal, over the tensor (I, O, modes, 2), with the gain 1/(I·O).
+    numbers. It starts Glorot normal, over the tensor (I, O, modes, 2), with the gain 1/(I·O), in two dimensions
+    √(I + O)/(I·O).
 
     Args:
         inputs: I. outputs: O.
@@ -32,8 +33,9 @@ class SpectralLayer(nn.Module):
         self.modes = modes
         self.weight = nn.Parameter(torch.empty(block if dims == 1 else (2, *block)))
         self.local = (nn.Conv1d if dims == 1 else nn.Conv2d)(inputs, outputs, 1)
+        gain = (1.0 if dims == 1 else (inputs + outputs) ** 0.5) / (inputs * outputs)
         for part in [self.weight] if dims == 1 else self.weight:
-            nn.init.xavier_normal_(part, gain=1 / (inputs * outputs))
+            nn.init.xavier_normal_(part, gain=gain)
 
     def forward(self, x: Tensor) -> Tensor:
         """Raises UsageError for a grid with fewer frequencies than K."""
