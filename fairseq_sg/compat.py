@@ -48,10 +48,10 @@ def fairseq_version() -> str | None:
     """
     if importlib.util.find_spec("fairseq") is None:
         return None
-    try:
-        return importlib.metadata.version("fairseq-fixed")
-    except importlib.metadata.PackageNotFoundError:
-        found = version_of("fairseq")
+    version = version_of("fairseq-fixed")
+    if version is not None:
+        return version
+    found = version_of("fairseq")
     raise ImportError(
         f"the installed fairseq is {f'fairseq {found}' if found else 'of unknown origin'}; fairseq_sg runs on "
         f"{FAIRSEQ}, because upstream's 0.12.2 fails on Python 3.11 and newer and on torch 2.6 and newer. "
@@ -68,27 +68,42 @@ def version_of(distribution: str) -> str | None:
 
 
 def repair() -> None:
-    """Everything above; a second call changes nothing. Raises ImportError for a missing or unusable fairseq."""
+    """Everything above; a second call in a row changes nothing.
+
+    Raises:
+        ImportError: fairseq is missing or unusable.
+    """
     if fairseq_version() is None:
         raise ImportError(
             f"fairseq is not installed; fairseq_sg's plugin needs {FAIRSEQ}. Fix: scripts/setup.sh installs it"
         )
     silence_warnings()
     silence_logs()
+    from fairseq import checkpoint_utils
+    from fairseq.distributed import utils
+    from fairseq.file_io import PathManager
+    from fairseq.nan_detector import NanDetector
+    from fairseq.ngram_repeat_block import NGramRepeatBlock
+    from fairseq.optim.amp_optimizer import AMPOptimizer
+
     allow_checkpoint_globals()
-    unscale_gradients_once()
-    train_in_bfloat16_anywhere()
-    look_for_nan_forward()
-    gather_before_saving()
-    write_checkpoints_atomically()
-    override_younger_options()
-    ban_repeated_ngrams()
     leave_files_to_python()
+    AMPOptimizer.step = _amp_step
+    NanDetector.add_hooks = _add_forward_hook
+    NGramRepeatBlock._no_repeat_ngram = _ban_ngrams
+    wrap(checkpoint_utils, "save_checkpoint", _save_checkpoint)
+    wrap(checkpoint_utils, "torch_persistent_save", _save_file)
+    wrap(checkpoint_utils, "overwrite_args_by_name", _override)
+    wrap(PathManager, "copy", _copy_file)
+    wrap(utils, "call_main", _call_main)
     wrap(sys, "excepthook", _report)
 
 
 def wrap(owner: typing.Any, name: str, wrapper: typing.Callable) -> None:
-    """Replaces the function ``owner.name`` by ``wrapper``, which gets it as its first argument; twice is as once."""
+    """Replaces the function ``owner.name`` by ``wrapper``, which gets it as its first argument.
+
+    A second call in a row changes nothing; one after another wrapper puts ``wrapper`` around that.
+    """
     original = getattr(owner, name)
     if getattr(original, "func", None) is not wrapper:
         setattr(owner, name, functools.partial(wrapper, original))
@@ -173,26 +188,12 @@ def allow_checkpoint_globals() -> None:
     torch.serialization.add_safe_globals([*python, *numpy, *omegaconf, _TensorPlaceholder])
 
 
-def gather_before_saving() -> None:
-    from fairseq import checkpoint_utils
-
-    wrap(checkpoint_utils, "save_checkpoint", _save_checkpoint)
-
-
 def _save_checkpoint(save, cfg, trainer, *args, **kwargs):
     """fairseq's ``save_checkpoint``. Every worker calls it, but fairseq asks the first worker's task alone."""
     gather = getattr(trainer.task, "gather_state", None)
     if gather is not None and not cfg.no_save:
         gather()
     return save(cfg, trainer, *args, **kwargs)
-
-
-def write_checkpoints_atomically() -> None:
-    from fairseq import checkpoint_utils
-    from fairseq.file_io import PathManager
-
-    wrap(checkpoint_utils, "torch_persistent_save", _save_file)
-    wrap(PathManager, "copy", _copy_file)
 
 
 def _save_file(save, obj, filename, async_write=False):
@@ -245,12 +246,6 @@ def _disk_full(error: BaseException | None) -> OSError | None:
     return None
 
 
-def override_younger_options() -> None:
-    from fairseq import checkpoint_utils
-
-    wrap(checkpoint_utils, "overwrite_args_by_name", _override)
-
-
 def _override(overwrite, cfg, overrides) -> None:
     """fairseq's ``overwrite_args_by_name``, which changes the options in a checkpoint and ignores all others. A task or
     model may have got an option since.
@@ -270,12 +265,6 @@ def _override(overwrite, cfg, overrides) -> None:
 # Training.
 
 
-def unscale_gradients_once() -> None:
-    from fairseq.optim.amp_optimizer import AMPOptimizer
-
-    AMPOptimizer.step = _amp_step
-
-
 def _amp_step(self, closure=None, scale=1.0, groups=None) -> None:
     """fairseq's ``AMPOptimizer.step``, which hands the scaler the optimizer that ``clip_grad_norm`` has unscaled.
 
@@ -285,23 +274,11 @@ def _amp_step(self, closure=None, scale=1.0, groups=None) -> None:
     self.scaler.update()
 
 
-def look_for_nan_forward() -> None:
-    from fairseq.nan_detector import NanDetector
-
-    NanDetector.add_hooks = _add_forward_hook
-
-
 def _add_forward_hook(self, module) -> None:
     """fairseq's ``NanDetector.add_hooks`` without hooks on the backward pass: torch has none for a dict of lists, which
     encoders return. The detector also logs all gradients that are not finite.
     """
     self.fhooks.append(module.register_forward_hook(self.fhook_fn))
-
-
-def train_in_bfloat16_anywhere() -> None:
-    from fairseq.distributed import utils
-
-    wrap(utils, "call_main", _call_main)
 
 
 def _call_main(call, cfg, main, **kwargs):
@@ -329,12 +306,6 @@ def leave_files_to_python() -> None:
 
 
 # Generation.
-
-
-def ban_repeated_ngrams() -> None:
-    from fairseq.ngram_repeat_block import NGramRepeatBlock
-
-    NGramRepeatBlock._no_repeat_ngram = _ban_ngrams
 
 
 def _ban_ngrams(self, tokens, lprobs, bsz, beam_size, step):

@@ -218,7 +218,7 @@ class FullDisk:
 def test_a_checkpoint_without_room_leaves_the_one_that_is_there(room, tmp_path, monkeypatch):
     from fairseq import checkpoint_utils
 
-    compat.write_checkpoints_atomically()
+    compat.repair()
     path = str(tmp_path / "checkpoint_last.pt")
     checkpoint_utils.torch_persistent_save({"a": torch.ones(10_000)}, path)
     assert torch.equal(torch.load(path, weights_only=True)["a"], torch.ones(10_000)) and os.listdir(tmp_path) == [
@@ -241,7 +241,7 @@ def test_a_checkpoint_without_room_leaves_the_one_that_is_there(room, tmp_path, 
 def test_a_copy_is_there_when_it_is_whole(tmp_path, monkeypatch):
     from fairseq.file_io import PathManager
 
-    compat.write_checkpoints_atomically()
+    compat.repair()
     source, target = tmp_path / "checkpoint_1_2.pt", tmp_path / "checkpoint_last.pt"
     source.write_bytes(b"new" * 1000)
     target.write_bytes(b"old")
