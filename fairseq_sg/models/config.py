@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model_architecture
+from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf, open_dict
 
@@ -134,25 +134,31 @@ class Configuration:
         self.own, self.registries, self.architectures = own, registries, architectures
         self.dataclass = join_options(own, registries, architectures)
 
-    def follow(self, model: type, name: str) -> None:
-        """Registers the architectures of the registered ``model``, and updates what fairseq knows of its options at
-        every later registration of a mechanism.
+    def register(self, name: str) -> Callable[[type], type]:
+        """A decorator that registers a model and its architectures with fairseq.
+
+        What fairseq knows of its options is updated at every later registration of a mechanism.
         """
-        CONFIGURATIONS[name] = self
-        for architecture, values in self.architectures.items():
-            register_model_architecture(name, architecture)(partial(self.fill, values=values))
 
-        def refresh() -> None:
-            self.dataclass = join_options(self.own, self.registries, self.architectures)
-            # fairseq.models.register_model keeps the dataclass in three places; it has no function to replace it.
-            setattr(model, "__dataclass", self.dataclass)
-            MODEL_DATACLASS_REGISTRY[name] = self.dataclass
-            node = self.dataclass()
-            node._name = name
-            ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq")
+        def register(model: type) -> type:
+            register_model(name, dataclass=self.dataclass)(model)
+            CONFIGURATIONS[name] = self
+            for architecture, values in self.architectures.items():
+                register_model_architecture(name, architecture)(partial(self.fill, values=values))
+            for registry in self.registries:
+                registry.watchers.append(partial(self._refresh, model, name))
+            return model
 
-        for registry in self.registries:
-            registry.watchers.append(refresh)
+        return register
+
+    def _refresh(self, model: type, name: str) -> None:
+        self.dataclass = join_options(self.own, self.registries, self.architectures)
+        # fairseq.models.register_model keeps the dataclass in three places; it has no function to replace it.
+        setattr(model, "__dataclass", self.dataclass)
+        MODEL_DATACLASS_REGISTRY[name] = self.dataclass
+        node = self.dataclass()
+        node._name = name
+        ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq")
 
     def read(self, cfg: Any) -> Any:
         """``as_dataclass`` of the current class.

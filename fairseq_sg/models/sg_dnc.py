@@ -10,7 +10,7 @@ equations.
 from dataclasses import dataclass, field
 
 import torch
-from fairseq.models import BaseFairseqModel, register_model
+from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
@@ -109,7 +109,7 @@ def resolve(cfg):
     return config
 
 
-@register_model("sg_dnc", dataclass=configuration.dataclass)
+@configuration.register("sg_dnc")
 class SGDNC(BaseFairseqModel):
     """Embedding and DNC.
 
@@ -166,6 +166,3 @@ class SGDNC(BaseFairseqModel):
         x = x.to(self.dnc.output.weight.dtype)
         y, _, happened = self.dnc(x, record=record)
         return y, padding_mask, happened
-
-
-configuration.follow(SGDNC, "sg_dnc")

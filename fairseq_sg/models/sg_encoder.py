@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from fairseq.models import FairseqEncoderModel, register_model
+from fairseq.models import FairseqEncoderModel
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
@@ -91,7 +91,7 @@ def image_encoder(config, task) -> ImageQuestionEncoder:
 ENCODERS: Mapping[str, Callable[..., StackedEncoder]] = {"tokens": token_encoder, "image_question": image_encoder}
 
 
-@register_model("sg_encoder", dataclass=configuration.dataclass)
+@configuration.register("sg_encoder")
 class SGEncoder(FairseqEncoderModel):
     """An encoder, a readout, a linear classifier.
 
@@ -145,6 +145,3 @@ class SGEncoder(FairseqEncoderModel):
             return x[0 if self.column is first_column else -1]
         columns = self.column(out["encoder_padding_mask"][0])
         return x[columns, torch.arange(len(columns), device=columns.device)]
-
-
-configuration.follow(SGEncoder, "sg_encoder")

@@ -9,7 +9,7 @@ backward directions of two layers instead. With ``--task sg_tagging`` the classi
 from dataclasses import dataclass, field
 
 import torch
-from fairseq.models import BaseFairseqModel, register_model
+from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -40,7 +40,7 @@ class SGLSTMConfig(InputConfig):
 configuration = Configuration(SGLSTMConfig, (), LSTM_ARCHITECTURES)
 
 
-@register_model("sg_lstm", dataclass=configuration.dataclass)
+@configuration.register("sg_lstm")
 class SGLSTM(BaseFairseqModel):
     """Embedding, LSTM, classifier.
 
@@ -99,6 +99,3 @@ class SGLSTM(BaseFairseqModel):
         # (layers · directions, B, C): the last layer's directions are the last.
         last = torch.cat(list(state[-self.directions :]), dim=-1)
         return self.classifier(last), {}
-
-
-configuration.follow(SGLSTM, "sg_lstm")

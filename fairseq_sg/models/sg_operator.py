@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
-from fairseq.models import BaseFairseqModel, register_model
+from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
@@ -150,7 +150,7 @@ def check_without_layers(config, cfg) -> None:
         raise UsageError("--coordinates heads needs attention, and --encoder-layers is 0: choose input or none")
 
 
-@register_model("sg_operator", dataclass=configuration.dataclass)
+@configuration.register("sg_operator")
 class SGOperator(BaseFairseqModel):
     """See the module's docstring.
 
@@ -272,6 +272,3 @@ def without_edge(u: Tensor) -> Tensor:
     inner = torch.zeros_like(u[0])
     inner[(slice(1, -1),) * inner.dim()] = 1
     return u * inner
-
-
-configuration.follow(SGOperator, "sg_operator")

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
-from fairseq.models import BaseFairseqModel, register_model
+from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
@@ -65,7 +65,7 @@ def interleave(x: Tensor, y: Tensor) -> Tensor:
     return z
 
 
-@register_model("sg_regressor", dataclass=configuration.dataclass)
+@configuration.register("sg_regressor")
 class SGRegressor(BaseFairseqModel):
     """See the module's docstring.
 
@@ -119,6 +119,3 @@ class SGRegressor(BaseFairseqModel):
     def max_positions(self) -> int:
         """The most tokens that have positions; most kinds of them have no end."""
         return max_length(self.embedding.positions, self.indices, self.stack)
-
-
-configuration.follow(SGRegressor, "sg_regressor")

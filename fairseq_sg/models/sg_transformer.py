@@ -10,7 +10,7 @@ feedforward, residuals and embeddings. Differences between its text and its rele
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fairseq.models import FairseqEncoderDecoderModel, register_model
+from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
@@ -39,7 +39,7 @@ def resolve(cfg) -> "Config":
     return check_and_fill(configuration.read(cfg))
 
 
-@register_model("sg_transformer", dataclass=Config)
+@configuration.register("sg_transformer")
 class SGTransformer(FairseqEncoderDecoderModel):
     """Encoder and decoder, trained and used through fairseq's commands."""
 
@@ -103,6 +103,3 @@ class SGTransformer(FairseqEncoderDecoderModel):
         """The longest source and target; cross-attention, too, may limit the positions of the source."""
         cross = (m for m in self.decoder.modules() if isinstance(m, Attention) and m.role == "cross")
         return min(self.encoder.max_positions(), max_length(*cross)), self.decoder.max_positions()
-
-
-configuration.follow(SGTransformer, "sg_transformer")

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq.models import FairseqLanguageModel, register_model
+from fairseq.models import FairseqLanguageModel
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
@@ -111,7 +111,7 @@ class SGLanguageDecoder(SGTransformerDecoder):
         return super().output_layer(self.output_dropout(features))
 
 
-@register_model("sg_transformer_lm", dataclass=configuration.dataclass)
+@configuration.register("sg_transformer_lm")
 class SGTransformerLM(FairseqLanguageModel):
     """See the module's docstring; for this project's task and for fairseq's ``language_modeling``.
 
@@ -149,6 +149,3 @@ class SGTransformerLM(FairseqLanguageModel):
         if isinstance(task, TranslationTask):
             raise UsageError("this --arch is a language model: choose --task sg_language_modeling")
         return cls(SGLanguageDecoder(config, task.source_dictionary, outputs=len(task.target_dictionary)))
-
-
-configuration.follow(SGTransformerLM, "sg_transformer_lm")
