@@ -222,10 +222,10 @@ def _table(show: Show, files: dict[str, Results]) -> report.Table:
     made = _named(files, show.results, "results file")
     table = made.recipe
     columns = show.columns or list(table.columns)
-    found = [line for line in report.lines(made) if (show.rows is None or line.row in show.rows) and line.done]
+    order = show.rows or list(table.rows)
+    found = [line for line in report.lines(made) if line.row in order and (line.done or line.diverged)]
     for column in columns:
         _named(table.columns, column, f"column of {show.results}")
-    order = show.rows or list(table.rows)
     for row in order:
         _named(table.rows, row, f"row of {show.results}")
     found.sort(key=lambda line: order.index(line.row))

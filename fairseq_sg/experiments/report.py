@@ -317,9 +317,10 @@ def provenance(results: Results) -> list[str]:
     if not results.commits:
         return []
     machine = "; ".join(", ".join(f"{k} {v}" for k, v in m.items()) for m in results.machines)
-    commits = results.commits
+    commits, more = results.commits, results.made > len(results.records)
     return [
         f"Command: `{results.command}`.",
+        *([f"It makes {results.made} trainings; {results.done} of them are here."] if more else []),
         f"Commit{'s' * (len(commits) > 1)}: {', '.join(commits)}. Machine: {machine}.",
         *([results.note] if results.note else []),
     ]

@@ -53,9 +53,19 @@ class Results:
         return [row for row in self.recipe.rows if any(record["row"] == row for record in self.records)]
 
     @property
+    def data(self) -> list[str]:
+        """The planned data, in the order of the recipe."""
+        return [data for data in self.recipe.data if any(record["data"] == data for record in self.records)]
+
+    @property
     def done(self) -> int:
         """The number of finished trainings."""
         return sum(map(self.finished, self.records))
+
+    @property
+    def made(self) -> int:
+        """The number of trainings of ``command``: all rows have all seeds there."""
+        return sum(len(set(self.data) & set(self.recipe.data_of(row))) for row in self.rows) * len(self.seeds)
 
     @property
     def command(self) -> str:
@@ -65,8 +75,7 @@ class Results:
         words = ["python", "-m", "fairseq_sg.experiments", "run", name]
         words += ["--variant", recipe.variant] if recipe.variant else []
         words += ["--rows", ",".join(self.rows)] if self.rows != recipe.trained else []
-        on = [data for data in recipe.data if any(record["data"] == data for record in self.records)]
-        words += ["--on", ",".join(on)] if on != list(recipe.data) else []
+        words += ["--on", ",".join(self.data)] if self.data != list(recipe.data) else []
         words += ["--seeds", as_seeds(self.seeds)] if self.seeds != list(range(1, recipe.seeds + 1)) else []
         words += ["--steps-scale", f"{self.steps_scale:g}"] if self.steps_scale != 1 else []
         return shlex.join(words)

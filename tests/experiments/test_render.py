@@ -135,9 +135,10 @@ def test_the_page_of_questions(asked):
         "| Transformer (the thesis's universal one) | 1 | 50,000 | 100.0 | 100.0 ± 0.0 | 20.0 | 21.0 ± 1.0 |",
         "| linear | 2 | 25,000 of 50,000 | 99.0 ± 0.0 | 99.8 ± 0.1 | 41.0 ± 1.4 | 46.9 ± 8.9 |",
     ]
-    # Of the first look only rows with a result, in the given order of rows and columns.
-    assert rows[3:5] == [
+    # Of the first look only rows with a result, which may be Fail, in the given order of rows and columns.
+    assert rows[3:6] == [
         "| model | seeds | steps | longer, here | longer, paper | IID, here | IID, paper |",
+        "| bad | 0 of 2, 1 Fail | – | Fail | Fail | Fail | Fail |",
         "| An LSTM_1 | 2 | 40 | 0.22 ± 0.03 | .21 ± .01 | 0.99 ± 0.01 | 1.00 ± 0.00 |",
     ]
     assert "<sub>[park](park.md): commit abc; x.</sub>" in page

@@ -285,6 +285,12 @@ def test_as_text():
     assert report.as_text([["a", "bc"], ["def", "g"]]) == "a    bc\n-------\ndef  g"
 
 
+def test_a_command_that_makes_more_than_a_page_has(tmp_path):
+    found = finished(tiny(tmp_path))
+    assert not any("It makes" in sentence for sentence in report.provenance(found))
+    assert "It makes 4 trainings; 3 of them are here." in report.provenance(replace(found, records=found.records[:3]))
+
+
 def test_a_page(tmp_path):
     """Numbers first, where they come from at the bottom."""
     found = replace(finished(tiny(tmp_path)), note="One of them was stopped.")

@@ -165,6 +165,8 @@ def test_the_command_of_results(tmp_path):
     assert Results(recipe, 1.0, every).command == command
     some = [record("good", 3), record("good", 5)]
     assert Results(recipe, 0.5, some).command == f"{command} --rows good --seeds 3,5 --steps-scale 0.5"
+    fewer = [record("good", 1), record("bad", 1), record("bad", 2)]
+    assert [Results(recipe, 1.0, found).made for found in (every, some, fewer)] == [4, 2, 4]
 
 
 # What is read.
