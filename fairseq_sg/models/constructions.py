@@ -75,15 +75,14 @@ class Construction:
     """Sizes, names and weights of a model.
 
     Attributes:
-        position: options of ``--position``.
         features: what the features of a state hold, in their order; without layer norm, the width is their number.
-        readout, heads: options of ``sg_encoder``.
+        position, readout, heads: options of ``sg_encoder``.
         sentences: those of the paper.
         weights: without layer norm. normed: with it, instead of ``weights``.
     """
 
-    position: dict[str, object]
     features: tuple[str, ...]
+    position: str
     readout: str
     heads: int
     sentences: Sentences
@@ -133,8 +132,8 @@ _PARITY = (
     Weight("class", "1", "s", 1),
 )
 PARITY = Construction(
-    position={"position": "fraction"},
     features=("i/N", "cos(πi)", "0", "1", CLS, "k/N", "1/N", "[i=k]/N", "s", "unused"),
+    position="fraction",
     readout="last",
     heads=2,
     sentences=Sentences((), (CLS,), CLS),
@@ -151,8 +150,8 @@ _ATTEND_TO_FIRST = (
     Weight("class", "1", "s", 1),
 )
 FIRST = Construction(
-    position={"position": "indicator"},
     features=("[i=1]", "0", "1", CLS, "[i=1] 1", "s"),
+    position="indicator",
     readout="first",
     heads=1,
     sentences=Sentences((CLS,), (), CLS),
@@ -246,13 +245,13 @@ def build(
         "embedding_scaling": "none",
         "dropout": 0.0,
         "norm": "none",
-        **construction.position,
+        "position": construction.position,
     }
     if normed:
         options |= {"norm": "layer", "layer_norm_eps": layer_norm_eps, "mirrored_positions": True}
     if log_length:
         options["logit_scale"] = "log_length"
-    if construction.position["position"] == "indicator":
+    if construction.position == "indicator":
         options["indicator_index"] = len(sentences.before)
     task = SimpleNamespace(source_dictionary=dictionary, num_classes=len(classes))
     model = SGEncoder.build_model(argparse.Namespace(**options), task).to(dtype)
@@ -415,18 +414,3 @@ def _keep_answer(sharp: SGEncoder, model: SGEncoder) -> None:
         ffn.fc1.bias[row] = sign * offset
         ffn.fc2.weight[0, row] = sign
         ffn.fc2.weight[1, row] = -sign
-
-
-def markdown(weights: Sequence[Weight]) -> str:
-    """The weights as the table of docs/constructions.md."""
-
-    def text(name: object) -> str:
-        if isinstance(name, tuple):
-            return f"head {name[0]}, {name[1]}"
-        return "–" if name is None else f"unit {name}" if isinstance(name, int) else f"`{name}`"
-
-    rows = [
-        f"| {part} | {text(row)} | {text(column)} | {value if value == 'c' else format(value, 'g')} |"
-        for part, row, column, value in weights
-    ]
-    return "\n".join(["| part | row | column | value |", "|---|---|---|---|", *rows]) + "\n"
