@@ -167,4 +167,4 @@ def _update_hook(name: str, recording: Recording) -> Callable:
 
 
 def _gates(update: Any, a: Tensor, h: Tensor, padding_mask: Any) -> Tensor:
-    return update.gates(a, padding_mask)
+    return update.gates(a)

@@ -116,7 +116,7 @@ class CopyGateUpdate(Drops, Update):
 
     def forward(self, a, h, padding_mask):
         update, losses = self.ffn(a, padding_mask=padding_mask, return_losses=True)
-        g = self.gates(a, padding_mask)
+        g = self.gates(a)
         # h + g (u − h) would not equal h bit for bit where g is 0 and u is large.
         return g * self._content(update, a) + (1 - g) * h, losses
 
@@ -125,9 +125,9 @@ class CopyGateUpdate(Drops, Update):
             return update.tanh()
         return self.norm(update + a if self.content == "residual" else update)
 
-    def gates(self, a: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def gates(self, a: Tensor) -> Tensor:
         """g (N, B, C), after dropout."""
-        g = self.gate(a, padding_mask=padding_mask).sigmoid()
+        g = self.gate(a).sigmoid()
         if self.dropout == 0 or not self.drops:
             return g
         open_ = torch.rand(g.shape[:2], device=g.device) >= self.dropout
