@@ -98,6 +98,8 @@ class LayerLosses(FairseqCriterion):
     """
 
     paper = "orthogonality loss: Park & Kim 2024, 4.2"
+    #: What is logged, and its units.
+    units: str
 
     def __init__(self, cfg: LayerLossesConfig, task):
         super().__init__(task)
@@ -115,6 +117,13 @@ class LayerLosses(FairseqCriterion):
         self.knows_model = False
         if getattr(task, "emitted_losses", None) is not None:
             self._learn_losses(task.emitted_losses)
+
+    @classmethod
+    def build_criterion(cls, cfg, task) -> "LayerLosses":
+        """Tells the user once a command what is logged."""
+        criterion = cls(cfg, task)
+        logger.info("units: %s", criterion.units)
+        return criterion
 
     def _learn_losses(self, declared: dict[str, float] | None) -> None:
         """Checks ``--aux-loss-weights`` against the losses that a model declares, and logs the weights, once."""
@@ -246,16 +255,14 @@ class SGCriterion(LayerLosses):
         self.sentence_avg = cfg.sentence_avg
         self.label_smoothing = cfg.label_smoothing
 
-    @classmethod
-    def build_criterion(cls, cfg, task) -> "SGCriterion":
-        """Tells the user once a command what is logged."""
-        averaged = "sentence" if cfg.sentence_avg else cls.predicted
+    @property
+    def units(self) -> str:
+        averaged = "sentence" if self.sentence_avg else self.predicted
         # No "accuracy" with a space behind it: that is what lines of accuracies are searched for by.
-        logger.info(
-            "units: loss and its shares (share_*), bits per %s; nll_loss, bits per %s; %s",
-            averaged, cls.predicted, cls.percentages,
-        )  # fmt: skip
-        return cls(cfg, task)
+        return (
+            f"loss and its shares (share_*), bits per {averaged}; nll_loss, bits per {self.predicted}; "
+            f"{self.percentages}"
+        )
 
     def score(self, logits: Tensor, sample: dict[str, Any]) -> Score:
         """The task's loss on a batch, label smoothing included."""

@@ -29,8 +29,6 @@ class Classification(SGCriterion):
 
     predicted = "sentence"
     percentages = "accuracy, % of sentences"
-    #: Marks a criterion that reads classes, for ``sg_classification`` and ``sg_visual_qa``.
-    of_classes = True
 
     def __init__(self, cfg: ClassificationConfig, task):
         super().__init__(cfg, task)

@@ -13,7 +13,6 @@ Logs, none of them in bits:
 - the model's other losses and shares of the loss, as ``base`` does; ``share_mse`` is that of L.
 """
 
-import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +21,6 @@ from fairseq.criterions import register_criterion
 from fairseq_sg import ranges
 from fairseq_sg.criterions.base import LayerLosses, LayerLossesConfig
 from fairseq_sg.errors import UsageError
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -41,9 +38,6 @@ class RegressionConfig(LayerLossesConfig):
 class Regression(LayerLosses):
     """See the module's docstring. Raises UsageError for a task without numbers, and for an unknown choice."""
 
-    #: Marks a criterion that reads numbers, for ``sg_regression``.
-    of_numbers = True
-
     def __init__(self, cfg: RegressionConfig, task):
         super().__init__(cfg, task)
         if not hasattr(task, "unit"):
@@ -51,12 +45,9 @@ class Regression(LayerLosses):
         ranges.check(RegressionConfig, {"loop_loss": cfg.loop_loss})
         self.unit, self.loop_loss = task.unit, cfg.loop_loss
 
-    @classmethod
-    def build_criterion(cls, cfg, task) -> "Regression":
-        """Tells the user once a command what is logged."""
-        criterion = cls(cfg, task)
-        logger.info("units: loss, its shares (share_*) and mse*, squared error divided by %g", criterion.unit)
-        return criterion
+    @property
+    def units(self) -> str:
+        return f"loss, its shares (share_*) and mse*, squared error divided by {self.unit:g}"
 
     def forward(self, model, sample, reduce=True):
         """Loss (summed over prompts, so that fairseq's division by the sample size gives the mean), sample size, logs.

@@ -16,7 +16,6 @@ Logs, none of them in bits:
 - the model's other losses and shares of the loss, as ``base`` does.
 """
 
-import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +26,6 @@ from torch import Tensor
 
 from fairseq_sg.criterions.base import LayerLosses, LayerLossesConfig
 from fairseq_sg.errors import UsageError
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -77,8 +74,7 @@ class RelativeL2(LayerLosses):
     """See the module's docstring. Raises UsageError for a task without functions, and for data without gradients."""
 
     paper = "Cao 2021"
-    #: Marks a criterion that reads functions, for ``sg_operator``.
-    of_functions = True
+    units = "loss and its shares (share_*), relative_l2 and h1, errors relative to the target's norm"
 
     def __init__(self, cfg: RelativeL2Config, task):
         super().__init__(cfg, task)
@@ -87,13 +83,6 @@ class RelativeL2(LayerLosses):
         self.h1_weight = cfg.h1_weight
         if cfg.h1_weight and not task.fields.gradient:
             raise UsageError("--h1-weight needs gradients of the targets, and the data folder has none: leave it out")
-
-    @classmethod
-    def build_criterion(cls, cfg, task) -> "RelativeL2":
-        """Tells the user once a command what is logged."""
-        criterion = cls(cfg, task)
-        logger.info("units: loss and its shares (share_*), relative_l2 and h1, errors relative to the target's norm")
-        return criterion
 
     def forward(self, model, sample, reduce=True):
         """Loss (summed over functions: fairseq's division by the sample size gives the mean), sample size, logs.

@@ -36,8 +36,6 @@ class Tagging(SGCriterion):
 
     predicted = "label"
     percentages = "accuracy, % of sentences; token_accuracy, % of labels"
-    #: Marks a criterion that reads labels of words, for ``sg_tagging``.
-    of_labels = True
 
     def __init__(self, cfg: TaggingConfig, task):
         super().__init__(cfg, task)

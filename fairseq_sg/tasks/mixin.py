@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from fairseq import utils
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
@@ -55,8 +56,8 @@ class SGTask:
     ``cfg.data`` is one folder of ``data_prep``, or several with colons between, one for each epoch in turn.
     """
 
-    #: The task's name, the mark of the criteria that it needs ("" if it needs none), and one of them.
-    name = criterion_mark = criterion = ""
+    #: The task's name, and the criterion that it needs, or "".
+    name = criterion = ""
     #: Whether an input has at least one word; a language model may be asked to begin a text.
     takes_words = True
     #: Why ``--step-graphs`` refuses a training of this task, or "".
@@ -317,7 +318,7 @@ class SGTask:
         trained with.
         """
         criterion = super().build_criterion(without_removed("criterion", cfg), from_checkpoint)
-        if self.criterion_mark and not getattr(criterion, self.criterion_mark, False):
+        if self.criterion and not isinstance(criterion, CRITERION_REGISTRY[self.criterion]):
             raise UsageError(f"--task {self.name} needs another criterion: choose --criterion {self.criterion}")
         return criterion
 

@@ -31,7 +31,7 @@ class SGClassificationTask(SGTranslationTask):
             generates.
     """
 
-    name, criterion_mark, criterion = "sg_classification", "of_classes", "classification"
+    name, criterion = "sg_classification", "classification"
     generates_nothing = "a classifier generates nothing: its accuracy"
 
     @classmethod

@@ -98,7 +98,7 @@ class SGOperatorTask(ArrayTask):
     name, command, contents, sample = "sg_operator", COMMAND, "functions on grids", "function"
     generator, version = GENERATOR, VERSION
     lacking, arch = "predicts no functions", "sg_operator"
-    criterion_mark, criterion, inputs = "of_functions", "relative_l2", "fields"
+    criterion, inputs = "relative_l2", "fields"
     generates_nothing = "an operator model generates no text: its error"
 
     def __init__(self, cfg: SGOperatorTaskConfig, manifest: dict[str, Any]):

@@ -105,7 +105,7 @@ class SGRegressionTask(ArrayTask):
     name, command, contents, sample = "sg_regression", COMMAND, "prompts", "prompt"
     generator, version = "data_prep.in_context", VERSION
     lacking, arch = "predicts no numbers", "sg_regressor"
-    criterion_mark, criterion, inputs = "of_numbers", "regression", "prompts"
+    criterion, inputs = "regression", "prompts"
     generates_nothing = "a regressor generates no text: its error"
 
     def __init__(self, cfg: SGRegressionConfig, manifest: dict[str, Any]):

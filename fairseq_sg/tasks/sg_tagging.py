@@ -58,7 +58,7 @@ class SGTaggingTask(SGTranslationTask):
     """
 
     cfg: SGTaggingConfig
-    name, criterion_mark, criterion = "sg_tagging", "of_labels", "tagging"
+    name, criterion = "sg_tagging", "tagging"
     generates_nothing = "labels are not generated: their accuracy"
     #: What tells models to label every word.
     labels_words = True

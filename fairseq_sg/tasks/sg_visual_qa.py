@@ -139,7 +139,7 @@ class SGVisualQATask(ArrayTask):
     name, command, contents, sample = "sg_visual_qa", COMMAND, "images with questions", "question"
     generator, version = "data_prep.sort_of_clevr", VERSION
     lacking, arch = "reads no images", "sg_encoder_sort_of_clevr"
-    criterion_mark, criterion = "of_classes", "classification"
+    criterion = "classification"
     generates_nothing = "a classifier generates nothing: its accuracy"
     #: What models read (``sg_encoder``), and its sizes.
     inputs = "image_question"
