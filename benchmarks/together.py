@@ -33,7 +33,8 @@ from fairseq_sg.experiments.logs import events
 #: Lengths rounded up, so that shapes recur.
 ARGUMENTS = (
     "--user-dir {plugin} --task sg_translation --criterion cross_entropy_orthogonality --optimizer torch_adam "
-    "--dropout 0.1 --no-save --disable-validation --required-seq-len-multiple 8 --log-format json --num-workers 0"
+    "--dropout 0.1 --no-save --disable-validation --required-seq-len-multiple 8 --log-format json --num-workers 0 "
+    "--distributed-world-size 1"
 )
 
 

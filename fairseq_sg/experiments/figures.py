@@ -14,7 +14,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.quantities import QUANTITIES, source_of
 from fairseq_sg.experiments.report import Line, centre, lines
 from fairseq_sg.experiments.results import Results
-from fairseq_sg.experiments.schema import DECODED, METRICS, Recipe
+from fairseq_sg.experiments.schema import DECODED, Recipe
 
 #: The curve of one training, as ``logs.curve`` has it.
 Curve = list[dict[str, float]]
@@ -72,8 +72,8 @@ def draw_all(results: Results, prefix: Path, source: str = "") -> list[Path]:
         return []
     draw = sweep if recipe.x_axis else over_columns if recipe.column_axis else bars
     drawn = {"": draw(results)}
-    accuracies = _subsets(recipe, ("accuracy",))
-    drawn["-curves"] = through_training(results, accuracies or _subsets(recipe, METRICS), _drawn(recipe))
+    accuracies = _subsets(recipe, "accuracy")
+    drawn["-curves"] = through_training(results, accuracies or _subsets(recipe), _drawn(recipe))
     drawn["-loss"] = loss_and_accuracy(results, accuracies) if recipe.loss_figure else None
     written = []
     for suffix, figure in drawn.items():
@@ -86,8 +86,8 @@ def draw_all(results: Results, prefix: Path, source: str = "") -> list[Path]:
     return written
 
 
-def _subsets(recipe: Recipe, metrics: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(c.subset for c in recipe.columns.values() if c.metric in metrics))
+def _subsets(recipe: Recipe, metric: str = "") -> list[str]:
+    return list(dict.fromkeys(c.subset for c in recipe.columns.values() if c.metric == metric or not metric))
 
 
 def _drawn(recipe: Recipe) -> str:
@@ -120,7 +120,8 @@ def bars(results: Results) -> Any:
     columns = list(recipe.columns)
     across = len(columns) if len(columns) <= ACROSS else FEW
     down = -(-len(columns) // across)
-    figure, panels = _panels(across, (0.55 + 0.24 * len(found)) * down, down, sharey=True)
+    figure, rows = grid(down, across, max(0.55 + 0.24 * len(found), 1.2 / down), sharey=True)
+    panels = rows.flatten()
     for axes in panels[len(columns) :]:
         axes.remove()
     for axes, key in zip(panels, columns):
@@ -276,7 +277,7 @@ def sweep(results: Results) -> Any:
     Rows without x are horizontal levels.
     """
     recipe, found = results.recipe, lines(results)
-    figure, panels = _panels(len(recipe.columns), 2.4)
+    figure, (panels,) = grid(1, len(recipe.columns), 2.4)
     for axes, key in zip(panels, recipe.columns):
         of_data: dict[str, dict[float, list[float]]] = {}
         levels: dict[str, list[float]] = {}
@@ -315,7 +316,7 @@ def over_columns(results: Results) -> Any:
         if any(cell.values for key, cell in line.cells.items() if key in columns.values()):
             of_data.setdefault(line.data, []).append(line)
     styles = _styles(dict.fromkeys(line.label for there in of_data.values() for line in there))
-    figure, panels = _panels(len(of_data), 2.6, sharey=True)
+    figure, (panels,) = grid(1, len(of_data), 2.6, sharey=True)
     # Names of models stand beside the panels.
     figure.set_figwidth(PAGE)
     metric = recipe.columns[columns[places[0]]].metric
@@ -370,18 +371,10 @@ def band(curves: Sequence[Curve], key: str) -> tuple[list[float], list[list[floa
     return steps, [[found[step] for found in points] for step in steps]
 
 
-def _panels(number: int, height: float, rows: int = 1, **options: Any) -> tuple[Any, Sequence[Any]]:
-    """A figure of rows of ``number`` panels; of more than two, the figure keeps the width of a page."""
-    width = COLUMN if number == 1 else PAGE
-    size = (width, max(height, 1.2))
-    figure, panels = pyplot().subplots(rows, number, figsize=size, squeeze=False, layout="constrained", **options)
-    return figure, panels.flatten()
-
-
-def grid(rows: int, columns: int) -> tuple[Any, Any]:
-    """A figure of rows of panels, and the rows."""
-    width = COLUMN if columns == 1 else PAGE
-    return pyplot().subplots(rows, columns, figsize=(width, 2.2 * rows), squeeze=False, layout="constrained")
+def grid(rows: int, columns: int, height: float = 2.2, **options: Any) -> tuple[Any, Any]:
+    """A figure of rows of panels with a height each, and the rows; the width is that of a column or of the page."""
+    size = (COLUMN if columns == 1 else PAGE, height * rows)
+    return pyplot().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
 
 
 def _legend(axes: Any, models: Curves, colours: Mapping[str, str]) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 from omegaconf import MISSING
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments.quantities import QUANTITIES
 
-METRICS = (
-    "accuracy", "word_error", "mean_word_error", "loss", "perplexity", "bleu", "length_ratio", "mse_last",
-    "mse_last_mean", "relative_l2", "analysis",
-)  # fmt: skip
 #: Those of fairseq-generate -> their name.
 DECODED = {"bleu": "BLEU", "length_ratio": "length ratio"}
+METRICS = (*QUANTITIES, "perplexity", *DECODED, "analysis")
 _NUMBER = re.compile(r"(\d*\.?\d+)(?: ± (\d*\.?\d+))?")
 
 

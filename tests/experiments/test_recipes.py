@@ -362,7 +362,7 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         (
             "at: end",
             "metric: bits",
-            ["columns.IID.metric: is 'bits': choose from accuracy, word_error, mean_word_error, loss, perplexity"],
+            ["columns.IID.metric: is 'bits': choose from accuracy, loss, word_error, mean_word_error, mse_last"],
         ),
         ("subset: gen}", "subset: gen, metric: bleu}", ["generate: is for a column with the metric 'bleu'"]),
         ("at: end", "at: end, metric: bleu", ["columns.IID.at: BLEU is measured only at the checkpoint"]),
