@@ -177,8 +177,12 @@ class SGTask:
 
     @classmethod
     def load_dictionary(cls, filename: str) -> Dictionary:
-        """Raises UsageError for a file that is missing or cut off."""
+        """Raises UsageError for a file that is missing, cut off, or not the one that was prepared."""
+        path = Path(filename)
+        prepared = read_manifest(str(path.parent)).get("files", {}).get(path.name)
         try:
+            if prepared and hashlib.sha256(path.read_bytes()).hexdigest() != prepared:
+                raise ValueError("dataset.json has another sha256")
             return super().load_dictionary(filename)
         except Exception as error:
             raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from argparse import Namespace
 
@@ -483,6 +484,18 @@ def test_a_file_that_is_cut_off(tmp_path, end, left, language):
     path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(UsageError, match="the files of subset 'gen' of .* cannot be read, and may be cut off"):
         task(folder, subsets=("gen",))
+
+
+def test_a_dictionary_without_its_last_line(tmp_path):
+    """It can be read, and its folder has numbers that it does not."""
+    folder = write_folder(tmp_path / "bin", {"train": random_pairs(30, 5)})
+    path = folder / "dict.tgt.txt"
+    prepared = {"files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}}
+    (folder / "dataset.json").write_text(json.dumps(prepared))
+    task(folder, subsets=("train",))
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UsageError, match=r"dict.tgt.txt cannot be read, and may be cut off \(dataset.json has another"):
+        task(folder, subsets=("train",))
 
 
 @pytest.mark.parametrize(
