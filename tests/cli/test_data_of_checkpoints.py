@@ -4,6 +4,7 @@ named.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -36,6 +37,9 @@ def reversed_words(data, tmp_path_factory) -> Path:
     shutil.copytree(data, folder)
     dictionary = folder / "dict.tgt.txt"
     dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
+    manifest = json.loads((folder / "dataset.json").read_text())
+    manifest["files"]["dict.tgt.txt"] = hashlib.sha256(dictionary.read_bytes()).hexdigest()
+    (folder / "dataset.json").write_text(json.dumps(manifest))
     return folder
 
 
