@@ -251,7 +251,7 @@ def tiny_step(attention: str, device: str) -> float:
     config = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
     config |= {f"{role}_attention": attention for role in ATTENTION_REGISTRY.find(attention).roles}
     model = SGTransformer.build_model(SimpleNamespace(**config), task).to(device).train()
-    options = criteria.CrossEntropyOrthogonalityConfig(orthogonality_weight=1e-3, sentence_avg=False)
+    options = criteria.SGCriterionConfig(orthogonality_weight=1e-3, sentence_avg=False)
     criterion = criteria.CrossEntropyOrthogonality(options, task)
     tokens = torch.randint(4, len(words), (3, 7), device=device)
     lengths = torch.full((3,), 7, device=device)

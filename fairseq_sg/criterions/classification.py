@@ -7,7 +7,6 @@ largest logit. Label smoothing is that of torch and of Szegedy et al. 2016: (1 â
 K classes.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -18,19 +17,14 @@ from fairseq_sg.criterions.base import Score, SGCriterion, SGCriterionConfig
 from fairseq_sg.errors import UsageError
 
 
-@dataclass
-class ClassificationConfig(SGCriterionConfig):
-    """The options of all criteria."""
-
-
-@register_criterion("classification", dataclass=ClassificationConfig)
+@register_criterion("classification", dataclass=SGCriterionConfig)
 class Classification(SGCriterion):
     """See the module's docstring. Raises UsageError for a task without classes."""
 
     predicted = "sentence"
     percentages = "accuracy, % of sentences"
 
-    def __init__(self, cfg: ClassificationConfig, task):
+    def __init__(self, cfg: SGCriterionConfig, task):
         super().__init__(cfg, task)
         if not hasattr(task, "classes"):
             raise UsageError(

@@ -8,7 +8,6 @@ no output in either. (fairseq's generator also forbids an empty output, except w
 With the task's ``--oracle-length`` no number includes the end symbol (``oracle_length``).
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,12 +20,7 @@ from fairseq_sg.criterions.base import Score, SGCriterion, SGCriterionConfig
 from fairseq_sg.criterions.oracle_length import scored
 
 
-@dataclass
-class CrossEntropyOrthogonalityConfig(SGCriterionConfig):
-    """The options of all criteria."""
-
-
-@register_criterion("cross_entropy_orthogonality", dataclass=CrossEntropyOrthogonalityConfig)
+@register_criterion("cross_entropy_orthogonality", dataclass=SGCriterionConfig)
 class CrossEntropyOrthogonality(SGCriterion):
     """See the module's docstring."""
 

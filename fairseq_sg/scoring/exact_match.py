@@ -4,18 +4,11 @@ With ``--beam 1 --min-len 0`` and a sufficient ``--max-len-b``, it equals the ``
 ``fairseq-validate`` report from one teacher-forced pass.
 """
 
-from dataclasses import dataclass
-
 from fairseq.dataclass import FairseqDataclass
 from fairseq.scoring import BaseScorer, register_scorer
 
 
-@dataclass
-class ExactMatchConfig(FairseqDataclass):
-    pass
-
-
-@register_scorer("exact_match", dataclass=ExactMatchConfig)
+@register_scorer("exact_match", dataclass=FairseqDataclass)
 class ExactMatchScorer(BaseScorer):
     """Counts pairs of detokenized strings that are equal up to white space between tokens."""
 

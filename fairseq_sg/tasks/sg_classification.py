@@ -5,8 +5,6 @@ target's dictionary are the classes; the source has its begin and its end symbol
 Csordás et al. 2022 gives its transformers. (Its LSTMs have no begin symbol: ``--no-source-bos``.)
 """
 
-from dataclasses import dataclass
-
 from fairseq import utils
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import register_task
@@ -17,12 +15,7 @@ from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
 
 
-@dataclass
-class SGClassificationConfig(SGTranslationConfig):
-    """The options of ``sg_translation``."""
-
-
-@register_task("sg_classification", dataclass=SGClassificationConfig)
+@register_task("sg_classification", dataclass=SGTranslationConfig)
 class SGClassificationTask(SGTranslationTask):
     """See the module's docstring.
 
@@ -35,7 +28,7 @@ class SGClassificationTask(SGTranslationTask):
     generates_nothing = "a classifier generates nothing: its accuracy"
 
     @classmethod
-    def setup_task(cls, cfg: SGClassificationConfig, **kwargs) -> "SGClassificationTask":
+    def setup_task(cls, cfg: SGTranslationConfig, **kwargs) -> "SGClassificationTask":
         if cfg.eval_bleu:
             raise UsageError("--eval-bleu is for translations: --task sg_classification has accuracy")
         if cfg.oracle_length:

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from fairseq.logging import metrics
 
 import fairseq_sg.plugin  # noqa: F401
-from fairseq_sg.criterions.classification import Classification, ClassificationConfig
+from fairseq_sg.criterions.base import SGCriterionConfig
+from fairseq_sg.criterions.classification import Classification
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import Values
 
@@ -39,7 +40,7 @@ TASK = SimpleNamespace(target_dictionary=None, classes=lambda target: target[:, 
 
 
 def criterion(**options) -> Classification:
-    return Classification(ClassificationConfig(**({"sentence_avg": False} | options)), TASK)
+    return Classification(SGCriterionConfig(**({"sentence_avg": False} | options)), TASK)
 
 
 def batch(rows=slice(None), **more):
@@ -119,7 +120,7 @@ def test_other_losses_are_weighted_and_orthogonality_has_its_own_weight():
 
 def test_the_log_says_what_is_in_percent(caplog):
     with caplog.at_level("INFO"):
-        Classification.build_criterion(ClassificationConfig(sentence_avg=False), TASK)
+        Classification.build_criterion(SGCriterionConfig(sentence_avg=False), TASK)
     assert caplog.messages == [
         "units: loss and its shares (share_*), bits per sentence; nll_loss, bits per sentence; accuracy, % of sentences"
     ]
@@ -140,4 +141,4 @@ def test_model_that_shows_no_values():
 
 def test_task_without_classes():
     with pytest.raises(UsageError, match="--criterion classification needs classes: choose --task sg_classification"):
-        Classification(ClassificationConfig(sentence_avg=False), SimpleNamespace(target_dictionary=None))
+        Classification(SGCriterionConfig(sentence_avg=False), SimpleNamespace(target_dictionary=None))

@@ -17,10 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.criterions import base
-from fairseq_sg.criterions.base import split
+from fairseq_sg.criterions.base import SGCriterionConfig, split
 from fairseq_sg.criterions.cross_entropy_orthogonality import (
     CrossEntropyOrthogonality,
-    CrossEntropyOrthogonalityConfig,
     best,
 )
 from fairseq_sg.errors import UsageError
@@ -48,7 +47,7 @@ def model(attention="linear", depth="separate", **options) -> SGTransformer:
 
 
 def criterion(**options) -> CrossEntropyOrthogonality:
-    config = CrossEntropyOrthogonalityConfig(**({"sentence_avg": False} | options))
+    config = SGCriterionConfig(**({"sentence_avg": False} | options))
     return CrossEntropyOrthogonality.build_criterion(config, TASK)
 
 
@@ -387,7 +386,7 @@ def test_weight_of_a_loss_that_is_not_there(weights, emitted, message):
 
 def knowing(emitted, **options):
     """A criterion whose task has built a model that declares losses with their default weights."""
-    config = CrossEntropyOrthogonalityConfig(**({"sentence_avg": False} | options))
+    config = SGCriterionConfig(**({"sentence_avg": False} | options))
     return CrossEntropyOrthogonality.build_criterion(config, SimpleNamespace(**vars(TASK), emitted_losses=emitted))
 
 

@@ -12,7 +12,8 @@ import torch
 from fairseq.data import Dictionary
 
 import fairseq_sg.plugin  # noqa: F401
-from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality, CrossEntropyOrthogonalityConfig
+from fairseq_sg.criterions.base import SGCriterionConfig
+from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality
 from fairseq_sg.criterions.oracle_length import scored
 
 PAD, EOS, VOCABULARY = 1, 2, 9
@@ -53,7 +54,7 @@ def words_of(sample: dict, logits: torch.Tensor):
 def test_loss_and_accuracy_are_those_of_the_words(epsilon, extra, left):
     sample = batch(extra, left)
     logits = logits_for(sample)
-    config = CrossEntropyOrthogonalityConfig(sentence_avg=False, label_smoothing=epsilon)
+    config = SGCriterionConfig(sentence_avg=False, label_smoothing=epsilon)
     criterion = CrossEntropyOrthogonality.build_criterion(config, task(oracle_length=True))
     loss, nll, exact, predictions, right = criterion.score(logits, sample)[:5]
 
@@ -105,7 +106,7 @@ def test_accuracy_is_that_of_greedy_decoding_to_the_given_length():
         [torch.stack([next_logits([EOS, *row[:n]]) for n in range(4)]) for row in rows]
     )  # teacher-forced
     sample = {"target": torch.tensor(rows), "ntokens": sum(len(target) + 1 for target in targets)}
-    config = CrossEntropyOrthogonalityConfig(sentence_avg=False)
+    config = SGCriterionConfig(sentence_avg=False)
     exact = CrossEntropyOrthogonality.build_criterion(config, task(oracle_length=True)).score(logits, sample).right
     assert exact.tolist() == [output == target for output, target in zip(decoded, targets)]
     assert 20 <= exact.sum() < 40

@@ -10,12 +10,13 @@ pytest.importorskip("fairseq")
 
 from omegaconf import OmegaConf
 
-from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality, CrossEntropyOrthogonalityConfig
+from fairseq_sg.criterions.base import SGCriterionConfig
+from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality
 from fairseq_sg.errors import UsageError
 
 
 def criterion(weight: float) -> CrossEntropyOrthogonality:
-    config = OmegaConf.structured(CrossEntropyOrthogonalityConfig(orthogonality_weight=weight, sentence_avg=False))
+    config = OmegaConf.structured(SGCriterionConfig(orthogonality_weight=weight, sentence_avg=False))
     task = SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: 1))
     return CrossEntropyOrthogonality(config, task)
 

@@ -13,7 +13,8 @@ from fairseq import options as fairseq_options
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 
 import fairseq_sg.plugin  # noqa: F401
-from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality, CrossEntropyOrthogonalityConfig
+from fairseq_sg.criterions.base import SGCriterionConfig
+from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonality
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.models.sg_transformer import SGTransformer, resolve
@@ -121,7 +122,7 @@ def batch_of(source, target):
 
 
 def criterion() -> CrossEntropyOrthogonality:
-    return CrossEntropyOrthogonality.build_criterion(CrossEntropyOrthogonalityConfig(sentence_avg=False), TASK)
+    return CrossEntropyOrthogonality.build_criterion(SGCriterionConfig(sentence_avg=False), TASK)
 
 
 @kinds

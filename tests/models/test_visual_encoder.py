@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_sg.criterions.classification import Classification, ClassificationConfig
+from fairseq_sg.criterions.base import SGCriterionConfig
+from fairseq_sg.criterions.classification import Classification
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
@@ -194,7 +195,7 @@ def test_orthogonality_loss_has_every_application():
     model = small(encoder_attention="linear").double()
     images, questions = random_batch()
     task = SimpleNamespace(classes=lambda target: target, num_classes=10)
-    criterion = Classification(ClassificationConfig(orthogonality_weight=0.5, sentence_avg=False), task)
+    criterion = Classification(SGCriterionConfig(orthogonality_weight=0.5, sentence_avg=False), task)
     sample = {"net_input": {"images": images, "questions": questions}, "target": torch.tensor([1, 2, 3])}
     loss, size, logs = criterion(model, sample)
     values = model(images, questions, value_roles=("encoder",))[1]["values"]["encoder"]

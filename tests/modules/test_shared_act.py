@@ -421,7 +421,7 @@ def test_criterion_adds_the_ponder_loss(variant, weight):
     from fairseq_sg.criterions import cross_entropy_orthogonality as criteria
 
     weights = "{}" if weight is None else f'{{"ponder": {weight}}}'
-    config = criteria.CrossEntropyOrthogonalityConfig(aux_loss_weights=weights, sentence_avg=False)
+    config = criteria.SGCriterionConfig(aux_loss_weights=weights, sentence_avg=False)
     source, target = tokens()
     inputs_ = {"src_tokens": source, "src_lengths": None, "prev_output_tokens": target}
     sample = {"net_input": inputs_, "target": target.roll(-1, 1), "ntokens": 5}

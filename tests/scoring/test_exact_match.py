@@ -8,16 +8,17 @@ pytest.importorskip("fairseq")
 
 from fairseq import options, scoring
 from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fairseq_sg.plugin  # noqa: F401
-from fairseq_sg.scoring.exact_match import ExactMatchConfig, ExactMatchScorer
+from fairseq_sg.scoring.exact_match import ExactMatchScorer
 
 
 def scored(pairs) -> ExactMatchScorer:
-    scorer = ExactMatchScorer(ExactMatchConfig())
+    scorer = ExactMatchScorer(FairseqDataclass())
     for reference, hypothesis in pairs:
         scorer.add_string(reference, hypothesis)
     return scorer

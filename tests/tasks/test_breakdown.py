@@ -12,9 +12,9 @@ pytest.importorskip("fairseq")
 import torch
 from fairseq.logging import metrics
 
+from fairseq_sg.criterions.base import SGCriterionConfig
 from fairseq_sg.criterions.cross_entropy_orthogonality import (
     CrossEntropyOrthogonality,
-    CrossEntropyOrthogonalityConfig,
 )
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.breakdown import Breakdown, log_breakdown, sums_of_logs
@@ -64,7 +64,7 @@ def evaluate(built, indices, right):
     dataset = built.dataset("gen")
     batch = dataset.collater([dataset[i] for i in indices])
     model = Answers(batch["target"], torch.tensor([int(i) in right for i in batch["id"]]), len(built.target_dictionary))
-    criterion = CrossEntropyOrthogonality(CrossEntropyOrthogonalityConfig(sentence_avg=False), built).eval()
+    criterion = CrossEntropyOrthogonality(SGCriterionConfig(sentence_avg=False), built).eval()
     return criterion(model, batch)[2]
 
 

@@ -12,10 +12,11 @@ import torch
 from omegaconf import OmegaConf
 
 import fairseq_sg.plugin  # noqa: F401
-from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthogonalityConfig
+from fairseq_sg.criterions.base import SGCriterionConfig
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.sg_transformer import configuration
-from fairseq_sg.tasks.sg_classification import SGClassificationConfig, SGClassificationTask
+from fairseq_sg.tasks.sg_classification import SGClassificationTask
+from fairseq_sg.tasks.sg_translation import SGTranslationConfig
 from helpers.labelled_data import SUBSETS, WORDS, write_labelled
 
 
@@ -26,7 +27,7 @@ def labelled(tmp_path_factory):
 
 def task(folder, **values) -> SGClassificationTask:
     defaults = dict(train_subset="train", dataset_impl=None, required_seq_len_multiple=1)
-    built = SGClassificationTask.setup_task(SGClassificationConfig(data=str(folder), **(defaults | values)))
+    built = SGClassificationTask.setup_task(SGTranslationConfig(data=str(folder), **(defaults | values)))
     for subset in SUBSETS:
         built.load_dataset(subset)
     return built
@@ -87,7 +88,7 @@ def test_model_with_a_decoder(labelled):
 
 
 def test_criterion_of_sentences(labelled):
-    config = CrossEntropyOrthogonalityConfig(_name="cross_entropy_orthogonality", sentence_avg=False)
+    config = SGCriterionConfig(_name="cross_entropy_orthogonality", sentence_avg=False)
     with pytest.raises(UsageError, match="--task sg_classification needs another criterion: choose --criterion class"):
         task(labelled).build_criterion(config)
 
