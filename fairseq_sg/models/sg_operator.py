@@ -27,24 +27,12 @@ from fairseq_sg.models.options import EncoderConfig, StackConfig
 from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.norm import final_norm_of
-from fairseq_sg.modules.operator import Downsampling, FieldScaling, SpectralDecoder, Upsampling, coordinates
+from fairseq_sg.modules.operator import Downsampling, FieldScaling, SpectralDecoder, Upsampling
 from fairseq_sg.ops.precision import autocast_disabled
 from fairseq_sg.registry import option_names
 
-#: Options of layers beside those of mechanisms.
-OF_LAYERS = (
-    "encoder_attention",
-    "encoder_ffn",
-    "encoder_update",
-    "encoder_ffn_embed_dim",
-    "encoder_attention_heads",
-    "depth",
-    "attention_residual_dropout",
-    "norm",
-    "pre_norm",
-    "no_final_norm",
-    "compile",
-)
+#: Options of encoder and stack that have an effect without layers.
+WITHOUT_LAYERS = ("encoder_embed_dim", "encoder_layers", "position", "dropout", "embedding_dropout")
 
 
 @dataclass
@@ -138,7 +126,9 @@ def check_without_layers(config, cfg) -> None:
     unused = {}
     if config.encoder_layers == 0:
         of_mechanisms = {name for _, options in options_by_mechanism(MECHANISMS) for name in option_names(options)}
-        unused = dict.fromkeys([*OF_LAYERS, *sorted(of_mechanisms)], "--encoder-layers 0")
+        of_layers = [name for cls in (EncoderConfig, StackConfig) for name in option_names(cls)]
+        of_layers = [name for name in of_layers if name not in WITHOUT_LAYERS]
+        unused = dict.fromkeys([*of_layers, *sorted(of_mechanisms)], "--encoder-layers 0")
     if config.spectral_layers == 0:
         unused["modes"] = "--spectral-layers 0"
         if not config.decoder_coordinates:
@@ -265,6 +255,19 @@ class SGOperator(BaseFairseqModel):
         out = self.stack(h.flatten(1, -2).transpose(0, 1), context, keep_hidden=keep_hidden)
         extra = {"inner_states": out.hidden_states, "aux_losses": out.losses, "values": out.values}
         return self.final_norm(out.x).transpose(0, 1).unflatten(1, h.shape[1:-1]), extra
+
+
+def coordinates(axis: Tensor, dims: int) -> Tensor:
+    """The points of a grid with the same axis in every dimension.
+
+    Args:
+        axis: (n,), the coordinates along one side.
+        dims: 1 or 2.
+
+    Returns:
+        (n, 1), or (n, n, 2): the row's coordinate, then the column's.
+    """
+    return torch.stack(torch.meshgrid(*[axis] * dims, indexing="ij"), dim=-1)
 
 
 def without_edge(u: Tensor) -> Tensor:

@@ -15,11 +15,10 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import OPERATOR_ARCHITECTURES
-from fairseq_sg.models.sg_operator import SGOperator, resolve, without_edge
+from fairseq_sg.models.sg_operator import SGOperator, coordinates, resolve, without_edge
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
-from fairseq_sg.modules.operator import coordinates
 from fairseq_sg.modules.operator.spectral import SpectralLayer
 from fairseq_sg.ops.linear_attention import linear_attention
 from helpers.fields import STATISTICS, build, node_axis, periodic_axis, task_of
