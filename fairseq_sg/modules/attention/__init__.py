@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fairseq_sg.modules.attention.abs_rel import AbsRelAttention
-from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
+from fairseq_sg.modules.attention.base import ATTENTION_REGISTRY, ROLES, Attention, AttentionOptions, register_attention
 from fairseq_sg.modules.attention.compositional import CompositionalAttention
 from fairseq_sg.modules.attention.context import AttentionOutput, Context, Values
 from fairseq_sg.modules.attention.galerkin import FourierAttention, GalerkinAttention
 from fairseq_sg.modules.attention.geometric import GeometricAttention
 from fairseq_sg.modules.attention.linear import LinearAttention
-from fairseq_sg.modules.attention.registry import ATTENTION_REGISTRY, register_attention
 from fairseq_sg.modules.attention.relative import RelativeAttention
 from fairseq_sg.modules.attention.softmax import SoftmaxAttention
 from fairseq_sg.modules.position import attention_position

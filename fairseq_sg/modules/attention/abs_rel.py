@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fairseq_sg.modules.attention.base import register_attention
 from fairseq_sg.modules.attention.context import Context
-from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.attention.relative import RelativeAttention
 from fairseq_sg.modules.position import PRECISE, real_positions, sinusoid, unbounded_sinusoid
 

@@ -27,9 +27,11 @@ from fairseq_sg.modules.attention.cache import append_to_cache, cached
 from fairseq_sg.modules.attention.context import AttentionOutput, Context, State, Values
 from fairseq_sg.modules.cpu.linear import Linear
 from fairseq_sg.modules.cpu.packing import Packing
-from fairseq_sg.registry import Mechanism
+from fairseq_sg.registry import Mechanism, Registry
 
 ROLES = ("encoder", "decoder", "cross")
+ATTENTION_REGISTRY = Registry("attention", "--encoder-attention, --decoder-attention, --cross-attention")
+register_attention = ATTENTION_REGISTRY.register
 
 
 @dataclass

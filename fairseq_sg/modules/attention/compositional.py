@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention.registry import register_attention
+from fairseq_sg.modules.attention.base import register_attention
 from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase, SoftmaxOptions
 
 

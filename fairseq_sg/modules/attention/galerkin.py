@@ -26,9 +26,8 @@ from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
+from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions, register_attention
 from fairseq_sg.modules.attention.masks import count_visible, zero_hidden
-from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import to_accumulation_dtype
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.modules.attention.base import Attention, AttentionOptions
-from fairseq_sg.modules.attention.registry import register_attention
+from fairseq_sg.modules.attention.base import Attention, AttentionOptions, register_attention
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.cpu.linear import Linear
 from fairseq_sg.ops import geometric_attention

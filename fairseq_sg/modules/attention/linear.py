@@ -24,10 +24,9 @@ from torch import Tensor
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
+from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions, register_attention
 from fairseq_sg.modules.attention.context import State
 from fairseq_sg.modules.attention.masks import zero_hidden
-from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
 from fairseq_sg.modules.feature_maps.base import accurate
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, NoNormalization, build_qk_norm

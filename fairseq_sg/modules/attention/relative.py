@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention.base import register_attention
 from fairseq_sg.modules.attention.context import Context
-from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase, SoftmaxOptions
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.cpu.linear import Linear

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
+from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions, register_attention
 from fairseq_sg.modules.attention.cache import append_to_cache, cached, keep_last
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.masks import count_visible
-from fairseq_sg.modules.attention.registry import register_attention
 from fairseq_sg.modules.cpu.dropout import Drops, dropout
 from fairseq_sg.modules.cpu.softmax import closed_form_is_faster, closed_form_softmax
 from fairseq_sg.modules.position import MakePosition

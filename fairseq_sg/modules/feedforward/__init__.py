@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairseq_sg.modules.feedforward.base import FeedForward
+from fairseq_sg.modules.feedforward.base import FEEDFORWARD_REGISTRY, FeedForward, register_feedforward
 from fairseq_sg.modules.feedforward.dense import DenseFeedForward
 from fairseq_sg.modules.feedforward.moe import MixtureOfExperts
 from fairseq_sg.modules.feedforward.noisy_topk import NoisyTopK
 from fairseq_sg.modules.feedforward.pkm import ProductKeyMemory
-from fairseq_sg.modules.feedforward.registry import FEEDFORWARD_REGISTRY, register_feedforward
 from fairseq_sg.modules.feedforward.s_base import SBase
 from fairseq_sg.modules.feedforward.sigma_moe import SigmaMoE
 from fairseq_sg.modules.feedforward.switch import Switch

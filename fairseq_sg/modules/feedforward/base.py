@@ -7,7 +7,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fairseq_sg.modules.losses import Statistic
-from fairseq_sg.registry import Mechanism
+from fairseq_sg.registry import Mechanism, Registry
+
+FEEDFORWARD_REGISTRY = Registry("feedforward layer", "--encoder-ffn, --decoder-ffn")
+register_feedforward = FEEDFORWARD_REGISTRY.register
 
 
 class FeedForward(Mechanism, nn.Module):

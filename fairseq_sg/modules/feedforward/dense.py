@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from fairseq_sg import ranges
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.cpu.linear import Linear
-from fairseq_sg.modules.feedforward.base import FeedForward
-from fairseq_sg.modules.feedforward.registry import register_feedforward
+from fairseq_sg.modules.feedforward.base import FeedForward, register_feedforward
 
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
 #: Standard deviation of a standard normal variable that is cut off at ±2.

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fairseq_sg.modules.feedforward.base import register_feedforward
 from fairseq_sg.modules.feedforward.moe import MixtureOfExperts, batch_mean, softmax_of_top_k
-from fairseq_sg.modules.feedforward.registry import register_feedforward
 
 
 @register_feedforward("noisy_topk")

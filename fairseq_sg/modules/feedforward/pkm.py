@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.feedforward.base import FeedForward
-from fairseq_sg.modules.feedforward.registry import register_feedforward
+from fairseq_sg.modules.feedforward.base import FeedForward, register_feedforward
 
 ACTIVATIONS = {"relu": F.relu, "softmax": partial(torch.softmax, dim=-1)}
 

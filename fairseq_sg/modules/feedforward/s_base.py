@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from fairseq_sg import ranges
+from fairseq_sg.modules.feedforward.base import register_feedforward
 from fairseq_sg.modules.feedforward.moe import MixtureOfExperts, MoEOptions, Selection, entropy_loss
-from fairseq_sg.modules.feedforward.registry import register_feedforward
 
 SIGNS = {"textbook": 1.0, "released": -1.0}
 

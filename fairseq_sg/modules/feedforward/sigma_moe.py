@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fairseq_sg import ranges
+from fairseq_sg.modules.feedforward.base import register_feedforward
 from fairseq_sg.modules.feedforward.moe import (
     MixtureOfExperts,
     MoEOptions,
@@ -24,7 +25,6 @@ from fairseq_sg.modules.feedforward.moe import (
     softmax_of_top_k,
     top_k,
 )
-from fairseq_sg.modules.feedforward.registry import register_feedforward
 
 
 def sigmoid(logits: Tensor, k: int, kept: Tensor | None) -> Selection:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from fairseq_sg.modules.feedforward.base import register_feedforward
 from fairseq_sg.modules.feedforward.moe import MixtureOfExperts, sum_of_real, top_k
-from fairseq_sg.modules.feedforward.registry import register_feedforward
 from fairseq_sg.modules.feedforward.workers import sum_over_workers
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.feedforward.base import register_feedforward
 from fairseq_sg.modules.feedforward.dense import DenseFeedForward, DenseOptions
-from fairseq_sg.modules.feedforward.registry import register_feedforward
 
 
 @dataclass
