@@ -68,11 +68,6 @@ class ArrayTask(SGTask, FairseqTask):
             )
         return manifest
 
-    @property
-    def trained_on(self) -> dict[str, Any]:
-        """The record of the data that a checkpoint keeps; arrays have no dictionaries."""
-        return {"data": self.cfg.data, "requests": [m.get("request") for m in self.manifests], "dictionaries": {}}
-
     def mapped(self, split: str, name: str) -> np.ndarray:
         """The array ``name`` of a subset, mapped into memory, so that only what is read is loaded.
 

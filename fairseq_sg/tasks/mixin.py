@@ -89,13 +89,12 @@ class SGTask:
     @cached_property
     def trained_on(self) -> dict[str, Any]:
         """The record of the data that a checkpoint keeps; plain values."""
+        sides = {"source": self.source_dictionary, "target": self.target_dictionary}
         return {
             "data": self.cfg.data,
             "requests": [manifest.get("request") for manifest in self.manifests],
-            "dictionaries": {
-                "source": hash_of_words(self.source_dictionary),
-                "target": hash_of_words(self.target_dictionary),
-            },
+            # Tasks on arrays have no dictionaries.
+            "dictionaries": {side: hash_of_words(words) for side, words in sides.items() if words is not None},
         }
 
     def state_dict(self) -> dict[str, Any]:

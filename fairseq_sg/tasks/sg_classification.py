@@ -11,7 +11,6 @@ from fairseq.tasks import register_task
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
 
 
@@ -29,15 +28,9 @@ class SGClassificationTask(SGTranslationTask):
 
     @classmethod
     def setup_task(cls, cfg: SGTranslationConfig, **kwargs) -> "SGClassificationTask":
-        if cfg.eval_bleu:
-            raise UsageError("--eval-bleu is for translations: --task sg_classification has accuracy")
-        if cfg.oracle_length:
-            raise UsageError(
-                "--oracle-length is for outputs with an end symbol: leave it out of --task sg_classification"
-            )
         task = super().setup_task(cfg, **kwargs)
-        for folder in utils.split_paths(cfg.data):
-            if "labels" not in read_manifest(folder):
+        for folder, manifest in zip(utils.split_paths(cfg.data), task.manifests, strict=True):
+            if "labels" not in manifest:
                 raise UsageError(
                     f"the targets of {folder} are no classes (its dataset.json has no labels): choose --task "
                     "sg_translation, or data with classes (for instance: python -m data_prep ctl --order forward --out "

@@ -66,10 +66,6 @@ class SGTaggingTask(SGTranslationTask):
 
     @classmethod
     def setup_task(cls, cfg: SGTaggingConfig, **kwargs) -> "SGTaggingTask":
-        if cfg.eval_bleu:
-            raise UsageError("--eval-bleu is for translations: --task sg_tagging has accuracy")
-        if cfg.oracle_length:
-            raise UsageError("--oracle-length is for outputs with an end symbol: leave it out of --task sg_tagging")
         if cfg.no_source_bos:
             raise UsageError(
                 "--no-source-bos has no effect with --task sg_tagging, whose sources have none: leave it out"

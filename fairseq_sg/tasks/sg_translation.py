@@ -90,6 +90,10 @@ class SGTranslationTask(SGTask, TranslationTask):
     @classmethod
     def setup_task(cls, cfg: SGTranslationConfig, **kwargs) -> "SGTranslationTask":
         """Raises UsageError for a data folder that ``data_prep`` has not made, and for harmful inherited options."""
+        if cls.generates_nothing and cfg.eval_bleu:
+            raise UsageError(f"--eval-bleu is for translations: --task {cls.name} has accuracy")
+        if cls.generates_nothing and cfg.oracle_length:
+            raise UsageError(f"--oracle-length is for outputs with an end symbol: leave it out of --task {cls.name}")
         for path in utils.split_paths(cfg.data or ""):
             if not os.path.isfile(os.path.join(path, "dataset.json")):
                 what = "has no dataset.json" if os.path.isdir(path) else "does not exist"
