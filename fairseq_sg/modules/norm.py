@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.ops.precision import accurate
 from fairseq_sg.registry import Mechanism, Registry
 
 NORM_REGISTRY = Registry("norm", "--norm")
@@ -66,7 +66,7 @@ class LayerNorm(Mechanism, nn.LayerNorm):
         return super().forward(x) if self.eps else self._without_eps(x)
 
     def _without_eps(self, x: Tensor) -> Tensor:
-        states = x.to(accumulation_dtype(x))
+        states = accurate(x)
         centred = states - states.mean(-1, keepdim=True)
         # The result does not depend on the size of the state; the squares of a small one would be 0.
         size = centred.detach().abs().amax(-1, keepdim=True)  # (…, 1)

@@ -18,6 +18,11 @@ def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
+def accurate(x: Tensor) -> Tensor:
+    """x in its `accumulation_dtype`; x itself if it has that already."""
+    return x.to(accumulation_dtype(x))
+
+
 def to_accumulation_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in their common `accumulation_dtype`; those that have it already are returned as they are."""
     dtype = accumulation_dtype(*tensors)

@@ -29,7 +29,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions, register_attention
 from fairseq_sg.modules.attention.masks import count_visible, zero_hidden
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
-from fairseq_sg.ops.precision import to_accumulation_dtype
+from fairseq_sg.ops.precision import accurate, to_accumulation_dtype
 
 
 @dataclass
@@ -152,9 +152,8 @@ class GalerkinAttention(Attention):
         before, seen = (None, 0) if state is None else ((state["S"], state["z"]), state["seen"])
         seen = seen + _real(k, padding).cumsum(1)  # (B, N)
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
-        (v,) = to_accumulation_dtype(v)
         total, (S, z) = linear_attention(
-            q, k, v, causal=True, key_padding_mask=padding, state=before, return_state=True, normalize=False
+            q, k, accurate(v), causal=True, key_padding_mask=padding, state=before, return_state=True, normalize=False
         )
         n = seen.clamp(min=1)[:, None, :, None] if self.divisor is None else self.divisor
         out = (total * self.scale / n).to(dtype)

@@ -28,11 +28,10 @@ from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions
 from fairseq_sg.modules.attention.context import State
 from fairseq_sg.modules.attention.masks import zero_hidden
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
-from fairseq_sg.modules.feature_maps.base import accurate
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, NoNormalization, build_qk_norm
 from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
-from fairseq_sg.ops.precision import autocast_disabled
+from fairseq_sg.ops.precision import accurate, autocast_disabled
 
 logger = logging.getLogger(__name__)
 

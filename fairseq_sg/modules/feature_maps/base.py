@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from fairseq_sg.registry import Mechanism, Registry
@@ -67,8 +66,3 @@ class FeatureMap(Mechanism, nn.Module):
 
     def check_positions(self, positions: Tensor, below: int) -> None:
         """Raises UsageError where the map is not defined at one of ``positions``, which are all below ``below``."""
-
-
-def accurate(x: Tensor) -> Tensor:
-    """x in float32, or in float64 if it is that."""
-    return x if x.dtype == torch.float64 else x.float()

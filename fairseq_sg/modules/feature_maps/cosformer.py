@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
+from fairseq_sg.ops.precision import accurate
 
 
 @dataclass

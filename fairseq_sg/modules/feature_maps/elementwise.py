@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
+from fairseq_sg.ops.precision import accurate
 
 
 @register_feature_map("elu")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
+from fairseq_sg.ops.precision import accurate
 
 
 @register_feature_map("hedgehog")
@@ -22,9 +23,6 @@ class HedgehogFeatureMap(FeatureMap):
         super().__init__(head_dim)
         self.features = 2 * head_dim
         self.query_map, self.key_map = nn.Linear(head_dim, head_dim), nn.Linear(head_dim, head_dim)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
         for linear in (self.query_map, self.key_map):
             nn.init.eye_(linear.weight)
             nn.init.zeros_(linear.bias)

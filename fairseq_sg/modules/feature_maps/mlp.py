@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
 from fairseq_sg.modules.feature_maps.standardized import check_width, standardized
+from fairseq_sg.ops.precision import accurate
 
 
 @register_feature_map("mlp")

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
-from fairseq_sg.ops.precision import autocast_disabled
+from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
+from fairseq_sg.ops.precision import accurate, autocast_disabled
 
 
 @dataclass

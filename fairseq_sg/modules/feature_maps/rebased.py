@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
 from fairseq_sg.modules.feature_maps.outer import OuterProduct
 from fairseq_sg.modules.feature_maps.standardized import check_width
+from fairseq_sg.ops.precision import accurate
 
 
 @dataclass

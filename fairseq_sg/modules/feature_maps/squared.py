@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
 from fairseq_sg.modules.feature_maps.standardized import StandardizedAffine, check_width
+from fairseq_sg.ops.precision import accurate
 
 
 @dataclass

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
+from fairseq_sg.ops.precision import accurate
 
 
 @dataclass

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from fairseq_sg.modules.feature_maps.base import FeatureMap, accurate, register_feature_map
+from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
 from fairseq_sg.modules.feature_maps.outer import OuterProduct
+from fairseq_sg.ops.precision import accurate
 
 
 @register_feature_map("taylor")

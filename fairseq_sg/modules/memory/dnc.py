@@ -34,7 +34,7 @@ from fairseq_sg.modules import compilation
 from fairseq_sg.modules.memory.controller import Controller, ControllerState
 from fairseq_sg.modules.memory.interface import Interface, InterfaceProjection
 from fairseq_sg.ops import memory as ops
-from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
+from fairseq_sg.ops.precision import accurate, autocast_disabled
 
 
 class State(NamedTuple):
@@ -118,7 +118,7 @@ class DNC(nn.Module):
     def initial(self, x: Tensor) -> State:
         """The state before the first step, zeros: no cell is used. x (B, T, I) has the batch, device and dtype."""
         b, n, w, r = x.size(0), self.cells, self.width, self.heads
-        x = x.to(accumulation_dtype(x))
+        x = accurate(x)
         return State(
             controller=self.controller.initial(x),
             memory=x.new_zeros(b, n, w),

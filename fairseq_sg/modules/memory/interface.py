@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.ops.precision import accurate
 
 
 class Interface(NamedTuple):
@@ -111,8 +111,7 @@ class InterfaceProjection(nn.Module):
 
     def forward(self, h: Tensor, weight: Tensor, bias: Tensor) -> Interface:
         """h (B, S), and the results of ``stacked`` -> the interface, in float32 (float64)."""
-        xi = F.linear(h.to(weight.dtype), weight, bias)
-        xi = xi.to(accumulation_dtype(xi))
+        xi = accurate(F.linear(h.to(weight.dtype), weight, bias))
         if self.clamp:
             xi = xi.clamp(-self.clamp, self.clamp)
         w, r = self.width, self.heads

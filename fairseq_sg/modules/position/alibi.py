@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.modules.position.base import AttentionPosition, register_position
-from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.ops.precision import accurate
 
 
 @register_position("alibi")
@@ -31,8 +31,7 @@ class AlibiPosition(AttentionPosition):
         device = self.slopes.device
         i = torch.arange(offset, offset + queries, device=device)[:, None]
         j = torch.arange(keys, device=device)
-        accurate = self.slopes.to(accumulation_dtype(self.slopes))
-        return -accurate[:, None, None] * (i - j).abs()
+        return -accurate(self.slopes)[:, None, None] * (i - j).abs()
 
 
 def slopes(num_heads: int) -> list[float]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.position.base import AttentionPosition, register_position
-from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.ops.precision import accurate
 
 
 @dataclass
@@ -75,8 +75,7 @@ class T5Position(AttentionPosition):
         if not self.causal:
             bucket = bucket + (distance > 0) * (len(self.table) // 2)
         # Thousands of pairs share a bucket: their gradients are summed in no less than single precision.
-        accurate = self.table.to(accumulation_dtype(self.table))
-        return nn.functional.embedding(bucket, accurate).permute(2, 0, 1)
+        return nn.functional.embedding(bucket, accurate(self.table)).permute(2, 0, 1)
 
 
 def buckets(count: int, max_distance: int) -> list[int]:
