@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fairseq_sg import ranges
 from fairseq_sg.modules.cpu.dropout import Dropout
-from fairseq_sg.modules.position import EmbeddedPosition, token_positions
+from fairseq_sg.modules.position import EmbeddedPosition, real_positions
 
 #: scheme -> (initialization, a, b), as functions of the width d
 SCALINGS = {
@@ -82,7 +82,7 @@ class TokenEmbedding(nn.Module):
         ``first`` is the position of the first real token.
         """
         length = first + tokens.size(1)
-        positions = first + token_positions(tokens, self.padding_idx)
+        positions = first + real_positions(tokens.eq(self.padding_idx))
         if last:
             tokens, positions = tokens[:, -1:], positions[:, -1:]
         x = self.tokens(tokens)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_sg.modules.embedding import SCALINGS, TokenEmbedding
-from fairseq_sg.modules.position import PRECISE, build_embedded_position, sinusoid, token_positions
+from fairseq_sg.modules.position import PRECISE, build_embedded_position, real_positions, sinusoid
 
 PAD = 1
 sides = pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
@@ -56,14 +56,14 @@ def test_sinusoid_of_the_opposite_distance_mirrors_the_sines(position, dim):
 @given(length=st.integers(1, 12), padding=st.integers(0, 6), left=st.booleans())
 def test_positions_count_real_tokens_from_zero(length, padding, left):
     tokens = padded([5] * length, padding, left)
-    got = token_positions(tokens, PAD)
+    got = real_positions(tokens.eq(PAD))
     assert got.dtype == torch.int64 and got.min() >= 0 and got.max() < tokens.size(1)
     assert (got[:, padding:] if left else got[:, :length]).tolist() == [list(range(length))]
 
 
 def test_positions_of_a_batch_with_rows_of_padding_alone():
     tokens = torch.tensor([[4, 5, PAD, PAD], [PAD, PAD, 7, 8], [PAD, PAD, PAD, PAD]])
-    assert token_positions(tokens, PAD).tolist() == [[0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
+    assert real_positions(tokens.eq(PAD)).tolist() == [[0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
 
 
 def test_no_positions():

@@ -29,8 +29,8 @@ from fairseq_sg.modules.position import (
     build_indices,
     gives_indices,
     positions_for,
+    real_positions,
     sinusoid,
-    token_positions,
 )
 from helpers.attention_cases import Case, by_rows, padding_of
 from helpers.attention_kinds.relative import logits
@@ -626,7 +626,7 @@ def test_fractions_are_of_each_sentence(left, mirrored):
     tokens = torch.full((3, 9), PAD)
     for row, length in zip(tokens, lengths):
         (row[9 - length :] if left else row[:length]).fill_(5)
-    got = module(token_positions(tokens, PAD), 9)
+    got = module(real_positions(tokens.eq(PAD)), 9)
     assert got.shape == (3, 9, 6)
     for row, length in zip(got, lengths):
         real = row[9 - length :] if left else row[:length]

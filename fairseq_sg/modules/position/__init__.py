@@ -18,7 +18,6 @@ from fairseq_sg.modules.position.base import (
     real_positions,
     register_position,
     sinusoid,
-    token_positions,
     unbounded_sinusoid,
 )
 from fairseq_sg.modules.position.fraction import FractionPosition
@@ -66,11 +65,11 @@ def attention_position(attention: type, config: Any, role: str) -> MakePosition 
     gives = cls.gives_with(config)
     if gives != "indices" and attention.brings_position:
         return None
-    unknown_length = role == "decoder" and cls.needs_length
-    if unknown_length or gives in (*INSIDE, "indices") and gives not in attention.takes:
+    known = positions_for(attention, config, role)
+    if name not in known:
         raise UsageError(
             f"--position {name} is not defined for {attention.registered_name} attention (--{role}-attention); with "
-            f"it go: {', '.join(sorted(positions_for(attention, config, role))) or 'none, it brings its own'}"
+            f"it go: {', '.join(sorted(known)) or 'none, it brings its own'}"
         )
     if gives not in INSIDE:
         return None
@@ -125,6 +124,5 @@ __all__ = [
     "real_positions",
     "register_position",
     "sinusoid",
-    "token_positions",
     "unbounded_sinusoid",
 ]

@@ -141,11 +141,10 @@ def unbounded_sinusoid(positions: Tensor, dim: int) -> Tensor:
     return torch.where(near, sinusoid(positions, dim), sinusoid(positions, dim, torch.float64))
 
 
-def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
-    """(B, N) -> (B, N) int64: positions counted from 0 at the first real token, whatever side padding is on."""
-    return real_positions(tokens.eq(padding_idx))
-
-
 def real_positions(padding_mask: Tensor) -> Tensor:
-    """``token_positions`` from a mask (B, N), True at padding."""
+    """Positions (B, N) int64, counted from 0 at the first real token, whatever side padding is on.
+
+    Args:
+        padding_mask: (B, N), True at padding.
+    """
     return ((~padding_mask).long().cumsum(1) - 1).clamp(min=0)
