@@ -56,8 +56,7 @@ class OneCycle(FairseqLRScheduler):
 
     def __init__(self, cfg: OneCycleConfig, optimizer):
         super().__init__(cfg, optimizer)
-        lr = cfg.lr
-        self.peak = float(lr if isinstance(lr, (int, float)) else lr[0])
+        self.peak = cfg.lr[0]
         self.last = cfg.max_update - 1
         #: The update of the peak; below 0 for a rise of less than one update.
         self.top = cfg.one_cycle_rise * cfg.max_update - 1
