@@ -333,8 +333,8 @@ def _call_main(call, cfg, main, **kwargs):
 
     # Under ``python -m`` the module is ``__main__``; its specification has its own name.
     workers = cfg.distributed_training
-    if cfg.common.cpu and workers.distributed_world_size == torch.cuda.device_count():
-        # fairseq's default, whatever --cpu says.
+    default = workers.distributed_world_size == torch.cuda.device_count() and not workers.distributed_init_method
+    if cfg.common.cpu and default:  # fairseq counts GPUs, whatever --cpu says
         workers.distributed_world_size = 1
     check(cfg, main.__globals__["__spec__"].name.rpartition(".")[2])
     return call(cfg, main, **kwargs)

@@ -146,7 +146,10 @@ def check_devices() -> Iterator[Finding]:
             yield Finding("note", "no GPU: fairseq's commands run on the CPU")
         else:
             message = f"there is an nvidia-smi, but torch {torch.__version__} uses no GPU"
-            yield Finding("note", message, "rm -r .venv; SG_TORCH=torch==2.13.0 bash scripts/setup.sh")
+            fix = "look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES"
+            if torch.version.cuda is None:
+                fix = f"install a torch with CUDA; after scripts/setup.sh: rm -r {sys.prefix}; bash scripts/setup.sh"
+            yield Finding("note", message, fix)
 
 
 def check_kernels() -> Iterator[Finding]:

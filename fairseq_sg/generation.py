@@ -69,7 +69,7 @@ UNREAD = {
         for name in ("beam_mt", "max_len_a_mt", "max_len_b_mt", "lenpen_mt", "eos_token")
     },
     "no_early_stop": "fairseq does not read it: leave it out",
-    "no_beamable_mm": "fairseq does not read it: leave it out",
+    "no_beamable_mm": "it is for fairseq's convolutional models: leave it out",
     "diverse_beam_strength": "it is for --diverse-beam-groups: leave it out",
     "replace_unk": "the dictionaries have all words of the data: leave it out",
     "max_sentences_valid": "it is for validations in training: choose --batch-size",

@@ -175,5 +175,6 @@ EOF
 printf '%s' "$wanted" > "$stamp"
 echo "setup: done in $((SECONDS - started)) s"
 if [ -n "$index" ]; then
-  echo "       This torch is for CPUs. On a machine with a GPU: rm -r $venv; SG_TORCH=$torch bash scripts/setup.sh"
+  echo "       This torch is for CPUs. On a machine with a GPU:"
+  echo "       rm -r $venv; SG_VENV=$venv SG_TORCH=$torch bash scripts/setup.sh$options"
 fi

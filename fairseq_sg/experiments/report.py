@@ -283,11 +283,11 @@ def legend(recipe: Recipe, rows: Collection[str] | None = None, scale: float = 1
     found.append(f"Numbers are {spread} over the seeds that did not diverge.")
     if recipe.has_published and recipe.published_std == "population":
         others = [row.label for name, row in recipe.rows.items() if row.published and recipe.std_of(name) == "sample"]
-        but = f", and of {' and '.join(others)} the sample's" * bool(others)
         found.append(
-            f"Published ± is the population's standard deviation of {recipe.papers_seeds} seeds{but}; verdicts take "
-            f"the sample's, {recipe.of_sample:.3f} times as much."
+            f"Published ± is the population's standard deviation of {recipe.papers_seeds} seeds; verdicts take the "
+            f"sample's, {recipe.of_sample:.3f} times as much."
         )
+        found += [f"For {' and '.join(others)} it is the sample's."] if others else []
     if recipe.has_published:
         known = f"The paper has {recipe.papers_seeds} seed{'s' * (recipe.papers_seeds > 1)}."
         found += [

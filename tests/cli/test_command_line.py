@@ -225,12 +225,14 @@ def test_a_training_on_a_cpu_starts_no_process_for_each_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setitem(vars(train), "__spec__", importlib.util.find_spec("fairseq_cli.train"))
 
-    def processes(given: int, on_cpu: bool) -> int:
-        cfg = configured("--distributed-world-size", str(given))
+    def processes(given: int, on_cpu: bool, *more: str) -> int:
+        cfg = configured("--distributed-world-size", str(given), *more)
         cfg.common.cpu = on_cpu
         return command_line._call_main(lambda cfg, _: cfg.distributed_training.distributed_world_size, cfg, train.main)
 
     assert processes(2, on_cpu=True) == 1 and processes(2, on_cpu=False) == 2
+    # As ``experiments.workers`` starts them.
+    assert processes(2, True, "--distributed-no-spawn", "--distributed-init-method", "tcp://127.0.0.1:1") == 2
     with pytest.raises(UsageError, match="^without a GPU, fairseq starts no processes"):
         processes(3, on_cpu=True)
 
@@ -240,13 +242,14 @@ def test_processes_of_torchrun_train_one_model(monkeypatch):
     from fairseq_sg import command_line
     from fairseq_sg.errors import UsageError
 
+    one = ("--distributed-world-size", "1")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    command_line.check(configured(), "train")
+    command_line.check(configured(*one), "train")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="^torchrun started 2 processes, .* give --distributed-world-size 2, or "):
-        command_line.check(configured(), "train")
-    command_line.check(configured(), "validate")
+        command_line.check(configured(*one), "train")
+    command_line.check(configured(*one), "validate")
 
 
 def test_a_value_is_refused_before_data_are_loaded():
