@@ -185,8 +185,8 @@ class SGTask:
             return super().load_dictionary(filename)
         except Exception as error:
             raise UsageError(
-                f"{filename} cannot be read, or is not the file that was prepared ({error}): `python -m data_prep verify "
-                "FOLDER` checks its folder"
+                f"{filename} cannot be read, or is not the file that was prepared ({error}): "
+                "`python -m data_prep verify FOLDER` checks its folder"
             ) from error
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:

@@ -494,7 +494,7 @@ def test_a_dictionary_without_its_last_line(tmp_path):
     (folder / "dataset.json").write_text(json.dumps(prepared))
     task(folder, subsets=("train",))
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UsageError, match=r"dict.tgt.txt cannot be read, or is not the file that was prepared \(dataset.json"):
+    with pytest.raises(UsageError, match="dict.tgt.txt cannot be read, or is not the file that was prepared"):
         task(folder, subsets=("train",))
 
 
