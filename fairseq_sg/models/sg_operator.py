@@ -177,9 +177,7 @@ class SGOperator(BaseFairseqModel):
             config.head_columns = dims if config.coordinates == "heads" else 0
             self.stack = build_layers(config, "encoder")
             self.final_norm = final_norm_of(config, width)
-        self.up = None
-        if config.coarse_points and not config.coarse_output:
-            self.up = Upsampling(width, config.dropout)
+        self.up = Upsampling(width, config.dropout) if config.coarse_points else None
         self.decoder = SpectralDecoder(
             width, config.spectral_dim, config.spectral_layers, config.modes, config.readout_dim, dims,
             config.decoder_coordinates,
@@ -196,6 +194,11 @@ class SGOperator(BaseFairseqModel):
                 "--zero-boundary is for functions on a region with an edge, and these have a period: omit it"
             )
         return cls(config, task.fields.dims, task.fields.statistics)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Fits this model to a checkpoint from before models with ``coarse_output`` had a convolution."""
+        if self.config.coarse_output and "up.layer.weight" not in state_dict:
+            self.up = None
 
     def forward(
         self,
@@ -221,7 +224,8 @@ class SGOperator(BaseFairseqModel):
         h, points = self._lifted(self.input_scaling(a), axis)  # (B, n[, n], C), (n[, n], dims)
         h, extra = self._encoded(h, points, return_all_hiddens, value_roles)
         if self.up is not None:
-            h = self.up(h.movedim(-1, 1), target_axis.size(0)).movedim(1, -1)
+            points_out = self.config.coarse_points if self.config.coarse_output else target_axis.size(0)
+            h = self.up(h.movedim(-1, 1), points_out).movedim(1, -1)
         if h.size(1) != target_axis.size(0):
             raise UsageError(
                 f"the model predicts on {h.size(1)} points a side, and the data have targets on {target_axis.size(0)}: "

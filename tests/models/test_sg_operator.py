@@ -60,13 +60,15 @@ def run(model: SGOperator, a: torch.Tensor, axis=periodic_axis, m: int | None = 
     [
         ("burgers", 1, 530_305),
         ("darcy", 2, 2_220_829),
+        ("inverse", 2, 2_383_873),
         # Ours, with about as many parameters as each other.
         ("burgers_small", 1, 219_969),
         ("fno_small", 1, 214_169),
     ],
 )
 def test_parameters_of_published_and_of_small_models(arch, dims, parameters):
-    sizes = SimpleNamespace(**OPERATOR_ARCHITECTURES[f"sg_operator_{arch}"])
+    arch = f"sg_operator_{arch}"
+    sizes = SimpleNamespace(arch=arch, **OPERATOR_ARCHITECTURES[arch])
     model = SGOperator.build_model(sizes, task_of(dims))
     assert sum(p.numel() for p in model.parameters()) == parameters
 
@@ -172,7 +174,12 @@ def test_an_inverse_model_predicts_on_the_coarse_grid():
     model = build(
         2, coarse_points=5, coordinates="heads", coarse_output=True, spectral_layers=0, decoder_coordinates=True
     )
-    assert model.up is None and run(model, torch.randn(2, 12, 12).double(), node_axis, m=5)[0].shape == (2, 5, 5)
+    a = torch.randn(2, 12, 12).double()
+    u = run(model, a, node_axis, m=5)[0]
+    assert u.shape == (2, 5, 5)
+    with torch.no_grad():
+        model.up.layer.weight.mul_(2)
+    assert not torch.allclose(run(model, a, node_axis, m=5)[0], u)
     with pytest.raises(UsageError, match="predicts on 5 points a side, and the data have targets on 6"):
         run(model, torch.randn(2, 12, 12).double(), node_axis, m=6)
 
@@ -203,6 +210,16 @@ def test_an_older_checkpoint_without_scaling_loads():
     model.load_state_dict(model.state_dict() | old)
     a = waves(8)
     assert model.input_scaling(a) is a and model.target_scaling.restore(a) is a
+
+
+def test_an_older_checkpoint_of_an_inverse_model_loads():
+    """It has no convolution before the decoder."""
+    options = {"coarse_points": 5, "coarse_output": True, "spectral_layers": 0}
+    model, other = build(2, **options), build(2, **options)
+    model.up = None
+    other.load_state_dict(model.state_dict())
+    a = torch.randn(2, 12, 12).double()
+    torch.testing.assert_close(run(other, a, node_axis, m=5)[0], run(model, a, node_axis, m=5)[0])
 
 
 def test_values_and_states():

@@ -62,6 +62,8 @@ class Downsampling(nn.Module):
 class Upsampling(nn.Module):
     """Features on the coarse grid to a finer one, (B, C, m, m) -> (B, C, n, n): I(SiLU(Conv(I(y)))).
 
+    With n = m, as for an inverse problem, only the convolution and its activation remain.
+
     Args:
         dim: C. dropout: after the convolution.
     """
