@@ -11,6 +11,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import sys
@@ -22,7 +23,9 @@ from fairseq_sg import __version__, compat
 
 PACKAGE = Path(__file__).resolve().parent
 PYTHONS = ((3, 11), (3, 12))
-SETUP = "bash scripts/setup.sh makes .venv with everything in it"
+#: Whether there is a wheel of fairseq-fixed for this Python and processor; elsewhere, it is compiled.
+HAS_WHEEL = (*sys.version_info[:2], platform.machine()) == (3, 12, "x86_64")
+SETUP = "bash scripts/setup.sh"
 
 #: distribution -> (module, least version) of the libraries without which fairseq does not import or does not train.
 NEEDED = {
@@ -35,11 +38,13 @@ NEEDED = {
     "tqdm": ("tqdm", "4.0"),
     "packaging": ("packaging", "20.0"),
 }
-#: distribution -> the feature that needs it.
+#: distribution -> the feature that needs it, and the command that installs it.
 OPTIONAL = {
-    "matplotlib": "plots",
-    "tensorboardX": "--tensorboard-logdir",
-    "triton": "GPU kernels, bash scripts/setup.sh --with-triton; PyTorch's own operators do the same work",
+    "matplotlib": ("plots", "pip install matplotlib"),
+    "sentencepiece": ("texts in subwords", "pip install sentencepiece"),
+    "rich": ("live progress of experiments", "pip install rich"),
+    "tensorboardX": ("--tensorboard-logdir", "pip install tensorboardX"),
+    "triton": ("GPU kernels; PyTorch's own operators do the same work", f"{SETUP} --with-triton"),
 }
 
 
@@ -94,13 +99,13 @@ def check_library(distribution: str, module: str, least: str) -> Finding:
     return ok(f"{distribution} {version}")
 
 
-def check_optional(distribution: str, purpose: str) -> Finding:
+def check_optional(distribution: str, purpose: str, fix: str) -> Finding:
     version = compat.version_of(distribution)
-    return ok(f"{distribution} {version}") if version else Finding("note", f"no {distribution} (for {purpose})")
+    return ok(f"{distribution} {version}") if version else Finding("note", f"no {distribution} (for {purpose})", fix)
 
 
 def check_fairseq() -> Iterator[Finding]:
-    """fairseq-fixed, with its compiled parts; where it is missing on Python 3.11, the compiler to build it with."""
+    """fairseq-fixed, with its compiled parts; where it is missing, the compiler to build it with."""
     try:
         version = compat.fairseq_version()
     except ImportError as error:
@@ -108,7 +113,7 @@ def check_fairseq() -> Iterator[Finding]:
         yield wrong(problem.rstrip("."), fix)
         return
     if version is None:
-        isolation = "" if sys.version_info[:2] == (3, 12) else " --no-build-isolation"
+        isolation = "" if HAS_WHEEL else " --no-build-isolation"
         yield wrong("fairseq-fixed is missing", f"pip install --no-deps{isolation} {compat.FAIRSEQ}, or {SETUP}")
         yield from check_compiler()
         return
@@ -116,19 +121,21 @@ def check_fairseq() -> Iterator[Finding]:
         for part in ("fairseq", "fairseq.data.data_utils_fast", "fairseq.libbleu"):
             importlib.import_module(part)
     except Exception as error:
-        yield wrong(f"{part} cannot be imported: {type(error).__name__}: {error}", f"install what it lacks, or {SETUP}")
+        yield wrong(
+            f"{part} cannot be imported: {type(error).__name__}: {error}", f"install what it lacks, or run {SETUP}"
+        )
         return
     yield ok(f"fairseq-fixed {version}")
 
 
 def check_compiler() -> Iterator[Finding]:
-    """The C++ compiler that fairseq-fixed is built with on Python 3.11; a wheel exists for 3.12."""
+    """The C++ compiler that fairseq-fixed is built with where it has no wheel."""
     compiler = os.environ.get("CXX", "g++")
-    if sys.version_info[:2] == (3, 12):
+    if HAS_WHEEL:
         return
     if shutil.which(compiler) is None:
         message = f"no C++ compiler ({compiler}) to build fairseq-fixed with"
-        yield wrong(message, "apt-get install g++, or use Python 3.12")
+        yield wrong(message, "apt-get install g++, or use Python 3.12 on x86-64")
     else:
         yield ok(f"C++ compiler {shutil.which(compiler)}")
 
@@ -148,7 +155,9 @@ def check_devices() -> Iterator[Finding]:
             message = f"there is an nvidia-smi, but torch {torch.__version__} uses no GPU"
             fix = "look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES"
             if torch.version.cuda is None:
-                fix = f"install a torch with CUDA; after scripts/setup.sh: rm -r {sys.prefix}; bash scripts/setup.sh"
+                fix = "install a torch with CUDA"
+                if (Path(sys.prefix) / ".fairseq_sg").is_file():  # an environment of scripts/setup.sh
+                    fix = f"rm -r {sys.prefix}; SG_VENV={sys.prefix} {SETUP}"
             yield Finding("note", message, fix)
 
 
@@ -208,7 +217,7 @@ def check_registration() -> Iterator[Finding]:
     }
     for kind, registry in theirs.items():
         names = sorted(name for name, cls in registry.items() if cls.__module__.startswith("fairseq_sg."))
-        missing = wrong(f"no {kind} are registered", f"reinstall fairseq_sg; {SETUP}")
+        missing = wrong(f"no {kind} are registered", f"reinstall fairseq_sg, or run {SETUP}")
         yield ok(f"{kind}: {', '.join(names)}") if names else missing
     for registry in REGISTRIES:
         yield ok(f"{registry.option}: {', '.join(sorted(registry))}")
@@ -275,7 +284,7 @@ def examine() -> Iterator[Finding]:
     yield from libraries
     fairseq = list(check_fairseq())
     yield from fairseq
-    yield from (check_optional(name, purpose) for name, purpose in OPTIONAL.items())
+    yield from (check_optional(name, *rest) for name, rest in OPTIONAL.items())
     if torch.status == "ok":
         yield from check_devices()
         yield from check_kernels()

@@ -68,7 +68,7 @@ if "$python" -c 'import platform, sys; sys.exit((*sys.version_info[:2], platform
   minutes="a few minutes" compiled=", which is compiled"
   if ! command -v "${CXX:-g++}" >/dev/null; then
     echo "setup: fairseq-fixed is compiled for $("$python" --version), and there is no C++ compiler (${CXX:-g++})." >&2
-    echo "       On Debian and Ubuntu: apt-get install g++    or use Python 3.12, for which a wheel exists." >&2
+    echo "       On Debian and Ubuntu: apt-get install g++    or use Python 3.12 on x86-64, which has a wheel." >&2
     exit 1
   fi
   headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
@@ -152,7 +152,7 @@ case $options in
 esac
 pip_install "$network" --prefer-binary -r scripts/requirements.txt ${more[@]+"${more[@]}"}
 if [ -n "$compilation" ]; then
-  needed="a compiler for C++20 (g++ 11 or newer); or Python 3.12, which needs none: PYTHON=/path/to/python3.12"
+  needed="a compiler for C++20 (g++ 11 or newer); or Python 3.12 on x86-64, which needs none: PYTHON=/path/to/python3.12"
   wait "$compilation" || failed "$venv/fairseq.log" "$needed" "${build[@]}"
   trap - EXIT
 fi

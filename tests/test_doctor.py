@@ -135,14 +135,36 @@ def test_user_dir_from_elsewhere(there, tmp_path, monkeypatch):
     assert ("nothing from here" if there == "nothing" else "another folder") in finding.message
 
 
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="fairseq-fixed is compiled on Python 3.11 alone")
 def test_the_compiler_is_named_when_there_is_none(monkeypatch):
+    monkeypatch.setattr(doctor, "HAS_WHEEL", True)
+    assert list(doctor.check_compiler()) == []
+    monkeypatch.setattr(doctor, "HAS_WHEEL", False)
     monkeypatch.setenv("CXX", "no-such-compiler")
     (finding,) = doctor.check_compiler()
     assert finding.status == "WRONG" and "no C++ compiler (no-such-compiler)" in finding.message
     monkeypatch.setenv("CXX", sys.executable)
     (finding,) = doctor.check_compiler()
     assert finding.status == "ok"
+
+
+def test_an_optional_library_comes_with_its_command():
+    finding = doctor.check_optional("no-such-library", "plots", "pip install no-such-library")
+    assert str(finding) == "note   no no-such-library (for plots)\n       fix: pip install no-such-library"
+
+
+@pytest.mark.parametrize("of_setup", [True, False])
+def test_only_an_environment_of_the_setup_may_be_deleted(of_setup, tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "/bin/nvidia-smi")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    if of_setup:
+        (tmp_path / ".fairseq_sg").touch()
+    note = list(doctor.check_devices())[-1]
+    command = f"rm -r {tmp_path}; SG_VENV={tmp_path} bash scripts/setup.sh"
+    assert note.fix == (command if of_setup else "install a torch with CUDA")
 
 
 def test_operators_on_this_machine(monkeypatch, tmp_path):
