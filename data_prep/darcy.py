@@ -231,7 +231,7 @@ class Darcy(Dataset):
         if options.inverse:
             made["arrays"] = inverted(made["arrays"], options)
             made["rule"] += f"; u with noise of {options.noise:g} standard deviations -> means of a over blocks"
-            recommended = "--arch sg_operator_inverse"
+            recommended = f"--arch sg_operator_inverse --coarse-points {options.coarse}"
         return Fields(
             **made,
             dims=2,

@@ -96,24 +96,27 @@ def test_a_fourier_neural_operator_by_hand():
     torch.testing.assert_close(run(model, a)[0], u * 0.5 - 1.0)
 
 
-def test_galerkin_attention_with_coordinates_in_every_head_by_hand():
-    """The first layer as an explicit sum over pairs of points: LN(k), LN(v) with x in front of nothing but k, v, q."""
-    model = build(coordinates="heads", attention_bias=True, encoder_layers=1)
+@pytest.mark.parametrize(("kind", "normalized", "scale"), [("galerkin", "kv", 1), ("fourier", "qk", 7**-0.5)])
+def test_attention_with_coordinates_in_every_head_by_hand(kind, normalized, scale):
+    """The first layer as an explicit sum over pairs of points: layer norms of two of q, k, v, then x beside all three.
+
+    Fourier attention divides by the root of the width with x, 6 + 1.
+    """
+    model = build(encoder_attention=kind, coordinates="heads", attention_bias=True, encoder_layers=1)
     layer, a = model.stack.layers[0], waves(7, 2)
-    for norm in (layer.self_attn.k_norm, layer.self_attn.v_norm):
+    norms = {name: getattr(layer.self_attn, f"{name}_norm") for name in normalized}
+    for norm in norms.values():
         torch.nn.init.normal_(norm.weight), torch.nn.init.normal_(norm.bias)
     h = model.lift(a.unsqueeze(-1))  # (B, n, C)
     x = periodic_axis(7).unsqueeze(-1)
     heads = []
     for head in range(2):
         part = slice(6 * head, 6 * head + 6)
-        q, k, v = (p(h)[..., part] for p in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj))
-        k, v = (
-            F.layer_norm(y, (6,), norm.weight[head, 0], norm.bias[head, 0])
-            for y, norm in ((k, layer.self_attn.k_norm), (v, layer.self_attn.v_norm))
-        )
-        q, k, v = (torch.cat([y, x.expand(2, 7, 1)], dim=-1) for y in (q, k, v))
-        heads.append((q @ k.mT) @ v / 7)
+        of = {name: getattr(layer.self_attn, f"{name}_proj")(h)[..., part] for name in "qkv"}
+        for name, norm in norms.items():
+            of[name] = F.layer_norm(of[name], (6,), norm.weight[head, 0], norm.bias[head, 0])
+        q, k, v = (torch.cat([of[name], x.expand(2, 7, 1)], dim=-1) for name in "qkv")
+        heads.append((q @ k.mT * scale) @ v / 7)
     a1 = h + layer.self_attn.out_proj(torch.cat(heads, dim=-1))
     expected = a1 + layer.update.ffn(a1)
     states = run(model, a, return_all_hiddens=True)[1]["inner_states"]
@@ -168,6 +171,31 @@ def test_two_dimensions():
     # Attention on all 144 points, and on 25 of them with their coordinates among the features.
     for options in ({}, {"coarse_points": 5, "encoder_attention": "softmax"}):
         assert run(build(2, **options), a, node_axis)[0].shape == (2, 12, 12)
+
+
+def test_the_ways_down_to_the_coarse_grid_and_up_are_the_papers():
+    """Convolutions between interpolations whose corners stay; attention has the coordinates of the coarse points."""
+    model, a = build(2, coarse_points=5, coordinates="heads", decoder_coordinates=True), torch.randn(2, 12, 12).double()
+
+    def grid(points):
+        return torch.stack(torch.meshgrid(node_axis(points), node_axis(points), indexing="ij"), dim=-1)
+
+    def resized(z, points):
+        return F.interpolate(z, size=(points, points), mode="bilinear", align_corners=True)
+
+    seen = []
+    model.stack.register_forward_hook(lambda _, given, made: seen.append((*given, made.x)))
+    u = run(model, a, node_axis)[0]
+    ((h, context, x),) = seen
+    z = resized(F.relu(F.conv2d(a[:, None], model.down.first.weight, padding=1)), 8)  # 8 is about √(12 · 5)
+    parts = []
+    for layer in model.down.chain:
+        parts.append(z := F.relu(F.conv2d(z, layer.weight, padding=1)))
+    torch.testing.assert_close(h, F.relu(resized(torch.cat(parts, 1), 5)).flatten(2).permute(2, 0, 1))
+    torch.testing.assert_close(context.coordinates, grid(5).flatten(0, 1))
+    y = x.permute(1, 2, 0).unflatten(2, (5, 5))
+    y = resized(F.silu(F.conv2d(resized(y, 8), model.up.layer.weight, padding=1)), 12)
+    torch.testing.assert_close(u, model.decoder(y.movedim(1, -1), grid(12)))
 
 
 def test_an_inverse_model_predicts_on_the_coarse_grid():

@@ -100,18 +100,50 @@ def plain(model: SGRegressor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             tokens += [F.pad(value[None], (0, x.size(2) - 1)), point]
         h = model.embedding.projection(torch.stack(tokens)) + model.embedding.positions.weight[: len(tokens)]
         for layer in model.stack.layers:
-            a = layer.self_attn_residual.norm(h)
-            q, k, v = (getattr(layer.self_attn, f"{name}_proj")(a) for name in "qkv")
-            heads = []
-            for part in (slice(0, 6), slice(6, 12)):
-                logits = q[:, part] @ k[:, part].T / 6**0.5
-                hidden = torch.ones_like(logits, dtype=torch.bool).triu(1)
-                heads.append(logits.masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, part])
-            h = h + layer.self_attn.out_proj(torch.cat(heads, -1))
-            ffn, a = layer.update.ffn, layer.update.residual.norm(h)
-            h = h + ffn.fc2(F.gelu(ffn.fc1(a)))
+            h = h + attended(layer, h, 6)
+            h = h + fed(layer, h)
         rows.append(model.readout(model.final_norm(h))[::2, 0])
     return torch.stack(rows)
+
+
+def attended(layer: nn.Module, h: torch.Tensor, width: int) -> torch.Tensor:
+    """Causal attention of heads of one width, for the states h (N, C) of one prompt."""
+    a = layer.self_attn_residual.norm(h)
+    q, k, v = (getattr(layer.self_attn, f"{name}_proj")(a) for name in "qkv")
+    heads = []
+    for start in range(0, h.size(1), width):
+        part = slice(start, start + width)
+        logits = q[:, part] @ k[:, part].T / width**0.5
+        hidden = torch.ones_like(logits, dtype=torch.bool).triu(1)
+        heads.append(logits.masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, part])
+    return layer.self_attn.out_proj(torch.cat(heads, -1))
+
+
+def fed(layer: nn.Module, h: torch.Tensor) -> torch.Tensor:
+    """The feedforward layer, with GELU."""
+    ffn = layer.update.ffn
+    return ffn.fc2(F.gelu(ffn.fc1(layer.update.residual.norm(h))))
+
+
+def test_the_model_of_the_article():
+    """What attention finds reaches the feedforward layers alone; every loop adds the embedding, and predicts."""
+    torch.manual_seed(1)
+    sizes = REGRESSOR_ARCHITECTURES["sg_regressor_article"] | {"loops": 2, "arch": "sg_regressor_article"}
+    model, (x, y) = SGRegressor.build_model(SimpleNamespace(**sizes), task_of(3)).double(), prompts(4)
+    expected = []
+    for points, values in zip(x, y, strict=True):
+        tokens = interleave(points[None], values[None])[0]
+        embedded = model.embedding.projection(tokens) + model.embedding.positions.weight[: len(tokens)]
+        h, predictions = torch.zeros_like(embedded), []
+        for _ in range(2):
+            h = h + embedded
+            for layer in model.stack.layers:
+                h = h + fed(layer, h + attended(layer, h, 24))
+            predictions.append(model.readout(h)[::2, 0])
+        expected.append(torch.stack(predictions))
+    found = model(x, y)[0]
+    assert found.shape == (2, 4, 4)
+    torch.testing.assert_close(found, torch.stack(expected, 1))
 
 
 @pytest.mark.parametrize("name", MODELS)
