@@ -26,12 +26,14 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import utils
-from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
+from fairseq.data.data_utils import post_process
 from fairseq.dataclass.configs import DatasetConfig, GenerationConfig
 from fairseq.hub_utils import GeneratorHubInterface
 from torch import Tensor
 
 import fairseq_sg.plugin  # noqa: F401
+from data_prep.parallel import clean
+from data_prep.subwords import Subwords
 from fairseq_sg import evaluate, ranges
 from fairseq_sg.analysis import checkpoint as checkpoints
 from fairseq_sg.analysis.attention_maps import roles_of
@@ -340,24 +342,29 @@ class TrainedModel:
         return (read_manifest(folder).get("request") or {}).get("unit") == "bytes"
 
     @cached_property
-    def _pieces(self) -> dict[str, SentencepieceBPE]:
+    def _pieces(self) -> dict[str, Subwords]:
         """The models of SentencePiece in the data folder, for ``src`` and ``tgt``."""
         folder, found = Path(utils.split_paths(self.loaded.data)[0]), {}
         for side in ("src", "tgt"):
             for path in (folder / f"spm.{side}.model", folder / "spm.model"):
                 if path.is_file():
-                    found.setdefault(side, SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(path))))
+                    found.setdefault(side, Subwords(path.read_bytes()))
         return found
 
-    def _split(self, text: str, side: str) -> str:
-        """A text as words of the data."""
+    def _split(self, text: str, side: str) -> str | list[str]:
+        """A text as words of the data, cut as the data were."""
         if self._of_bytes:
-            return " ".join(f"<0x{byte:02X}>" for byte in text.encode())
-        return self._pieces[side].encode(text) if side in self._pieces else text
+            return [f"<0x{byte:02X}>" for byte in text.encode()]
+        if side not in self._pieces:
+            return text
+        if self.kind != SCORES:
+            text = clean(text, unescape=False)
+        # A piece may have white space other than the blank.
+        return [piece for piece in self._pieces[side].split(text).split(" ") if piece]
 
     def _joined(self, words: str) -> str:
         """Words of the target as text."""
-        return self._pieces["tgt"].decode(words) if "tgt" in self._pieces else words
+        return post_process(words, "sentencepiece" if "tgt" in self._pieces else "none")
 
 
 def check_values(**values: Any) -> None:

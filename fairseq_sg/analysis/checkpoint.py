@@ -311,7 +311,12 @@ class Sentence:
 
 
 @torch.no_grad()
-def read_sentence(loaded: Loaded, source: str, target: str | None = None, longest: int | None = None) -> Sentence:
+def read_sentence(
+    loaded: Loaded,
+    source: str | Sequence[str],
+    target: str | Sequence[str] | None = None,
+    longest: int | None = None,
+) -> Sentence:
     """The sentence ``source``, in words of the data, with a target or with the model's own output.
 
     The own output is generated greedily, up to ``longest`` words including the end symbol. The default of ``longest``
@@ -425,12 +430,12 @@ def record_sentence(loaded: Loaded, args: Namespace) -> tuple[Sentence, Recordin
     return sentence, recording
 
 
-def encode(line: str, dictionary: Dictionary, name: str, data: str, side: str = "source") -> Tensor:
-    """The words of a line and the end symbol, int64.
+def encode(line: str | Sequence[str], dictionary: Dictionary, name: str, data: str, side: str = "source") -> Tensor:
+    """The words of a line, or of a list, and the end symbol, int64.
 
     Raises UsageError, in which the line is called ``name``, for an unknown word and a line without words.
     """
-    words = line.split()
+    words = line.split() if isinstance(line, str) else line
     if not words:
         raise UsageError(f"{name} has no words")
     for word in words:

@@ -153,9 +153,16 @@ def test_another_folder_and_other_options(saved, folders, tmp_path):
 
 
 def test_text_of_subwords(tmp_path):
-    """Plain text in, plain text out, and the end of a line is the end symbol."""
+    """Plain text in, plain text out, and the end of a line is the end symbol.
+
+    White space is read as in preparing the data: all of it is blanks for pairs, and letters for a text.
+    """
     lines = [f"the {animal} sees a {other}" for animal in ("cat", "dog", "cow") for other in ("hen", "fox")]
-    for name, text in (("a", lines), ("b", [line[::-1] for line in lines]), ("text", lines * 9)):
+    for name, text in (
+        ("a", lines),
+        ("b", [line[::-1] for line in lines]),
+        ("text", [line.replace("a ", "a\u00a0") for line in lines * 9]),
+    ):
         (tmp_path / name).write_text("\n".join(text) + "\n")
     parallel = f"parallel --src {tmp_path}/a --tgt {tmp_path}/b --separate --model bpe --vocab-size 25 --test-share 0"
     assert data_prep([*parallel.split(), "--valid-share", "0.2", "--out", str(tmp_path / "pairs")]) == 0
@@ -167,15 +174,22 @@ def test_text_of_subwords(tmp_path):
     loaded = fairseq_sg.load(checkpoint(tmp_path / "pairs.pt", tmp_path / "pairs", "softmax"), device="cpu")
     maps = loaded.attention(plain[0], target=plain[0][::-1])
     assert maps.source == ["<s>", *source[0].split(), "</s>"] and maps.target == [*target[0].split(), "</s>"]
+    assert loaded.attention(plain[0].replace(" ", "\u00a0", 1).replace(" ", "\t ", 1)).source == maps.source
     (found,) = loaded.translate([plain[0]], max_len_b=9)
     assert found and "\u2581" not in found
-    assert found == loaded._pieces["tgt"].decode(" ".join(loaded.attention(plain[0], longest=9).target))
+    assert found == "".join(loaded.attention(plain[0], longest=9).target).replace("\u2581", " ").strip()
+    with pytest.raises(UsageError, match="sentence 2 has no words"):
+        loaded.translate([plain[0], " \u2581"])
 
     loaded = fairseq_sg.load(checkpoint(tmp_path / "lm.pt", tmp_path / "lm", "lm"), device="cpu")
     tokens = loaded._read_text(f"{lines[0]}\n\nthe", "text 1")
     pieces = [loaded.loaded.task.source_dictionary[token] for token in tokens.tolist()]
     assert "".join(pieces).replace("\u2581", " ") == f" {lines[0]}</s></s> the" and pieces.count("</s>") == 2
     assert loaded.score(f"{lines[0]}\n") < loaded.score(lines[0]) < loaded.score(lines[0][:-4]) < 0
+    text = (tmp_path / "lm" / "raw" / "valid.txt").read_text()
+    data = loaded.loaded.subset("valid")
+    assert "\u00a0" in text and any("\u00a0" in word for word in loaded.loaded.task.source_dictionary.symbols)
+    assert loaded._read_text(text, "text 1").tolist() == data.read(0, len(data)).tolist()
 
 
 @pytest.mark.parametrize(
