@@ -127,8 +127,9 @@ def test_the_commands_of_memory_tasks_train(dataset: str, run, tmp_path: Path) -
     ids=["burgers", "darcy", "inverse"],
 )
 def test_the_commands_of_functions_train(dataset: str, run, tmp_path: Path) -> None:
-    """With smaller attention in two dimensions: the published grid of 43 × 43 points takes seconds a step. The command of
-    the inverse problem names its coarse grid.
+    """With smaller attention in two dimensions: the published grid of 43 × 43 points takes seconds a step.
+
+    The command of the inverse problem names its coarse grid.
     """
     sizes = "--test-grids none --train 8 --valid 3 --test 1 --out"
     result = run(*dataset.split(), *sizes.split(), tmp_path / "out")
