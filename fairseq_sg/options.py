@@ -122,7 +122,9 @@ def _registered_sections() -> Iterator[Section]:
     for kind, (classes, dataclasses) in _registered().items():
         for declared, takers, options in _by_declaration((name, dataclasses[name]) for name in classes):
             own = declared.__module__.startswith("fairseq_sg")
-            title = f"{kind} {', '.join(takers)}" + ("" if own else f": options of fairseq's {kind}")
+            title = f"{kind.replace('lr_scheduler', 'schedule')} {', '.join(takers)}" + ("" if own else f": options of fairseq's {kind}")
+            refused = [getattr(classes[taker], "refused", {}) for taker in takers]
+            options = {name: f for name, f in options.items() if not all(name in names for names in refused)}
             yield Section(title, set(takers), options, kind)
 
 
@@ -156,18 +158,27 @@ def fairseq_sections() -> Iterator[Section]:
 
 
 def _by_declaration(owned: Iterable[tuple[Any, type]]) -> list[tuple[type, list[Any], dict[str, Field]]]:
-    """(owner, class of options) pairs -> (class that declares options, its owners, the options), each option once."""
-    takers: dict[type, list[Any]] = {}
+    """(owner, class of options) pairs -> (class that declares options, its owners, the options).
+
+    What all owners declare again, with another default or help, is left out of the class that declares it first.
+    """
+    takers: dict[type, list[tuple[Any, type]]] = {}
     for who, options in owned:
         for cls in reversed(options.__mro__):
             if is_dataclass(cls):
-                takers.setdefault(cls, []).append(who)
+                takers.setdefault(cls, []).append((who, options))
     found = []
-    for cls, who in takers.items():
-        options = _shown(f for f in fields(cls) if f.name in cls.__dict__.get("__annotations__", {}))
+    for cls, pairs in takers.items():
+        declared = (f for f in fields(cls) if any(_declaring(options, f.name) is cls for _, options in pairs))
+        options = _shown(declared)
         if options:
-            found.append((cls, who, options))
+            found.append((cls, [who for who, _ in pairs], options))
     return found
+
+
+def _declaring(options: type, name: str) -> type:
+    """The class whose declaration of an option a class of options has."""
+    return next(cls for cls in options.__mro__ if name in cls.__dict__.get("__annotations__", {}))
 
 
 def _shown(declared: Iterable[Field]) -> dict[str, Field]:
@@ -288,6 +299,7 @@ def markdown() -> str:
         "",
         "An option of a mechanism that is not chosen is an error, and so is a value outside its range.",
         "An option without a default is off, or its meaning says what holds.",
+        "If an option stands in two tables, the one that names fewer takers has its default.",
     ]
     for kind, (heading, page) in CHAPTERS.items():
         chapter = [owner for owner in everything if owner.kind == kind]

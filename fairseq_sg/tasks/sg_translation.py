@@ -84,6 +84,14 @@ class SGTranslationTask(SGTask, TranslationTask):
     """See the module's docstring; everything else is fairseq's ``translation``."""
 
     cfg: SGTranslationConfig
+    #: fairseq's options that are not for this plugin's data -> the error.
+    refused = {
+        "load_alignments": "has no effect, as the data have none: leave it out",
+        "truncate_source": "would cut sources that the task has sizes of already; leave it out, or raise "
+        "--max-source-positions",
+        "num_batch_buckets": "is for TPUs and does not run with today's numpy: leave it out; --length-window is what "
+        "saves padding here",
+    }
     #: ``--no-source-bos`` of the training of the models that were loaded; None before.
     no_bos_of_models: bool | None = None
 
@@ -115,18 +123,9 @@ class SGTranslationTask(SGTask, TranslationTask):
         _check_bleu(cfg)
         if cfg.dataset_impl in ("raw", "lazy", "cached", "fasta", "huffman"):
             raise UsageError(f"--dataset-impl is {cfg.dataset_impl}, and data_prep writes mmap: leave it out")
-        if cfg.load_alignments:
-            raise UsageError("--load-alignments has no effect, as the data have none: leave it out")
-        if cfg.truncate_source:
-            raise UsageError(
-                "--truncate-source would cut sources that the task has sizes of already; leave it out, or raise "
-                "--max-source-positions"
-            )
-        if cfg.num_batch_buckets > 0:
-            raise UsageError(
-                "--num-batch-buckets is for TPUs and does not run with today's numpy: leave it out; --length-window "
-                "is what saves padding here"
-            )
+        for name, why in cls.refused.items():
+            if getattr(cfg, name):
+                raise UsageError(f"{ranges.flag(name)} {why}")
         task = super().setup_task(cfg, **kwargs)
         task.check_folders()
         task.breakdown = Breakdown(cfg.data, cfg.accuracy_by)
