@@ -122,7 +122,8 @@ def _registered_sections() -> Iterator[Section]:
     for kind, (classes, dataclasses) in _registered().items():
         for declared, takers, options in _by_declaration((name, dataclasses[name]) for name in classes):
             own = declared.__module__.startswith("fairseq_sg")
-            title = f"{kind.replace('lr_scheduler', 'schedule')} {', '.join(takers)}" + ("" if own else f": options of fairseq's {kind}")
+            title = f"{kind.replace('lr_scheduler', 'schedule')} {', '.join(takers)}"
+            title += "" if own else f": options of fairseq's {kind}"
             refused = [getattr(classes[taker], "refused", {}) for taker in takers]
             options = {name: f for name, f in options.items() if not all(name in names for names in refused)}
             yield Section(title, set(takers), options, kind)
