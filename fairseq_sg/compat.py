@@ -6,7 +6,8 @@
 - ``torch.load(weights_only=True)``, torch's default, reads fairseq's checkpoints. Plain data classes are added to
   torch's list of safe globals; none of their functions runs code from the file;
 - warnings and log lines that fairseq causes in newer libraries, and that say nothing about the run, are silenced;
-- ``--amp`` divides gradients by the loss scale once; fairseq divides them twice;
+- ``--amp`` divides gradients by the loss scale once, and its checkpoints have the scale; fairseq divides twice, and
+  keeps only the scale of ``--fp16``;
 - ``--bf16`` does not ask for a TPU;
 - fairseq's search for a NaN does not end in an error of its own;
 - a task may gather the state of all workers before a checkpoint is saved (``gather_state``);
@@ -89,6 +90,8 @@ def repair() -> None:
     allow_checkpoint_globals()
     leave_files_to_python()
     AMPOptimizer.step = _amp_step
+    AMPOptimizer.state_dict = _amp_state
+    AMPOptimizer.load_state_dict = _load_amp_state
     NanDetector.add_hooks = _add_forward_hook
     NGramRepeatBlock._no_repeat_ngram = _ban_ngrams
     wrap(checkpoint_utils, "save_checkpoint", _save_checkpoint)
@@ -272,6 +275,19 @@ def _amp_step(self, closure=None, scale=1.0, groups=None) -> None:
     """
     self.scaler.step(self.optimizer)
     self.scaler.update()
+
+
+def _amp_state(self) -> dict[str, typing.Any]:
+    """The optimizer's state, and the loss scale. torch's optimizers ignore the scale: fairseq alone loads it, too."""
+    return {**self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+
+
+def _load_amp_state(self, state, optimizer_overrides=None) -> None:
+    from fairseq.optim import FairseqOptimizer
+
+    FairseqOptimizer.load_state_dict(self, state, optimizer_overrides)
+    if scale := state.get("scaler"):  # older checkpoints and fairseq's have none
+        self.scaler.load_state_dict(scale)
 
 
 def _add_forward_hook(self, module) -> None:
