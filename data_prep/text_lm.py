@@ -25,8 +25,7 @@ raw/SUBSET.txt has the unchanged bytes of the text, and dataset.json its numbers
 tokens. ``--task sg_language_modeling`` uses them to log bits per character and byte, and the perplexity per word.
 
 fairseq-eval-lm prints a loss of x bits per token (base 2). Bits per character are x · tokens / characters. Perplexity
-per word is 2^(x · tokens / (words + lines)); a line end counts as a word. Give fairseq-eval-lm
-``--required-batch-size-multiple 1``: without it, the last few blocks are lost.
+per word is 2^(x · tokens / (words + lines)); a line end counts as a word.
 
 Source: yours.
 """

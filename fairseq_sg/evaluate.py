@@ -119,10 +119,11 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
         found |= {UNITS[unit]: found["nll_loss"] / of_a_token for unit, of_a_token in dataset.units.items()}
         return found | ({"word_ppl": 2 ** found["bits_per_word"]} if "bits_per_word" in found else {})
     if loaded.has_decoder and not loaded.labels_words and not hasattr(loaded.model, "encoder"):
+        trained = loaded.cfg.task
         raise UsageError(
             f"{loaded.arch} was trained as a language model with another task than sg_language_modeling: run "
             f"fairseq-eval-lm {loaded.data} --user-dir fairseq_sg --path {checkpoint} --gen-subset {name} "
-            "--required-batch-size-multiple 1"
+            f"--tokens-per-sample {trained.tokens_per_sample} --sample-break-mode {trained.sample_break_mode}"
         )
     told = SENTENCE_COLUMNS if loaded.has_decoder or loaded.labels_words else CLASS_COLUMNS
     of_each = scores(loaded, dataset, batch_size)

@@ -177,13 +177,15 @@ def test_the_folder_that_a_checkpoint_was_trained_on_is_gone(saved, folders, tmp
     assert main([str(path), "--cpu", "--data", str(tmp_path / "elsewhere")]) == 0
 
 
-def test_a_language_model_of_another_task(folders, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("mode", ["none", "complete"])
+def test_a_language_model_of_another_task(mode, folders, tmp_path, capsys, monkeypatch):
     without_memory = analysis_models.MODELS["lm"].replace("--memory-length 7", "")
     monkeypatch.setitem(analysis_models.MODELS, "lm", without_memory)
-    path = analysis_models.checkpoint(tmp_path / "lm.pt", folders["text"], "lm", "--task", "language_modeling")
+    more = "--task", "language_modeling", "--sample-break-mode", mode
+    path = analysis_models.checkpoint(tmp_path / "lm.pt", folders["text"], "lm", *more)
     assert main([str(path), "--cpu"]) == 1
     command = f"fairseq-eval-lm {folders['text']} --user-dir fairseq_sg --path {path} --gen-subset valid"
-    assert capsys.readouterr().err.endswith(f"run {command} --required-batch-size-multiple 1\n")
+    assert capsys.readouterr().err.endswith(f"run {command} --tokens-per-sample 5 --sample-break-mode {mode}\n")
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
