@@ -245,7 +245,8 @@ class Corpus(Material):
         """Commands for an encoder-decoder and, if targets are classes, for a classifier.
 
         The first validation subset picks the best checkpoint. It is never a test set: without another subset, the
-        commands do not validate.
+        commands do not validate. Exact match decides; for translations (``plain`` pairs), of which hardly any is exact,
+        the loss.
         """
         # A source has a begin and an end symbol, a target an end symbol; sg_tagging has neither.
         symbols = {"source": 2, "target": 1} if self.no_label is None else {"source": 0, "target": 0}
@@ -258,9 +259,10 @@ class Corpus(Material):
         validation = "--disable-validation"
         if validates:
             validation = (
-                f"--valid-subset {','.join(names)} --batch-size-valid {batch_to_evaluate(max(longest.values()))} "
-                "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric"
+                f"--valid-subset {','.join(names)} --batch-size-valid {batch_to_evaluate(max(longest.values()))}"
             )
+            if not self.subsets["train"].plain:
+                validation += " --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric"
         for side, length in longest.items():
             if length > FAIRSEQ_LONGEST:
                 validation += f" --max-{side}-positions {length}"

@@ -140,6 +140,16 @@ def test_the_commands_of_functions_train(dataset: str, run, tmp_path: Path) -> N
     assert min(losses[1:]) < losses[0] and sizes == {"train": 8, "valid": 3}
 
 
+@pytest.mark.parametrize(("plain", "expected"), [((), ("accuracy", True)), ((Pair("a", "b"),), ("loss", False))])
+def test_the_best_checkpoint_has_most_exact_matches_and_of_translations_the_least_loss(
+    plain: tuple[Pair, ...], expected: tuple[str, bool], tmp_path: Path
+) -> None:
+    subsets = {name: Subset([Pair(name, "b")], plain=plain) for name in ("train", "valid")}
+    (command,) = Corpus(subsets, "", "", {}).training_commands(Parity(), tmp_path)
+    arguments = options.parse_args_and_arch(options.get_training_parser(), shlex.split(command)[1:])
+    assert (arguments.best_checkpoint_metric, arguments.maximize_best_checkpoint_metric) == expected
+
+
 LONG = " ".join(["a"] * 1_025)
 TAGGING = {"no_label": "b"}
 
