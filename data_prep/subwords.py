@@ -102,7 +102,10 @@ def explained(message: str, kind: str, size: int) -> UsageError | DataError:
     if least:
         return UsageError(f"--vocab-size {size} is too small: this text needs {least[1]}, for its letters alone")
     if "sentences_.empty()" in message:
-        return DataError("there is no text to learn subwords from")
+        return DataError(
+            f"there is no text to learn subwords from: lines are empty, or longer than {LONGEST_LINE >> 20} MiB, which "
+            "SentencePiece skips. Break them, or use text --unit bytes, which needs no lines"
+        )
     return DataError(f"SentencePiece cannot learn subwords from this text: {message}")
 
 

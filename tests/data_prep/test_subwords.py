@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from data_prep.binarize import SPECIALS
 from data_prep.dataset import DataError, UsageError
-from data_prep.subwords import KINDS, SPACE, Subwords, learn
+from data_prep.subwords import KINDS, LONGEST_LINE, SPACE, Subwords, learn
 from fairseq_sg.scoring.plain_bleu import to_text
 
 SYLLABLES = [a + b + c for a in "lwst" for b in "aeö" for c in ("", "r", "st")]
@@ -111,9 +111,13 @@ def test_size_that_does_not_fit(kind: str, size: int, message: str, capfd: pytes
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("lines", [[], ["", "  "]])
+@pytest.mark.parametrize("lines", [[], ["", "  "], ["the " * (LONGEST_LINE // 4 + 1)]], ids=["none", "empty", "long"])
 def test_no_text(lines: list[str]) -> None:
-    with pytest.raises(DataError, match="there is no text to learn subwords from"):
+    """A text that is one long line, such as text8, is no text for SentencePiece."""
+    message = (
+        "there is no text to learn subwords from: lines are empty, or longer than 16 MiB, which SentencePiece skips"
+    )
+    with pytest.raises(DataError, match=f"{message}. Break them, or use text --unit bytes"):
         learn(lines, "bpe", 60)
 
 
