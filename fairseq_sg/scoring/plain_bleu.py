@@ -95,7 +95,8 @@ def score(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -
     from sacrebleu.metrics import BLEU, CHRF
 
     found = []
-    for metric in (BLEU(tokenize=tokenize), CHRF()):
+    # Without force, sacreBLEU warns of text that is tokenized: that is what ``none`` is for.
+    for metric in (BLEU(tokenize=tokenize, force=tokenize == "none"), CHRF()):
         result = metric.corpus_score(list(hypotheses), [list(references)])
         found.append(result.format(width=2, signature=str(metric.get_signature())))
     return found

@@ -13,7 +13,7 @@ pytest.importorskip("fairseq")
 import sacrebleu
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.scoring.plain_bleu import hypotheses_in_order, main, read_output
+from fairseq_sg.scoring.plain_bleu import hypotheses_in_order, main, read_output, score
 
 REFERENCES = [
     "the cat sat on the mat .",
@@ -65,6 +65,14 @@ def test_scores_are_those_of_sacrebleu(folder, generated, joined: bool, tokenize
     assert bleu.startswith("BLEU|nrefs:1|case:mixed") and f"|tok:{tokenize}|" in bleu and f"= {expected:.2f} " in bleu
     assert f"= {sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score:.2f}" in chrf and chrf.startswith("chrF2|")
     assert 30 < expected < 100
+
+
+def test_text_that_was_tokenized_gives_a_warning_without_none_alone(caplog) -> None:
+    lines = ["a cat sat on a mat ."] * 100
+    assert score(lines, lines, "none")[0].startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:none|smooth:exp|version:")
+    assert not caplog.records
+    score(lines, lines, "13a")
+    assert "forgot to detokenize" in caplog.text
 
 
 def test_order_and_text(folder, generated) -> None:
