@@ -190,6 +190,13 @@ def compare(
             of other text.
     """
     check_seed()
+    now: dict[str, Any] = {
+        "baseline": baseline,
+        "references": hashlib.sha256(json.dumps(text.references).encode()).hexdigest(),
+    }
+    if earlier:
+        # The translations of the earlier baseline are of its references.
+        check_same(earlier, now, "references")
     baselines = dict(earlier["baselines"]) if earlier else {}
     translations = {
         (system.name, system.seed): {
@@ -220,9 +227,7 @@ def compare(
         outputs = {subset: str(path) for subset, path in system.outputs.items()}
         found.append({"name": system.name, "seed": system.seed, "outputs": outputs})
         found[-1] |= {"subsets": by_subset, "buckets": by_bucket}
-    now = {
-        "baseline": baseline,
-        "references": hashlib.sha256(json.dumps(text.references).encode()).hexdigest(),
+    now |= {
         "unit": text.unit,
         "limit": text.limit,
         "samples": samples,
@@ -235,17 +240,22 @@ def compare(
     return united(earlier, now) if earlier else now
 
 
+def check_same(earlier: dict[str, Any], now: dict[str, Any], *keys: str) -> None:
+    """Raises UsageError for an earlier comparison in which one of ``keys`` differs."""
+    for key in keys:
+        if earlier[key] != now[key]:
+            raise UsageError(f"the earlier results have other {key} of BLEU by length: choose another --results")
+
+
 def united(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """``now`` with the systems that only an earlier comparison has.
 
     Where the baseline of a seed was translated again, p-values from before are None: they were against another one.
 
     Raises:
-        UsageError: the earlier comparison is of other text, or was scored in another way.
+        UsageError: the earlier comparison was scored in another way.
     """
-    for key in ("references", "baseline", "limit", "buckets", "signatures", "samples"):
-        if earlier[key] != now[key]:
-            raise UsageError(f"the earlier results have other {key} of BLEU by length: choose another --results")
+    check_same(earlier, now, "baseline", "limit", "buckets", "signatures", "samples")
     there = {(system["name"], system["seed"]) for system in now["systems"]}
     kept = [system for system in earlier["systems"] if (system["name"], system["seed"]) not in there]
     for system in kept:

@@ -442,6 +442,16 @@ def test_rows_of_another_time_are_united(made):
         compare(read_text(folder, list(LENGTHS)), [one], "softmax", (2, 6), "none", 100, both)
 
 
+def test_earlier_results_without_a_subset_are_of_other_references(made):
+    """The baseline was translated there alone, and without that subset."""
+    folder = made[0]
+    baseline = System("softmax", 1, {"test": folder.parent / "softmax" / "generate-test.log"})
+    earlier = compare(read_text(folder, ["test"]), [baseline], "softmax", (2, 6), "none", 100)
+    linear = system("linear", 1, folder.parent / "linear")
+    with pytest.raises(UsageError, match="other references of BLEU by length: choose another --results"):
+        compare(read_text(folder, list(LENGTHS)), [linear], "softmax", (2, 6), "none", 100, earlier)
+
+
 def test_every_dataset_is_compared_by_itself(tmp_path):
     """Beside the data of TINY: data of all lengths without a long subset, and data without a BLEU column."""
     more = """\
