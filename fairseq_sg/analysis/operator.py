@@ -143,8 +143,10 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
             figures["samples"] = plots.fields(**parts, titles=titles)
     points = [entry["points"] for entry in subsets.values()]
     if len(set(points)) > 1:
-        # model -> the mean error of every seed, by subset
+        # model -> the mean error of every seed, by subset, from the coarsest grid on
         means = [entry.get("models") or {"model": [entry["mean"]]} for entry in subsets.values()]
-        curves = {model: (points, np.transpose([of[model] for of in means])) for model in means[0]}
+        order = np.argsort(points, kind="stable")
+        at = np.array(points)[order]
+        curves = {model: (at, np.array([means[number][model] for number in order]).T) for model in means[0]}
         figures["grids"] = plots.errors({"": plots.Lines(curves, {}, "points a side")}, "relative error")
     return figures

@@ -96,6 +96,16 @@ def test_models_are_compared():
     assert operator.combine({"a": [invented(1.0, 2.0)], "b": [invented(1.0, 2.0, size=1 + 1e-6)]})
 
 
+def test_curves_are_in_the_order_of_grids():
+    found = invented(1.0, 2.0, points=(64, 32))
+    found.arrays = {name: np.zeros((1, 2)) for name in ("test.input", "test.target", "test.prediction")}
+    found.arrays |= {"test.axis": np.arange(2), "test.target_axis": np.arange(2)}
+    (line,) = operator.draw(found, ARGS)["grids"].axes[0].lines
+    assert line.get_xydata().tolist() == [[32, 2], [64, 1]]
+    (line,) = operator.draw(operator.combine({"a": [found]}), ARGS)["grids"].axes[0].lines
+    assert line.get_xydata().tolist() == [[32, 2], [64, 1]]
+
+
 def test_pictures_of_one_dimension(loaded):
     figures = operator.draw(operator.measure(loaded, ARGS), ARGS)
     assert list(figures) == ["samples", "grids"]
