@@ -14,15 +14,17 @@ those of every type: the renamed function, the number of functions, the exceptio
 counts, OUT.npz one bool per pair and column, and ``group``, the number of its type in OUT.json's list.
 
 Several checkpoints of one NAME are a profile over updates, with a band from minimum to maximum where several have the
-same number: ``linear=runs/over/checkpoint*.pt``.
+same number: ``linear=runs/over/checkpoint*.pt``. A further file of one training with the same number, such as
+checkpoint_last.pt, is omitted.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -243,12 +245,18 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
     combined = Result(facts={**facts, "models": {}}, summary=[facts["condition"]])
     for model, results in measured.items():
         at: dict[str, list[Scores]] = {}
+        seen: set[Any] = set()
         for result in sorted(results, key=lambda result: result.facts["updates"]):
             if tested(result) != tested(first):
                 raise UsageError(
                     f"{model} was tested on other data than the first model: compare models of the same data"
                 )
             updates = str(result.facts["updates"])
+            if "checkpoint" in result.facts:
+                same = (os.path.dirname(result.facts["checkpoint"]), updates, outcomes(result))
+                if same in seen:
+                    continue
+                seen.add(same)
             at.setdefault(updates, []).append(result.facts["scores"])
             number = len(at[updates])
             combined.arrays |= {f"{model}.{updates}.{number}.{key}": array for key, array in result.arrays.items()}
@@ -264,6 +272,11 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
 def tested(result: Result) -> tuple[str, bytes]:
     """The test and the types of its pairs."""
     return result.facts["condition"], result.arrays["group"].tobytes()
+
+
+def outcomes(result: Result) -> bytes:
+    """What holds for each pair: seeds with files in one folder differ in it, copies of one checkpoint do not."""
+    return b"".join(array.tobytes() for array in result.arrays.values())
 
 
 def mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -152,6 +152,25 @@ def test_a_profile_over_updates_has_the_peak_of_overgeneralisation(invented, tmp
     assert {(x, y) for x, y in band.get_paths()[0].vertices.tolist()} == {(100, 25), (100, 75), (900, 25)}
 
 
+def test_a_checkpoint_counts_once(invented, tmp_path):
+    """checkpoint_best.pt and checkpoint_last.pt of one training are no further seeds; other folders are."""
+    folder = overgeneralisation_folder(tmp_path / "data")
+    rule = dict(zip(EXCEPTIONS, [text for _, text, *_ in EXCEPTIONS.values()], strict=True))
+
+    def of(path: str, updates: int, follow: int = 4):
+        result = invented(folder, dict(list(rule.items())[:follow]), updates)
+        result.facts["checkpoint"] = path
+        return result
+
+    files = [("a/checkpoint_1_100.pt", 100), ("a/checkpoint_best.pt", 100), ("a/checkpoint_2_200.pt", 200)]
+    files += [("a/checkpoint_last.pt", 200), ("b/checkpoint_last.pt", 200)]
+    measured = {"one": [of(*file) for file in files], "other": [of("a/seed1.pt", 9, 1), of("a/seed2.pt", 9, 2)]}
+    result = consistency.combine(measured)
+    numbers = {name: {n: len(seeds) for n, seeds in at.items()} for name, at in result.facts["models"].items()}
+    assert numbers == {"one": {"100": 1, "200": 2}, "other": {"9": 2}}
+    assert "one.200.2.group" in result.arrays and "one.100.2.group" not in result.arrays
+
+
 def test_models_of_other_data_are_not_compared(invented, tmp_path):
     first = invented(overgeneralisation_folder(tmp_path / "one"), {})
     fewer = dict(list(EXCEPTIONS.items())[1:])
