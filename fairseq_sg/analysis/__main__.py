@@ -161,7 +161,8 @@ def run(args: argparse.Namespace) -> None:
 def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -> tuple[str, str, bool]:
     """The prefix of the files, the pictures' format, and whether a single picture gets exactly the name of ``--out``.
 
-    Raises UsageError for a folder, for no name, for a place that cannot be written to, and for an unknown format.
+    Raises UsageError for a folder, for no name, for a place that cannot be written to, for a file that the command
+    reads, and for an unknown format.
     """
     checkpoint = models.get("", [""])[0]
     if args.out is None:
@@ -178,6 +179,9 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
             raise UsageError(f"--out is {args.out!r}, which names no file: give one, such as {prefix}{args.command}")
     written = f"{prefix}.npz"
     check_writable(f"--out {args.out}" if args.out else f"{written} (choose another place with --out)", written)
+    for path in (path for paths in models.values() for path in paths):
+        if os.path.exists(written) and os.path.exists(path) and os.path.samefile(written, path):
+            raise UsageError(f"--out {args.out} would overwrite {path}, which the command reads: choose another --out")
     return prefix, form or "png", alone
 
 

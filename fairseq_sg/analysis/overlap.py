@@ -84,7 +84,8 @@ def measure(path: str, args: argparse.Namespace) -> Result:
 def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
     """The overlaps of the masks of one network, or their means over several.
 
-    Raises UsageError for a single mask, and for masks of different networks or tensors.
+    Raises UsageError for a single mask, for masks of different weights of one network, and for networks with different
+    tensors or words.
     """
     names = list(measured)
     if len(names) < 2:
@@ -96,6 +97,7 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
     networks = [{name: measured[name][k] for name in names} for k in range(numbers[names[0]])]
     for number, of in enumerate(networks, 1):
         check_same(of, number)
+        check_like(of[names[0]], networks[0][names[0]], number)
     arrays = stack([compare(of) for of in networks])
     facts: dict[str, Any] = {
         "masks": names,
@@ -131,6 +133,18 @@ def check_same(of: Mapping[str, Result], number: int) -> None:
                 f"the masks {name} and {first} of network {number} are of different weights ({here}, {there}): compare "
                 "masks of one checkpoint, with the same --parameters"
             )
+
+
+def check_like(other: Result, first: Result, number: int) -> None:
+    """Raises UsageError unless a network has the tensors and the words of the first one."""
+    shapes, expected = ({name: mask.shape for name, mask in of.arrays.items()} for of in (other, first))
+    different = [name for name in expected | shapes if shapes.get(name) != expected.get(name)]
+    if different or other.facts["outputs"] != first.facts["outputs"]:
+        what = f"other tensors ({different[0]})" if different else "other words in the output layer"
+        raise UsageError(
+            f"network {number} has {what} than network 1 ({other.facts['checkpoint']}, {first.facts['checkpoint']}): "
+            "compare networks of one architecture and one dictionary, with the same --parameters"
+        )
 
 
 def compare(of: Mapping[str, Result]) -> dict[str, np.ndarray]:
@@ -189,17 +203,21 @@ def remains(mask: Result, control: Result) -> float:
 
 
 def by_word(networks: Sequence[Mapping[str, Result]], others: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """Output layer -> mask -> word -> percentage of the control's weights in the word's row that the mask lacks."""
+    """Output layer -> mask -> word -> percentage of the control's weights in the word's row that the mask lacks.
+
+    The mean over the networks whose control has weights in the row.
+    """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for layer, words in networks[0][CONTROL].facts["outputs"].items():
         for name in others:
-            lacking, whole = (np.zeros(len(words)) for _ in range(2))
+            shares: dict[str, list[float]] = {}
             for of in networks:
                 control, mask = of[CONTROL].arrays[layer], of[name].arrays[layer]
-                lacking += (control & ~mask).sum(1)
-                whole += control.sum(1)
-            rows = {word: 100 * a / n for word, a, n in zip(words, lacking, whole, strict=True) if n}
-            found.setdefault(layer, {})[name] = rows
+                lacking, whole = (control & ~mask).sum(1).tolist(), control.sum(1).tolist()
+                for word, a, n in zip(words, lacking, whole, strict=True):
+                    if n:
+                        shares.setdefault(word, []).append(100 * a / n)
+            found.setdefault(layer, {})[name] = {word: float(np.mean(shares[word])) for word in words if word in shares}
     return found
 
 

@@ -25,6 +25,7 @@ from fairseq_sg.analysis import load, masks
 from fairseq_sg.analysis.__main__ import main
 from fairseq_sg.analysis.examples import Part, open_examples
 from fairseq_sg.analysis.masks import from_arrays, halves, to_arrays
+from fairseq_sg.analysis.overlap import by_word
 from fairseq_sg.analysis.overlap import draw as draw_overlap
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
@@ -200,6 +201,52 @@ def test_overlap_of_several_networks_is_their_mean(found, command, tmp_path):
     assert "second and first of network 1 are of different weights" in error
     error = command("overlap", *lists[:3], code=1)
     assert "first has 2, second has 1" in error
+
+
+def test_networks_of_other_tensors_or_words_are_not_compared(found, command, tmp_path):
+    arrays, facts = dict(np.load(found / "first.npz")), json.loads((found / "first.json").read_text())
+    masks = from_arrays(arrays)
+    ones = {name: torch.ones(mask.shape) for name, mask in masks.items()}
+    fewer = dict(list(ones.items())[1:])
+    wider = {name: torch.ones(17, *ones[name].shape) if name not in fewer else ones[name] for name in ones}
+    others = {layer: words[::-1] for layer, words in facts["outputs"].items()}
+    for logits, outputs, what in (
+        (fewer, facts["outputs"], f"other tensors ({next(iter(ones))})"),
+        (ones | {"more": torch.ones(2)}, facts["outputs"], "other tensors (more)"),
+        (wider, facts["outputs"], f"other tensors ({next(iter(ones))})"),
+        (ones, others, "other words in the output layer"),
+    ):
+        np.savez(tmp_path / "second.npz", **to_arrays(logits))
+        (tmp_path / "second.json").write_text(json.dumps(facts | {"network": "another", "outputs": outputs}))
+        pair = [f"{found}/first.npz", f"{tmp_path}/second.npz"]
+        error = command("overlap", f"a={pair[0]}", pair[1], f"b={pair[0]}", pair[1], code=1)
+        assert f"network 2 has {what} than network 1 (" in error
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_shares_by_word_are_means_over_the_networks_that_have_the_row():
+    def network(control: list, mask: list) -> dict[str, Result]:
+        arrays = {"control": np.array(control, dtype=bool), "a": np.array(mask, dtype=bool)}
+        return {name: Result({"w": rows}, {"outputs": {"w": ["x", "y", "z"]}}) for name, rows in arrays.items()}
+
+    networks = [
+        network([[1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]], [[0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]),
+        network([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]], [[0, 1, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1]]),
+    ]
+    assert by_word(networks, ["a"]) == {"w": {"a": {"x": (25 + 100) / 2, "y": 50}}}
+
+
+@pytest.mark.parametrize("out", ["first", "./first.svg", "link"])
+def test_overlap_does_not_overwrite_what_it_reads(out, found, capsys, tmp_path):
+    for name in ("first", "second"):
+        for end in ("npz", "json"):
+            shutil.copy(found / f"{name}.{end}", tmp_path)
+    (tmp_path / "link.npz").hardlink_to(tmp_path / "first.npz")
+    before = (tmp_path / "first.npz").read_bytes()
+    files = [f"a={tmp_path}/first.npz", f"b={tmp_path}/second.npz"]
+    assert main(["overlap", *files, "--out", f"{tmp_path}/{out}"]) == 1
+    assert f"would overwrite {tmp_path}/first.npz, which the command reads" in capsys.readouterr().err
+    assert (tmp_path / "first.npz").read_bytes() == before and not list(tmp_path.glob("*.svg"))
 
 
 def test_a_masked_model_is_an_ordinary_checkpoint(found, planted, command, tmp_path):
