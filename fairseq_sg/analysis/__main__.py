@@ -189,10 +189,11 @@ def measure(module: Any, checkpoint: str, args: argparse.Namespace) -> Result:
     """Runs a command on one checkpoint."""
     if hasattr(module, "READS"):
         return module.measure(checkpoint, args)
-    data = None if getattr(module, "OWN_DATA", False) else args.data
-    loaded = load(
-        checkpoint, data, args.model_overrides, args.device, args.user_dir, getattr(module, "KINDS", ("words",))
-    )
+    data, fix = args.data, "--data"
+    if getattr(module, "OWN_DATA", False):
+        data, fix = None, "--model-overrides \"{'data': 'FOLDER'}\""
+    kinds = getattr(module, "KINDS", ("words",))
+    loaded = load(checkpoint, data, args.model_overrides, args.device, args.user_dir, kinds, fix=fix)
     result = module.measure(loaded, args)
     shown = {"command": args.command, "checkpoint": checkpoint, "arch": loaded.arch, "data": loaded.data}
     result.facts = {**shown, "model_overrides": args.model_overrides, **result.facts}

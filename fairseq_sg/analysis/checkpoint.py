@@ -147,6 +147,7 @@ def load(
     device: str = "cpu",
     user_dir: str | None = None,
     kinds: Collection[str] = ("words",),
+    fix: str = "--data",
 ) -> Loaded:
     """Loads the model of a checkpoint as fairseq's commands do.
 
@@ -158,6 +159,7 @@ def load(
         user_dir: a folder with the user's own mechanisms, as fairseq's ``--user-dir``.
         kinds: of models that are accepted: of ``words``, of ``text`` (language models), of ``images`` and questions;
             or of ``numbers`` or ``functions`` alone.
+        fix: the option that names the model's data folder, for an error.
 
     Raises:
         UsageError: a missing file, folder, option or GPU; a truncated checkpoint; weights that do not fit the model; an
@@ -194,7 +196,7 @@ def load(
     if not folder or not os.path.isdir(folder[0]):
         which = f"{data}, which the checkpoint was trained on," if data == trained_on else data
         more = "" if data == trained_on else f"; the checkpoint was trained on {trained_on}"
-        raise UsageError(f"the data folder {which} does not exist: give one with --data{more}")
+        raise UsageError(f"the data folder {which} does not exist: give one with {fix}{more}")
     if "accuracy_by" in known:
         # Makes the task read the types of all examples.
         overrides.setdefault("accuracy_by", "types")

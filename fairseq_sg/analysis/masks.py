@@ -82,6 +82,11 @@ def betas(text: str) -> list[float]:
     return sorted({above_0(part) for part in text.split(",")})
 
 
+def logit(text: str) -> float:
+    """Argument type: a logit; samples of logits beyond ±16.7 keep every weight, or none."""
+    return finite(text, lambda number: abs(number) <= 100, "a number from -100 to 100")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = parser.add_argument_group("the examples of the masks")
     part.add_argument("--subset", default="train", metavar="NAME", help="subset of --data (default: train)")
@@ -109,14 +114,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--search-beta",
         type=betas,
         metavar="β,…",
-        help=f"take the largest β with {100 * KEPT_ACCURACY:.0f} %% of the accuracy on the first of --evaluate",
+        help=f"take the largest β with {100 * KEPT_ACCURACY:.0f} %% of the accuracy on the mask's examples in the "
+        "first of --evaluate",
     )
     train.add_argument("--lr", type=above_0, default=1e-2, metavar="LR", help="of Adam (default: 1e-2)")
     train.add_argument(
         "--clip-norm", type=from_0, default=1.0, metavar="X", help="of the logits' gradient, 0 for none (default: 1)"
     )
     train.add_argument(
-        "--initial-logit", type=finite, default=2.0, metavar="L", help="2 keeps 88 %%, 2.197 keeps 90 %% (default: 2)"
+        "--initial-logit", type=logit, default=2.0, metavar="L", help="2 keeps 88 %%, 2.197 keeps 90 %% (default: 2)"
     )
     train.add_argument(
         "--parameters",
@@ -173,6 +179,11 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     }
     lines = [f"{name} is not masked: no output depends on it" for name in idle]
     rows = {one.name: parts_of(one, part, args.only) for one in evaluated}
+    if args.search_beta and not part.is_all and "chosen" not in rows[names[0]]:
+        raise UsageError(
+            f"--search-beta needs the accuracy on the masks' examples, and {names[0]} has none: name a subset with "
+            f"some first in --evaluate, such as {args.subset}"
+        )
     plain = {one.name: accuracies(one, args.batch_size) for one in evaluated}
     if args.search_beta:
         first = evaluated[0]
@@ -244,7 +255,8 @@ def maskable(loaded: Loaded, which: str) -> tuple[dict[str, Tensor], list[str]]:
         raise UsageError(f"--parameters: {error}") from None
     parameters = {name: parameter for name, parameter in loaded.model.named_parameters() if name in set(names)}
     examples = open_examples(loaded, getattr(loaded.task.cfg, "train_subset", "train"))
-    drawn = batches(examples, np.arange(len(examples)), 64, 1, torch.Generator().manual_seed(0))
+    every = np.arange(0 if examples.is_text else len(examples))  # batches of a text do not read it
+    drawn = batches(examples, every, 64, 1, torch.Generator().manual_seed(0))
     inputs = next(drawn)[0]["net_input"]
     output = loaded.model(**inputs)[0]
     idle = []

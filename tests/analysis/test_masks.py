@@ -402,6 +402,28 @@ def test_search_takes_the_largest_beta_that_keeps_the_accuracy(planted, command)
     assert "no β has 95 % of the accuracy: these are the masks of the smallest" in printed
 
 
+def test_search_needs_examples_of_the_masks_in_the_first_subset(saved, command, tmp_path):
+    options = [saved("softmax"), *SHORT[:-1], "gen,valid", "--subset", "gen", "--types", "depth_2", "--search-beta", 1]
+    _, facts, _ = command("masks", *options)
+    assert facts["search"][0]["accuracy"] == facts["evaluation"]["gen"]["chosen"]["mask"]
+    options[options.index("gen,valid")] = "valid,gen"
+    error = command("masks", *options, out="none", code=1)
+    assert "and valid has none: name a subset with some first in --evaluate, such as gen" in error
+    assert not list(tmp_path.glob("none*"))  # before the masks are trained
+
+
+def test_the_models_folder_is_gone(folders, command, tmp_path):
+    """The option of the error is the one that helps: ``--data`` is the folder of the masks."""
+    data = shutil.copytree(folders["pairs"], tmp_path / "data")
+    path = checkpoint(tmp_path / "model.pt", data, "softmax")
+    shutil.rmtree(data)
+    for options in ([], ["--data", folders["pairs"]]):
+        error = command("masks", path, *SHORT, *options, code=1)
+        assert f"{data}, which the checkpoint was trained on, does not exist: give one with --model-overrides" in error
+    fix = error.strip().rpartition("--model-overrides ")[2].strip('"').replace("FOLDER", str(folders["pairs"]))
+    command("masks", path, *SHORT, "--model-overrides", fix)
+
+
 def test_language_models_have_a_perplexity(saved, command, tmp_path):
     _, facts, printed = command("masks", saved("lm"), "--steps", 3, "--batch-size", 8, "--inverse")
     assert evaluate([saved("lm"), "--cpu", "--batch-size", "8", "--json", str(tmp_path / "numbers.json")]) == 0
@@ -497,6 +519,8 @@ def test_errors_take_one_line(options, message, saved, command, tmp_path):
         "--search-beta 1,0",
         "--clip-norm -1",
         "--initial-logit nan",
+        "--initial-logit 1e39",
+        "--initial-logit -101",
         "--lengths 3-2",
     ],
 )
