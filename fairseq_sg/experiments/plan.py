@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.jobs import environment
@@ -81,21 +82,20 @@ class Plan:
             folder, command = self.data / source.folder, self.prepare_command(name)
             if (folder / "dataset.json").exists():
                 check_data(folder, shlex.split(source.prepare))
-                self._check_names(name, folder)
-                continue
-            if source.needs_file:
+            elif source.needs_file:
                 raise UsageError(
                     f"the data {name!r} do not exist and need a file that cannot be downloaded: "
                     f"{shlex.join(command)}, with its path for FILE (docs/datasets.md)"
                 )
-            print(shlex.join(command), flush=True)
-            if subprocess.run([sys.executable, *command[1:]], env=environment()).returncode:
-                raise UsageError(f"the data {name!r} were not made: {shlex.join(command)}")
+            else:
+                print(shlex.join(command), flush=True)
+                if subprocess.run([sys.executable, *command[1:]], env=environment()).returncode:
+                    raise UsageError(f"the data {name!r} were not made: {shlex.join(command)}")
             self._check_names(name, folder)
 
     def _check_names(self, data: str, folder: Path) -> None:
         """Raises UsageError for a type or subset that the data do not have, or a type that the trainings do not log."""
-        made = json.loads((folder / "dataset.json").read_text("utf-8"))
+        made = _manifest(folder)
         subsets = made.get("subsets", {})
         for subset in self.recipe.data[data].subsets:
             if subsets and subset not in subsets:
@@ -270,10 +270,23 @@ def as_seeds(seeds: list[int]) -> str:
     )
 
 
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The ``dataset.json`` of a prepared folder. Raises UsageError for a damaged one."""
+    path = folder / "dataset.json"
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        if not isinstance(found, dict) or not isinstance(found.get("request", {}), dict):
+            raise ValueError("it has no entries of data_prep")
+        return found
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be read ({error}): prepare the data in a new folder") from error
+
+
 def check_data(folder: Path, arguments: Sequence[str]) -> None:
     """Compares a prepared folder with the request of ``python -m data_prep ARGUMENTS``.
 
-    The source of the files does not count, nor do missing files. A folder that is not from ``data_prep`` is accepted.
+    The source of the files does not count, nor do missing files, nor the order of words in dictionaries. A folder that
+    is not from ``data_prep`` is accepted.
 
     Raises:
         ValueError: the folder was made by another request.
@@ -281,17 +294,18 @@ def check_data(folder: Path, arguments: Sequence[str]) -> None:
     from data_prep.__main__ import DATASETS, make_parser
     from data_prep.dataset import DataError
 
-    found = json.loads((folder / "dataset.json").read_text()).get("request", {})
+    found = _manifest(folder).get("request", {})
     known = {dataset.name: dataset for dataset in DATASETS}
     if found.get("dataset") not in known:
         return
     args, dataset = make_parser().parse_args([*arguments, "--out", str(folder)]), known[arguments[0]]
     try:
-        wanted = {"dataset": dataset.name, **dataset.request(args)}
+        # What only the folder has are options beyond the request.
+        wanted = {**dict.fromkeys(found), "dataset": dataset.name, **dataset.request(args)}
     except (DataError, OSError):  # a named file is missing: use the options as given
         given = {name: value for name, value in vars(args).items() if isinstance(value, (str, int, float))}
         wanted = {"dataset": dataset.name, **{name: value for name, value in given.items() if name in found}}
-    origin = ("official_files", "raw_only")
+    origin = ("official_files", "raw_only", "reordered_like")
     other = [
         f"{name} {found.get(name)} instead of {value}"
         for name, value in wanted.items()

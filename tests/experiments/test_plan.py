@@ -238,6 +238,30 @@ def test_published_numbers_never_stand_beside_other_data(tmp_path):
         planned(tmp_path, data=tmp_path).prepare()
 
 
+def test_data_with_further_options_are_other_data(tmp_path):
+    """Those that a request has only if they are given."""
+    text = TINY.replace("ctl --order forward", "ctl --order forward --functions 4 --longest 4 --raw-only")
+    planned(tmp_path, text, data=tmp_path).prepare()
+    with pytest.raises(ValueError, match="differ from .*ctl --order forward`: functions 4 instead of None, longest 4"):
+        planned(tmp_path, data=tmp_path).prepare()
+
+
+def test_data_with_another_order_of_words_are_the_same_data(tmp_path):
+    write_request(tmp_path / "data", dataset="ctl", order="forward", seed=0, raw_only=False, reordered_like={})
+    request = ["ctl", "--order", "forward", "--seed", "0"]
+    plans.check_data(tmp_path / "data", request)
+    with pytest.raises(ValueError, match="differ from .*: seed 0 instead of 1"):
+        plans.check_data(tmp_path / "data", [*request[:-1], "1"])
+
+
+@pytest.mark.parametrize("content", ["", "[", "[]", "3", '{"request": 3}'])
+def test_a_damaged_description_of_data_is_named(content, tmp_path):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "dataset.json").write_text(content)
+    with pytest.raises(UsageError, match="tiny/dataset.json cannot be read .*: prepare the data in a new folder"):
+        planned(tmp_path, data=tmp_path).prepare()
+
+
 def test_data_that_need_a_file(tmp_path):
     plan = make_plan(read(find("park_kim_table_5")), data=tmp_path)
     with pytest.raises(UsageError, match="mathematics --module arithmetic__add_or_sub --archive FILE --out"):
