@@ -179,6 +179,12 @@ class SGTrainer(Trainer):
         if not self.ordinary or self._converts or not self.cuda:
             raise UsageError("--step-graphs is for one worker that trains in float32 on a GPU: leave it out")
 
+    def _build_ema(self) -> None:
+        super()._build_ema()
+        if self._ema is not None:
+            # Copied, not averaged: the mean of performer's independent draws has another kernel than each of them.
+            self._ema.skip_keys = {name for name, _ in self._model.named_buffers(remove_duplicate=False)}
+
     @functools.cached_property
     def ahead(self) -> bool:
         """Whether the host goes on without waiting for a step."""

@@ -108,6 +108,23 @@ def test_other_trainings_have_fairseqs_step(folder, argument):
     assert not build(SGTrainer, folder, argument).ordinary
 
 
+@pytest.mark.parametrize("more", [[], ["--ema-fp32"]], ids=["float32", "kept in float32"])
+def test_averaged_weights_have_the_features_of_the_last_draw(folder, more):
+    options = ["--feature-map", "performer", "--performer-redraw", "forward", "--store-ema", "--ema-decay", "0.5"]
+    built = build(SGTrainer, folder, *options, *more)
+    projection, weight = "encoder.stack.layers.0.self_attn.feature_map.projection", "encoder.embedding.tokens.weight"
+    average = built.ema.get_model()
+    draws, expected = [], built.model.state_dict()[weight].clone()
+    for samples in groups(built)[:3]:
+        built.train_step(samples)
+        trained = built.model.state_dict()
+        draws.append(trained[projection].clone())
+        expected = (expected + trained[weight]) / 2
+        assert torch.equal(average.state_dict()[projection], draws[-1])
+        torch.testing.assert_close(average.state_dict()[weight], expected)
+    assert not torch.equal(draws[0], draws[-1])
+
+
 def test_a_gradient_that_is_not_finite_ends_the_training_before_the_update(folder, tmp_path):
     built = build(SGTrainer, folder, "--save-dir", str(tmp_path))
     first, second, *_ = groups(built)
