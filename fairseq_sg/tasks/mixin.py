@@ -259,19 +259,30 @@ class SGTask:
             "`python -m data_prep verify FOLDER` names them; prepare the folder again"
         )
 
+    @property
+    def cutting(self) -> str:
+        """Advice for a line that was not cut into the subwords of the data; "" for data of words."""
+        folder = Path(utils.split_paths(self.cfg.data)[0])
+        for name in (f"spm.{getattr(self.cfg, 'source_lang', None)}.model", "spm.model"):
+            if (folder / name).is_file():
+                return f". Plain text needs --bpe sentencepiece --sentencepiece-model {folder / name}"
+        return ""
+
     def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn) -> tuple[list, list]:
         """For ``fairseq-interactive``; warns of empty lines and of words that the model does not know."""
         for line in lines:
-            words = encode_fn(line).split()
+            encoded = encode_fn(line)
+            words = encoded.split()
             unknown = [word for word in words if self.source_dictionary.index(word) == self.source_dictionary.unk()]
             if not words and self.takes_words:
                 logger.warning("an empty line was read: the answer to it means nothing")
             elif unknown:
                 logger.warning(
-                    "%s not in the dictionary and read as %s: the answer to %r means nothing",
+                    "%s not in the dictionary and read as %s: the answer to %r means nothing%s",
                     f"{', '.join(map(repr, dict.fromkeys(unknown)))} {'is' if len(set(unknown)) == 1 else 'are'}",
                     self.source_dictionary.unk_word,
                     line,
+                    self.cutting if encoded == line else "",
                 )
         return super().get_interactive_tokens_and_lengths(lines, encode_fn)
 

@@ -18,6 +18,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.mixin import SGTask
 from fairseq_sg.tasks.sg_translation import SGTranslationConfig, SGTranslationTask
 from fairseq_sg.trainer import SGTrainer
+from helpers.small_folders import random_pairs, write_folder
 from helpers.trainers import build
 
 
@@ -88,6 +89,19 @@ def test_a_folder_that_was_prepared_again(folder):
     before = task.trained_on | {"dictionaries": task.trained_on["dictionaries"] | {"target": "of other words"}}
     with pytest.raises(UsageError, match=f"on {folder} before that folder was prepared again: its target dictionary"):
         task.check_dictionaries(before)
+
+
+@pytest.mark.parametrize("name", ["spm.model", "spm.src.model"])
+def test_plain_text_for_a_model_of_subwords(name, tmp_path, caplog):
+    task = made(write_folder(tmp_path, {"train": random_pairs(4, 3)}))
+    unknown = "'q' is not in the dictionary and read as <unk>: the answer to 'q' means nothing"
+    task.get_interactive_tokens_and_lengths(["q"], str)
+    (tmp_path / name).touch()
+    task.get_interactive_tokens_and_lengths(["q"], str)
+    task.get_interactive_tokens_and_lengths(["q"], lambda line: f"{line} ")  # a --bpe has cut it
+    fix = f". Plain text needs --bpe sentencepiece --sentencepiece-model {tmp_path / name}"
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [unknown, unknown + fix, unknown]
 
 
 def test_alignments_need_cross_attention(folder):
