@@ -197,6 +197,14 @@ def flex_relative_attention(causal: bool) -> Function:
 
     attention, make_mask = torch.compile(flex_attention), torch.compile(create_block_mask)
 
+    def visible(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
+        return m <= n
+
+    @cache
+    def mask(length: int, device: torch.device):
+        """Made once, as a training does for all layers and steps."""
+        return make_mask(visible, None, None, length, length, device=device)
+
     def run(q: Tensor, k: Tensor, v: Tensor, p: Tensor) -> Tensor:
         length, scale = q.shape[2], q.shape[3] ** -0.5
         product = distance_product(q * scale, p)  # (B, H, N, L)
@@ -204,11 +212,8 @@ def flex_relative_attention(causal: bool) -> Function:
         def add_relative_logit(logit: Tensor, b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
             return logit + product[b, h, n, m - n + length - 1]
 
-        def visible(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
-            return m <= n
-
-        mask = make_mask(visible, None, None, length, length, device=q.device) if causal else None
-        return attention(q, k, v, score_mod=add_relative_logit, block_mask=mask, scale=scale)
+        seen = mask(length, q.device) if causal else None
+        return attention(q, k, v, score_mod=add_relative_logit, block_mask=seen, scale=scale)
 
     return run
 

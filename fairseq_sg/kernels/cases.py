@@ -175,7 +175,7 @@ def relative_logits_cases(make: Make, tiny: bool) -> Iterator[Case]:
 
 
 def relative_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
-    def case(batch, queries, keys, dim, width, positional, padding="none", causal=False) -> Case:
+    def case(batch, queries, keys, dim, width, positional, padding="none", causal=False, dropout_p=0.0) -> Case:
         heads, mask = 2, make.mask(padding, batch, keys)
         inputs = {
             "q_content": make.normal(batch, heads, queries, dim),
@@ -186,12 +186,12 @@ def relative_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
         }
 
         def function(implementation, **inputs) -> Outputs:
-            options = {"causal": causal, "key_padding_mask": mask}
+            options = {"causal": causal, "key_padding_mask": mask, "dropout_p": dropout_p}
             return {"out": relative_attention(**inputs, implementation=implementation, **options)}
 
         widths = f"widths {dim}, {width} and {positional}"
         name = f"{queries} queries, {keys} keys, {widths}, padding {padding}" + ", causal" * causal
-        return Case(name, inputs, function)
+        return Case(name + ", with dropout" * (dropout_p > 0), inputs, function)
 
     yield case(1, 1, 1, 16, 16, 16)
     yield case(2, 5, 5, 4, 6, 4, "row")
@@ -205,6 +205,8 @@ def relative_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
             yield case(3, 40, 40, 16, 16, 16, padding, causal)
         yield case(2, 1, 9, 16, 16, 16, causal=causal)
         yield case(2, 33, 70, 24, 40, 16, "right", causal)
+        # The kernels with dropout, with so small a p that nothing is dropped.
+        yield case(2, 33, 70, 24, 40, 16, "right", causal, dropout_p=1e-9)
         yield case(32, 5, 5, 4, 6, 4, "right", causal)
         yield case(1, 20, 20, 256, 80, 8, causal=causal)
 

@@ -113,6 +113,8 @@ class Compilation:
 
 def compiled(function: Callable, mode: str) -> Callable:
     """A function compiled in a mode of ``torch.compile``, for inputs of any size."""
+    # All models and precisions of a process share the code of a layer; beyond the limit they would run uncompiled.
+    torch._dynamo.config.recompile_limit = 64
     for constant in CONSTANT:
         torch.compiler.assume_constant_result(constant)
     of_inductor = {"mode": mode} if BACKEND == "inductor" else {}
