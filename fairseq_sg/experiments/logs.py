@@ -128,7 +128,9 @@ def _gave_up(run: Run) -> bool:
 def partial_result(run: Run) -> dict[str, Any] | None:
     """The result of an unfinished training from its log, at its last complete evaluation; None before that."""
     points = complete(run, curve(run))
-    places = [part(subset, kind) for subset in run.subsets for kind in ("", *run.types)]
+    # The log has the numbers of the model without overrides, which are not those of the evaluation.
+    kinds = () if run.model_overrides else ("", *run.types)
+    places = [part(subset, kind) for subset in run.subsets for kind in kinds]
     return cut(points, places, run.checkpoint_metric, next(iter(run.subsets)), run.best) if points else None
 
 
