@@ -306,7 +306,7 @@ def sweep(results: Results) -> Any:
 def over_columns(results: Results) -> Any:
     """Rows over the x of columns, a panel per dataset: means over seeds, and a band from minimum to maximum.
 
-    Published numbers are diamonds with their standard deviation.
+    Published numbers are diamonds with their standard deviation. None before the first of our numbers.
     """
     recipe = results.recipe
     columns = {column.x: key for key, column in recipe.columns.items() if column.x is not None}
@@ -315,6 +315,8 @@ def over_columns(results: Results) -> Any:
     for line in lines(results):
         if any(cell.values for key, cell in line.cells.items() if key in columns.values()):
             of_data.setdefault(line.data, []).append(line)
+    if not of_data:
+        return None
     styles = _styles(dict.fromkeys(line.label for there in of_data.values() for line in there))
     figure, (panels,) = grid(1, len(of_data), 2.6, sharey=True)
     # Names of models stand beside the panels.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,10 @@ Table = list[list[str]]
 
 @dataclass
 class Cell:
-    """A number of a line: the ``values`` of its seeds in the paper's unit, the published number, and the verdict."""
+    """A number of a line: the ``values`` of its seeds in the paper's unit, the published number, and the verdict.
+
+    It has no values where one of them is infinite or NaN: then they have no mean.
+    """
 
     values: list[float]
     published: Published | None
@@ -119,8 +123,11 @@ def _line(results: Results, name: str, data: str) -> Line:
         published = recipe.published(name, data, key)
         # Only some models have what an analysis measures, such as experts.
         lacks = column.metric == "analysis" and done and not values
-        judged = "–" if lacks else verdict(values, 0 if done else failed, published, recipe.statistic)
-        cells[key] = Cell(values, published, judged)
+        if all(map(math.isfinite, values)):
+            judged = "–" if lacks else verdict(values, 0 if done else failed, published, recipe.statistic)
+            cells[key] = Cell(values, published, judged)
+        else:
+            cells[key] = Cell([], published, "not finite")
     return Line(
         row=name,
         label=recipe.rows[name].label,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,6 +267,21 @@ def test_published_numbers_over_columns(tmp_path, drawn):
     (bar,) = axes.collections
     assert bar.get_segments()[0].tolist() == [[10, 26], [10, 34]]
     assert axes.get_xscale() == "linear" and axes.figure._suptitle.get_text() == "lines: here, diamonds: published"
+
+
+def test_no_figure_over_columns_before_their_first_number(tmp_path, drawn):
+    """Other columns may have theirs already."""
+    path = tmp_path / "lengths.yaml"
+    path.write_text(BY_LENGTH)
+    found = Results(read(path), 1.0, [record("a", 1, "short", steps=3, gen=1.0)])
+    assert figures.draw_all(found, tmp_path / "lengths") == [] and not drawn
+
+
+def test_a_seed_that_is_not_finite_has_no_bar(tmp_path):
+    found = finished(tiny(tmp_path))
+    found.records[0]["result"]["accuracy"]["gen"] = math.inf
+    iid, ood, _ = figures.bars(found).axes
+    assert not ood.patches and len(iid.patches) == 1
 
 
 def test_many_rows_have_looks_of_their_own():

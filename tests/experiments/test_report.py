@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -355,6 +356,19 @@ def test_csv(tmp_path):
         "good,An LSTM_1,tiny,2,40,OOD,0.24",
         "good,An LSTM_1,tiny,2,40,OOD-20,0.1",
     ]
+
+
+@pytest.mark.parametrize("gen", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_has_no_mean(gen, tmp_path):
+    """Of one seed of two; files of numbers have both."""
+    found = finished(tiny(tmp_path))
+    found.records[1]["result"]["accuracy"]["gen"] = gen
+    (line, *_) = report.lines(found)
+    assert (line.cells["OOD"].values, line.cells["OOD"].verdict) == ([], "not finite")
+    row = report.table(found.recipe, [line])[1]
+    assert row[5] == "–" and row[-1] == "IID within one std; OOD not finite"
+    assert f"good,An LSTM_1,tiny,2,40,OOD,{gen}" in report.as_csv(found).splitlines()
+    assert "OOD" not in [cell for row in report.compare(found, found, ("a", "b")) for cell in row]
 
 
 def test_a_comma_in_a_label_does_not_end_a_field(tmp_path):
