@@ -178,8 +178,6 @@ def _begin_some(waiting, active, state, most, place) -> int:
     for job in left:
         if job.stage == "evaluating":
             _evaluate(job)
-    for job in jobs:
-        state[str(job.run.folder)] = job.stage if job.process else _ended(job.run)
     return len(jobs)
 
 
@@ -296,8 +294,10 @@ def begun(job: Job) -> bool:
 
 
 def _ended(run: Run) -> str:
+    """How a run has ended; "failed" also where that could not be recorded, such as on a full disk."""
     record = saved(run)
-    return next((state for state in ("diverged", "failed") if state in record), "done")
+    unknown = "done" if "result" in record else "failed"
+    return next((state for state in ("diverged", "failed") if state in record), unknown)
 
 
 def _stop(process: subprocess.Popen | groups.Member) -> None:

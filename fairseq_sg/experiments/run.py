@@ -156,6 +156,12 @@ def schedule(every: int, device: str, graphs: int = 0) -> list[str]:
 
 
 def on_any_device(arguments: list[str]) -> list[str]:
-    """The words of a command's arguments without those for its device, of ``schedule``, `on` and an analysis."""
-    words = r"--(cpu|num-workers \d+|step-graphs \d+|device (cpu|cuda|auto))(?=\s|$)"
-    return re.sub(words, "", shlex.join(arguments)).split()
+    """The words of a command's arguments without those for its device and the memory of validations in training.
+
+    They are those of ``schedule``, `on`, an analysis, and --batch-size-valid, except for language models: there it is
+    the number of streams, which changes their numbers.
+    """
+    words = r"cpu|num-workers \d+|step-graphs \d+|device (cpu|cuda|auto)"
+    if values_of("--task", arguments)[-1:] != ["sg_language_modeling"]:
+        words += r"|batch-size-valid \d+"
+    return re.sub(rf"--({words})(?=\s|$)", "", shlex.join(arguments)).split()

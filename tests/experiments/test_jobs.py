@@ -24,7 +24,18 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import groups, jobs, logs, memory, records
 from fairseq_sg.experiments.quantities import chosen
 from fairseq_sg.experiments.run import Run
-from helpers.experiment_files import STAMP, course, evaluated, inner, make_run, of_subset, planned, save, write_recipe
+from helpers.experiment_files import (
+    STAMP,
+    TINY,
+    course,
+    evaluated,
+    inner,
+    make_run,
+    of_subset,
+    planned,
+    save,
+    write_recipe,
+)
 
 PACKAGE = Path(fairseq_sg.__file__).parent
 
@@ -106,6 +117,19 @@ def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path
     commands |= {"bad": "exit 9", "good": "exit 9", "broken": GOOD}
     bad, good, broken = jobs.run_all(all_runs, 3, lambda *_: None)
     assert bad["diverged"]["step"] == 2 and "result" in good and "result" in broken and "failed" not in broken
+
+
+def test_a_training_that_cannot_be_recorded_has_failed(commands, tmp_path, monkeypatch):
+    """Such as on a full disk; the next start tries again."""
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records, "end", full)
+    commands["r"] = GOOD
+    states = []
+    (record,) = jobs.run_all([make_run(tmp_path / "r")], 1, lambda _, state: states.append(*state.values()))
+    assert states[-1] == "failed" and not record.keys() & {"result", "failed"}
 
 
 @pytest.mark.parametrize("what", ["log", "folder"])
@@ -525,6 +549,21 @@ def test_a_training_continues_on_another_device(tmp_path):
             other = replace(run, arguments=[*run.arguments, "--cpu-like"])
             with pytest.raises(ValueError, match=r"other settings \(arguments: see its run.json\)"):
                 records.result_of(other)
+
+
+def test_a_training_continues_with_smaller_batches_in_validation(tmp_path):
+    """Such as after it ran out of memory there; language models have as many streams, and other numbers."""
+    first, smaller = (
+        planned(tmp_path, TINY.replace("batch_size_valid: 50", f"batch_size_valid: {size}")).trials()[0].run
+        for size in (50, 5)
+    )
+    save(first, result={"steps": first.steps})
+    assert smaller.arguments != first.arguments and records.result_of(smaller) == {"steps": first.steps}
+    assert records.evaluated(first) and not records.evaluated(smaller)
+    streams = [replace(run, arguments=[*run.arguments, "--task", "sg_language_modeling"]) for run in (first, smaller)]
+    save(streams[0], result={"steps": first.steps})
+    with pytest.raises(ValueError, match=r"other settings \(arguments: see its run.json\)"):
+        records.result_of(streams[1])
 
 
 def test_every_commit_and_machine_that_a_training_was_started_at_is_kept(run, monkeypatch):
