@@ -36,6 +36,7 @@ from fairseq_sg.experiments.memory import Guard
 from fairseq_sg.experiments.plan import Plan, Trial, make_plan
 from fairseq_sg.experiments.records import diverged, saved, visible_gpus
 from fairseq_sg.experiments.results import Results
+from fairseq_sg.files import check_writable
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -194,6 +195,8 @@ def run(args: argparse.Namespace) -> int:
     processes = 3 * len(gpus) if gpus else processors()
     jobs = min(len(runs), args.jobs or processes * args.together)
     prefix = _prefix(args, plan)
+    if args.index is None:
+        check_writable(f"--results {_file(prefix)}", _file(prefix))
     earlier = _earlier(prefix)
     if earlier:
         # Refuses results of another recipe before hours of training, not after them.
@@ -206,14 +209,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"{_trainings(len(runs))} on {plan.device}, {jobs} at a time, in {plan.out}; for every command: ", end="")
         print(f"fairseq-sg experiments show {shlex.join([args.recipe, *plan.options()])}\n", flush=True)
         with contextlib.closing(Progress(runs, plan.recipe.full_name)) as progress:
-            run_all(runs, jobs, progress, Guard(args.memory_guard, gpus), together=args.together)
+            ended = run_all(runs, jobs, progress, Guard(args.memory_guard, gpus), together=args.together)
     except KeyboardInterrupt:
         print("stopped; the same command resumes from the last checkpoints", file=sys.stderr)
         return 130
     if args.index is None:
         publish(plan, trials, prefix)
         print(f"{(time.time() - started) / 60:.1f} minutes in all")
-    return _end(chosen)
+    # How a training ended cannot be recorded on a full disk.
+    unrecorded = any(not record.keys() & {"result", "diverged"} for record in ended)
+    return _end(chosen) or int(unrecorded)
 
 
 def report_runs(args: argparse.Namespace) -> int:
@@ -354,7 +359,8 @@ def render_files(args: argparse.Namespace) -> int:
 
 
 def compare(args: argparse.Namespace) -> int:
-    rows = report.compare(results.read(args.a), results.read(args.b), (args.a.stem, args.b.stem))
+    names = (args.a.stem, args.b.stem) if args.a.stem != args.b.stem else (str(args.a), str(args.b))
+    rows = report.compare(results.read(args.a), results.read(args.b), names)
     if len(rows) == 1:
         raise UsageError(f"{args.a} and {args.b} have no row, data and column in common")
     print(report.as_text(rows))
@@ -377,6 +383,9 @@ def main(line: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(line)
     try:
         return COMMANDS[args.command](args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -300,6 +300,13 @@ def test_compare(here, capsys):
     assert ["An LSTM_1", "tiny", "OOD", "0.11 ± 0.01", "0.16 ± 0.03", "+0.05 ± 0.02", "yes"] in rows
 
 
+def test_files_of_one_name_are_compared_by_their_paths(here, capsys):
+    for name in ("a", "b"):
+        Results(tiny(here), 1.0, [record("good", 1, gen=1.0)]).write(here / name / "results.json")
+    assert command.main(["compare", "a/results.json", "b/results.json"]) == 0
+    assert capsys.readouterr().out.split()[:5] == ["model", "data", "column", "a/results.json", "b/results.json"]
+
+
 def test_compare_without_anything_in_common(here, capsys):
     found = tiny(here)
     Results(found, 1.0, [record("good", 1, gen=1.0)]).write(here / "a.json")
@@ -336,6 +343,7 @@ def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
 
     def run_all(runs, jobs, watch, place, together):
         seen.append((len(runs), (jobs, together), place.gpus, isinstance(place, memory.Guard)))
+        return [{"result": {}} for _ in runs]
 
     monkeypatch.setattr(command, "run_all", run_all)
     assert command.main(["run", "tiny.yaml", "--device", device, *words.split()]) == 0
@@ -349,6 +357,10 @@ def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
     [
         (["slurm", "tiny.yaml", "missing/x.sbatch"], "missing/x.sbatch: No such file or directory"),
         (["run", "tiny.yaml", "--out", "tiny.yaml"], "--out tiny.yaml is a file: name a folder"),
+        (
+            ["run", "tiny.yaml", "--results", "tiny.yaml/x"],
+            "--results tiny.yaml/x.json cannot be written: ",
+        ),
     ],
 )
 def test_paths_that_cannot_be_written_are_one_line(words, message, here, monkeypatch, capsys):
@@ -375,3 +387,27 @@ def test_a_stopped_run_says_how_to_resume(here, monkeypatch, capsys):
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     assert command.main(["run", "tiny.yaml", "--device", "cpu"]) == 130
     assert capsys.readouterr().err == "stopped; the same command resumes from the last checkpoints\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--index", "1"]])
+@pytest.mark.parametrize(
+    "ended,status", [({"result": {}}, 0), ({"diverged": {}}, 0), ({"failed": "training"}, 1), ({}, 1)]
+)
+def test_a_training_without_a_recorded_end_is_an_error(words, ended, status, here, monkeypatch):
+    """Such as on a full disk, where not even its failure can be recorded."""
+    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
+    monkeypatch.setattr(command, "run_all", lambda runs, *_, **__: [ended for _ in runs])
+    monkeypatch.setattr(command, "publish", lambda *_: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    assert command.main(["run", "tiny.yaml", "--device", "cpu", *words]) == status
+
+
+@pytest.mark.parametrize("name", ["report", "render", "slurm", "show"])
+def test_an_interrupted_command_ends_without_a_traceback(name, monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(command.COMMANDS, name, interrupted)
+    arguments = {"render": [], "slurm": ["tiny.yaml", "x.sbatch"]}.get(name, ["tiny.yaml"])
+    assert command.main([name, *arguments]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
