@@ -84,12 +84,8 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
         if isinstance(error, AssertionError) and "--reset-optimizer" in str(error):
             raise UsageError(f"{path}: {error}") from error
         if isinstance(error, RuntimeError) and "--reset-dataloader" in str(error):
-            raise UsageError(
-                f"{path}: its training was stopped beyond the last batch of an epoch of this command: resume with its "
-                "batch size and number of workers, or use --reset-dataloader to begin at the first epoch"
-            ) from error
+            raise UsageError(_beyond_the_last(path)) from error
         raise
-    check_batches(epochs, trainer.cfg.optimization)
     if trainer.get_num_updates() == 0:
         # A fine-tuning that begins has taken no time, and fairseq counts that of the checkpoint.
         trainer._previous_training_time = 0
@@ -100,7 +96,9 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
             go_on_choosing(extra_state, there, trainer.cfg)
     if reason := nothing_left(trainer):
         logger.info("nothing is left to train: %s", reason)
-        epochs = AfterTheLast()
+        return extra_state, AfterTheLast()
+    check_batches(path, epochs, trainer.cfg.optimization)
+    check_rate(trainer)
     return extra_state, epochs
 
 
@@ -214,12 +212,37 @@ def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
         )
 
 
-def check_batches(epochs, cfg) -> None:
-    """Raises UsageError where an epoch has no update: fairseq leaves out its last batch, then its incomplete groups."""
-    if cfg.skip_remainder_batch and len(epochs) - 1 < cfg.update_freq[0]:
+def check_batches(path: str, epochs, cfg) -> None:
+    """Raises UsageError where an epoch has no update, or what is left of the one in which the checkpoint was saved.
+
+    With --skip-remainder-batch, fairseq leaves out the last batch of an epoch, then its incomplete group.
+    """
+    if not cfg.skip_remainder_batch:
+        return
+    batches, size = len(epochs) - 1, cfg.update_freq[: epochs.next_epoch_idx][-1]
+    if batches < max(cfg.update_freq):
         raise UsageError(
             f"--skip-remainder-batch leaves no update of an epoch of {len(epochs)} "
-            f"batch{'es' if len(epochs) > 1 else ''}: leave it out, or make batches smaller"
+            f"batch{'es' if len(epochs) > 1 else ''}: leave it out, or make batches or --update-freq smaller"
+        )
+    if epochs.iterations_in_epoch + size > batches // size * size:
+        raise UsageError(_beyond_the_last(path))
+
+
+def _beyond_the_last(path: str) -> str:
+    return (
+        f"{path}: its training was stopped beyond the last batch of an epoch of this command: resume with its batch "
+        "size, --update-freq and number of workers, or use --reset-dataloader to begin at the first epoch"
+    )
+
+
+def check_rate(trainer) -> None:
+    """Raises UsageError where fairseq ends a training before its first epoch: a warm-up may begin at a rate of 0."""
+    least, rate = trainer.cfg.optimization.stop_min_lr, trainer.get_lr()
+    if trainer.get_num_updates() == 0 and rate <= least:
+        raise UsageError(
+            f"--stop-min-lr is {least}, and the learning rate begins at {rate}: nothing would be trained. Leave it "
+            "out, or let the rate begin higher: cosine, inverse_sqrt and step have --warmup-init-lr"
         )
 
 
@@ -243,9 +266,13 @@ COMPARED: dict[str, tuple[str, ...] | None] = {
     "optimizer": None,
     "lr_scheduler": None,
     "common": ("seed", "fp16", "bf16", "amp"),
-    "dataset": ("batch_size", "max_tokens", "required_batch_size_multiple", "train_subset"),
+    "dataset": (
+        *("batch_size", "max_tokens", "required_batch_size_multiple", "train_subset"),
+        *("curriculum", "grouped_shuffling"),
+    ),
     "optimization": ("lr", "update_freq", "clip_norm", "sentence_avg", "skip_remainder_batch"),
     "distributed_training": ("distributed_world_size",),
+    "ema": None,
 }
 #: Options of a task that say where and how it is evaluated, by how their names begin.
 EVALUATION = ("data", "eval_", "source_lang", "target_lang")

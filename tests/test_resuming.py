@@ -55,14 +55,16 @@ def trainer_after(updates: int, task, cfg=None, most=0, hours=0.0, ema=False) ->
     named = {group: argparse.Namespace(_name=name) for group, name in names.items()}
     cfg = types.SimpleNamespace(
         checkpoint=cfg or checkpoint_options(),
-        optimization=types.SimpleNamespace(max_update=most, stop_time_hours=hours, skip_remainder_batch=False),
+        optimization=types.SimpleNamespace(
+            max_update=most, stop_time_hours=hours, skip_remainder_batch=False, stop_min_lr=-1.0
+        ),
         ema=types.SimpleNamespace(store_ema=ema),
         **named,
     )
     cfg.get = lambda name: vars(cfg).get(name)
     return types.SimpleNamespace(
         get_num_updates=lambda: updates, cumulative_training_time=lambda: 1800.0, cfg=cfg, task=task,
-        checkpoint_suffix="", lr_step_update=lambda: None,
+        checkpoint_suffix="", lr_step_update=lambda: None, get_lr=lambda: 0.1,
         optimizer=types.SimpleNamespace(optimizer_config={}, param_groups=[]),
     )  # fmt: skip
 
@@ -351,6 +353,93 @@ def test_an_epoch_of_fewer_batches_than_were_made(tmp_path):
     assert begun(5, "--reset-dataloader")[1].iterations_in_epoch == 0
 
 
+@pytest.mark.parametrize(
+    "frequencies,made,resumed_with,ends",
+    [
+        ("1", 8, "4", True),  # 9 batches: two groups of four
+        ("1", 7, "2", True),
+        ("1", 6, "2", False),
+        ("1", 8, "1", False),
+        ("1", 4, "4", False),
+        ("1", 5, "4", True),
+        ("2,3", 6, "2,9", False),  # the epoch that goes on has the first number
+    ],
+)
+def test_an_epoch_without_an_update_that_is_left(frequencies, made, resumed_with, ends, tmp_path, monkeypatch):
+    """fairseq's command ends in an error of its own where an epoch has none."""
+    from fairseq import checkpoint_utils
+    from fairseq.data.iterators import GroupedIterator
+
+    folder = write_folder(tmp_path / "pairs", {"train": random_pairs(20, 1)})
+
+    def begun(frequency: str, *options: str):
+        where = ["--disable-validation", "--save-dir", str(tmp_path), "--required-batch-size-multiple", "1"]
+        given = [*where, "--batch-size", "2", "--skip-remainder-batch", "--update-freq", frequency]
+        built = build(SGTrainer, folder, *given, *options)
+        return built, checkpoint_utils.load_checkpoint(built.cfg.checkpoint, built)[1]
+
+    def left(epochs) -> int:
+        size = int(resumed_with.split(",")[0])
+        return len(list(GroupedIterator(epochs.next_epoch_itr(), size, skip_remainder_batch=True)))
+
+    built, epochs = begun(frequencies)
+    batches = epochs.next_epoch_itr()
+    for _ in range(made):
+        built.train_step([next(batches)])
+    checkpoint_utils.save_checkpoint(built.cfg.checkpoint, built, epochs, None)
+    if ends:
+        with pytest.raises(UsageError, match="beyond the last batch .*: resume with its batch size, --update-freq and"):
+            begun(resumed_with)
+        assert begun(resumed_with, "--reset-dataloader")[1].iterations_in_epoch == 0
+    monkeypatch.setattr(resuming, "check_batches", lambda *_: None)
+    assert (left(begun(resumed_with)[1]) == 0) is ends
+
+
+def test_every_epoch_has_an_update():
+    """Also later ones, with numbers of their own in --update-freq."""
+
+    class Epochs:
+        next_epoch_idx, iterations_in_epoch = 1, 0
+
+        def __len__(self):
+            return 20
+
+    def check(*frequencies: int, skips: bool = True) -> None:
+        cfg = types.SimpleNamespace(skip_remainder_batch=skips, update_freq=list(frequencies))
+        resuming.check_batches("last.pt", Epochs(), cfg)
+
+    check(1, 19), check(1, 50, skips=False)
+    for frequencies in ((20,), (1, 20), (1, 50)):
+        with pytest.raises(UsageError, match="leaves no update of an epoch of 20 batches: .* or --update-freq smaller"):
+            check(*frequencies)
+
+
+@pytest.mark.parametrize(
+    "scheduler,least,ends",
+    [
+        ("inverse_sqrt --warmup-updates 4", "1e-5", True),
+        ("inverse_sqrt --warmup-updates 4", "0", True),
+        ("inverse_sqrt --warmup-updates 4", "-1", False),
+        ("inverse_sqrt --warmup-updates 4 --warmup-init-lr 1e-4", "1e-5", False),
+        ("polynomial_decay --warmup-updates 4 --max-update 9", "1e-5", True),
+        ("fixed --warmup-updates 4", "1e-5", False),
+    ],
+)
+def test_a_rate_with_which_nothing_would_be_trained(scheduler, least, ends, tmp_path):
+    """fairseq's command ends with the exit code 0, and without a checkpoint."""
+    from fairseq import checkpoint_utils
+
+    folder = write_folder(tmp_path / "pairs", {"train": random_pairs(20, 1)})
+    where = ["--disable-validation", "--save-dir", str(tmp_path), "--stop-min-lr", least]
+    built = build(SGTrainer, folder, *where, "--lr-scheduler", *scheduler.split())
+    if ends:
+        with pytest.raises(UsageError, match="--stop-min-lr is .*, and the learning rate begins at 0.0: nothing would"):
+            checkpoint_utils.load_checkpoint(built.cfg.checkpoint, built)
+    else:
+        checkpoint_utils.load_checkpoint(built.cfg.checkpoint, built)
+        assert built.get_lr() > float(least)
+
+
 def test_other_options_than_a_checkpoint_s_are_named():
     from omegaconf import OmegaConf
 
@@ -377,6 +466,17 @@ def test_what_changes_the_batches_is_named():
     assert resuming.other_options(there, here) == ["--distributed-world-size 2 (here 1)"]
     there, here = ({"dataset": {"required_batch_size_multiple": n, "batch_size_valid": n}} for n in (1, 8))
     assert resuming.other_options(there, here) == ["--required-batch-size-multiple 1 (here 8)"]
+    there, here = ({"dataset": {"curriculum": n, "grouped_shuffling": n > 1}} for n in (1, 2))
+    assert resuming.other_options(there, here) == ["--curriculum 1 (here 2)", "--grouped-shuffling False (here True)"]
+
+
+def test_a_change_of_the_averaged_weights_is_named():
+    """They are lost where --store-ema is left out."""
+    there, here = ({"ema": {"_name": None, "store_ema": on, "ema_decay": 0.99}} for on in (True, False))
+    assert resuming.other_options(there, here) == ["--store-ema True (here False)"]
+    here["ema"] = {**there["ema"], "ema_decay": 0.9}
+    assert resuming.other_options(there, here) == ["--ema-decay 0.99 (here 0.9)"]
+    assert resuming.other_options({}, here) == []  # a checkpoint of an older fairseq
 
 
 @pytest.mark.parametrize(
