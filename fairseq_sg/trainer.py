@@ -227,6 +227,7 @@ class SGTrainer(Trainer):
             self._give_up(samples)
         self.task.optimizer_step(self.optimizer, model=self.model, update_num=self.get_num_updates())
         self.set_num_updates(self.get_num_updates() + 1)
+        self._log_memory()
         return self._reduce_and_log_stats(batch.logs, batch.size, norm)
 
     def _step_ahead(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -276,10 +277,14 @@ class SGTrainer(Trainer):
                         f"{self.get_num_updates()} is in {self._save_crash()}. A lower --lr or --clip-norm may help"
                     )
                 self._reduce_and_log_stats(batch.logs, batch.size, norm)
-            if self.cuda_env is not None:
-                used = torch.cuda.max_memory_allocated() / 2**30
-                torch.cuda.reset_peak_memory_stats()
-                metrics.log_scalar("gb_free", self.cuda_env.total_memory_in_GB - used, priority=1500, round=1, weight=0)
+            self._log_memory()
+
+    def _log_memory(self) -> None:
+        """Logs the memory of the GPU that was free at the peak since the last call."""
+        if self.cuda_env is not None:
+            used = torch.cuda.max_memory_allocated() / 2**30
+            torch.cuda.reset_peak_memory_stats()
+            metrics.log_scalar("gb_free", self.cuda_env.total_memory_in_GB - used, priority=1500, round=1, weight=0)
 
     def _backward(self, samples: Sequence[dict[str, Any]]) -> Batch:
         """Makes the gradients of the mean loss over ``samples``."""

@@ -104,6 +104,7 @@ class LayerLosses(FairseqCriterion):
     def __init__(self, cfg: LayerLossesConfig, task):
         super().__init__(task)
         self.orthogonality_weight = cfg.orthogonality_weight
+        self.orthogonality_roles = cfg.orthogonality_roles
         roles = [role.strip() for role in cfg.orthogonality_roles.split(",")]
         for role in roles:
             if role not in ROLES:
@@ -162,24 +163,36 @@ class LayerLosses(FairseqCriterion):
         logs["loss"] = loss.detach()
         return loss
 
-    def _outputs(self, model, inputs):
-        """The model's outputs, with Values where the orthogonality loss needs them."""
-        if not self.knows_model:
-            self._learn_losses(emitted_losses(model))
-        if not self.value_roles:
-            output, extra = model(**inputs)
-            # Some of fairseq's models return None, or a tensor of attention.
-            return output, extra if isinstance(extra, dict) else {}
+    def check_training(self, model) -> None:
+        """Raises UsageError for roles without a weight, and for roles that the model lacks."""
+        if not self.value_roles and self.orthogonality_roles != LayerLossesConfig.orthogonality_roles:
+            raise UsageError(
+                "--orthogonality-roles has no effect without --orthogonality-weight: add the weight, or leave the "
+                "roles out"
+            )
+        self._check_roles(model)
+
+    def _check_roles(self, model) -> None:
         shown = getattr(model, "attention_roles", ())
         missing = [role for role in self.value_roles if role not in shown]
-        if not shown:
+        if missing and not shown:
             raise UsageError(
                 "--orthogonality-weight needs a model that shows its attentions' Values, such as --arch "
                 "sg_transformer; with another model leave it out"
             )
         if missing:
             raise UsageError(f"--orthogonality-roles has {', '.join(missing)}: the model has {', '.join(shown)} alone")
-        return model(**inputs, value_roles=self.value_roles)
+
+    def _outputs(self, model, inputs):
+        """The model's outputs, with Values where the orthogonality loss needs them."""
+        if not self.knows_model:
+            self._learn_losses(emitted_losses(model))
+        self._check_roles(model)
+        if self.value_roles:
+            return model(**inputs, value_roles=self.value_roles)
+        output, extra = model(**inputs)
+        # Some of fairseq's models return None, or a tensor of attention.
+        return output, extra if isinstance(extra, dict) else {}
 
     def _orthogonality(self, extra: dict[str, Any]) -> dict[str, tuple[float, Tensor]]:
         """name -> (λ, Σ over applications of mean_{sentence, head} ‖V̄V̄ᵀ − I‖²_F)."""

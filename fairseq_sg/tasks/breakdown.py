@@ -3,8 +3,8 @@
 ``data_prep`` writes the type of line N of ``raw/SUBSET.src`` as line N of ``raw/SUBSET.type``, and the groups of types
 into ``dataset.json``. ``--accuracy-by groups`` (the default) logs ``accuracy_GROUP`` beside ``accuracy`` for every
 group, and ``--accuracy-by types`` also ``accuracy_TYPE`` for every type, wherever a subset that has types is evaluated.
-With ``--task sg_tagging``, ``word_error_TYPE``, the percentage of wrong labels, is logged too, and over all types its
-mean, ``mean_word_error``.
+With ``--task sg_tagging``, ``word_error_TYPE``, the percentage of wrong labels, is logged too, and the
+mean over all types and groups that are logged, ``mean_word_error``.
 """
 
 import json
@@ -129,7 +129,7 @@ def log_breakdown(sums: dict[str, float]) -> None:
 
 
 def mean_word_error(meters: Mapping[str, Any]) -> float:
-    """The mean over types of the percentages of wrong labels, from fairseq's meters."""
+    """The mean over types, or groups, of the percentages of wrong labels, from fairseq's meters."""
     errors = [meter.avg for name, meter in meters.items() if name.startswith("word_error_")]
     return sum(errors) / len(errors)
 

@@ -348,6 +348,8 @@ class SGTask:
                 f"the model's layers have losses ({', '.join(sorted(self.emitted_losses))}), which this --criterion "
                 "leaves out: choose --criterion cross_entropy_orthogonality"
             )
+        if isinstance(criterion, LayerLosses):
+            criterion.check_training(trainer.get_model())
         for option in ("fp16", "amp") if not trainer.cuda else ():
             if trainer.cfg.common[option]:
                 raise UsageError(

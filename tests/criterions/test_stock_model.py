@@ -15,8 +15,9 @@ from fairseq_sg.criterions.cross_entropy_orthogonality import CrossEntropyOrthog
 from fairseq_sg.errors import UsageError
 
 
-def criterion(weight: float) -> CrossEntropyOrthogonality:
-    config = OmegaConf.structured(SGCriterionConfig(orthogonality_weight=weight, sentence_avg=False))
+def criterion(weight: float, roles: str = "encoder") -> CrossEntropyOrthogonality:
+    options = {"orthogonality_weight": weight, "orthogonality_roles": roles}
+    config = OmegaConf.structured(SGCriterionConfig(**options, sentence_avg=False))
     task = SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: 1))
     return CrossEntropyOrthogonality(config, task)
 
@@ -35,6 +36,17 @@ def test_roles_that_the_model_does_not_have_are_refused(monkeypatch):
     monkeypatch.setattr(stock, "attention_roles", ("decoder",), raising=False)
     with pytest.raises(UsageError, match="--orthogonality-roles has encoder: the model has decoder alone"):
         criterion(0.1)._outputs(stock, {"src_tokens": None})
+
+
+def test_roles_are_checked_before_a_training(monkeypatch):
+    criterion(0.0).check_training(stock)
+    criterion(0.0, "encoder").check_training(stock)
+    with pytest.raises(UsageError, match="--orthogonality-roles has no effect without --orthogonality-weight"):
+        criterion(0.0, "decoder").check_training(stock)
+    monkeypatch.setattr(stock, "attention_roles", ("decoder",), raising=False)
+    criterion(0.1, "decoder").check_training(stock)
+    with pytest.raises(UsageError, match="--orthogonality-roles has encoder: the model has decoder alone"):
+        criterion(0.1).check_training(stock)
 
 
 @pytest.mark.parametrize("second", [None, "attention"])

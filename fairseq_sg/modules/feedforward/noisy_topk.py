@@ -5,7 +5,8 @@
     L = γ CV(Σ_x s(x))²,  s(x) the weights of x, 0 where not selected                  (7.13)
 
 CV = σ/μ is the coefficient of variation over the experts. (The thesis prints μ/σ, which would reward imbalance, and no
-square; both are as in the original here.) W₄ starts at 0, so that the noise starts with standard deviation log 2.
+square; both are as in the original here. The original adds the same loss of the experts' numbers of tokens, which the
+thesis leaves out.) W₄ starts at 0, so that the noise starts with standard deviation log 2.
 """
 
 from __future__ import annotations
