@@ -27,7 +27,7 @@ of the authors' generator (``Shapes``), which counts digits as depth 1, so its d
 Departures from the authors: their evaluation sets may have examples of the training set. In a median with equal
 arguments, an unstable sort decides there which one is in the middle; here their order decides.
 
-Expressions of depth 8 are rare: the whole set takes about four minutes of one processor. All processors are used.
+Expressions of depth 8 are rare: the whole set takes about six minutes of one processor. All processors are used.
 
 Source: generated; Csordás 2023, section 5.2.3, and github.com/RobertCsordas/ndr, dataset/listops.py.
 """
