@@ -47,9 +47,12 @@ FAIRSEQ: dict[str, dict[str, float]] = {
     **_limits("min_len no_repeat_ngram_size prefix_size", least=0),
     **_limits("sampling_topp", most=1),
     **_limits("sampling_topk", least=-1),
-    **_limits("inverse_sqrt.warmup_updates", least=1),
+    **_limits("inverse_sqrt.warmup_updates lr_deacy_period", least=1),
+    **_limits("warmup_steps hold_steps decay_steps phase_ratio min_lr", least=0),
+    **_limits("lr_decay", least=0, most=1),
+    **_limits("triangular.lr_period_updates", least=2),
     **_limits("patience keep_last_epochs keep_interval_updates keep_best_checkpoints", least=-1),
-    **_limits("lr_shrink total_num_update temperature", above=0),
+    **_limits("lr_shrink total_num_update final_lr_scale temperature", above=0),
     **_limits("dropout attention_dropout activation_dropout label_smoothing ema_decay", least=0, most=1),
     **_limits("adam_betas", least=0, below=1),
 }
@@ -397,26 +400,49 @@ def _check_schedule(cfg) -> None:
             "--lr-scheduler reduce_lr_on_plateau looks only at validations at the end of an epoch: leave "
             "--validate-interval and --disable-validation out, or choose another schedule"
         )
-    ratio = list(schedule.phase_ratio or ()) if name == "tri_stage" else []
-    if not cfg.optimization.max_update and (ratio or name == "cosine" and schedule.lr_period_updates <= 0):
-        raise UsageError(f"--lr-scheduler {name} needs the number of updates: give --max-update")
-    lengths = [option for option in ("warmup_steps", "hold_steps", "decay_steps") if ratio and schedule[option]]
-    if lengths:
-        raise UsageError(
-            f"--phase-ratio and {ranges.flag(lengths[0])} both give the lengths of the phases: leave one of them out"
-        )
-    if name == "cosine" and schedule.lr_period_updates <= 0 and schedule.warmup_updates >= cfg.optimization.max_update:
-        raise UsageError(
-            f"--warmup-updates {schedule.warmup_updates} leaves no update of --max-update "
-            f"{cfg.optimization.max_update} to the cosine: choose less"
-        )
-    if ratio and sum(ratio) == 1 and int(ratio[-1] * cfg.optimization.max_update) < 1:
-        raise UsageError(f"--phase-ratio is {ratio}, and leaves no update to the decay: choose a larger last number")
-    if ratio and sum(ratio) != 1:
+    rate, updates = cfg.optimization.lr[0], cfg.optimization.max_update
+    if name == "step" and schedule.min_lr >= rate:
+        raise UsageError(f"--min-lr is {schedule.min_lr}, and --lr {rate} decays to it: choose less than --lr")
+    if name == "triangular" and schedule.max_lr <= rate:
+        raise UsageError(f"--max-lr is {schedule.max_lr}, and --lr {rate} rises to it: choose more than --lr")
+    if name == "cosine" and schedule.lr_period_updates <= 0:
+        _check_updates(name, updates)
+        if schedule.warmup_updates >= updates:
+            raise UsageError(
+                f"--warmup-updates {schedule.warmup_updates} leaves no update of --max-update {updates} to the cosine: "
+                "choose less"
+            )
+    if name == "tri_stage":
+        _check_phases(schedule, updates)
+
+
+def _check_updates(schedule: str, updates: float) -> None:
+    if not updates:
+        raise UsageError(f"--lr-scheduler {schedule} needs the number of updates: give --max-update")
+
+
+def _check_phases(schedule, updates: float) -> None:
+    """Raises UsageError for phases of tri_stage that fairseq cannot make of a training's number of updates."""
+    ratio = list(schedule.phase_ratio or ())
+    if not ratio:
+        if not schedule.decay_steps:
+            raise UsageError("--lr-scheduler tri_stage needs the lengths of its phases: give --decay-steps")
+        return
+    _check_updates("tri_stage", updates)
+    for option in ("warmup_steps", "hold_steps", "decay_steps"):
+        if schedule[option]:
+            raise UsageError(
+                f"--phase-ratio and {ranges.flag(option)} both give the lengths of the phases: leave one of them out"
+            )
+    if len(ratio) != 3:
+        raise UsageError(f"--phase-ratio is {ratio}: give three numbers, those of the warm-up, the hold and the decay")
+    if sum(ratio) != 1:
         raise UsageError(
             f"--phase-ratio is {ratio}, whose sum is {sum(ratio)} and not 1: change it, or give --warmup-steps, "
             "--hold-steps and --decay-steps"
         )
+    if int(ratio[-1] * updates) < 1:
+        raise UsageError(f"--phase-ratio is {ratio}, and leaves no update to the decay: choose a larger last number")
 
 
 def _check_what_ends_early(cfg) -> None:

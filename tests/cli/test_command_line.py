@@ -175,6 +175,24 @@ VALUES = {
     "--warmup-steps both give the lengths of the phases: leave one of them out",
     "--lr-scheduler tri_stage --phase-ratio (0.5,0.5,0) --max-update 9": "--phase-ratio is [0.5, 0.5, 0.0], and leaves "
     "no update to the decay: choose a larger last number",
+    "--lr-scheduler tri_stage --phase-ratio 0.5,0.5 --max-update 9": "--phase-ratio is [0.5, 0.5]: give three numbers, "
+    "those of the warm-up, the hold and the decay",
+    "--lr-scheduler tri_stage --phase-ratio (0.5,0.25,0.25,1) --max-update 9": "--phase-ratio is [0.5, 0.25, 0.25, "
+    "1.0]: give three numbers, those of the warm-up, the hold and the decay",
+    "--lr-scheduler tri_stage --phase-ratio (0.5,-0.5,1) --max-update 9": "--phase-ratio is [0.5, -0.5, 1.0]: choose 0 "
+    "or more",
+    "--lr-scheduler tri_stage": "--lr-scheduler tri_stage needs the lengths of its phases: give --decay-steps",
+    "--lr-scheduler tri_stage --warmup-steps 100 --hold-steps 200": "--lr-scheduler tri_stage needs the lengths of its "
+    "phases: give --decay-steps",
+    "--lr-scheduler tri_stage --decay-steps 9 --final-lr-scale 0": "--final-lr-scale is 0.0: choose a number above 0",
+    "--lr-scheduler tri_stage --decay-steps 9 --hold-steps -1": "--hold-steps is -1: choose 0 or more",
+    "--lr-scheduler step --lr 0.1 --min-lr 0.1": "--min-lr is 0.1, and --lr 0.1 decays to it: choose less than --lr",
+    "--lr-scheduler step --min-lr -1": "--min-lr is -1.0: choose 0 or more",
+    "--lr-scheduler step --lr-decay 2": "--lr-decay is 2.0: choose a number from 0 to 1",
+    "--lr-scheduler step --lr-deacy-period 0": "--lr-deacy-period is 0: choose 1 or more",
+    "--lr-scheduler triangular --lr 0.1 --max-lr 0.1": "--max-lr is 0.1, and --lr 0.1 rises to it: choose more than "
+    "--lr",
+    "--lr-scheduler triangular --max-lr 1 --lr-period-updates 1": "--lr-period-updates is 1.0: choose 2 or more",
     "--lr-scheduler inverse_sqrt --warmup-updates 4 --lr 0.1,0.2": "--lr-scheduler inverse_sqrt has one rate, and --lr "
     "is [0.1, 0.2]: give one",
     "--lr-scheduler cosine --warmup-updates 9 --max-update 9": "--warmup-updates 9 leaves no update of --max-update 9 "
@@ -274,8 +292,12 @@ def test_every_default_is_inside_its_range(tmp_path):
     ):
         config = MODEL_DATACLASS_REGISTRY[arch]
         ranges.check(config, config.declared)
-    for scheduler in ("fixed", "inverse_sqrt", "cosine", "reduce_lr_on_plateau"):
-        given = ("--lr-scheduler", scheduler, "--max-update", "9", "--save-dir", str(tmp_path))
+    for scheduler in (
+        *("fixed", "inverse_sqrt", "cosine", "reduce_lr_on_plateau", "step"),
+        *("tri_stage --decay-steps 9", "tri_stage --phase-ratio (0.5,0.25,0.25)", "triangular --max-lr 1"),
+        "cosine --lr-period-updates 1",
+    ):
+        given = ("--lr-scheduler", *scheduler.split(), "--max-update", "9", "--save-dir", str(tmp_path))
         command_line.check(configured(*given), "train")
 
 
