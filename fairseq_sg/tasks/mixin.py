@@ -19,6 +19,7 @@ import torch
 from fairseq import utils
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
+from fairseq.dataclass.configs import CommonConfig
 from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import FairseqTask
@@ -356,6 +357,12 @@ class SGTask:
                     f"fairseq trains with --{option} only on a GPU: leave it out, or choose --bf16, which is slow on "
                     "a CPU"
                 )
+        common = trainer.cfg.common
+        if common.amp and (common.amp_scale_window is not None or common.amp_init_scale != CommonConfig.amp_init_scale):
+            raise UsageError(
+                "fairseq takes --amp-init-scale for the window, and only beside --amp-scale-window: leave both out. "
+                "The first loss scale is --fp16-init-scale"
+            )
         self._check_batches(trainer.cfg.dataset)
         if getattr(self.cfg, "accuracy_by", None) == "types" and not self.breakdown.types:
             logger.warning("--accuracy-by types logs nothing more: the examples in %s have no types", self.cfg.data)

@@ -74,6 +74,27 @@ def test_types_are_asked_for_and_there_are_none(folder, caplog):
     assert "--accuracy-by types logs nothing more" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "options,refused",
+    [
+        (["--amp"], False),
+        (["--amp", "--fp16-init-scale", "4"], False),
+        (["--amp-init-scale", "4"], False),
+        (["--amp", "--amp-init-scale", "4"], True),
+        (["--amp", "--amp-scale-window", "100"], True),
+    ],
+)
+def test_options_of_amp_that_fairseq_mixes_up_are_refused(folder, options, refused, monkeypatch):
+    trainer = build(SGTrainer, folder, *options)
+    trainer.task.load_dataset("valid")
+    monkeypatch.setattr(trainer, "cuda", True)
+    if refused:
+        with pytest.raises(UsageError, match="leave both out. The first loss scale is --fp16-init-scale"):
+            trainer.task.check_training(trainer)
+    else:
+        trainer.task.check_training(trainer)
+
+
 def test_a_criterion_that_would_leave_out_losses_of_layers_is_refused(folder):
     trainer = build(SGTrainer, folder, "--depth", "shared_act")
     trainer.task.load_dataset("valid")
