@@ -30,6 +30,7 @@ from data_prep.key_value import KeyValue
 from data_prep.libreoffice_help import LibreOfficeHelp
 from data_prep.listops import ListOps
 from data_prep.mathematics import Mathematics
+from data_prep.own_fields import OwnFields
 from data_prep.parallel import Parallel
 from data_prep.pcfg import Pcfg
 from data_prep.reorder import Reorder
@@ -61,6 +62,7 @@ DATASETS: tuple[Dataset, ...] = (
     SortOfClevr(),
     Burgers(),
     Darcy(),
+    OwnFields(),
     IwsltEnVi(),
     LibreOfficeHelp(),
     Parallel(),

@@ -1,4 +1,4 @@
-"""``sg_operator``: functions from functions on grids, on folders of ``python -m data_prep burgers`` and ``darcy``.
+"""``sg_operator``: functions from functions on grids, on folders of ``data_prep burgers``, ``darcy`` and ``fields``.
 
 Every subset has a grid of its own, so one run validates several resolutions: ``--valid-subset valid,test_512``. A batch
 has
@@ -23,7 +23,7 @@ from omegaconf import II
 from data_prep.fields import ARRAYS, GENERATOR, VERSION
 from fairseq_sg.tasks.arrays import ArrayDataset, ArrayTask
 
-COMMAND = "python -m data_prep burgers` or `python -m data_prep darcy"
+COMMAND = "python -m data_prep burgers`, `python -m data_prep darcy` or `python -m data_prep fields"
 
 
 @dataclass

@@ -15,7 +15,7 @@ def test_names() -> None:
     first = "scan cogs pcfg cfq mathematics ctl ctlpp arithmetic listops parity first".split()
     first += "repeat_copy associative_recall key_value babi double_addition add_multiply in_context".split()
     assert NAMES == first + [
-        *("sort_of_clevr", "burgers", "darcy", "iwslt_en_vi", "libreoffice_help", "parallel", "text"),
+        *("sort_of_clevr", "burgers", "darcy", "fields", "iwslt_en_vi", "libreoffice_help", "parallel", "text"),
     ]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
@@ -21,6 +20,7 @@ from data_prep.dataset import Pair
 from data_prep.folder import write
 from data_prep.strings import Parity
 from fairseq_sg.errors import UsageError
+from helpers.printed_commands import train
 
 FORMS = {"next: ": "sg_translation", "or: ": "sg_classification"}
 SMALL = {
@@ -48,37 +48,6 @@ def commands(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
         return {task: shlex.split(line)[1:] for task, line in found.items()}
 
     return commands
-
-
-def train(arguments: list[str], lr: float = 1e-3) -> tuple[list[float], dict[str, int]]:
-    """The losses of some steps on the same few examples, and the sizes of the validation subsets."""
-    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
-    torch.manual_seed(1)
-    task = tasks.setup_task(config.task)
-    model, criterion = task.build_model(config.model), task.build_criterion(config.criterion)
-    subsets = ["train", *config.dataset.valid_subset.split(",")]
-    for subset in subsets:
-        task.load_dataset(subset)
-    examples = task.dataset("train")
-    batch = examples.collater([examples[index] for index in range(8)])
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    losses = []
-    for update in range(4):
-        loss, _, _ = task.train_step(batch, model, criterion, StepOptimizer(optimizer), update)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, {subset: len(task.dataset(subset)) for subset in subsets}
-
-
-class StepOptimizer:
-    """The part of fairseq's optimizer that a task needs."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -1,0 +1,131 @@
+"""Your own functions on grids, from ``.npy`` files, for operator learning: a(x_1), …, a(x_n) -> u(x_1), …, u(x_m).
+
+    train.input.npy       (S, n) or (S, n, n): S functions on a line, or on a square
+    train.target.npy      (S, m) or (S, m, m): the functions to predict
+    train.gradient.npy    (S, m) or (S, m, m, 2), of the targets; all subsets have one or none
+
+``--raw-dir`` has these files of ``train``, ``valid`` and ``test``, and perhaps of further tests, such as ``test_512``
+on another grid. A subset has one grid. In one dimension, inputs and targets are on the same points; in two, targets may
+be on a coarser grid (``--coarse-output``). A side is [0, 1]: x_i = i/(n − 1), or with ``--periodic`` x_i = i/n.
+
+The values are rounded to float32.
+
+Source: yours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.dataset import DataError, Dataset, Options, Sources, check_path, option
+from data_prep.fields import ARRAYS, TEST, Fields
+
+NEEDED = ("train", "valid", TEST)
+EPOCHS, BATCH = 100, 4
+#: Sizes for fields on a square; those of the architectures are for the published problems.
+SQUARE = "--arch sg_operator --encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-attention-heads 4 --norm none"
+LARGEST_COARSE, MOST_MODES = 43, 12
+
+
+@dataclass(frozen=True)
+class OwnFieldFiles(Sources):
+    """The user's folder."""
+
+    raw_dir: Path = option(help="the folder with SUBSET.input.npy and SUBSET.target.npy", type=Path, metavar="FOLDER")
+
+    def __post_init__(self) -> None:
+        check_path("--raw-dir", self.raw_dir, "folder")
+
+    def paths(self) -> dict[str, dict[str, Path]]:
+        """subset -> name of an array -> its file. Raises DataError for a file that is missing."""
+        subsets = {path.name.removesuffix(".input.npy"): {} for path in sorted(self.raw_dir.glob("*.input.npy"))}
+        names = [name for name in ARRAYS if name != "gradient" or any(self.raw_dir.glob("*.gradient.npy"))]
+        for subset in dict.fromkeys((*NEEDED, *subsets)):
+            subsets[subset] = {name: self.raw_dir / f"{subset}.{name}.npy" for name in names}
+            for path in subsets[subset].values():
+                if not path.is_file():
+                    raise DataError(f"has no {path.name}: every subset needs {', '.join(names)}", self.raw_dir)
+        return subsets
+
+    def read(self, path: Path) -> np.ndarray:
+        """The array of a file, float32. Raises DataError for a damaged file, and for other than real numbers."""
+        self.watch(path)  # another pass hashes it
+        try:
+            values = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise DataError(f"is no complete .npy file of numbers ({error}): write it by numpy.save", path) from None
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
+            raise DataError("has no real numbers: write an array of floats by numpy.save", path)
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32)
+        if not np.isfinite(values).all():
+            raise DataError("has values that are no finite float32 numbers", path)
+        return values
+
+
+@dataclass(frozen=True)
+class OwnFieldOptions(Options):
+    periodic: bool = option(False, "the functions have the period 1, and no point at 1", given={"--periodic": True})
+    files: dict[str, str] = field(default_factory=dict)
+
+    def identify(self, sources: OwnFieldFiles) -> OwnFieldOptions:
+        paths = [path for named in sources.paths().values() for path in named.values()]
+        return replace(self, files={path.name: sources.sha256(path) for path in paths})
+
+
+class OwnFields(Dataset):
+    """``python -m data_prep fields``."""
+
+    name, title, source = "fields", "Your functions on grids", "your files"
+    licence, size = "yours", "yours"
+    arch = "sg_operator_burgers"
+    splits = ("your files",)
+    options = OwnFieldOptions
+    sources = OwnFieldFiles
+    binarizes = False
+
+    def build(self, options: OwnFieldOptions, sources: OwnFieldFiles) -> Fields:
+        paths = sources.paths()
+        arrays = {subset: {name: sources.read(path) for name, path in of.items()} for subset, of in paths.items()}
+        dims = arrays["train"]["input"].ndim - 1
+        for subset, of in arrays.items():
+            for name, values in of.items():
+                check_shape(paths[subset][name], name, values, dims, of["target"])
+            if dims == 1 and of["input"].shape[1:] != of["target"].shape[1:]:
+                raise DataError(
+                    f"has the shape {of['target'].shape}, and the input {of['input'].shape}: on a line, both need the "
+                    "same points", paths[subset]["target"],
+                )  # fmt: skip
+        return Fields(
+            arrays,
+            dims=dims,
+            periodic=options.periodic,
+            rule="the user's functions",
+            membership="the user's files",
+            recommended=f"{recommended(arrays['train'], dims)} --batch-size {BATCH}",
+            updates=EPOCHS * max(1, len(arrays["train"]["input"]) // BATCH),
+            origin={"files": [sources.describe(path.name, path) for of in paths.values() for path in of.values()]},
+        )
+
+
+def check_shape(path: Path, name: str, values: np.ndarray, dims: int, target: np.ndarray) -> None:
+    """Raises DataError for an array that is no stack of functions on a line or a square, or does not fit the target."""
+    if dims not in (1, 2):
+        raise DataError(f"has the shape {values.shape}: write (functions, points) or (functions, points, points)", path)
+    side = (target if name == "gradient" else values).shape[1:2]
+    expected = (len(values), *side * dims, *[dims] * (name == "gradient" and dims > 1))
+    if values.shape != expected or side < (2,):
+        raise DataError(f"has the shape {values.shape} instead of {expected}, with two points or more a side", path)
+
+
+def recommended(train: dict[str, np.ndarray], dims: int) -> str:
+    """An architecture, or sizes, that the grids of training have room for."""
+    points, outputs = (train[name].shape[1] for name in ("input", "target"))
+    if dims == 1:
+        return f"--arch sg_operator_burgers --modes {min(16, outputs // 2)}"
+    coarse = outputs if outputs != points else min(LARGEST_COARSE, points)
+    more = " --coarse-output" if outputs != points else ""
+    return f"{SQUARE} --field-scaling scalar --coarse-points {coarse}{more} --modes {min(MOST_MODES, outputs // 2)}"

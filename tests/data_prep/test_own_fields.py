@@ -1,0 +1,94 @@
+"""``python -m data_prep fields``: functions of the user's own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fairseq")
+
+from fairseq_sg.tasks.sg_operator import SGOperatorTask, SGOperatorTaskConfig
+from helpers.printed_commands import train
+
+SIZES = {"train": 8, "valid": 3, "test": 2, "test_12": 2}
+
+
+def write_folder(folder: Path, *shape: int, target: tuple[int, ...] = (), gradient: tuple[int, ...] = ()) -> Path:
+    """Random functions of a shape; ``test_12`` has 12 points a side."""
+    folder.mkdir()
+    random = np.random.default_rng(1)
+    for subset, size in SIZES.items():
+        sides = {"input": shape, "target": target or shape} | ({"gradient": gradient} if gradient else {})
+        for name, side in sides.items():
+            side = (12,) * len(side) if subset == "test_12" and not target else side
+            np.save(folder / f"{subset}.{name}.npy", random.normal(size=(size, *side)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [((16,), {}), ((16,), {"gradient": (16,)}), ((9, 9), {}), ((9, 9), {"target": (4, 4)})],
+    ids=["line", "gradient", "square", "coarse"],
+)
+def test_the_printed_command_trains(shape, options, run, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "mine", *shape, **options)
+    result = run("fields", "--raw-dir", folder, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    (line,) = [line for line in result.out.splitlines() if line.startswith("next: ")]
+    losses, sizes = train([*shlex.split(line)[2:], "--encoder-layers", "1"], lr=1e-3)
+    assert min(losses[1:]) < losses[0] and sizes == {"train": 8, "valid": 3}
+    for subset in SIZES:
+        for path in sorted(folder.glob(f"{subset}.*.npy")):
+            np.testing.assert_array_equal(np.load(tmp_path / "out" / path.name), np.load(path).astype(np.float32))
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_coordinates(periodic, run, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "mine", 16)
+    assert run("fields", *["--periodic"] * periodic, "--raw-dir", folder, "--out", tmp_path / "out").code == 0
+    task = SGOperatorTask.setup_task(SGOperatorTaskConfig(data=str(tmp_path / "out")))
+    task.load_dataset("test_12")
+    axis = task.dataset("test_12").collater([task.dataset("test_12")[0]])["net_input"]["axis"]
+    np.testing.assert_allclose(axis, np.arange(12) / (12 if periodic else 11))
+
+
+def test_another_content_is_another_request(run, tmp_path: Path) -> None:
+    folder, out = write_folder(tmp_path / "mine", 16), tmp_path / "out"
+    assert run("fields", "--raw-dir", folder, "--out", out).code == 0
+    assert run("fields", "--raw-dir", folder, "--out", out).code == 0
+    assert set(json.loads((out / "dataset.json").read_text())["request"]["files"]) == {
+        path.name for path in folder.iterdir()
+    }
+    np.save(folder / "valid.input.npy", np.ones((3, 16)))
+    result = run("fields", "--raw-dir", folder, "--out", out)
+    assert result.code == 1 and "--overwrite" in result.err
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "has no valid.target.npy: every subset needs input, target"),
+        (truncated, "is no complete .npy file of numbers"),
+        (lambda path: np.save(path, np.array(["a"] * 3)), "has no real numbers: write an array of floats"),
+        (lambda path: np.save(path, np.full((3, 16), np.nan)), "has values that are no finite float32 numbers"),
+        (lambda path: np.save(path, np.ones((3, 8))), r"has the shape (3, 8), and the input (3, 16): on a line"),
+        (lambda path: np.save(path, np.ones((3, 16, 8))), r"has the shape (3, 16, 8) instead of (3, 16)"),
+        (lambda path: np.save(path, np.ones((2, 16))), "subset valid needs arrays of one length above 0"),
+        (lambda path: np.save(path, np.zeros((3, 16))), "the subset valid has a target that is 0 everywhere"),
+    ],
+    ids="missing truncated text nan points square rows zero".split(),
+)
+def test_files_that_do_not_fit(damage, message, run, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "mine", 16)
+    damage(folder / "valid.target.npy")
+    result = run("fields", "--raw-dir", folder, "--out", tmp_path / "out")
+    assert result.code == 1 and message in result.err and result.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
