@@ -99,6 +99,11 @@ class OwnFields(Dataset):
                     f"has the shape {of['target'].shape}, and the input {of['input'].shape}: on a line, both need the "
                     "same points", paths[subset]["target"],
                 )  # fmt: skip
+        if arrays[TEST]["target"].shape[1:] != arrays["train"]["target"].shape[1:]:
+            raise DataError(
+                "has another grid than train: give its subset a name with its points, such as test_512",
+                paths[TEST]["target"],
+            )
         return Fields(
             arrays,
             dims=dims,

@@ -68,6 +68,14 @@ def test_another_content_is_another_request(run, tmp_path: Path) -> None:
     assert result.code == 1 and "--overwrite" in result.err
 
 
+def test_the_test_is_on_the_grid_of_training(run, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "mine", 16)
+    for name in ("input", "target"):
+        np.save(folder / f"test.{name}.npy", np.ones((2, 12)))
+    result = run("fields", "--raw-dir", folder, "--out", tmp_path / "out")
+    assert result.code == 1 and "test.target.npy: has another grid than train: give its subset a name" in result.err
+
+
 def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
 
