@@ -2,11 +2,10 @@
 
     train.input.npy       (S, n) or (S, n, n): S functions on a line, or on a square
     train.target.npy      (S, m) or (S, m, m): the functions to predict
-    train.gradient.npy    (S, m) or (S, m, m, 2), of the targets; all subsets have one or none
 
 ``--raw-dir`` has these files of ``train``, ``valid`` and ``test``, and perhaps of further tests, such as ``test_512``
-on another grid. A subset has one grid. In one dimension, inputs and targets are on the same points; in two, targets may
-be on a coarser grid (``--coarse-output``). A side is [0, 1]: x_i = i/(n − 1), or with ``--periodic`` x_i = i/n.
+on another grid. Inputs and targets are on the same points; on a square without a period, targets may be on a coarser
+grid (``--coarse-output``). A side is [0, 1]: x_i = i/(n − 1), or with ``--periodic`` x_i = i/n.
 
 The values are rounded to float32.
 
@@ -21,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import DataError, Dataset, Options, Sources, check_path, option
-from data_prep.fields import ARRAYS, TEST, Fields
+from data_prep.fields import TEST, Fields
 
 NEEDED = ("train", "valid", TEST)
+NAMES = ("input", "target")
 EPOCHS, BATCH = 100, 4
 #: Sizes for fields on a square; those of the architectures are for the published problems.
 SQUARE = "--arch sg_operator --encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-attention-heads 4 --norm none"
@@ -41,14 +41,14 @@ class OwnFieldFiles(Sources):
 
     def paths(self) -> dict[str, dict[str, Path]]:
         """subset -> name of an array -> its file. Raises DataError for a file that is missing."""
-        subsets = {path.name.removesuffix(".input.npy"): {} for path in sorted(self.raw_dir.glob("*.input.npy"))}
-        names = [name for name in ARRAYS if name != "gradient" or any(self.raw_dir.glob("*.gradient.npy"))]
+        subsets = sorted(path.name.removesuffix(".input.npy") for path in self.raw_dir.glob("*.input.npy"))
+        found = {}
         for subset in dict.fromkeys((*NEEDED, *subsets)):
-            subsets[subset] = {name: self.raw_dir / f"{subset}.{name}.npy" for name in names}
-            for path in subsets[subset].values():
+            found[subset] = {name: self.raw_dir / f"{subset}.{name}.npy" for name in NAMES}
+            for path in found[subset].values():
                 if not path.is_file():
-                    raise DataError(f"has no {path.name}: every subset needs {', '.join(names)}", self.raw_dir)
-        return subsets
+                    raise DataError(f"has no {path.name}: every subset needs an input and a target", self.raw_dir)
+        return found
 
     def read(self, path: Path) -> np.ndarray:
         """The array of a file, float32. Raises DataError for a damaged file, and for other than real numbers."""
@@ -90,46 +90,53 @@ class OwnFields(Dataset):
     def build(self, options: OwnFieldOptions, sources: OwnFieldFiles) -> Fields:
         paths = sources.paths()
         arrays = {subset: {name: sources.read(path) for name, path in of.items()} for subset, of in paths.items()}
-        dims = arrays["train"]["input"].ndim - 1
+        train = arrays["train"]
+        check_shape(paths["train"]["input"], train["input"].shape, (2, 3))
         for subset, of in arrays.items():
             for name, values in of.items():
-                check_shape(paths[subset][name], name, values, dims, of["target"])
-            if dims == 1 and of["input"].shape[1:] != of["target"].shape[1:]:
-                raise DataError(
-                    f"has the shape {of['target'].shape}, and the input {of['input'].shape}: on a line, both need the "
-                    "same points", paths[subset]["target"],
-                )  # fmt: skip
-        if arrays[TEST]["target"].shape[1:] != arrays["train"]["target"].shape[1:]:
-            raise DataError(
-                "has another grid than train: give its subset a name with its points, such as test_512",
-                paths[TEST]["target"],
-            )
+                check_shape(paths[subset][name], values.shape, (train["input"].ndim,))
+                if subset in NEEDED and values.shape[1:] != train[name].shape[1:]:
+                    raise DataError(
+                        f"has another grid than train: only further tests, such as {TEST}_512, may have one",
+                        paths[subset][name],
+                    )
+            check_target(paths[subset]["target"], of["input"], of["target"], options.periodic)
         return Fields(
             arrays,
-            dims=dims,
+            dims=train["input"].ndim - 1,
             periodic=options.periodic,
             rule="the user's functions",
             membership="the user's files",
-            recommended=f"{recommended(arrays['train'], dims)} --batch-size {BATCH}",
-            updates=EPOCHS * max(1, len(arrays["train"]["input"]) // BATCH),
+            recommended=f"{recommended(train)} --batch-size {BATCH}",
+            updates=EPOCHS * max(1, len(train["input"]) // BATCH),
             origin={"files": [sources.describe(path.name, path) for of in paths.values() for path in of.values()]},
         )
 
 
-def check_shape(path: Path, name: str, values: np.ndarray, dims: int, target: np.ndarray) -> None:
-    """Raises DataError for an array that is no stack of functions on a line or a square, or does not fit the target."""
-    if dims not in (1, 2):
-        raise DataError(f"has the shape {values.shape}: write (functions, points) or (functions, points, points)", path)
-    side = (target if name == "gradient" else values).shape[1:2]
-    expected = (len(values), *side * dims, *[dims] * (name == "gradient" and dims > 1))
-    if values.shape != expected or side < (2,):
-        raise DataError(f"has the shape {values.shape} instead of {expected}, with two points or more a side", path)
+def check_shape(path: Path, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    """Raises DataError for an array that is no stack of functions on a line or a square, with two points or more."""
+    if len(shape) not in dims or len(set(shape[1:])) != 1 or shape[1] < 2:
+        expected = {2: "(functions, points)", 3: "(functions, points, points)"}
+        wanted = " or ".join(expected[number] for number in dims)
+        raise DataError(f"has the shape {shape} instead of {wanted}, with two points or more", path)
 
 
-def recommended(train: dict[str, np.ndarray], dims: int) -> str:
+def check_target(path: Path, inputs: np.ndarray, target: np.ndarray, periodic: bool) -> None:
+    """Raises DataError for a target on a grid that no model predicts on, and for one that is 0 everywhere."""
+    if inputs.shape[1:] != target.shape[1:] and (inputs.ndim == 2 or periodic):
+        raise DataError(
+            f"has {target.shape[1]} points a side, and the input {inputs.shape[1]}: only on a square without a period "
+            "may they differ", path,
+        )  # fmt: skip
+    zero = np.flatnonzero(~target.any(tuple(range(1, target.ndim))))
+    if len(zero):
+        raise DataError(f"function {zero[0]} is 0 everywhere, and has no relative error: leave it out", path)
+
+
+def recommended(train: dict[str, np.ndarray]) -> str:
     """An architecture, or sizes, that the grids of training have room for."""
     points, outputs = (train[name].shape[1] for name in ("input", "target"))
-    if dims == 1:
+    if train["input"].ndim == 2:
         return f"--arch sg_operator_burgers --modes {min(16, outputs // 2)}"
     coarse = outputs if outputs != points else min(LARGEST_COARSE, points)
     more = " --coarse-output" if outputs != points else ""

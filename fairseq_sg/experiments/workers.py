@@ -2,8 +2,8 @@
 
     python -m fairseq_sg.experiments.workers 2 fairseq-train data-bin/scan26 --user-dir fairseq_sg …
 
-N processes give the losses of one process with ``--update-freq N``, except for random draws and for the balancing loss
-of experts, which is over all processes. It shows the output of the first process, and that of the others only if they
+N processes give the losses of one process with ``--update-freq N``. Random draws differ, and so does the balancing loss
+of experts: it is over all processes. It shows the output of the first process, and that of the others only if they
 fail. For GPUs use torchrun, see docs/training.md.
 """
 

@@ -114,7 +114,8 @@ class Compilation:
 def compiled(function: Callable, mode: str) -> Callable:
     """A function compiled in a mode of ``torch.compile``, for inputs of any size."""
     # All models and precisions of a process share the code of a layer; beyond the limit they would run uncompiled.
-    torch._dynamo.config.recompile_limit = 64
+    config = torch._dynamo.config
+    config.cache_size_limit = max(64, config.cache_size_limit)
     for constant in CONSTANT:
         torch.compiler.assume_constant_result(constant)
     of_inductor = {"mode": mode} if BACKEND == "inductor" else {}

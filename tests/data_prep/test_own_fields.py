@@ -17,13 +17,12 @@ from helpers.printed_commands import train
 SIZES = {"train": 8, "valid": 3, "test": 2, "test_12": 2}
 
 
-def write_folder(folder: Path, *shape: int, target: tuple[int, ...] = (), gradient: tuple[int, ...] = ()) -> Path:
+def write_folder(folder: Path, *shape: int, target: tuple[int, ...] = ()) -> Path:
     """Random functions of a shape; ``test_12`` has 12 points a side."""
     folder.mkdir()
     random = np.random.default_rng(1)
     for subset, size in SIZES.items():
-        sides = {"input": shape, "target": target or shape} | ({"gradient": gradient} if gradient else {})
-        for name, side in sides.items():
+        for name, side in {"input": shape, "target": target or shape}.items():
             side = (12,) * len(side) if subset == "test_12" and not target else side
             np.save(folder / f"{subset}.{name}.npy", random.normal(size=(size, *side)))
     return folder
@@ -31,8 +30,8 @@ def write_folder(folder: Path, *shape: int, target: tuple[int, ...] = (), gradie
 
 @pytest.mark.parametrize(
     ("shape", "options"),
-    [((16,), {}), ((16,), {"gradient": (16,)}), ((9, 9), {}), ((9, 9), {"target": (4, 4)})],
-    ids=["line", "gradient", "square", "coarse"],
+    [((16,), {}), ((9, 9), {}), ((9, 9), {"target": (4, 4)})],
+    ids=["line", "square", "coarse"],
 )
 def test_the_printed_command_trains(shape, options, run, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "mine", *shape, **options)
@@ -68,12 +67,19 @@ def test_another_content_is_another_request(run, tmp_path: Path) -> None:
     assert result.code == 1 and "--overwrite" in result.err
 
 
-def test_the_test_is_on_the_grid_of_training(run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("subset", ["valid", "test"])
+def test_evaluations_in_training_are_on_its_grid(subset, run, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "mine", 16)
     for name in ("input", "target"):
-        np.save(folder / f"test.{name}.npy", np.ones((2, 12)))
+        np.save(folder / f"{subset}.{name}.npy", np.ones((SIZES[subset], 12)))
     result = run("fields", "--raw-dir", folder, "--out", tmp_path / "out")
-    assert result.code == 1 and "test.target.npy: has another grid than train: give its subset a name" in result.err
+    assert result.code == 1 and f"{subset}.input.npy: has another grid than train: only further tests" in result.err
+
+
+def test_periodic_fields_have_one_grid(run, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "mine", 9, 9, target=(4, 4))
+    result = run("fields", "--periodic", "--raw-dir", folder, "--out", tmp_path / "out")
+    assert result.code == 1 and "has 4 points a side, and the input 9: only on a square without a" in result.err
 
 
 def truncated(path: Path) -> None:
@@ -83,16 +89,24 @@ def truncated(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.unlink(), "has no valid.target.npy: every subset needs input, target"),
+        (lambda path: path.unlink(), "has no valid.target.npy: every subset needs an input and a target"),
         (truncated, "is no complete .npy file of numbers"),
         (lambda path: np.save(path, np.array(["a"] * 3)), "has no real numbers: write an array of floats"),
         (lambda path: np.save(path, np.full((3, 16), np.nan)), "has values that are no finite float32 numbers"),
-        (lambda path: np.save(path, np.ones((3, 8))), r"has the shape (3, 8), and the input (3, 16): on a line"),
-        (lambda path: np.save(path, np.ones((3, 16, 8))), r"has the shape (3, 16, 8) instead of (3, 16)"),
+        (lambda path: np.save(path, np.ones((3, 8))), "valid.target.npy: has another grid than train"),
+        (
+            lambda path: np.save(path, np.ones((3, 16, 8))),
+            "has the shape (3, 16, 8) instead of (functions, points), with",
+        ),
+        (lambda path: np.save(path, np.ones(3)), "has the shape (3,) instead of (functions, points), with"),
+        (lambda path: np.save(path, 5.0), "has the shape () instead of (functions, points), with"),
         (lambda path: np.save(path, np.ones((2, 16))), "subset valid needs arrays of one length above 0"),
-        (lambda path: np.save(path, np.zeros((3, 16))), "the subset valid has a target that is 0 everywhere"),
+        (
+            lambda path: np.save(path, np.zeros((3, 16))),
+            "function 0 is 0 everywhere, and has no relative error: leave it out",
+        ),
     ],
-    ids="missing truncated text nan points square rows zero".split(),
+    ids="missing truncated text nan points square line number rows zero".split(),
 )
 def test_files_that_do_not_fit(damage, message, run, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "mine", 16)

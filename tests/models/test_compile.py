@@ -107,7 +107,7 @@ def test_results_and_number_of_compilations(options, graphs, backend):
 
 def test_many_kinds_of_models_in_one_process(monkeypatch):
     """torch compiles a function eight times, and then runs it uncompiled without an error."""
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_cache_limit_hit", True)
     inputs = batch(BATCHES[0], False)
     for kind in ("softmax", "relative", "linear", "abs_rel", "geometric"):
         plain, compiled = both(depth="shared", decoder_attention=kind)
