@@ -17,13 +17,15 @@ from data_prep.dataset import DataError, Pair
 from data_prep.words_of_bits import distinct_numbers, one_of, word
 
 SMALL = {
-    "repeat_copy": "--lengths 1-3 --repeats 1-3 --test-lengths 5 --test-repeats 4,6 --bits 5",
+    "repeat_copy": "--lengths 1-3 --repeats 2-4 --test-lengths 5 --test-repeats 6,7 --bits 5",
     "associative_recall": "--blocks 2-4 --test-blocks 5-6 --bits 4",
     "key_value": "--lengths 2-4 --test-lengths 5-6 --bits 8",
     "key_value --queries both": "--lengths 2-4 --test-lengths 5-6 --bits 8",
     "key_value --queries both --repeat-values": "--lengths 2-4 --test-lengths 5-6 --bits 8",
     "key_value --order random": "--lengths 2-4 --test-lengths 5-6 --bits 8",
 }
+#: The numbers of blocks or rows that the subsets have by these options; all others have TRAINED.
+TRAINED, LONGER = {2, 3, 4}, {"gen": {5, 6}, "gen_repeats": {6, 7}}
 
 
 # ---- readers, which solve a task from its source alone
@@ -95,20 +97,33 @@ def test_every_label_follows_from_the_source(name, run, read_subset, tmp_path):
             if "--repeat-values" not in name and dataset != "associative_recall":
                 assert all(len(labels) == 1 for labels in possible)
         seen[subset] = {pair.source for pair in pairs}
+        sizes = [size_of(dataset, pair) for pair in pairs]
+        assert set(sizes) == LONGER.get(subset, TRAINED), subset
+        if dataset == "repeat_copy":
+            lengths = [lengths_of_blocks(pair) for pair in pairs]
+            assert set().union(*lengths) == ({5} if subset == "gen_lengths" else {1, 2, 3}), subset
+            if subset == "gen_lengths":
+                sizes = list(map(max, lengths))
         if subset != "train":
             assert len(seen[subset]) == 20 and not seen[subset] & seen["train"]
             types = (tmp_path / "o" / "raw" / f"{subset}.type").read_text().splitlines()
-            assert [kind.rpartition("_")[2] for kind in types] == [size_of(dataset, subset, pair) for pair in pairs]
+            assert [int(kind.rpartition("_")[2]) for kind in types] == sizes
 
 
-def size_of(dataset: str, subset: str, pair: Pair) -> str:
+def lengths_of_blocks(pair: Pair) -> list[int]:
+    """Of repeated copying."""
+    rows = [row for row in pair.source.split(" ") if row != "."]
+    return [len(block.split()) for block in " ".join(rows).split("<copy>")[:-1]]
+
+
+def size_of(dataset: str, pair: Pair) -> int:
+    """The number of blocks or rows."""
     source = pair.source.split(" ")
     if dataset == "repeat_copy":
-        lengths = [len(block.split()) for block in " ".join(x for x in source if x != ".").split("<copy>")[:-1]]
-        return str(max(lengths) if subset == "gen_lengths" else len(lengths))
+        return len(lengths_of_blocks(pair))
     if dataset == "associative_recall":
-        return str((len(source) - 7) // 4)
-    return str(sum("|" in row and "." not in row for row in source))
+        return (len(source) - 7) // 4
+    return sum("|" in row and "." not in row for row in source)
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -183,7 +198,10 @@ def test_the_draw_is_fixed(run, read_subset, tmp_path):
     assert both != repeated
 
 
-FIRST_COPY = Pair("11001 <copy> . . 01100 <copy> . .", ". . 11001 <copy> . . 01100 <copy>")
+FIRST_COPY = Pair(
+    "11001 <copy> . . 01100 <copy> . . 11110 11101 <copy> . . .",
+    ". . 11001 <copy> . . 01100 <copy> . . . 11110 11101 <copy>",
+)
 FIRST_RECALL = Pair(
     "0100 1001 0011 <next> 1111 0100 1100 <next> 1001 1110 1101 <query> 0100 1001 0011 <query> . . .",
     ". . . . . . . . . . . . . . . . 1111 0100 1100",
