@@ -102,6 +102,18 @@ def test_the_energy_error_of_two_dimensions_in_numpy():
     torch.testing.assert_close(derivative_error(*tensors, h), torch.tensor(expected, dtype=torch.float64))
 
 
+def test_the_loss_of_two_dimensions():
+    """Of coefficients a, which are the model's input."""
+    a, prediction, target = torch.rand(3, 2, 6, 6, dtype=torch.float64) + 1
+    gradient, h = torch.randn(2, 6, 6, 2, dtype=torch.float64), 0.2
+    sample = {"net_input": {"a": a}, "target": target, "gradient": gradient, "ntokens": 72, "spacing": h}
+    loss, size, logs = RelativeL2(RelativeL2Config(h1_weight=0.5), task_of(2))(answers(prediction), sample)
+    relative = [((prediction[i] - target[i]).square().sum() / target[i].square().sum()).sqrt() for i in range(2)]
+    derivatives = derivative_error(prediction, gradient, a, h).sum()
+    torch.testing.assert_close(loss, sum(relative) + math.sqrt(0.5 * h) * derivatives)
+    assert size == 2 and logs["h1"] == derivatives
+
+
 def test_differences_are_exact_for_quadratic_functions():
     x, y = torch.meshgrid(*[torch.linspace(0, 1, 5, dtype=torch.float64)] * 2, indexing="ij")
     found = inner_differences((x**2 + 3 * x * y)[None], 0.25)[0]

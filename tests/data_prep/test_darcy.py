@@ -34,7 +34,7 @@ def test_variances_of_the_field_are_those_of_the_covariance():
     x, weights = np.linspace(0, 1, points), np.r_[0.5, np.ones(points - 2), 0.5] / (points - 1)
     basis = np.cos(np.pi * i[:, None] * x) * np.where(i == 0, 1, np.sqrt(2))[:, None]
     found = (basis * weights) @ fields @ (basis * weights).T
-    expected = TAU ** (2 * ALPHA - 2) * (np.pi**2 * (i[:, None] ** 2 + i**2) + TAU**2) ** -ALPHA
+    expected = 9 * (np.pi**2 * (i[:, None] ** 2 + i**2) + 9) ** -2.0
     expected[0, 0] = 0
     # A grid of K nodes takes frequency K − 1 + m for K − 1 − m: the last drawn row and column are left out above.
     assert abs(found.mean(0)).max() < 5 * np.sqrt(expected.max() / draws)
@@ -166,9 +166,13 @@ def test_a_folder_has_solutions(folder):
     manifest = json.loads((folder / "dataset.json").read_text())
     assert not manifest["periodic"] and manifest["gradient"] and manifest["dims"] == 2
     assert manifest["statistics"]["target"]["mean"] == pytest.approx(5.6e-3, rel=0.2)
-    a, u = (array(folder, f"test_43.{name}").astype(float) for name in ("input", "target"))
+    a, u, du = (array(folder, f"test_43.{name}").astype(float) for name in ("input", "target", "gradient"))
     assert set(np.unique(a)) == {3.0, 12.0}
     np.testing.assert_allclose(u[1], solved(a[1]), atol=1e-8)
+    np.testing.assert_allclose(du[1], gradient(solved(a[1])), atol=1e-7)
+    train, test = (array(folder, f"{subset}.target").astype(float) for subset in ("train", "test"))
+    errors = [np.sqrt(((train.mean(0) - u) ** 2).sum() / (u**2).sum()) for u in test]
+    assert manifest["trivial_errors"] == {"mean": pytest.approx(np.mean(errors))}
 
 
 def test_the_inverse_problem(tmp_path, folder):
