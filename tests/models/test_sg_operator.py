@@ -17,6 +17,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import OPERATOR_ARCHITECTURES
 from fairseq_sg.models.sg_operator import SGOperator, coordinates, resolve, without_edge
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
 from fairseq_sg.modules.operator.spectral import SpectralLayer
@@ -173,8 +174,12 @@ def test_two_dimensions():
         assert run(build(2, **options), a, node_axis)[0].shape == (2, 12, 12)
 
 
-def test_the_ways_down_to_the_coarse_grid_and_up_are_the_papers():
-    """Convolutions between interpolations whose corners stay; attention has the coordinates of the coarse points."""
+def test_the_ways_down_to_the_coarse_grid_and_up_are_the_papers(monkeypatch):
+    """Convolutions between interpolations whose corners stay; attention has the coordinates of the coarse points.
+
+    Dropout is a factor of 2 here: after each convolution, and of the features h.
+    """
+    monkeypatch.setattr(Dropout, "forward", lambda self, x: 2 * x)
     model, a = build(2, coarse_points=5, coordinates="heads", decoder_coordinates=True), torch.randn(2, 12, 12).double()
 
     def grid(points):
@@ -187,15 +192,21 @@ def test_the_ways_down_to_the_coarse_grid_and_up_are_the_papers():
     model.stack.register_forward_hook(lambda _, given, made: seen.append((*given, made.x)))
     u = run(model, a, node_axis)[0]
     ((h, context, x),) = seen
-    z = resized(F.relu(F.conv2d(a[:, None], model.down.first.weight, padding=1)), 8)  # 8 is about √(12 · 5)
+    z = resized(F.relu(2 * F.conv2d(a[:, None], model.down.first.weight, padding=1)), 8)  # 8 is about √(12 · 5)
     parts = []
     for layer in model.down.chain:
-        parts.append(z := F.relu(F.conv2d(z, layer.weight, padding=1)))
-    torch.testing.assert_close(h, F.relu(resized(torch.cat(parts, 1), 5)).flatten(2).permute(2, 0, 1))
+        parts.append(z := F.relu(2 * F.conv2d(z, layer.weight, padding=1)))
+    torch.testing.assert_close(h, 2 * F.relu(resized(torch.cat(parts, 1), 5)).flatten(2).permute(2, 0, 1))
     torch.testing.assert_close(context.coordinates, grid(5).flatten(0, 1))
     y = x.permute(1, 2, 0).unflatten(2, (5, 5))
-    y = resized(F.silu(F.conv2d(resized(y, 8), model.up.layer.weight, padding=1)), 12)
+    y = resized(F.silu(2 * F.conv2d(resized(y, 8), model.up.layer.weight, padding=1)), 12)
     torch.testing.assert_close(u, model.decoder(y.movedim(1, -1), grid(12)))
+
+
+def test_options_of_dropout():
+    for options, embedding in (({}, 0.3), ({"embedding_dropout": 0.0}, 0.0)):
+        model = build(2, coarse_points=5, dropout=0.3, **options)
+        assert [part.dropout.p for part in (model.down, model.up, model)] == [0.3, 0.3, embedding]
 
 
 def test_an_inverse_model_predicts_on_the_coarse_grid():
