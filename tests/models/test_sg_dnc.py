@@ -160,13 +160,20 @@ def test_options_reach_the_memory():
     assert dnc.interface.sharpness is None
 
 
-@pytest.mark.parametrize("arch", DNC_ARCHITECTURES)
-def test_sizes(arch):
-    values = DNC_ARCHITECTURES[arch]
-    model = SGDNC.build_model(SimpleNamespace(**values, memory_variant="mds"), task())
-    expected = [values[name] for name in ("memory_cells", "memory_width", "read_heads")]
-    assert [model.dnc.cells, model.dnc.width, model.dnc.heads] == expected
-    assert model.dnc.controller.dim == values["controller_dim"]
+@pytest.mark.parametrize(
+    ("arch", "cells", "width", "heads", "dim", "embed_dim"),
+    [
+        ("sg_dnc_copy", 16, 16, 1, 32, 256),
+        ("sg_dnc_recall", 64, 32, 1, 128, 256),
+        ("sg_dnc_key_value", 16, 32, 1, 32, 256),
+        ("sg_dnc_babi", 256, 64, 4, 256, 256),
+        ("sg_dnc_ctl", 21, 200, 4, 200, 16),
+    ],
+)
+def test_sizes(arch, cells, width, heads, dim, embed_dim):
+    model = SGDNC.build_model(SimpleNamespace(**DNC_ARCHITECTURES[arch], memory_variant="mds"), task())
+    assert (model.dnc.cells, model.dnc.width, model.dnc.heads) == (cells, width, heads)
+    assert (model.dnc.controller.dim, model.embedding.embedding_dim) == (dim, embed_dim)
 
 
 def test_a_compiled_step_is_the_step(monkeypatch):
