@@ -1,4 +1,4 @@
-"""Regressors through fairseq's commands: learned, validated, resumed, the same for any number of workers."""
+"""Regressors through fairseq's commands: learned, validated and resumed."""
 
 from __future__ import annotations
 
@@ -44,16 +44,6 @@ def test_a_training_stopped_within_an_epoch_equals_an_uninterrupted_one(whole, f
         arguments = ["--update-freq", 2, *stop, "--num-workers", 0]
         succeed("fairseq-train", *training(folder, tmp_path, *arguments))
     assert_same_state(whole[0] / "checkpoint_last.pt", tmp_path / "checkpoint_last.pt")
-
-
-def test_workers_change_nothing(whole, folder, tmp_path):
-    printed = succeed(
-        "fairseq-train", *training(folder, tmp_path, "--update-freq", 2, "--max-epoch", 4, "--num-workers", 2)
-    )
-    for subset in ("valid", "query_orthogonal"):
-        assert [{k: m[k] for k in ("loss", "mse_last")} for m in metrics(printed, subset)] == [
-            {k: m[k] for k in ("loss", "mse_last")} for m in metrics(whole[1], subset)
-        ]
 
 
 def test_validation_gives_the_numbers_of_training(whole, folder):

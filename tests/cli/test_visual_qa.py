@@ -1,4 +1,4 @@
-"""Questions on images through fairseq's commands: learned, all questions counted, resumed, any number of workers."""
+"""Questions on images through fairseq's commands: learned, and all questions counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from data_prep.sort_of_clevr.questions import TYPES
 from helpers.commands import metrics, run, succeed
 from helpers.once import once
 from helpers.scenes import write_scenes
-from helpers.states import assert_same_state
 
 GROUPS = ("unary", "binary", "ternary")
 
@@ -48,21 +47,6 @@ def test_twenty_updates_and_a_validation(whole):
         assert last["accuracy"] == pytest.approx(mean, abs=1e-3)
         assert last["accuracy"] * 210 / 100 == pytest.approx(round(last["accuracy"] * 210 / 100), abs=0.01)
         assert last["orthogonality_encoder"] > 0
-
-
-def test_a_training_stopped_within_an_epoch_equals_an_uninterrupted_one(whole, folder, tmp_path):
-    for stop in (7, 15, 20):
-        succeed("fairseq-train", *training(folder, tmp_path, "--max-update", stop, "--num-workers", 0))
-    assert_same_state(whole[0] / "checkpoint_last.pt", tmp_path / "checkpoint_last.pt")
-
-
-def test_workers_change_nothing(whole, folder, tmp_path):
-    printed = succeed("fairseq-train", *training(folder, tmp_path, "--max-update", 20, "--num-workers", 2))
-    names = ("loss", "accuracy_unary", "accuracy_ternary")
-    for subset in ("valid", "test"):
-        assert [{k: m[k] for k in names} for m in metrics(printed, subset)] == [
-            {k: m[k] for k in names} for m in metrics(whole[1], subset)
-        ]
 
 
 def test_validation_gives_the_numbers_of_training(whole, folder):
