@@ -294,8 +294,12 @@ class Fields(ArrayMaterial):
             for name, values in named.items():
                 if not np.isfinite(values).all():
                     raise DataError(f"{name} of the subset {subset} has values beyond float32: choose other options")
-            if not np.abs(named["target"]).reshape(len(named["target"]), -1).max(1).all():
-                raise DataError(f"the subset {subset} has a target that is 0 everywhere: choose other options")
+            zero = np.flatnonzero(~named["target"].any(tuple(range(1, named["target"].ndim))))
+            if len(zero):
+                raise DataError(
+                    f"target {zero[0]} of the subset {subset} is 0 everywhere, and has no relative error: choose other "
+                    "options or functions"
+                )
 
     def describe(self) -> Json:
         """Sizes, grids, scalar means and standard deviations of training, and errors of trivial predictions."""

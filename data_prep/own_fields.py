@@ -122,15 +122,12 @@ def check_shape(path: Path, shape: tuple[int, ...], dims: tuple[int, ...]) -> No
 
 
 def check_target(path: Path, inputs: np.ndarray, target: np.ndarray, periodic: bool) -> None:
-    """Raises DataError for a target on a grid that no model predicts on, and for one that is 0 everywhere."""
+    """Raises DataError for a target on a grid that no model predicts on."""
     if inputs.shape[1:] != target.shape[1:] and (inputs.ndim == 2 or periodic):
         raise DataError(
             f"has {target.shape[1]} points a side, and the input {inputs.shape[1]}: only on a square without a period "
             "may they differ", path,
         )  # fmt: skip
-    zero = np.flatnonzero(~target.any(tuple(range(1, target.ndim))))
-    if len(zero):
-        raise DataError(f"function {zero[0]} is 0 everywhere, and has no relative error: leave it out", path)
 
 
 def recommended(train: dict[str, np.ndarray]) -> str:

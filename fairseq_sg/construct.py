@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import logging
 import math
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +41,6 @@ from fairseq_sg.tasks.breakdown import read_manifest
 EPSILONS = (None, 1e-3, 1e-5, 1e-7, 1e-9, 0.0)
 LENGTHS = (1, 3, 10, 30, 100, 300, 1000)
 CONSTRUCTIONS = {"parity": constructions.PARITY, "first": constructions.FIRST}
-#: Models for an ε, with the scale of the released code's attention: c = 1, the paper's c is 1/√(width of a head).
-MODELS: dict[str, Callable[..., SGEncoder]] = {
-    name: functools.partial(constructions.build, construction) for name, construction in CONSTRUCTIONS.items()
-}
 #: Random strings of a length in a sampled mean.
 SAMPLES = 100
 
@@ -54,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="fairseq-sg construct", description=__doc__, formatter_class=raw, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    for name in MODELS:
+    for name in CONSTRUCTIONS:
         one = commands.add_parser(name, help=f"write the model of {name.upper()} as a checkpoint", allow_abbrev=False)
         one.add_argument("data", metavar="DIR", help=f"a folder of `python -m data_prep {name}`")
         one.add_argument("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
@@ -91,7 +86,8 @@ def write_checkpoint(args: argparse.Namespace) -> None:
     source = task.source_dictionary
     symbols = [source[token] for token in task.dataset("valid")[0]["source"].tolist()]
     target = task.target_dictionary
-    model = MODELS[args.command](
+    model = constructions.build(
+        CONSTRUCTIONS[args.command],
         args.layer_norm_eps,
         log_length=getattr(args, "log_length", False),
         sharpness=getattr(args, "sharpness", None),
@@ -116,7 +112,6 @@ def save(model: SGEncoder, data: str, path: Path) -> None:
     task = tasks.setup_task(cfg.task)
     if task.source_dictionary != model.encoder.dictionary:
         raise UsageError(f"the model's dictionary is not that of {data}")
-    path.parent.mkdir(parents=True, exist_ok=True)
     state = {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -198,9 +193,9 @@ def sampled(model: SGEncoder, name: str, length: int, seed: int) -> float:
 def by_length(lengths: Sequence[int]) -> dict[str, Any]:
     """Figure 2: the cross-entropy by length for every ε, exact and sampled."""
     found: dict[str, Any] = {}
-    for name, make in MODELS.items():
+    for name, construction in CONSTRUCTIONS.items():
         for eps in EPSILONS:
-            model, label = make(eps), "no layer norm" if eps is None else f"ε = {eps:g}"
+            model, label = constructions.build(construction, eps), "no layer norm" if eps is None else f"ε = {eps:g}"
             found.setdefault(name, {})[label] = [
                 {"length": n, **expected(model, name, n), "sampled": sampled(model, name, n, seed=n)} for n in lengths
             ]
@@ -229,7 +224,6 @@ def write_figures(args: argparse.Namespace) -> None:
         "by_length": by_length(lengths),
         "around_one_weight": {n: around_one_weight(n) for n in (10, 30, 100) if n <= args.longest},
     }
-    args.prefix.parent.mkdir(parents=True, exist_ok=True)
     # Not with_suffix, which cuts at a dot in PREFIX.
     write_json(f"{args.prefix}.json", found, indent=None)
     draw(found, Path(f"{args.prefix}.png"))

@@ -18,7 +18,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,7 +84,6 @@ def run(args: argparse.Namespace) -> None:
     subsets = {name: measure(loaded, name, args.batch_size, args.checkpoint) for name in names}
     print(f"{args.checkpoint} ({loaded.arch}) on {loaded.data}", *table(subsets, loaded), sep="\n")
     if args.json:
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         facts = {"checkpoint": args.checkpoint, "arch": loaded.arch, "data": loaded.data}
         write_json(args.json, facts | {"model_overrides": args.model_overrides, "subsets": subsets})
         print(f"written: {args.json}")

@@ -17,12 +17,13 @@ from fairseq_sg.errors import UsageError
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary path beside ``path``, which it becomes at the end. After an error, ``path`` is as before.
 
-    A pipe or a device is written to itself.
+    Folders above it are made. A pipe or a device is written to itself.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
         yield path
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     try:
         yield temporary

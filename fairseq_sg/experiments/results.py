@@ -112,7 +112,6 @@ class Results:
         }
 
     def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, self.as_dict(), indent=1)
 
 

@@ -105,16 +105,12 @@ def join_options(own: type, registries: Iterable[Registry], architectures: Mappi
                 raise TypeError(f"option {f.name!r} of {mechanism} differs from the one of {owner}")
     preset = {name for values in architectures.values() for name in values}
     declared = {name: f.default for name, (_, _, f) in joined.items()}
-    fields = [
-        (name, _optional(kind), dataclasses.field(default=None, metadata=_named_default(f)))
-        if name in preset
-        else (
-            name,
-            _optional(kind) if type(None) in typing.get_args(kind) else kind,
-            dataclasses.field(default=f.default, metadata=f.metadata),
-        )
-        for name, (_, kind, f) in joined.items()
-    ]
+    fields = []
+    for name, (_, kind, f) in joined.items():
+        if name in preset or type(None) in typing.get_args(kind):
+            kind = Optional[kind]  # noqa: UP045  (the only form that fairseq's parser reads)
+        default, metadata = (None, _named_default(f)) if name in preset else (f.default, f.metadata)
+        fields.append((name, kind, dataclasses.field(default=default, metadata=metadata)))
     namespace = {"__doc__": own.__doc__, "declared": declared}
     return dataclasses.make_dataclass(own.__name__, fields, bases=(FairseqDataclass,), namespace=namespace)
 
@@ -203,11 +199,6 @@ class Configuration:
             value = getattr(cfg, option, None) or self.dataclass.declared[option] or ""
             chosen.update(part.strip() for part in value.split(","))
         return chosen
-
-
-def _optional(kind: Any) -> Any:
-    """``kind | None`` as ``Optional[kind]``, the only form that fairseq's parser reads."""
-    return Optional[kind]  # noqa: UP045
 
 
 def _named_default(f: dataclasses.Field) -> dict[str, Any]:

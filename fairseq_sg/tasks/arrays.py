@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from fairseq import utils
@@ -11,7 +11,6 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import FairseqTask
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.mixin import SGTask
 
 
@@ -52,21 +51,18 @@ class ArrayTask(SGTask, FairseqTask):
     arch: ClassVar[str]
     source_dictionary = target_dictionary = None
 
-    @classmethod
-    def manifest_of(cls, data: str) -> dict[str, Any]:
-        """``dataset.json`` of the folder ``data``."""
-        if len(utils.split_paths(data)) != 1:
-            raise UsageError(f"--task {cls.name} takes one folder, not {data!r}: make it with `{cls.command}`")
-        manifest = read_manifest(data)
-        origin = manifest.get("origin") or {}
-        if origin.get("generator") != cls.generator:
-            raise UsageError(f"{data} has no {cls.contents}: make a folder with `{cls.command}`")
-        if origin.get("version") != cls.version:
+    def __init__(self, cfg, **kwargs):
+        super().__init__(cfg)
+        if len(utils.split_paths(cfg.data)) != 1:
+            raise UsageError(f"--task {self.name} takes one folder, not {cfg.data!r}: make it with `{self.command}`")
+        origin = self.manifests[0].get("origin") or {}
+        if origin.get("generator") != self.generator:
+            raise UsageError(f"{cfg.data} has no {self.contents}: make a folder with `{self.command}`")
+        if origin.get("version") != self.version:
             raise UsageError(
-                f"{data} was made by version {origin.get('version')} of its generator, and the task needs "
-                f"version {cls.version}: make the data in a new folder with `{cls.command}`"
+                f"{cfg.data} was made by version {origin.get('version')} of its generator, and the task needs "
+                f"version {self.version}: make the data in a new folder with `{self.command}`"
             )
-        return manifest
 
     def mapped(self, split: str, name: str) -> np.ndarray:
         """The array ``name`` of a subset, mapped into memory, so that only what is read is loaded.

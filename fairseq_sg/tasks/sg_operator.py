@@ -101,13 +101,9 @@ class SGOperatorTask(ArrayTask):
     criterion, inputs = "relative_l2", "fields"
     generates_nothing = "an operator model generates no text: its error"
 
-    def __init__(self, cfg: SGOperatorTaskConfig, manifest: dict[str, Any]):
+    def __init__(self, cfg: SGOperatorTaskConfig, **kwargs):
         super().__init__(cfg)
-        self.fields = FieldFacts(*(manifest[name] for name in FieldFacts._fields))
-
-    @classmethod
-    def setup_task(cls, cfg: SGOperatorTaskConfig, **kwargs) -> "SGOperatorTask":
-        return cls(cfg, cls.manifest_of(cfg.data))
+        self.fields = FieldFacts(*(self.manifests[0][name] for name in FieldFacts._fields))
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
         names, dims = ARRAYS if self.fields.gradient else ARRAYS[:2], self.fields.dims

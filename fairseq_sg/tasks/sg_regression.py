@@ -108,15 +108,11 @@ class SGRegressionTask(ArrayTask):
     criterion, inputs = "regression", "prompts"
     generates_nothing = "a regressor generates no text: its error"
 
-    def __init__(self, cfg: SGRegressionConfig, manifest: dict[str, Any]):
-        super().__init__(cfg)
-        self.prompts = Prompts.of_request(manifest["request"])
-        self.unit: float = manifest["unit"]
-
-    @classmethod
-    def setup_task(cls, cfg: SGRegressionConfig, **kwargs) -> "SGRegressionTask":
+    def __init__(self, cfg: SGRegressionConfig, **kwargs):
         ranges.check(SGRegressionConfig, {"epoch_size": cfg.epoch_size})
-        return cls(cfg, cls.manifest_of(cfg.data))
+        super().__init__(cfg)
+        self.prompts = Prompts.of_request(self.manifests[0]["request"])
+        self.unit: float = self.manifests[0]["unit"]
 
     def check_training(self, trainer) -> None:
         """See :meth:`SGTask.check_training`. Also raises UsageError for a validation on the training set."""

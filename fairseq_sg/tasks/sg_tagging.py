@@ -101,14 +101,9 @@ class SGTaggingTask(SGTranslationTask):
         return None if self.cfg.output == "words" else self._bits("target")
 
     def bits_on(self, device: torch.device) -> Tensor:
-        """``target_bits`` on a device, copied once: a copy for each step would make the host wait."""
-        if device not in self._bits_on:
-            self._bits_on[device] = self.target_bits.to(device)
-        return self._bits_on[device]
-
-    @cached_property
-    def _bits_on(self) -> dict[torch.device, Tensor]:
-        return {}
+        """``target_bits`` on a device, where they stay: a copy for each step would make the host wait."""
+        self.target_bits = self.target_bits.to(device)
+        return self.target_bits
 
     def _bits(self, side: str) -> Tensor | None:
         form = self.manifests[0].get("bits")

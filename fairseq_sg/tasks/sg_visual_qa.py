@@ -147,15 +147,10 @@ class SGVisualQATask(ArrayTask):
     #: The words of classes.
     answers = ANSWERS
 
-    def __init__(self, cfg: SGVisualQAConfig, breakdown: Breakdown):
-        super().__init__(cfg)
-        self.breakdown = breakdown
-
-    @classmethod
-    def setup_task(cls, cfg: SGVisualQAConfig, **kwargs) -> "SGVisualQATask":
+    def __init__(self, cfg: SGVisualQAConfig, **kwargs):
         ranges.check(SGVisualQAConfig, {"question_batches": cfg.question_batches})
-        cls.manifest_of(cfg.data)
-        return cls(cfg, Breakdown(cfg.data, cfg.accuracy_by))
+        super().__init__(cfg)
+        self.breakdown = Breakdown(cfg.data, cfg.accuracy_by)
 
     def classes(self, target: Tensor) -> Tensor:
         """target (B,) -> itself."""

@@ -103,7 +103,7 @@ def truncated(path: Path) -> None:
         (lambda path: np.save(path, np.ones((2, 16))), "subset valid needs arrays of one length above 0"),
         (
             lambda path: np.save(path, np.zeros((3, 16))),
-            "function 0 is 0 everywhere, and has no relative error: leave it out",
+            "target 0 of the subset valid is 0 everywhere, and has no relative error",
         ),
     ],
     ids="missing truncated text nan points square line number rows zero".split(),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fairseq_sg.plugin  # noqa: F401
-from fairseq_sg.construct import MODELS, expected
+from fairseq_sg.construct import CONSTRUCTIONS, expected
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models import constructions
 from fairseq_sg.models.constructions import FIRST, PARITY, Sentences, build, first, logits, parity, sharpen
@@ -129,7 +129,7 @@ def test_the_oracle(n, eps):
 )
 def test_cross_entropies(name, eps, bits):
     """With the released code's c = 1 in both."""
-    model = MODELS[name](eps)
+    model = build(CONSTRUCTIONS[name], eps)
     for n, value in zip((10, 100), bits, strict=True):
         found = expected(model, name, n)
         assert found["bits"] == pytest.approx(value, abs=1e-4 if round(value, 4) == value else 1e-5)
@@ -145,16 +145,16 @@ def test_cross_entropy_falls_with_eps():
 
 
 @pytest.mark.parametrize("eps", [None, 1e-5, 0.0])
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(CONSTRUCTIONS))
 def test_all_numbers_of_ones_are_right(name, eps):
-    model = MODELS[name](eps)
+    model = build(CONSTRUCTIONS[name], eps)
     for n in LENGTHS:
         strings = [ones_first(n, k)[:: -1 if k % 3 else 1] for k in range(n + 1)]
         assert all(right(model, name, strings[start : start + 64]) for start in range(0, n + 1, 64)), n
 
 
 @pytest.mark.parametrize("eps", [None, 1e-5, 0.0])
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(CONSTRUCTIONS))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_long_strings_are_right(name, eps, dtype):
     construction = {"parity": PARITY, "first": FIRST}[name]
@@ -174,7 +174,7 @@ def test_parity_does_not_depend_on_the_order(eps):
 
 
 @pytest.mark.parametrize("eps", EPSILONS)
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(CONSTRUCTIONS))
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("folder", [False, True])
 def test_padding_changes_nothing(name, eps, left, folder):
@@ -195,7 +195,7 @@ def test_padding_changes_nothing(name, eps, left, folder):
 
 
 @pytest.mark.parametrize("eps", EPSILONS)
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(CONSTRUCTIONS))
 def test_other_columns_around_the_bits(name, eps):
     for sentences in (FOLDERS[name], FOLDERS[name]._replace(before=FOLDERS[name].before[-1:], after=("CLS", "</s>"))):
         read = sentences.before[0] if name == "first" else sentences.after[-1]
@@ -216,7 +216,7 @@ def test_the_columns_are_read_from_a_sentence():
             constructions.sentences_around(wrong.split(), "last")
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(CONSTRUCTIONS))
 def test_every_gradient_is_finite_without_eps(name):
     model = {"parity": parity, "first": first}[name](0.0, sentences=FOLDERS[name])
     with torch.enable_grad():
@@ -277,7 +277,7 @@ def test_no_weight_is_superfluous(construction, normed, number):
 def test_sharpened_models_have_the_cross_entropy_that_is_asked_for(bits):
     constants = {0.01: (1.571, 2.028), 0.001: (2.300, 2.970), 1e-6: (4.485, 5.790)}[bits]
     for name, constant in zip(("parity", "first"), constants, strict=True):
-        model = sharpen(MODELS[name](0.0), bits)
+        model = sharpen(build(CONSTRUCTIONS[name], 0.0), bits)
         assert model.classifier.weight.abs().max().item() == pytest.approx(constant, abs=5e-4)
         assert len(model.encoder.stack.layers) == 3
         for n in (1, 10, 200):
