@@ -4,18 +4,7 @@ Every command first makes arrays and facts, which are also available from Python
 for one pass observe the model (``record``), so the analysis adds no cost to training.
 """
 
-from fairseq_sg.analysis.checkpoint import Loaded, Sentence, load, read_sentence
-from fairseq_sg.analysis.record import AttentionCall, GateCall, Recording, record
-from fairseq_sg.analysis.result import Result
+from fairseq_sg.analysis.checkpoint import Loaded, load, read_sentence
+from fairseq_sg.analysis.record import record
 
-__all__ = [
-    "AttentionCall",
-    "GateCall",
-    "Loaded",
-    "Recording",
-    "Result",
-    "Sentence",
-    "load",
-    "read_sentence",
-    "record",
-]
+__all__ = ["Loaded", "load", "read_sentence", "record"]

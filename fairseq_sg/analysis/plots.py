@@ -127,6 +127,13 @@ def _grid(
     return figure, axes
 
 
+def _figure(width: float, height: float) -> Figure:
+    """A figure of a size in inches, whose layout makes room for all texts."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def in_rows(sequence: Sequence[Any], across: int) -> list[list[Any]]:
     """Cuts a sequence into as few rows as have at most ``across``, of equal lengths; None fills the last one."""
     rows = -(-len(sequence) // across)
@@ -208,9 +215,7 @@ def scenes(
 
 def questions(image: np.ndarray, lines: Mapping[str, Sequence[tuple[str, str, str]]]) -> Figure:
     """An image, uint8 (H, W, 3), and beside it group -> (question, answer, right answer); wrong ones are coloured."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+    figure = _figure(7.5, 3.2)
     left, right = figure.subplots(1, 2, width_ratios=[3, 4])
     left.imshow(image, interpolation="nearest")
     left.set(**_NO_TICKS)
@@ -298,9 +303,7 @@ def boxes(
 
 def spreads(models: Mapping[str, Sequence[float]], up: str) -> Figure:
     """A box for the values of every model, on a logarithmic axis; quartiles, whiskers from 5 % to 95 %, and medians."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(3.0, 1.2 + 0.8 * len(models)), 3.4), layout="constrained")
+    figure = _figure(max(3.0, 1.2 + 0.8 * len(models)), 3.4)
     ax = figure.subplots()
     ax.boxplot(list(models.values()), **_BOXES)
     ax.set_xticks(range(1, len(models) + 1), models, fontsize=MIDDLE, rotation=30 * (len(models) > 3))
@@ -311,9 +314,7 @@ def spreads(models: Mapping[str, Sequence[float]], up: str) -> Figure:
 
 def shares(curves: Mapping[str, np.ndarray], across: str, up: str, heading: str = "") -> Figure:
     """Lines of decreasing shares, with the equal share for comparison."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    figure = _figure(6, 3.5)
     ax = figure.subplots()
     for name, values in curves.items():
         ax.plot(range(1, len(values) + 1), values, ".-", label=name)
@@ -340,10 +341,8 @@ def accuracies(
     Draws lines over lengths, with those of training shaded, or bars over ``names``: means with the range from minimum
     to maximum. ``sentences``, subset -> group -> number, are bars below the lines, or are written above the axes.
     """
-    from matplotlib.figure import Figure
-
     below = sentences is not None and names is None
-    figure = Figure(figsize=(8, 5.5 if below else 4), layout="constrained")
+    figure = _figure(8, 5.5 if below else 4)
     ax, *rest = figure.subplots(1 + below, sharex=True, squeeze=False, height_ratios=[3, 1][: 1 + below]).flat
     shown = [(model, subset) for model, subsets in models.items() for subset in subsets]
     subsets = list(dict.fromkeys(subset for _, subset in shown))
@@ -430,11 +429,8 @@ def errors(panels: Mapping[str, Lines], up: str) -> Figure:
     The axis ends somewhat below the least error of a model, since those of exact predictors may be 0, and somewhat
     above the largest of all.
     """
-    from matplotlib.figure import Figure
-
     rows = in_rows(list(panels), 3)
-    size = (max(4.5, 3.6 * len(rows[0])), 0.6 + 3.2 * len(rows))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = _figure(max(4.5, 3.6 * len(rows[0])), 0.6 + 3.2 * len(rows))
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False)
     for ax, title in zip(axes.flat, (title for row in rows for title in row), strict=True):
         if title is None:
@@ -476,9 +472,7 @@ def functions(
     Args:
         axis, target_axis: (n,) and (m,). input: (K, n). target, prediction: (K, m). titles: of the K columns.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(0.6 + 3.4 * len(titles), 4.4), layout="constrained")
+    figure = _figure(0.6 + 3.4 * len(titles), 4.4)
     axes = figure.subplots(2, len(titles), squeeze=False, sharex=True, sharey="row", height_ratios=[3, 1])
     for (above, below), a, u, found, title in zip(axes.T, input, target, prediction, titles, strict=True):
         above.plot(axis, a, color="0.6", lw=1, label="input")
@@ -503,9 +497,7 @@ def fields(input: np.ndarray, target: np.ndarray, prediction: np.ndarray, titles
     Args:
         input: (K, n, n). target, prediction: (K, m, m). titles: of the K rows.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 0.5 + 2.4 * len(titles)), layout="constrained")
+    figure = _figure(11, 0.5 + 2.4 * len(titles))
     axes = figure.subplots(len(titles), 4, squeeze=False, subplot_kw=_NO_TICKS)
     for row, a, u, found, title in zip(axes, input, target, prediction, titles, strict=True):
         largest = float(np.abs(found - u).max()) or 1.0

@@ -53,9 +53,8 @@ class AttentionCall:
 
 @dataclass
 class GateCall:
-    """One application of a copy-gated update, ``module`` of a ``side``, encoder or decoder: gates (B, N, C)."""
+    """One application of a copy-gated update of a ``side``, encoder or decoder: gates (B, N, C)."""
 
-    module: str
     side: str
     gates: Tensor
 
@@ -97,7 +96,7 @@ def record(model: nn.Module) -> Iterator[Recording]:
             if isinstance(module, Attention):
                 handles.append(module.register_forward_hook(_attention_hook(name, recording)))
             elif isinstance(module, Update) and hasattr(module, "gates"):
-                handles.append(module.register_forward_hook(_update_hook(name, recording), with_kwargs=True))
+                handles.append(module.register_forward_hook(_update_hook(name, recording)))
         yield recording
     finally:
         for handle in handles:
@@ -158,13 +157,9 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _update_hook(name: str, recording: Recording) -> Callable:
-    def hook(module: Update, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+    def hook(module: Any, args: tuple, output: Any) -> None:
         with torch.no_grad():
-            gates = _gates(module, *args, **kwargs)
-        recording.updates.append(GateCall(name, name.partition(".")[0], gates.transpose(0, 1)))
+            gates = module.gates(args[0])
+        recording.updates.append(GateCall(name.partition(".")[0], gates.transpose(0, 1)))
 
     return hook
-
-
-def _gates(update: Any, a: Tensor, h: Tensor, padding_mask: Any) -> Tensor:
-    return update.gates(a)
