@@ -70,7 +70,7 @@ class StringOptions(Options):
         if all(number_held_out(length, self.test) == 0 for length in self.train_lengths):
             raise UsageError(
                 f"--train-lengths: {2 ** max(self.train_lengths)} strings are too few for a valid set; add a length "
-                f"of {shortest_held_out()} or more"
+                f"of {HELD_OUT.bit_length()} or more"
             )
         return self
 
@@ -128,11 +128,6 @@ def format_lengths(numbers: list[int]) -> str:
 def number_held_out(length: int, wanted: int) -> int:
     """The number of strings of a length in valid: ``wanted``, but at most a tenth of all strings."""
     return min(wanted, (1 << length) // HELD_OUT)
-
-
-def shortest_held_out() -> int:
-    """The minimum length of strings in valid."""
-    return HELD_OUT.bit_length()
 
 
 def draws(length: int, seed: tuple[int, ...]) -> Iterator[str]:

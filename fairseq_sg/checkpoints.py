@@ -112,7 +112,7 @@ def load_weights(load: Callable, weights: dict[str, Tensor], *args, **kwargs):
             "it also has {}": [name for name in weights if name not in here],
             "other sizes of {}": [f"{name} ({there}, here {own})" for name, (there, own) in shapes.items()],
         }
-        found = "; ".join(text.format(_first(names)) for text, names in different.items() if names)
+        found = "; ".join(text.format(first(names)) for text, names in different.items() if names)
         if not found:
             raise
         raise UsageError(
@@ -121,5 +121,6 @@ def load_weights(load: Callable, weights: dict[str, Tensor], *args, **kwargs):
         ) from error
 
 
-def _first(names: list[str], count: int = 3) -> str:
+def first(names: list[str], count: int = 3) -> str:
+    """Some names, and how many more there are."""
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")

@@ -334,11 +334,11 @@ def _call_main(call, cfg, main, **kwargs):
     """fairseq's ``call_main``, through which its commands begin."""
     import torch
 
-    # Under ``python -m`` the module is ``__main__``; its specification has its own name.
     workers = cfg.distributed_training
     default = workers.distributed_world_size == torch.cuda.device_count() and not workers.distributed_init_method
     if cfg.common.cpu and default:  # fairseq counts GPUs, whatever --cpu says
         workers.distributed_world_size = 1
+    # Under ``python -m`` the module is ``__main__``; its specification has its own name.
     check(cfg, main.__globals__["__spec__"].name.rpartition(".")[2])
     return call(cfg, main, **kwargs)
 

@@ -321,9 +321,9 @@ class SGTrainer(Trainer):
             for name, p in self.get_model().named_parameters()
             if p.grad is not None and not p.grad.isfinite().all()
         ]
-        some = f"{', '.join(of[:3])}{f' and {len(of) - 3} more' if len(of) > 3 else ''}"
+        some = checkpoints.first(of) or "all parameters together"
         raise FloatingPointError(
-            f"gradients are Nan/Inf at update {self.get_num_updates() + 1}, of {some or 'all parameters together'}. "
+            f"gradients are Nan/Inf at update {self.get_num_updates() + 1}, of {some}. "
             f"The model before this update is in {crash}. A lower --lr or --clip-norm may help"
         )
 

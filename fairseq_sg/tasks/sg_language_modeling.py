@@ -117,9 +117,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
     def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
-    @property
-    def target_dictionary(self) -> Dictionary:
-        return self.dictionary
+    target_dictionary = source_dictionary
 
     # Data.
 
@@ -164,7 +162,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         training = asks_for_training(others)
         if training:
             self._shard = shard_id, num_shards
-        updates = self._update_freq(epoch) if training else 1
+        updates = self.cfg.update_freq[:epoch][-1] if training else 1
         count = max_sentences * num_shards * updates
         if training and len(dataset) < count:
             raise UsageError(
@@ -190,9 +188,6 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
             )
             self._batches[dataset] = made_for, batches
         return batches
-
-    def _update_freq(self, epoch: int) -> int:
-        return self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
 
     # Steps.
 

@@ -232,8 +232,9 @@ def test_values_that_cannot_be_meant(options, message, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
-def test_a_training_on_a_cpu_starts_no_process_for_each_gpu(monkeypatch):
+def test_a_training_on_a_cpu_starts_no_process_for_each_gpu(monkeypatch, tmp_path):
     """fairseq's default is the number of GPUs."""
+    monkeypatch.chdir(tmp_path)
     from fairseq_cli import train
 
     from fairseq_sg import command_line
@@ -256,7 +257,8 @@ def test_a_training_on_a_cpu_starts_no_process_for_each_gpu(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
-def test_processes_of_torchrun_train_one_model(monkeypatch):
+def test_processes_of_torchrun_train_one_model(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     from fairseq_sg import command_line
     from fairseq_sg.errors import UsageError
 
