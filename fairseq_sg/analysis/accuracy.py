@@ -179,22 +179,18 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
     for model, seeds in measured.items():
         subsets: dict[str, dict[str, list[float]]] = {}
         for number, result in enumerate(seeds, 1):
-            groups = {name: list(subset["groups"]) for name, subset in result.facts["subsets"].items()}
-            common = {
-                "by": result.facts["by"],
-                "sentences": sentences_of(result.facts["subsets"]),
-                **{k: result.facts[k] for k in ("types",) if k in result.facts},
-            }
+            common = {key: result.facts[key] for key in ("by", "types") if key in result.facts}
+            common["sentences"] = sentences_of(result.facts["subsets"])
             # Unknown where the folder of the training is gone.
             trained = result.facts.get("training", training)
-            if same not in (None, (groups, common)) or training not in (None, trained):
+            if same not in (None, common) or training not in (None, trained):
                 raise UsageError(
                     f"{model} was trained on other data than the first model: compare models of the same data"
                 )
             targets = {name: subset["targets"] for name, subset in result.facts["subsets"].items()}
             if tested not in (None, targets):
                 raise UsageError(f"{model} was tested on other data than the first model: give one folder by --data")
-            same, training, tested = (groups, common), trained, targets
+            same, training, tested = common, trained, targets
             combined.arrays |= {f"{model}.{number}.{key}": array for key, array in result.arrays.items()}
             for name, subset in result.facts["subsets"].items():
                 for group, row in subset["groups"].items():
@@ -206,8 +202,8 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
         for name, values in totals.items():
             spread = f" (from {min(values):.2f} to {max(values):.2f}, {len(values)} seeds)" if len(values) > 1 else ""
             combined.summary.append(f"{model}, {name}: {np.mean(values):.2f} %{spread}")
-    combined.facts |= same[1] | ({} if training is None else {"training": training})
-    for name, groups in same[1]["sentences"].items():
+    combined.facts |= same | ({} if training is None else {"training": training})
+    for name, groups in same["sentences"].items():
         combined.summary += compare(name, groups, combined.facts["models"])
     return combined
 

@@ -426,7 +426,7 @@ def search(
         state = f"{args.prefix}.beta{beta:g}.state.pt"
         found[beta] = train(loaded, examples, chosen, parameters, beta, state, args)
         masks = {name: values > 0 for name, values in found[beta].items()}
-        with replaced(loaded.model, masked(loaded.model, on_device(masks, loaded))):
+        with replaced(loaded.model, masked(loaded.model, masks)):
             after = value_of(evaluated, accuracies(evaluated, args.batch_size), members)
         ratio = before / after if evaluated.is_text else after / max(before, 1e-9)
         kept = kept_shares(masks)[1]["share"]
@@ -513,7 +513,7 @@ def evaluate(
     """
     measured = {"unmasked": plain}
     for name, masks in chosen.items():
-        with replaced(loaded.model, masked(loaded.model, on_device(masks, loaded))):
+        with replaced(loaded.model, masked(loaded.model, masks)):
             measured[name] = {one.name: accuracies(one, batch_size) for one in evaluated}
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for one in evaluated:
@@ -584,7 +584,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 def save_checkpoint(loaded: Loaded, masks: Masks, before: str, path: str) -> None:
     """Writes the checkpoint ``before`` with masked weights and without the state of its optimizer."""
     state = read(before)
-    with replaced(loaded.model, masked(loaded.model, on_device(masks, loaded))):
+    with replaced(loaded.model, masked(loaded.model, masks)):
         weights = {name: value.cpu().clone() for name, value in loaded.model.state_dict().items()}
     missing = set(state["model"]) ^ set(weights)
     if missing:
@@ -593,10 +593,6 @@ def save_checkpoint(loaded: Loaded, masks: Masks, before: str, path: str) -> Non
         )
     kept = {name: value for name, value in state.items() if name != "last_optimizer_state"}
     save_state(path, kept | {"model": weights})
-
-
-def on_device(masks: Masks, loaded: Loaded) -> dict[str, Tensor]:
-    return {name: mask.to(loaded.device) for name, mask in masks.items()}
 
 
 # The pictures.

@@ -149,22 +149,13 @@ def check_like(other: Result, first: Result, number: int) -> None:
 
 def compare(of: Mapping[str, Result]) -> dict[str, np.ndarray]:
     """The measures of all pairs of masks, (masks, masks): under their names in all, under TENSOR.NAME for a tensor."""
-    names = list(of)
-    masks = {name: {tensor: torch.from_numpy(mask) for tensor, mask in of[name].arrays.items()} for name in names}
-    tensors = list(masks[names[0]])
-    arrays = {key: np.zeros((len(names), len(names))) for key in keys(tensors)}
-    for row, one in enumerate(names):
-        for column, other in enumerate(names):
-            found = {tensor: overlap(masks[one][tensor], masks[other][tensor]) for tensor in tensors}
-            for name in MEASURES:
-                arrays[name][row, column] = getattr(total(found), name)
-                for tensor in tensors:
-                    arrays[f"{tensor}.{name}"][row, column] = getattr(found[tensor], name)
+    masks = [{tensor: torch.from_numpy(mask) for tensor, mask in one.arrays.items()} for one in of.values()]
+    pairs = [[{tensor: overlap(one[tensor], other[tensor]) for tensor in one} for other in masks] for one in masks]
+    arrays = {name: np.array([[getattr(total(found), name) for found in row] for row in pairs]) for name in MEASURES}
+    for tensor in masks[0]:
+        for name in MEASURES:
+            arrays[f"{tensor}.{name}"] = np.array([[getattr(found[tensor], name) for found in row] for row in pairs])
     return arrays
-
-
-def keys(tensors: Sequence[str]) -> list[str]:
-    return [*MEASURES, *(f"{tensor}.{name}" for tensor in tensors for name in MEASURES)]
 
 
 def stack(networks: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

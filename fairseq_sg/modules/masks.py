@@ -229,9 +229,9 @@ def _set(module: nn.Module, attribute: str, tensor: Tensor) -> None:
 
 
 def masked(model: nn.Module, masks: Masks) -> dict[str, Tensor]:
-    """The weights of a model, by name, with 0 where a mask is False."""
-    parameters = dict(model.named_parameters())
-    return {name: parameters[name].detach().masked_fill(~mask, 0.0) for name, mask in masks.items()}
+    """The weights of a model, by name, with 0 where a mask is False; the masks may be on another device."""
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return {name: weights[name].masked_fill(~mask.to(weights[name].device), 0.0) for name, mask in masks.items()}
 
 
 def inverted(masks: Masks) -> dict[str, Tensor]:
