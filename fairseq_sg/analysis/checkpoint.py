@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -358,7 +358,7 @@ def read_sentence(
     return Sentence(inputs, words, *named, complete=complete)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Question(Sentence):
     """One question on an image; ``source`` names CLS and the patches, ``predicted`` has the model's answer.
 
@@ -368,11 +368,11 @@ class Question(Sentence):
         words_asked: the question in words; answer: the right answer.
     """
 
-    image: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 3), np.uint8))
-    subset: str = ""
-    index: int = 0
-    words_asked: str = ""
-    answer: str = ""
+    image: np.ndarray
+    subset: str
+    index: int
+    words_asked: str
+    answer: str
 
     def facts(self) -> dict[str, Any]:
         asked = {"subset": self.subset, "index": self.index, "question": self.words_asked, "answer": self.answer}

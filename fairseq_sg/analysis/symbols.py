@@ -19,8 +19,6 @@ or an encoder–decoder model, whose first output word is the class.
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +31,7 @@ from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.analysis.values import cosines
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.breakdown import read_manifest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,13 +66,15 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
 
 def functions_of(data: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """function -> its values for the symbols in order, and group -> its functions. Raises UsageError."""
-    path = Path(utils.split_paths(data)[0]) / "dataset.json"
+    folder = utils.split_paths(data)[0]
     try:
-        origin = json.loads(path.read_text(encoding="utf-8"))["origin"]
+        origin = read_manifest(folder)["origin"]
         tables = {name: table.split() for name, table in origin["tables"].items()}
         groups = {name: functions.split() for name, functions in origin["groups"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(f"{path} is not of CTL++: give a folder of `python -m data_prep ctlpp` with --data") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(
+            f"{folder}/dataset.json is not of CTL++: give a folder of `python -m data_prep ctlpp` with --data"
+        ) from None
     return tables, groups
 
 
