@@ -53,19 +53,6 @@ def test_fourier_is_the_papers_formula_in_its_order(scale):
     torch.testing.assert_close(module(x)[0], torch.cat(out, -1).transpose(0, 1))
 
 
-def test_galerkin_is_the_papers_formula_in_its_order():
-    module, (x, _) = build("galerkin", "encoder"), Case("galerkin", "encoder").inputs()
-    out = []
-    for q, k, v, k_norm, v_norm in zip(
-        *(heads(p, x) for p in (module.q_proj, module.k_proj, module.v_proj)),
-        layer_norms(module.k_norm),
-        layer_norms(module.v_norm),
-        strict=True,
-    ):
-        out.append(q @ (k_norm(k).mT @ v_norm(v)) / len(x))
-    torch.testing.assert_close(module(x)[0], torch.cat(out, -1).transpose(0, 1))
-
-
 @kinds
 @pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("side", ["left", "right"])
