@@ -234,7 +234,6 @@ def test_values_that_cannot_be_meant(options, message, monkeypatch):
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
 def test_a_training_on_a_cpu_starts_no_process_for_each_gpu(monkeypatch, tmp_path):
     """fairseq's default is the number of GPUs."""
-    monkeypatch.chdir(tmp_path)
     from fairseq_cli import train
 
     from fairseq_sg import command_line
@@ -245,7 +244,7 @@ def test_a_training_on_a_cpu_starts_no_process_for_each_gpu(monkeypatch, tmp_pat
     monkeypatch.setitem(vars(train), "__spec__", importlib.util.find_spec("fairseq_cli.train"))
 
     def processes(given: int, on_cpu: bool, *more: str) -> int:
-        cfg = configured("--distributed-world-size", str(given), *more)
+        cfg = configured("--save-dir", str(tmp_path), "--distributed-world-size", str(given), *more)
         cfg.common.cpu = on_cpu
         return command_line._call_main(lambda cfg, _: cfg.distributed_training.distributed_world_size, cfg, train.main)
 
@@ -258,11 +257,10 @@ def test_a_training_on_a_cpu_starts_no_process_for_each_gpu(monkeypatch, tmp_pat
 
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
 def test_processes_of_torchrun_train_one_model(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
     from fairseq_sg import command_line
     from fairseq_sg.errors import UsageError
 
-    one = ("--distributed-world-size", "1")
+    one = ("--save-dir", str(tmp_path), "--distributed-world-size", "1")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     command_line.check(configured(*one), "train")
