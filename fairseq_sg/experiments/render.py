@@ -35,13 +35,14 @@ class Show:
 
     Attributes:
         results: the name of a results file.
-        rows: its rows; by default all. ``columns`` likewise.
+        rows: its rows; by default all. ``data`` and ``columns`` likewise.
         header: column -> its name in the table.
         labels: row -> its name in the table.
     """
 
     results: str = MISSING
     rows: list[str] | None = None
+    data: list[str] | None = None
     columns: list[str] | None = None
     header: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -222,12 +223,18 @@ def _table(show: Show, files: dict[str, Results]) -> report.Table:
     made = _named(files, show.results, "results file")
     table = made.recipe
     columns = show.columns or list(table.columns)
-    order = show.rows or list(table.rows)
-    found = [line for line in report.lines(made) if line.row in order and (line.done or line.diverged)]
+    order, data = show.rows or list(table.rows), show.data or list(table.data)
+    found = [
+        line
+        for line in report.lines(made)
+        if line.row in order and line.data in data and (line.done or line.diverged)
+    ]
     for column in columns:
         _named(table.columns, column, f"column of {show.results}")
     for row in order:
         _named(table.rows, row, f"row of {show.results}")
+    for name in data:
+        _named(table.data, name, f"data of {show.results}")
     found.sort(key=lambda line: order.index(line.row))
     several = len({line.data for line in found}) > 1
     beside = report.columns_published(table, found)

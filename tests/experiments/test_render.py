@@ -151,6 +151,19 @@ def test_the_page_of_questions(asked):
     ]
 
 
+def test_a_table_of_some_of_the_data(asked):
+    """Two data have a column of their own; one of them has none."""
+    path = asked / f"{NAME}.json"
+    content = json.loads(path.read_text())
+    content["recipe"]["data"]["moon"] = content["recipe"]["data"]["tiny"]
+    content["records"] += [record | {"data": "moon"} for record in content["records"]]
+    path.write_text(json.dumps(content))
+    files = render.read_all(asked)
+    both, one = (render._table(render.Show(NAME, rows=["good"], data=data), files) for data in (None, ["moon"]))
+    assert [line[:2] for line in both] == [["model", "data"], ["An LSTM_1", "tiny"], ["An LSTM_1", "moon"]]
+    assert [line[:2] for line in one] == [["model", "seeds"], ["An LSTM_1", "2"]] and one[1][-1] == both[2][-1]
+
+
 def marked(keys: str, text: str = "") -> str:
     return f"<!-- results: {keys} -->\n{text}<!-- end of results -->\n"
 
@@ -233,6 +246,7 @@ def test_places_that_are_no_number(place, message, asked):
         ("results: park}", "results: perk}", "there is no results file 'perk': choose from a_v0.2, park"),
         ("columns: [OOD, IID]", "columns: [ODD]", f"there is no column of {NAME} 'ODD': choose from IID, OOD"),
         ("rows: [bad, good]", "rows: [bed]", f"there is no row of {NAME} 'bed': choose from good, bad"),
+        ("rows: [bad, good]", "data: [moon]", f"there is no data of {NAME} 'moon': choose from tiny"),
         ("answer: Nobody", "anser: Nobody", "anser: is unknown: choose from question, answer, tables"),
         ("    answer: Nobody knows.\n", "", "answer: is missing"),
         ("first_look: true", "first_look: perhaps", "first_look: Value 'perhaps' is not a valid bool"),
