@@ -38,6 +38,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 
 from benchmarks import report
+from fairseq_sg.experiments.run import values_of
 from fairseq_sg.kernels.timing import synchronize
 from fairseq_sg.modules.cpu import linear
 from fairseq_sg.trainer import SGTrainer
@@ -205,7 +206,7 @@ def measure(name: str, extra: Sequence[str], data: Path, reference: Path | None,
     results, runs, parameters = [], [], {}
     for kind, window in (("random", 1), ("bucketed", None)):
         arguments = [*shlex.split(model["arguments"]), *extra]
-        size = int(arguments[arguments.index("--batch-size") + 1])
+        size = int(values_of("--batch-size", arguments)[-1])
         arguments += ["--length-window", str(size * WINDOW if window is None else window)]
         ours = OurStep(arguments, data, device)
         batches = ours.batches(number if window == 1 else WINDOW * WINDOWS)

@@ -43,10 +43,13 @@ def read(path: str) -> dict[str, Any]:
             reason = f"has more than plain data ({classes}), which could run code. No code of it was run"
         elif isinstance(error, TypeError):
             reason = "is no checkpoint of fairseq"
+        elif isinstance(error, OSError):
+            reason = "cannot be read"
         else:
             reason = "cannot be read: it was cut off, or is no checkpoint"
         cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".strip()
         fix = "Name" if "more than plain data" in reason else "Restore a copy of it, or name"
+        fix = "Change its permissions, or name" if isinstance(error, PermissionError) else fix
         raise UsageError(f"the checkpoint {path} {reason} ({cause}). {fix} another checkpoint") from error
 
 

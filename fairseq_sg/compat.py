@@ -56,7 +56,7 @@ def fairseq_version() -> str | None:
     raise ImportError(
         f"the installed fairseq is {f'fairseq {found}' if found else 'of unknown origin'}; fairseq_sg runs on "
         f"{FAIRSEQ}, because upstream's 0.12.2 fails on Python 3.11 and newer and on torch 2.6 and newer. "
-        "Fix: pip uninstall fairseq, then see scripts/setup.sh for how to install fairseq-fixed"
+        f"Fix: pip uninstall fairseq; pip install --no-deps {FAIRSEQ}. `fairseq-sg doctor` says what it needs"
     )
 
 
@@ -76,7 +76,7 @@ def repair() -> None:
     """
     if fairseq_version() is None:
         raise ImportError(
-            f"fairseq is not installed; fairseq_sg's plugin needs {FAIRSEQ}. Fix: scripts/setup.sh installs it"
+            f"fairseq is not installed; fairseq_sg's plugin needs {FAIRSEQ}. `fairseq-sg doctor` says how to install it"
         )
     silence_warnings()
     silence_logs()

@@ -44,7 +44,7 @@ OPTIONAL = {
     "sentencepiece": ("texts in subwords", "pip install sentencepiece"),
     "rich": ("live progress of experiments", "pip install rich"),
     "tensorboardX": ("--tensorboard-logdir", "pip install tensorboardX"),
-    "triton": ("GPU kernels; PyTorch's own operators do the same work", f"{SETUP} --with-triton"),
+    "triton": ("GPU kernels; PyTorch's own operators do the same work", "pip install triton"),
 }
 
 

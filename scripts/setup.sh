@@ -5,7 +5,7 @@
 #   bash scripts/setup.sh --with-tests     # also pytest, hypothesis and ruff
 #   bash scripts/setup.sh --with-triton    # also Triton, for the kernels; a torch for GPUs brings it along
 #
-# An environment keeps its options: a later call adds what is missing.
+# An environment keeps its options and its torch: a later call adds what is missing.
 #
 # Environment:  PYTHON    the interpreter to use       (default: the first of python3.12, python3.11, python3 that fits)
 #               SG_TORCH  the torch requirement        (default: torch==2.13.0, built for CPUs where there is no GPU)
@@ -14,7 +14,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${SG_VENV:-.venv}
-torch=${SG_TORCH:-torch==2.13.0}
+# The stamp lists everything that is installed: any change repeats the set-up. Its last line is the options.
+stamp=$venv/.fairseq_sg
+asked=${SG_TORCH:-$(sed -n 's/^SG_TORCH=//p' "$stamp" 2>/dev/null || true)}
+torch=${asked:-torch==2.13.0}
 fairseq=fairseq-fixed==0.12.3.1
 triton=triton==3.6.0
 torch_for_cpus=https://download.pytorch.org/whl/cpu
@@ -25,8 +28,6 @@ for option in "$@"; do
     *) echo "setup: there is no option $option: choose from --with-tests, --with-triton" >&2; exit 2 ;;
   esac
 done
-# The stamp lists everything that is installed: any change repeats the set-up. Its last line is the options.
-stamp=$venv/.fairseq_sg
 before=$([ -f "$stamp" ] && tail -n 1 "$stamp" || true)
 options=
 for option in --with-tests --with-triton; do
@@ -34,7 +35,7 @@ for option in --with-tests --with-triton; do
 done
 wanted=$(
   cat scripts/requirements*.txt scripts/setup.sh scripts/build_fairseq.py pyproject.toml setup.py
-  echo "$torch"
+  echo "SG_TORCH=$asked"
   echo "options:$options"
 )
 version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
@@ -79,7 +80,7 @@ if "$python" -c 'import platform, sys; sys.exit((*sys.version_info[:2], platform
 fi
 # PyPI's torch is built for GPUs and brings CUDA and Triton, several GB.
 index=
-if [ -z "${SG_TORCH:-}" ] && ! nvidia-smi -L >/dev/null 2>&1 &&
+if [ -z "$asked" ] && ! nvidia-smi -L >/dev/null 2>&1 &&
   "$python" -c "import urllib.request; urllib.request.urlopen('$torch_for_cpus/torch/', timeout=5)" 2>/dev/null; then
   index="--extra-index-url $torch_for_cpus"
 fi
@@ -94,7 +95,7 @@ if [ "$python" != "$venv/bin/python" ]; then
   fi
   "$python" -m venv --clear "$venv"
 fi
-echo "options:$options" > "$stamp"  # incomplete
+printf 'SG_TORCH=%s\noptions:%s\n' "$asked" "$options" > "$stamp"  # incomplete
 log=$venv/setup.log
 : > "$log"
 

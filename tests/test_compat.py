@@ -286,7 +286,7 @@ def replaced() -> list:
 
 def test_without_fairseq_the_repair_says_how_to_install_it(monkeypatch):
     installed(monkeypatch)
-    with pytest.raises(ImportError, match="fairseq is not installed; .*Fix: scripts/setup.sh"):
+    with pytest.raises(ImportError, match="fairseq is not installed; .*doctor` says how to install it"):
         compat.repair()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ class Progress:
         self.begun: dict[str, tuple[float, int]] = {}
         self.at_start = {str(run.folder): position(run)["step"] for run in runs}
         self.live = None
-        if console or sys.stdout.isatty():
+        if console or (sys.stdout.isatty() and importlib.util.find_spec("rich")):
             from rich.live import Live
 
             self.live = Live(console=console, auto_refresh=False)

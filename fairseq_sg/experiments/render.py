@@ -225,9 +225,7 @@ def _table(show: Show, files: dict[str, Results]) -> report.Table:
     columns = show.columns or list(table.columns)
     order, data = show.rows or list(table.rows), show.data or list(table.data)
     found = [
-        line
-        for line in report.lines(made)
-        if line.row in order and line.data in data and (line.done or line.diverged)
+        line for line in report.lines(made) if line.row in order and line.data in data and (line.done or line.diverged)
     ]
     for column in columns:
         _named(table.columns, column, f"column of {show.results}")
