@@ -17,7 +17,6 @@ sg_transformer_lm_wt_s`` and the like have their sizes, norm and initialization.
 With ``--task sg_tagging`` the same layers label every word from the words up to it.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +34,8 @@ from fairseq_sg.models.labels import InputConfig, labels_words, outputs_of, sour
 from fairseq_sg.models.options import CausalConfig, ShellConfig
 from fairseq_sg.modules.attention import Attention
 from fairseq_sg.modules.cpu.dropout import Dropout
-from fairseq_sg.modules.feedforward.dense import CUT_OFF_STD
+from fairseq_sg.modules.feedforward import summed_layers
+from fairseq_sg.modules.feedforward.dense import scaled_
 
 
 @dataclass
@@ -94,17 +94,14 @@ class SGLanguageDecoder(SGTransformerDecoder):
         self.output_dropout = Dropout(config.dropout)
         uniform_of_linear_(self.output_weight, config.decoder_embed_dim)
         if config.linear_init == "depth":
-            self._scale_attentions(config.decoder_layers if config.pre_norm else 1)
+            self._scale_attentions(summed_layers(config, "decoder"))
 
     def _scale_attentions(self, layers: int) -> None:
         attentions = [module for module in self.stack.modules() if isinstance(module, Attention)]
         # The projections alone: a feature map, a gate or a retrieval in an attention keeps the start of its method.
         projections = (getattr(attention, name, None) for attention in attentions for name in PROJECTIONS)
         for linear in (module for module in projections if isinstance(module, nn.Linear)):
-            std = math.sqrt(2 / (layers * linear.in_features)) / CUT_OFF_STD
-            nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+            scaled_(linear, layers)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """features (…, C) -> logits (…, V), with dropout before."""

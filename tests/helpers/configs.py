@@ -30,7 +30,7 @@ def config_of(dim: int, heads: int, **options) -> SimpleNamespace:
             values.update({f.name: f.default for f in fields(cls.options)} if cls.options else {})
     values.update(position=None, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0)
     values.update(attention_residual_dropout=values["dropout"] if "dropout" not in options else options["dropout"])
-    values.update(norm="layer", pre_norm=False, no_final_norm=False)
+    values.update(norm="layer", pre_norm=False, loops=1, no_final_norm=False)
     return SimpleNamespace(**(values | options))
 
 

@@ -19,6 +19,9 @@ from fairseq.data.data_utils import collate_tokens
 from numpy.random import RandomState
 
 from data_prep.scan.grammar import generate
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
+from fairseq_sg.modules.position import POSITION_REGISTRY
 from helpers.own_attentions import MODELS, build
 
 #: Of the recipe's other rows, the tests of their parts hold that every parameter gets a gradient.
@@ -76,3 +79,11 @@ def test_learns(name, scan):
     # Who knows of the source nothing, and of the target the word before, has at best 1.62; after so few steps, most
     # have 1.1.
     assert end < 1.55 and end < 0.7 * begin, f"from {begin:.2f} to {end:.2f}"
+
+
+def test_the_recipe_compares_every_attention_feature_map_and_position():
+    """But the defaults, maps without a denominator, and positions of constructions."""
+    words = {word for arguments in MODELS.values() for word in arguments}
+    words |= {"softmax", "sinusoidal", "mlp", "identity", "fraction", "indicator"}
+    for registry in (ATTENTION_REGISTRY, FEATURE_MAP_REGISTRY, POSITION_REGISTRY):
+        assert set(registry) <= words, registry.kind

@@ -13,7 +13,7 @@ from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY, DenseFeedForwar
 
 def config(**options):
     sizes = dict(encoder_embed_dim=6, encoder_ffn_embed_dim=10, decoder_embed_dim=8, decoder_ffn_embed_dim=14)
-    sizes |= dict(encoder_layers=3, decoder_layers=5, pre_norm=False)
+    sizes |= dict(encoder_layers=3, decoder_layers=5, pre_norm=False, loops=1)
     return SimpleNamespace(
         **(sizes | dict(activation_dropout=0.1, ffn_init="reference", ffn_activation="relu") | options)
     )
@@ -87,10 +87,13 @@ def test_initialization(init, first, second):
         assert 0.9 / math.sqrt(fan_in) < bound <= 1 / math.sqrt(fan_in)
 
 
-@pytest.mark.parametrize("pre_norm,side,layers", [(True, "encoder", 3), (True, "decoder", 5), (False, "decoder", 1)])
-def test_scaled_initialization_knows_the_layers_of_a_pre_norm_model(pre_norm, side, layers):
+@pytest.mark.parametrize(
+    "pre_norm,side,loops,layers",
+    [(True, "encoder", 1, 3), (True, "decoder", 1, 5), (True, "encoder", 4, 12), (False, "decoder", 1, 1)],
+)
+def test_scaled_initialization_knows_the_layers_of_a_pre_norm_model(pre_norm, side, loops, layers):
     sizes = {f"{side}_embed_dim": 200, f"{side}_ffn_embed_dim": 800}
-    module = build_feedforward("dense", config(ffn_init="scaled", pre_norm=pre_norm, **sizes), side)
+    module = build_feedforward("dense", config(ffn_init="scaled", pre_norm=pre_norm, loops=loops, **sizes), side)
     for linear, fan_in in ((module.fc1, 200), (module.fc2, 800)):
         std = math.sqrt(2 / (layers * fan_in))
         assert linear.weight.std().item() == pytest.approx(std, rel=0.01)

@@ -173,3 +173,13 @@ def test_initialization(name):
 def test_an_unknown_scale_is_refused():
     with pytest.raises(UsageError, match="--fourier-scale is 'x': choose from head_dim, none"):
         ATTENTION_REGISTRY["fourier"](WIDTH, HEADS, role="encoder", fourier_scale="x")
+
+
+@kinds
+def test_returned_weights_are_not_rounded_by_autocast(name):
+    """They are the matrix that the output was made with, in float32."""
+    module = build(name, "encoder", torch.float32)
+    q, k = (torch.randn(2, HEADS, 9, D) for _ in "qk")
+    expected = module._weights(q, k, 9, None)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(module._weights(q, k, 9, None), expected, rtol=0, atol=0)

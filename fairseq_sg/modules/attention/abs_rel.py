@@ -39,9 +39,9 @@ class AbsRelAttention(RelativeAttention):
         super().__init__(embed_dim, num_heads, **kwargs)
         self.gate = nn.Linear(embed_dim, num_heads)
 
-    def terms(self, q, k, offset, context, *, x):
+    def terms(self, q, k, context, *, x):
         """The absolute term is a product of queries and keys: it stands beside the content's, in further dimensions."""
-        content, position, k = super().terms(q, k, offset, context)
+        content, position, k = super().terms(q, k, context)
         r = self._relative_share(x).type_as(q)  # (B, H, N, 1)
         p = self._absolute(k, context)  # (B or 1, H, M, D)
         content = torch.cat([content, (1 - r) * position], dim=-1)  # (B, H, N, 2D)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions, register_attention
-from fairseq_sg.modules.attention.masks import count_visible, zero_hidden
+from fairseq_sg.modules.attention.masks import count_visible, products, zero_hidden
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import accurate, to_accumulation_dtype
 
@@ -145,7 +145,7 @@ class GalerkinAttention(Attention):
         return out, self._weights(q, k, n, padding) if context.return_weights else None
 
     def _weights(self, q: Tensor, k: Tensor, n: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        return zero_hidden(q @ k.transpose(-1, -2), key_padding_mask, self.causal) * self.scale / n
+        return zero_hidden(products(q, k), key_padding_mask, self.causal) * self.scale / n
 
     def extend(self, q, k, v, state, context):
         dtype, padding = v.dtype, context.key_padding_mask

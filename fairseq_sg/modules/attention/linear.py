@@ -26,12 +26,12 @@ from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions, register_attention
 from fairseq_sg.modules.attention.context import State
-from fairseq_sg.modules.attention.masks import zero_hidden
+from fairseq_sg.modules.attention.masks import products, zero_hidden
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, NoNormalization, build_qk_norm
 from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
-from fairseq_sg.ops.precision import accurate, autocast_disabled
+from fairseq_sg.ops.precision import accurate
 
 logger = logging.getLogger(__name__)
 
@@ -184,11 +184,11 @@ class LinearAttention(Attention):
 
     def _weights(self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The matrix A with O = A V: A_ni = Q̂_n·K̂_i / (Q̂_n · Σ_i K̂_i + ε), (B, H, N, M)."""
-        similarity = zero_hidden(_dot(q, k), key_padding_mask, self.causal)
+        similarity = zero_hidden(products(q, k), key_padding_mask, self.causal)
         denominator = similarity.sum(-1, keepdim=True) + self.eps if self.divides else 1.0
         if self.position is not None:
             rotated = self.position.rotate(q, self.offset(q, k)), self.position.rotate(k, 0)
-            similarity = zero_hidden(_dot(*rotated), key_padding_mask, self.causal)
+            similarity = zero_hidden(products(*rotated), key_padding_mask, self.causal)
         return similarity / denominator
 
     def _positions(self, x: Tensor, padding_mask: Tensor | None, before: int = 0, real: Any = None) -> Tensor | None:
@@ -244,12 +244,6 @@ class LinearAttention(Attention):
         features = self._queries(q, self._positions(q, None, start))  # (B, H, N, F)
         sums = state["S"], state["z"]
         return linear_attention_read(features, sums, normalize=self.divides, eps=self.eps).type_as(q)
-
-
-def _dot(q: Tensor, k: Tensor) -> Tensor:
-    """q_n·k_i, (B, H, N, M) in float32 or float64, also under autocast."""
-    with autocast_disabled(q.device):
-        return accurate(q) @ accurate(k).transpose(-1, -2)
 
 
 def _ones(k: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_sg.ops.precision import accurate, autocast_disabled
+
 
 def count_visible(
     queries: int,
@@ -38,6 +40,12 @@ def count_visible(
     else:
         seen = real.sum(1, keepdim=True)
     return seen.clamp(min=1)[:, None, :, None]
+
+
+def products(q: Tensor, k: Tensor) -> Tensor:
+    """q_n·k_i, (B, H, N, M) in float32 or float64, also under autocast."""
+    with autocast_disabled(q.device):
+        return accurate(q) @ accurate(k).transpose(-1, -2)
 
 
 def zero_hidden(similarity: Tensor, key_padding_mask: Tensor | None, causal: bool) -> Tensor:

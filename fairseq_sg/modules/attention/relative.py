@@ -84,13 +84,13 @@ class RelativeAttention(SoftmaxAttentionBase):
             )
         return super().keyword_arguments(config)
 
-    def terms(self, q: Tensor, k: Tensor, offset: int, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def terms(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the content, queries of the position, and keys: q_i + u, q_i + v, k_j."""
         return q + self.content_bias, q + self.position_bias, self.key_dropout(k)
 
     def logits_of(self, q, k, offset, context, **x):
         keys = k.size(2)
-        content, position, k = self.terms(q, k, offset, context, **x)
+        content, position, k = self.terms(q, k, context, **x)
         if context.positions is not None:
             return content, k, self._between(position * self.scale, context.positions[offset:], context.positions)
         # Scale the distance keys, the smaller tensor.
@@ -109,7 +109,7 @@ class RelativeAttention(SoftmaxAttentionBase):
         if not self._operator_serves(q, context):
             return super()._softmax(q, k, v, offset, context, **x)
         keys, padding = k.size(2), context.key_padding_mask
-        content, position, k = self.terms(q, k, offset, context, **x)
+        content, position, k = self.terms(q, k, context, **x)
         s = self._factor(q, keys, padding, offset)  # (B, H, N, 1) or broadcastable
         if s is not None:
             content, position = content * s, position * s

@@ -23,8 +23,16 @@ def build_feedforward(name: str, config: Any, side: str) -> FeedForward:
     dim, ffn_dim = getattr(config, f"{side}_embed_dim"), getattr(config, f"{side}_ffn_embed_dim")
     layers = {}
     if FEEDFORWARD_REGISTRY.find(name).needs_layers:
-        layers["layers"] = getattr(config, f"{side}_layers") if config.pre_norm else 1
+        layers["layers"] = summed_layers(config, side)
     return FEEDFORWARD_REGISTRY.build(name, config, dim, ffn_dim, **layers)
+
+
+def summed_layers(config: Any, side: str) -> int:
+    """L: the layers of a side whose outputs add up in one residual stream, those of every loop counted.
+
+    After a norm of the stream they are 1.
+    """
+    return getattr(config, f"{side}_layers") * config.loops if config.pre_norm else 1
 
 
 __all__ = [

@@ -48,6 +48,14 @@ class DenseOptions:
     )
 
 
+def scaled_(linear: nn.Linear, layers: int) -> None:
+    """Starts a linear map normal, cut off at two standard deviations of √(2/(fan-in · layers)), with biases 0."""
+    std = math.sqrt(2 / (linear.in_features * layers)) / CUT_OFF_STD
+    nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+
+
 @register_feedforward("dense")
 class DenseFeedForward(FeedForward):
     """Two matrices with an activation between.
@@ -86,9 +94,7 @@ class DenseFeedForward(FeedForward):
             nn.init.xavier_uniform_(self.fc2.weight)
         elif ffn_init == "scaled":
             for linear in (self.fc1, self.fc2):
-                std = math.sqrt(2 / (linear.in_features * layers)) / CUT_OFF_STD
-                nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
-                nn.init.zeros_(linear.bias)
+                scaled_(linear, layers)
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None, return_losses: bool = False):
         y = self.fc2(self.hidden(x))
