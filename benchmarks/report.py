@@ -233,7 +233,6 @@ def store(sections: Sequence[Section], folder: Path) -> None:
         lines = [f"  {text(name)}: {text(value)}" for name, value in vars(section).items() if name != "rows"]
         rows = ",\n".join(f"   {text(row)}" for row in section.rows)
         parts.append(" {\n" + ",\n".join([*lines, f'  "rows": [\n{rows}\n  ]']) + "\n }")
-    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "results.json", "[\n" + ",\n".join(parts) + "\n]\n")
     write_text(folder / "RESULTS.md", page(sections))
 

@@ -1,11 +1,12 @@
-"""Your own functions on grids, from ``.npy`` files, for operator learning: a(x_1), …, a(x_n) -> u(x_1), …, u(x_m).
+"""Your own functions on grids, from ``.npy`` files, for operator learning.
 
-    train.input.npy       (S, n) or (S, n, n): S functions on a line, or on a square
-    train.target.npy      (S, m) or (S, m, m): the functions to predict
+    a(x) at n points      ->  u(x) there                   on a line: arrays (functions, n)
+    a(x, y) at n² points  ->  u(x, y) there, or at m²      on a square: arrays (functions, n, n) and (functions, m, m)
 
-``--raw-dir`` has these files of ``train``, ``valid`` and ``test``, and perhaps of further tests, such as ``test_512``
-on another grid. Inputs and targets are on the same points; on a square without a period, targets may be on a coarser
-grid (``--coarse-output``). A side is [0, 1]: x_i = i/(n − 1), or with ``--periodic`` x_i = i/n.
+``--raw-dir`` has ``SUBSET.input.npy`` and ``SUBSET.target.npy`` of ``train``, ``valid`` and ``test``, and perhaps of
+further tests, such as ``test_512`` on another grid. Inputs and targets are on the same points; on a square without a
+period, targets may be on a coarser grid (``--coarse-output``). A side is [0, 1]: x_i = i/(n − 1), or with
+``--periodic`` x_i = i/n.
 
 The values are rounded to float32.
 

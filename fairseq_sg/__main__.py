@@ -72,7 +72,8 @@ def main(line: Sequence[str] | None = None) -> int:
         code = module.main(rest)
         sys.stdout.flush()
     except ImportError as error:
-        print(f"error: {error}. `fairseq-sg doctor` tells what is missing", file=sys.stderr)
+        advice = "" if "`fairseq-sg doctor`" in str(error) else ". `fairseq-sg doctor` tells what is missing"
+        print(f"error: {error}{advice}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of the output, such as head, has closed it
         # Otherwise Python flushes the rest at exit and fails again.

@@ -43,7 +43,7 @@ def read(path: str) -> dict[str, Any]:
             reason = f"has more than plain data ({classes}), which could run code. No code of it was run"
         elif isinstance(error, TypeError):
             reason = "is no checkpoint of fairseq"
-        elif isinstance(error, OSError):
+        elif isinstance(error, PermissionError):
             reason = "cannot be read"
         else:
             reason = "cannot be read: it was cut off, or is no checkpoint"

@@ -56,7 +56,7 @@ def fairseq_version() -> str | None:
     raise ImportError(
         f"the installed fairseq is {f'fairseq {found}' if found else 'of unknown origin'}; fairseq_sg runs on "
         f"{FAIRSEQ}, because upstream's 0.12.2 fails on Python 3.11 and newer and on torch 2.6 and newer. "
-        f"Fix: pip uninstall fairseq; pip install --no-deps {FAIRSEQ}. `fairseq-sg doctor` says what it needs"
+        "Fix: pip uninstall fairseq; then `fairseq-sg doctor` says how to install fairseq-fixed"
     )
 
 

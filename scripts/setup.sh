@@ -5,7 +5,7 @@
 #   bash scripts/setup.sh --with-tests     # also pytest, hypothesis and ruff
 #   bash scripts/setup.sh --with-triton    # also Triton, for the kernels; a torch for GPUs brings it along
 #
-# An environment keeps its options and its torch: a later call adds what is missing.
+# An environment keeps its options and its torch: a later call adds what is missing. An empty SG_TORCH is the default.
 #
 # Environment:  PYTHON    the interpreter to use       (default: the first of python3.12, python3.11, python3 that fits)
 #               SG_TORCH  the torch requirement        (default: torch==2.13.0, built for CPUs where there is no GPU)
@@ -16,7 +16,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=${SG_VENV:-.venv}
 # The stamp lists everything that is installed: any change repeats the set-up. Its last line is the options.
 stamp=$venv/.fairseq_sg
-asked=${SG_TORCH:-$(sed -n 's/^SG_TORCH=//p' "$stamp" 2>/dev/null || true)}
+kept=$(sed -n 's/^SG_TORCH=//p' "$stamp" 2>/dev/null || true)
+asked=${SG_TORCH-$kept}
 torch=${asked:-torch==2.13.0}
 fairseq=fairseq-fixed==0.12.3.1
 triton=triton==3.6.0
@@ -95,7 +96,8 @@ if [ "$python" != "$venv/bin/python" ]; then
   fi
   "$python" -m venv --clear "$venv"
 fi
-printf 'SG_TORCH=%s\noptions:%s\n' "$asked" "$options" > "$stamp"  # incomplete
+incomplete() { printf 'SG_TORCH=%s\noptions:%s\n' "$1" "$options" > "$stamp"; }
+incomplete "$kept"
 log=$venv/setup.log
 : > "$log"
 
@@ -122,6 +124,7 @@ tools=(setuptools==80.9.0 wheel==0.45.1)
 if [ -n "$compiled" ]; then tools+=(cython==3.1.4 -c scripts/requirements.txt numpy); fi
 # shellcheck disable=SC2086  # two words, or none
 pip_install "$network, or name another torch: SG_TORCH=torch==2.12.0" $index "$torch" "${tools[@]}"
+incomplete "$asked"
 
 has_fairseq() {
   "$venv/bin/python" -c "from importlib.metadata import version; assert version('fairseq-fixed') == '${fairseq#*==}'" 2>/dev/null

@@ -24,7 +24,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -376,7 +375,6 @@ def hash_of(examples: Examples, chosen: np.ndarray) -> str:
 
 
 def save_state(path: str, state: Mapping[str, Any]) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         torch.save(state, temporary)
 

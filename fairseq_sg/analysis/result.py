@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ class Result:
     def write(self, prefix: str) -> list[str]:
         """Writes PREFIX.npz and PREFIX.json; returns their names."""
         names = [f"{prefix}.npz", f"{prefix}.json"]
-        Path(prefix).parent.mkdir(parents=True, exist_ok=True)
         # numpy adds .npz to the name of a file that has another end.
         with replacing(names[0]) as temporary, open(temporary, "wb") as file:
             np.savez_compressed(file, **self.arrays)

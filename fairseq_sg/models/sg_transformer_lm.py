@@ -57,7 +57,7 @@ class SGTransformerLMConfig(InputConfig, ShellConfig, CausalConfig):
         metadata={
             "help": "start of the linear layers of attention and of dense feedforward layers: that of each "
             "'mechanism', or 'depth', a truncated normal of standard deviation √(2/(layers · fan-in)) with zero "
-            "biases, as the reference's language models (layers is 1 in a post-norm model)",
+            "biases, as the reference's language models (layers counts every loop, and is 1 in a post-norm model)",
             "choices": ("mechanism", "depth"),
         },
     )

@@ -24,7 +24,7 @@ from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
 from helpers.own_attentions import MODELS, build
 
-#: Of the recipe's other rows, the tests of their parts hold that every parameter gets a gradient.
+#: Of other attentions, maps and positions, the tests of their parts hold that every parameter gets a gradient.
 NAMES = [
     "softmax", "relative", "linear elu", "linear cosformer", "geometric", "compositional", "galerkin", "ndr + relative",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ class FeedForward(Mechanism, nn.Module):
 
     #: Whether the initialization depends on the number of layers: then the class takes ``layers``, the number of
     #: outputs that add up in the residual stream. In a pre-norm model that is the number of layers (or of steps of a
-    #: shared layer). In a post-norm model each output is normalized, and it is 1.
+    #: shared layer), those of every loop counted. In a post-norm model each output is normalized, and it is 1.
     needs_layers: ClassVar[bool] = False
 
     def __init__(self, dim: int, ffn_dim: int):

@@ -16,8 +16,8 @@ In training a layer returns its load balancing loss, multiplied by its weight γ
     experts_largest        share of the selections of the most selected expert
     experts_token_entropy  mean entropy of a token's softmax(z) in nats, from 0 to log N_E
 
-Initialization (``--moe-init``), all normal; L is the number of layers in a pre-norm model, where their outputs add up,
-and 1 in a post-norm one:
+Initialization (``--moe-init``), all normal; L is the number of layers whose outputs add up in the residual stream
+(``summed_layers``):
 
     dense_equivalent   W₁ᵉ √(2/(d_model L)), W₂ᵉ √(2/(N_E G L)): as one dense layer of width d_ff    (section 7.4)
     standard           W₂ᵉ √(2/(G L)): each expert as a layer of its own
