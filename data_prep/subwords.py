@@ -14,6 +14,7 @@ import io
 import re
 from collections.abc import Iterable
 from functools import cached_property
+from pathlib import Path
 from types import ModuleType
 
 from data_prep.binarize import SPECIALS
@@ -49,6 +50,11 @@ class Subwords:
     def numbers(self, line: str) -> list[int]:
         """The numbers of the pieces of a line."""
         return self._processor.encode(line)
+
+
+def model_file(folder: Path, side: str) -> Path | None:
+    """The model of a data folder for a language, its own or that of both; None for data of words."""
+    return next((path for path in (folder / f"spm.{side}.model", folder / "spm.model") if path.is_file()), None)
 
 
 def learn(

@@ -36,20 +36,20 @@ def read(path: str) -> dict[str, Any]:
             raise TypeError(f"{type(state).__name__} without the keys 'model' and 'cfg'")
         return state
     except Exception as error:
+        fix = "Restore a copy of it, or name"
         if isinstance(error, zipfile.BadZipFile):
             reason = "was changed after it was written"
         elif isinstance(error, pickle.UnpicklingError) and archive:
             classes = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(path))
             reason = f"has more than plain data ({classes}), which could run code. No code of it was run"
+            fix = "Name"
         elif isinstance(error, TypeError):
             reason = "is no checkpoint of fairseq"
         elif isinstance(error, PermissionError):
-            reason = "cannot be read"
+            reason, fix = "cannot be read", "Change its permissions, or name"
         else:
             reason = "cannot be read: it was cut off, or is no checkpoint"
         cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".strip()
-        fix = "Name" if "more than plain data" in reason else "Restore a copy of it, or name"
-        fix = "Change its permissions, or name" if isinstance(error, PermissionError) else fix
         raise UsageError(f"the checkpoint {path} {reason} ({cause}). {fix} another checkpoint") from error
 
 

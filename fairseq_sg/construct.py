@@ -32,10 +32,9 @@ from fairseq_sg.analysis.options import Parser, finish, from_0
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.figures import COLOURS, PAGE, pyplot
 from fairseq_sg.experiments.figures import save as save_figure
-from fairseq_sg.files import write_json
+from fairseq_sg.files import read_manifest, write_json
 from fairseq_sg.models import constructions
 from fairseq_sg.models.sg_encoder import SGEncoder
-from fairseq_sg.tasks.breakdown import read_manifest
 
 #: The ε of Figure 2; None is the construction without a norm.
 EPSILONS = (None, 1e-3, 1e-5, 1e-7, 1e-9, 0.0)

@@ -31,9 +31,8 @@ from fairseq_sg.analysis.checkpoint import Loaded, load
 from fairseq_sg.analysis.options import Command, add_model, finish, positive
 from fairseq_sg.criterions.oracle_length import scored
 from fairseq_sg.errors import UsageError
-from fairseq_sg.files import check_writable, write_json
+from fairseq_sg.files import check_writable, read_manifest, write_json
 from fairseq_sg.tables import aligned
-from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.tasks.sg_language_modeling import UNITS
 from fairseq_sg.tasks.streams import Text
 

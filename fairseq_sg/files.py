@@ -1,4 +1,4 @@
-"""Files that are written atomically."""
+"""Files that are written atomically, and the ``dataset.json`` of data folders."""
 
 from __future__ import annotations
 
@@ -56,3 +56,18 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: Any, indent: int | None = 2) -> None:
     """JSON without escapes; what is none of its types becomes a text."""
     write_text(path, json.dumps(value, indent=indent, default=str, ensure_ascii=False) + "\n")
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The ``dataset.json`` of a data folder. Raises UsageError if it cannot be read."""
+    path = os.path.join(folder, "dataset.json")
+    try:
+        with open(path, encoding="utf-8") as stream:
+            found = json.load(stream)
+        if not isinstance(found, dict) or not isinstance(found.get("request") or {}, dict):
+            raise ValueError("it has no entries of data_prep")
+        return found
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read ({error}): prepare the data in a new folder with `python -m data_prep`"
+        ) from None

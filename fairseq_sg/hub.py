@@ -33,7 +33,7 @@ from torch import Tensor
 
 import fairseq_sg.plugin  # noqa: F401
 from data_prep.parallel import clean
-from data_prep.subwords import Subwords
+from data_prep.subwords import Subwords, model_file
 from fairseq_sg import evaluate, ranges
 from fairseq_sg.analysis import checkpoint as checkpoints
 from fairseq_sg.analysis.attention_maps import roles_of
@@ -42,7 +42,7 @@ from fairseq_sg.analysis.options import choice
 from fairseq_sg.analysis.record import record
 from fairseq_sg.command_line import FAIRSEQ
 from fairseq_sg.errors import UsageError
-from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.files import read_manifest
 
 #: The options of fairseq-generate that ``translate`` takes beside the beam.
 SEARCH = (
@@ -344,12 +344,9 @@ class TrainedModel:
     @cached_property
     def _pieces(self) -> dict[str, Subwords]:
         """The models of SentencePiece in the data folder, for ``src`` and ``tgt``."""
-        folder, found = Path(utils.split_paths(self.loaded.data)[0]), {}
-        for side in ("src", "tgt"):
-            for path in (folder / f"spm.{side}.model", folder / "spm.model"):
-                if path.is_file():
-                    found.setdefault(side, Subwords(path.read_bytes()))
-        return found
+        folder = Path(utils.split_paths(self.loaded.data)[0])
+        files = {side: model_file(folder, side) for side in ("src", "tgt")}
+        return {side: Subwords(path.read_bytes()) for side, path in files.items() if path is not None}
 
     def _split(self, text: str, side: str) -> str | list[str]:
         """A text as words of the data, cut as the data were."""

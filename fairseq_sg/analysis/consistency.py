@@ -37,8 +37,8 @@ from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_batches, positive
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
+from fairseq_sg.files import read_manifest
 from fairseq_sg.tables import aligned
-from fairseq_sg.tasks.breakdown import read_manifest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

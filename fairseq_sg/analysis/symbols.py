@@ -31,7 +31,7 @@ from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.analysis.values import cosines
 from fairseq_sg.errors import UsageError
-from fairseq_sg.tasks.breakdown import read_manifest
+from fairseq_sg.files import read_manifest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

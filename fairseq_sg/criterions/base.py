@@ -187,8 +187,8 @@ class LayerLosses(FairseqCriterion):
         """The model's outputs, with Values where the orthogonality loss needs them."""
         if not self.knows_model:
             self._learn_losses(emitted_losses(model))
-        self._check_roles(model)
         if self.value_roles:
+            self._check_roles(model)
             return model(**inputs, value_roles=self.value_roles)
         output, extra = model(**inputs)
         # Some of fairseq's models return None, or a tensor of attention.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -10,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.jobs import environment
 from fairseq_sg.experiments.quantities import QUANTITIES, source_of
 from fairseq_sg.experiments.run import Run, on, schedule, values_of
 from fairseq_sg.experiments.schema import DECODED, Recipe, Row, filled
+from fairseq_sg.files import read_manifest
 
 
 @dataclass
@@ -95,7 +94,7 @@ class Plan:
 
     def _check_names(self, data: str, folder: Path) -> None:
         """Raises UsageError for a type or subset that the data do not have, or a type that the trainings do not log."""
-        made = _manifest(folder)
+        made = read_manifest(folder)
         subsets = made.get("subsets", {})
         for subset in self.recipe.data[data].subsets:
             if subsets and subset not in subsets:
@@ -270,18 +269,6 @@ def as_seeds(seeds: list[int]) -> str:
     )
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    """The ``dataset.json`` of a prepared folder. Raises UsageError for a damaged one."""
-    path = folder / "dataset.json"
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        if not isinstance(found, dict) or not isinstance(found.get("request", {}), dict):
-            raise ValueError("it has no entries of data_prep")
-        return found
-    except ValueError as error:
-        raise UsageError(f"{path} cannot be read ({error}): prepare the data in a new folder") from error
-
-
 def check_data(folder: Path, arguments: Sequence[str]) -> None:
     """Compares a prepared folder with the request of ``python -m data_prep ARGUMENTS``.
 
@@ -294,7 +281,7 @@ def check_data(folder: Path, arguments: Sequence[str]) -> None:
     from data_prep.__main__ import DATASETS, make_parser
     from data_prep.dataset import DataError
 
-    found = _manifest(folder).get("request", {})
+    found = read_manifest(folder).get("request") or {}
     known = {dataset.name: dataset for dataset in DATASETS}
     if found.get("dataset") not in known:
         return

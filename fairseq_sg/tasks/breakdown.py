@@ -7,7 +7,6 @@ With ``--task sg_tagging``, ``word_error_TYPE``, the percentage of wrong labels,
 mean over all types and groups that are logged, ``mean_word_error``.
 """
 
-import json
 import numbers
 import os
 from collections import defaultdict
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
+from fairseq_sg.files import read_manifest
 
 CHOICES = ("none", "groups", "types")
 COUNT, EXACT = "n_of_", "exact_of_"
@@ -132,15 +132,3 @@ def mean_word_error(meters: Mapping[str, Any]) -> float:
     """The mean over types, or groups, of the percentages of wrong labels, from fairseq's meters."""
     errors = [meter.avg for name, meter in meters.items() if name.startswith("word_error_")]
     return sum(errors) / len(errors)
-
-
-def read_manifest(folder: str) -> dict[str, Any]:
-    """The ``dataset.json`` of a data folder. Raises UsageError if it cannot be read."""
-    path = os.path.join(folder, "dataset.json")
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return dict(json.load(stream))
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(
-            f"{path} cannot be read ({error}): prepare the data in a new folder with `python -m data_prep`"
-        ) from None

@@ -24,18 +24,19 @@ from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import FairseqTask
 
+from data_prep.subwords import model_file
 from fairseq_sg import generation
 from fairseq_sg.checkpoints import load_weights
 from fairseq_sg.compat import wrap
 from fairseq_sg.criterions.base import LayerLosses
 from fairseq_sg.errors import UsageError
+from fairseq_sg.files import read_manifest
 from fairseq_sg.modules.cpu.memory import keep_for_training
 from fairseq_sg.modules.feedforward.workers import no_contribution
 from fairseq_sg.optim.torch_adam import TorchAdam
 from fairseq_sg.ranges import flag
 from fairseq_sg.registry import emitted_losses
 from fairseq_sg.resuming import early_stopping
-from fairseq_sg.tasks.breakdown import read_manifest
 from fairseq_sg.trainer import counting
 
 logger = logging.getLogger(__name__)
@@ -263,11 +264,8 @@ class SGTask:
     @property
     def cutting(self) -> str:
         """Advice for a line that was not cut into the subwords of the data; "" for data of words."""
-        folder = Path(utils.split_paths(self.cfg.data)[0])
-        for name in (f"spm.{getattr(self.cfg, 'source_lang', None)}.model", "spm.model"):
-            if (folder / name).is_file():
-                return f". Plain text needs --bpe sentencepiece --sentencepiece-model {folder / name}"
-        return ""
+        file = model_file(Path(utils.split_paths(self.cfg.data)[0]), getattr(self.cfg, "source_lang", None) or "src")
+        return f". Plain text needs --bpe sentencepiece --sentencepiece-model {file}" if file else ""
 
     def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn) -> tuple[list, list]:
         """For ``fairseq-interactive``; warns of empty lines and of words that the model does not know."""

@@ -35,8 +35,9 @@ from torch import Tensor
 
 from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
+from fairseq_sg.files import read_manifest
 from fairseq_sg.generation import by_length
-from fairseq_sg.tasks.breakdown import read_manifest, sums_of_logs
+from fairseq_sg.tasks.breakdown import sums_of_logs
 from fairseq_sg.tasks.mixin import CUT_OFF, SGTask, asks_for_training, check_whole
 from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
 from fairseq_sg.tasks.streams import Text
