@@ -94,6 +94,8 @@ UNREAD_BY_INTERACTIVE = {
     "gen_subset": "the inputs are those of --input: leave it out",
     "valid_subset": "the inputs are those of --input: leave it out",
 }
+#: Values of ``--post-process`` that remove all spaces; after them, a ``--bpe`` finds no subwords to join.
+REMOVES_SPACES = ("sentencepiece", "wordpiece", "letter", "_EOW")
 #: Packages of fairseq's scorers.
 PACKAGES = {"wer": "editdistance", "meteor": "nltk", "bert_score": "bert_score"}
 
@@ -120,6 +122,11 @@ def check_command(args: Any, words: list[str]) -> None:
         raise UsageError("--score-reference generates nothing that --scoring exact_match could count: leave one out")
     if args.min_len > args.max_len_b and not args.max_len_a:
         raise UsageError(f"--min-len {args.min_len} is above --max-len-b {args.max_len_b}: choose a larger --max-len-b")
+    if args.bpe and args.post_process in REMOVES_SPACES:
+        raise UsageError(
+            f"--bpe {args.bpe} and --post-process {args.post_process} both join the subwords, and the second time the "
+            "spaces between words go: leave one of the two out"
+        )
     package = PACKAGES.get(args.scoring)
     if package and importlib.util.find_spec(package) is None:
         raise UsageError(f"--scoring {args.scoring} needs a package: pip install {package.replace('_', '-')}")

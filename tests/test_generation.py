@@ -47,7 +47,7 @@ def test_what_reads_targets_from_their_left_end(args):
 
 GENERATE = dict(
     beam=5, scoring="bleu", score_reference=False, min_len=0, max_len_a=0, max_len_b=200, batch_size=None,
-    sampling=False, sampling_topk=-1, sampling_topp=-1.0, input="-", print_alignment=None,
+    sampling=False, sampling_topk=-1, sampling_topp=-1.0, input="-", print_alignment=None, bpe=None, post_process=None,
 )  # fmt: skip
 
 
@@ -68,6 +68,11 @@ GENERATE = dict(
         ({"sampling_topp": 0.9}, [], "--sampling-topk and --sampling-topp are for --sampling: add it"),
         ({"min_len": 9, "max_len_b": 5}, [], "--min-len 9 is above --max-len-b 5"),
         ({"score_reference": True, "scoring": "exact_match"}, [], "--score-reference generates nothing"),
+        (
+            {"bpe": "sentencepiece", "post_process": "sentencepiece"},
+            [],
+            "--bpe sentencepiece and --post-process sentencepiece both join the subwords, and the second time",
+        ),
         ({"scoring": "bert_score"}, [], "--scoring bert_score needs a package: pip install bert-score"),
         ({"buffer_size": 0, "input": "no/such/file"}, [], "--input no/such/file: there is no such file"),
         ({}, ["--replace-unk"], "--replace-unk has no effect here: the dictionaries have all words of the data"),
@@ -87,6 +92,13 @@ def test_wrong_commands(args, words, message):
     check_command(Namespace(**GENERATE), ["--beam", "5", "--prefix-size", "1"])
     with pytest.raises(UsageError, match="^" + re.escape(message)):
         check_command(Namespace(**{**GENERATE, **args}), words)
+
+
+def test_subwords_that_are_joined_once():
+    for args in ({"bpe": "sentencepiece"}, {"post_process": "sentencepiece"}):
+        check_command(Namespace(**{**GENERATE, **args}), [])
+    # These only remove the sign "@@ ".
+    check_command(Namespace(**{**GENERATE, "bpe": "subword_nmt", "post_process": "subword_nmt"}), [])
 
 
 def test_the_subset_of_another_command():
