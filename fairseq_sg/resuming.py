@@ -201,14 +201,15 @@ def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
             f"the checkpoint {path} has no state of the optimizer (--no-save-optimizer-state), so its training cannot "
             "be resumed: use --finetune-from-model with another --save-dir to begin a new training from its weights"
         )
-    if trainer.cfg.ema.store_ema and "ema" not in (state.get("extra_state") or {}):
+    new = begins or cfg.reset_optimizer
+    if trainer.cfg.ema.store_ema and not new and "ema" not in (state.get("extra_state") or {}):
         raise UsageError(f"--store-ema: the checkpoint {path} has no averaged weights: leave the option out")
     data = (state.get("task_state") or {}).get("trained_on")
     trainer.task.check_resumed(data, begins or cfg.reset_dataloader)
-    if other := other_options(there, trainer.cfg):
+    if other := other_options(there, trainer.cfg, OF_WEIGHTS if new else COMPARED):
+        does = "a new training begins" if new else "training resumes"
         logger.warning(
-            "the checkpoint was trained with other options; training resumes with those of this command: %s",
-            ", ".join(other),
+            "the checkpoint was trained with other options; %s with those of this command: %s", does, ", ".join(other)
         )
 
 
@@ -274,17 +275,19 @@ COMPARED: dict[str, tuple[str, ...] | None] = {
     "distributed_training": ("distributed_world_size",),
     "ema": None,
 }
+#: The groups that decide what the weights of a checkpoint mean; a new training has its own of all others.
+OF_WEIGHTS = {group: COMPARED[group] for group in ("model", "task")}
 #: Options of a task that say where and how it is evaluated, by how their names begin.
 EVALUATION = ("data", "eval_", "source_lang", "target_lang")
 
 
-def other_options(there, here) -> list[str]:
-    """The options that decide a training's result and differ between two configurations.
+def other_options(there, here, compared=COMPARED) -> list[str]:
+    """The options that decide a training's result and differ between two configurations, in the groups ``compared``.
 
     An option that is younger than the checkpoint had its default there.
     """
     other = {}
-    for group, names in COMPARED.items():
+    for group, names in compared.items():
         trained, given = values(there.get(group)), values(here.get(group))
         if names is None and trained:
             trained = defaults(group, given.get("_name")) | trained

@@ -185,6 +185,21 @@ class SGTrainer(Trainer):
             # Copied, not averaged: the mean of performer's independent draws has another kernel than each of them.
             self._ema.skip_keys = {name for name, _ in self._model.named_buffers(remove_duplicate=False)}
 
+    def load_checkpoint(self, filename, reset_optimizer=False, *others, **named) -> dict[str, Any] | None:
+        """fairseq's. Without the optimizer, a new training begins, and its averaged weights are the loaded ones.
+
+        fairseq goes on with the average of the checkpoint, and fails without one.
+        """
+        stores = self.cfg.ema.store_ema
+        self.cfg.ema.store_ema = stores and not reset_optimizer
+        try:
+            extra_state = super().load_checkpoint(filename, reset_optimizer, *others, **named)
+        finally:
+            self.cfg.ema.store_ema = stores
+        if reset_optimizer:
+            self._build_ema()
+        return extra_state
+
     @functools.cached_property
     def ahead(self) -> bool:
         """Whether the host goes on without waiting for a step."""

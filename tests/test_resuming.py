@@ -250,6 +250,66 @@ def test_what_a_checkpoint_lacks(tmp_path):
     write(path, "sg_translation")
     with pytest.raises(UsageError, match="--store-ema: the checkpoint .* has no averaged weights"):
         resuming.begin(None, cfg, trainer_after(0, Ours(), cfg, ema=True))
+    for options in ({"restore_file": str(path), "reset_optimizer": True}, {"finetune_from_model": str(path)}):
+        cfg = checkpoint_options(tmp_path, **options)
+        resuming.begin(lambda *_: (None, "epochs"), cfg, trainer_after(0, Ours(), cfg, ema=True))
+
+
+@pytest.mark.parametrize("more", [[], ["--ema-fp32"]], ids=["float32", "kept in float32"])
+def test_the_average_of_a_new_training_begins_with_its_weights(more, tmp_path):
+    """Where updates are counted on, it is the checkpoint's."""
+    from fairseq import checkpoint_utils
+
+    folder = write_folder(tmp_path / "pairs", {"train": random_pairs(20, 1)})
+
+    def begun(to: str, *options: str):
+        where = ["--disable-validation", "--save-dir", str(tmp_path / to), "--ema-decay", "0.5", *more]
+        built = build(SGTrainer, folder, *where, *options)
+        return built, checkpoint_utils.load_checkpoint(built.cfg.checkpoint, built)[1]
+
+    for to, options in {"plain": [], "averaged": ["--store-ema"]}.items():
+        built, epochs = begun(to, *options)
+        for samples in groups(built)[:2]:
+            built.train_step(samples)
+        epochs.next_epoch_itr()
+        checkpoint_utils.save_checkpoint(built.cfg.checkpoint, built, epochs, None)
+
+    name = "encoder.embedding.tokens.weight"
+    last = str(tmp_path / "averaged" / "checkpoint_last.pt")
+    resets = [f"--reset-{part}" for part in ("optimizer", "lr-scheduler", "dataloader", "meters")]
+    plain = str(tmp_path / "plain" / "checkpoint_last.pt")
+    beginnings = [["--finetune-from-model", path] for path in (last, plain)] + [["--restore-file", last, *resets]]
+    for options in beginnings:
+        new, _ = begun("new", "--store-ema", *options)
+        weight, average = (model.state_dict()[name].clone() for model in (new.get_model(), new.ema.get_model()))
+        assert torch.equal(average, weight)
+        if more:
+            assert torch.equal(new.ema.fp32_params[name], weight)
+        new.train_step(groups(new)[0])
+        expected = (weight + new.get_model().state_dict()[name]) / 2
+        torch.testing.assert_close(new.ema.get_model().state_dict()[name], expected)
+    resumed, _ = begun("averaged", "--store-ema")
+    assert torch.equal(resumed.ema.get_model().state_dict()[name], built.ema.get_model().state_dict()[name])
+
+
+def test_a_new_training_has_options_of_its_own(tmp_path, caplog):
+    """Other rates and seeds are normal there; those of the model decide what its weights mean."""
+    path = tmp_path / "other.pt"
+    write(path, "sg_translation", cfg={"optimization": {"lr": [0.1]}, "model": {"_name": "arch", "qk_norm": "l2"}})
+
+    def warned(**options) -> str:
+        caplog.clear()
+        cfg = checkpoint_options(tmp_path, **options)
+        trainer = trainer_after(0, Ours(), cfg)
+        trainer.cfg.model = {"_name": "arch", "qk_norm": "none"}
+        trainer.cfg.optimization = argparse.Namespace(**vars(trainer.cfg.optimization), lr=[0.2])
+        resuming.begin(lambda *_: (None, "epochs"), cfg, trainer)
+        return caplog.text
+
+    for options in ({"restore_file": str(path), "reset_optimizer": True}, {"finetune_from_model": str(path)}):
+        assert "a new training begins with those of this command: --qk-norm l2 (here none)\n" in warned(**options)
+    resumed = warned(restore_file=str(path))
+    assert "training resumes with those of this command: --qk-norm l2 (here none), --lr [0.1] (here [0.2])" in resumed
 
 
 @pytest.mark.parametrize("updates,hours,left", [(3, 0.0, True), (3, 0.4, False), (3, 0.6, True), (0, 0.4, True)])
