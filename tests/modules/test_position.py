@@ -19,6 +19,7 @@ from fairseq_sg.modules.embedding import TokenEmbedding
 from fairseq_sg.modules.position import (
     POSITION_REGISTRY,
     AlibiPosition,
+    AttentionPosition,
     FractionPosition,
     IndicatorPosition,
     LearnedPosition,
@@ -56,6 +57,18 @@ def test_every_position_says_where_it_enters():
         "indicator": "embedding",
     }
     assert RandomizedPosition.gives_with(config_of(8, 2, randomized_base="relative")) == "indices"
+
+
+def test_a_position_of_the_user_s_gives_what_it_writes():
+    class Slope(AttentionPosition):
+        def bias(self, queries, keys, offset): ...
+
+    class Turn(AttentionPosition):
+        def rotate(self, x, offset): ...
+
+    class SlowTurn(Turn): ...
+
+    assert (Slope.gives, Turn.gives, SlowTurn.gives) == ("bias", "rotation", "rotation")
 
 
 # Learned.

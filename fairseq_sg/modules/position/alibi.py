@@ -21,7 +21,6 @@ class AlibiPosition(AttentionPosition):
     """Nothing learned, no longest length."""
 
     paper = "Press et al. 2022"
-    gives = "bias"
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool):
         super().__init__(dim, num_heads, causal=causal)

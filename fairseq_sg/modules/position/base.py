@@ -3,8 +3,8 @@
 The class attribute ``gives`` is the place where a position enters the model:
 
 - ``embedding``  P_i is added to the token embeddings; the module is called with indices and returns ``(B, N, dim)``.
-- ``rotation``   Queries and Keys are rotated by their position; the class has ``rotate``.
-- ``bias``       A function of query and key position is added to the logits; the class has ``bias``.
+- ``rotation``   Queries and Keys are rotated by their position: an `AttentionPosition` with ``rotate``.
+- ``bias``       A function of query and key position is added to the logits: an `AttentionPosition` with ``bias``.
 - ``indices``    Other position numbers than 0, 1, 2, … for an attention that brings its own positions. The module is
                  called with a length and returns the numbers in increasing order; in evaluation, those of a prefix do
                  not depend on its length.
@@ -96,7 +96,7 @@ def features(p: Tensor, dim: int, mirrored: bool) -> Tensor:
 
 
 class AttentionPosition(Position):
-    """A position inside self-attention.
+    """A position inside self-attention: a subclass writes ``rotate`` or ``bias``, and gives that.
 
     Args:
         dim: D, the width of the input of ``rotate``: a head's queries and keys, or features in linear attention.
@@ -107,6 +107,10 @@ class AttentionPosition(Position):
     def __init__(self, dim: int, num_heads: int, *, causal: bool):
         super().__init__()
         self.dim, self.num_heads, self.causal = dim, num_heads, causal
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls.gives = "bias" if cls.rotate is AttentionPosition.rotate else "rotation"
 
     def rotate(self, x: Tensor, offset: int) -> Tensor:
         """x (B, H, N, D), the first of which is at position ``offset`` -> the same, rotated by position."""

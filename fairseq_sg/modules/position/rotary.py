@@ -27,7 +27,6 @@ class RotaryPosition(AttentionPosition):
     """
 
     paper = "Su et al. 2021, eq. 15, 19, 34"
-    gives = "rotation"
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool):
         super().__init__(dim, num_heads, causal=causal)

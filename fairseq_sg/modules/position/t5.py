@@ -49,7 +49,6 @@ class T5Position(AttentionPosition):
     """
 
     paper = "Raffel et al. 2020, 2.1"
-    gives = "bias"
     options = T5Options
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool, t5_buckets: int = 32, t5_max_distance: int = 128):
