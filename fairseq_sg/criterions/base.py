@@ -41,6 +41,13 @@ from fairseq_sg.tasks.breakdown import log_breakdown, sums_of_logs
 
 logger = logging.getLogger(__name__)
 
+#: Names of numbers that criteria, tasks and fairseq log: a layer's loss or statistic has another.
+LOGGED = frozenset(
+    "loss nll_loss nll accuracy token_accuracy word_error mean_word_error ppl word_ppl bits_per_word label_smoothing "
+    "mse mse_last mse_last_mean relative_l2 h1 lr gnorm clip loss_scale wps ups wpb bsz num_updates wall train_wall "
+    "gb_free".split()
+)
+
 
 @dataclass
 class LayerLossesConfig(FairseqDataclass):
@@ -153,7 +160,9 @@ class LayerLosses(FairseqCriterion):
         ``logs``.
         """
         losses, statistics = split(extra.get("aux_losses") or {})
-        parts = self._orthogonality(extra) | self._auxiliary(losses, getattr(model, "training", True))
+        if getattr(model, "training", True):
+            self._check_emitted(losses, statistics)
+        parts = self._orthogonality(extra) | self._auxiliary(losses)
         for name, (weight, value) in parts.items():
             share = weight * size * value
             loss = loss + share
@@ -181,7 +190,10 @@ class LayerLosses(FairseqCriterion):
                 "sg_transformer; with another model leave it out"
             )
         if missing:
-            raise UsageError(f"--orthogonality-roles has {', '.join(missing)}: the model has {', '.join(shown)} alone")
+            raise UsageError(
+                f"--orthogonality-roles has {', '.join(missing)}: the model has {', '.join(shown)} alone; give "
+                f"--orthogonality-roles {','.join(shown)}"
+            )
 
     def _outputs(self, model, inputs):
         """The model's outputs, with Values where the orthogonality loss needs them."""
@@ -207,15 +219,29 @@ class LayerLosses(FairseqCriterion):
             result[f"orthogonality_{role}"] = self.orthogonality_weight, torch.stack(applications).sum()
         return result
 
-    def _auxiliary(self, emitted: AuxLosses, training: bool) -> dict[str, tuple[float, Tensor]]:
-        """name -> (weight, sum over the applications) of the losses that the model emits.
+    def _check_emitted(self, losses: Iterable[str], statistics: Iterable[str]) -> None:
+        """Checks the names of what a model emits in training. In evaluation some losses, such as those of mixtures of
+        experts, are not computed.
 
         Raises:
-            UsageError: a weight of a loss that a model without declared losses does not emit in training. In
-                evaluation some losses, such as those of mixtures of experts, are not computed.
+            UsageError: a name that other numbers have in the logs, a loss that the model does not declare, or a weight
+                of a loss that a model without declared losses does not emit.
         """
-        if self.declared is None and training:
-            self._check_names(emitted)
+        if taken := sorted(LOGGED & {*losses, *statistics}):
+            raise UsageError(
+                f"a layer returns the loss or statistic {taken[0]}, which is the name of another number in the logs: "
+                "rename it"
+            )
+        if self.declared is None:
+            self._check_names(losses)
+        elif undeclared := sorted(set(losses) - set(self.declared)):
+            raise UsageError(
+                f"a layer returns the loss {undeclared[0]}, which none declares: add it to emitted_losses of its "
+                "class, with its weight"
+            )
+
+    def _auxiliary(self, emitted: AuxLosses) -> dict[str, tuple[float, Tensor]]:
+        """name -> (weight, sum over the applications) of the losses that the model emits."""
         return {name: (self._weight(name), torch.stack(values).sum()) for name, values in emitted.items()}
 
     @staticmethod

@@ -401,15 +401,26 @@ def test_misspelt_weight_is_found_before_the_first_step():
 
 
 def test_default_weight_of_a_loss_is_its_mechanism_s_and_is_logged_once(caplog):
-    net, batch = emitting(ponder=[2.0], balance=[3.0], undeclared=[5.0])
+    net, batch = emitting(ponder=[2.0], balance=[3.0])
     plain = criterion()(lambda: (net()[0], {}), batch)[0].item()
     with caplog.at_level("INFO"):
         built = knowing({"ponder": 0.03, "balance": 1.0}, aux_loss_weights='{"balance": 0.5}')
         loss, size, _ = built(net, batch)
         built(net, batch)
-    assert loss.item() == pytest.approx(plain + size * (0.03 * 2 + 0.5 * 3 + 5), rel=1e-6)
+    assert loss.item() == pytest.approx(plain + size * (0.03 * 2 + 0.5 * 3), rel=1e-6)
     lines = [record.message for record in caplog.records if "aux-loss-weights" in record.message]
     assert lines == ["weights of the model's own losses (--aux-loss-weights): balance 0.5, ponder 0.03"]
+
+
+def test_a_layer_cannot_return_what_it_does_not_declare_or_the_name_of_another_number():
+    net, batch = emitting(ponder=[2.0], pondr=[5.0])
+    with pytest.raises(UsageError, match="returns the loss pondr, which none declares: add it to emitted_losses"):
+        knowing({"ponder": 0.03})(net, batch)
+    logits, _ = net()
+    for value in (torch.tensor(2.0), Statistic(torch.tensor(2.0))):
+        for built in (knowing({"accuracy": 1.0}), criterion()):
+            with pytest.raises(UsageError, match="statistic accuracy, which is the name of another number"):
+                built(lambda value=value: (logits, {"aux_losses": {"accuracy": [value]}}), batch)
 
 
 @pytest.mark.parametrize(
