@@ -14,6 +14,7 @@ from fairseq_sg.modules.norm import NORM_REGISTRY
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY, attention_position, gives_indices
 from fairseq_sg.modules.update import UPDATE_REGISTRY
+from fairseq_sg.registry import Mechanism
 
 #: The registries of mechanisms of layers, whose options are options of the models with layers.
 MECHANISMS = (
@@ -75,7 +76,9 @@ def check_and_fill(config):
     if config.position is not None:
         used |= POSITION_REGISTRY.find(config.position).option_classes(config)
     refuse_unused_options(config, MECHANISMS, used)
-    check_norm(config)
+    check_excluded(config, used)
+    if config.no_final_norm and not config.pre_norm:
+        raise UsageError("--no-final-norm is for --pre-norm: a post-norm model has no norm after the last layer")
     check_position(config)
     check_window(config)
     for name in ("activation_dropout", "attention_dropout", "attention_residual_dropout"):
@@ -89,12 +92,13 @@ def _present_options(config, options: Iterable[str]) -> list[str]:
     return [option for option in options if hasattr(config, option)]
 
 
-def check_norm(config) -> None:
-    """Raises UsageError for an option that says where the norms are, in a model that has none there."""
-    if config.pre_norm and "pre_norm" in NORM_REGISTRY.find(config.norm).excludes:
-        raise UsageError(f"--pre-norm has no effect with --norm {config.norm}: leave it out")
-    if config.no_final_norm and not config.pre_norm:
-        raise UsageError("--no-final-norm is for --pre-norm: a post-norm model has no norm after the last layer")
+def check_excluded(config, used: Iterable[type[Mechanism]]) -> None:
+    """Raises UsageError for an option that a mechanism of the model excludes."""
+    for cls in used:
+        for name in sorted(cls.excludes):
+            if getattr(config, name, None) not in (None, config.declared[name]):
+                flags = next(registry.option for registry in MECHANISMS if registry.get(cls.registered_name) is cls)
+                raise UsageError(f"{ranges.flag(name)} has no effect with {flags} {cls.registered_name}: leave it out")
 
 
 def check_without_padding(config) -> None:

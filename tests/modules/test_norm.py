@@ -81,6 +81,10 @@ def test_wrong_options():
     for options, message in (
         (dict(norm="none", layer_norm_eps=0.1), "--layer-norm-eps 0.1 has no effect on the chosen mechanisms"),
         (dict(norm="none", pre_norm=True), "--pre-norm has no effect with --norm none"),
+        (
+            dict(encoder_update="copy_gate", pre_norm=True),
+            "--pre-norm has no effect with --encoder-update, .* copy_gate",
+        ),
         (dict(no_final_norm=True), "--no-final-norm is for --pre-norm"),
     ):
         with pytest.raises(UsageError, match=message):
