@@ -50,9 +50,12 @@ def end(message: str) -> typing.NoReturn:
 
 def _add_defaults(add_defaults, cfg) -> None:
     """fairseq's ``add_defaults``, with which a training begins: hydra's configurations get their defaults in it."""
+    from fairseq.utils import import_user_module
     from hydra.core.hydra_config import HydraConfig
     from omegaconf.errors import OmegaConfBaseException
 
+    if os.path.basename(os.path.normpath(cfg.common.user_dir or "fairseq_sg")) not in sys.modules:
+        import_user_module(cfg.common)  # whose mechanisms have options, too; fairseq's trainings import it later
     if HydraConfig.initialized():
         _refuse_missing(HydraConfig.get())
     for group, (name, declared) in command_line.groups(cfg).items():

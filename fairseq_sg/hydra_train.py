@@ -10,6 +10,7 @@ import argparse
 import functools
 import os
 import re
+import sys
 from dataclasses import fields, is_dataclass
 
 from fairseq_sg import command_line
@@ -50,6 +51,7 @@ def _explained(message: str, cause: str) -> str:
 
 
 def main() -> None:
+    from fairseq.utils import import_user_module
     from hydra._internal import utils
 
     import fairseq_sg.plugin  # noqa: F401
@@ -61,6 +63,11 @@ def main() -> None:
     name = (given.config_name or "").removesuffix(".yaml")
     if name and os.path.isdir(given.config_dir or "") and not os.path.isfile(f"{given.config_dir}/{name}.yaml"):
         end(no_configuration(name, given.config_dir))
+    for word in sys.argv[1:]:
+        folder = word.removeprefix("common.user_dir=")
+        if folder != word and os.path.isdir(folder):
+            # So that messages of hydra's errors know the options of its mechanisms.
+            import_user_module(argparse.Namespace(user_dir=folder))
     utils.run_and_report = functools.partial(_run_and_report, utils.run_and_report)
     from fairseq_cli import hydra_train
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.commands import REPOSITORY, check, launch, metrics, run, training
 
@@ -30,12 +31,18 @@ def test_from_another_folder_by_its_name(data, tmp_path):
     assert Path(code.strip()) == REPOSITORY / "fairseq_sg" / "ops" / "__init__.py"
 
 
-def test_attention_of_a_users_own_directory(data, tmp_path):
-    """The example of docs/extending.md, with its option, in training and, from the checkpoint alone, in validation."""
+@pytest.fixture
+def mine(tmp_path):
+    """The folder of the first example of docs/extending.md."""
     code = re.search(r"```python\n(.*?)```", (REPOSITORY / "docs" / "extending.md").read_text(), re.DOTALL)[1]
-    mine = tmp_path / "my_attentions"
-    mine.mkdir()
-    (mine / "__init__.py").write_text(code)
+    folder = tmp_path / "my_attentions"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(code)
+    return folder
+
+
+def test_attention_of_a_users_own_directory(data, mine, tmp_path):
+    """The example of docs/extending.md, with its option, in training and, from the checkpoint alone, in validation."""
     environment = {"PYTHONPATH": str(REPOSITORY)}
     options = ["--encoder-attention", "mean", "--mean-scale", "2", "--user-dir", mine]
     check(run("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options), **environment))
@@ -60,3 +67,17 @@ def test_attention_of_a_users_own_directory(data, tmp_path):
         **environment,
     )
     assert "--mean-scale 2.0 has no effect on the chosen mechanisms" in wrong.err.splitlines()[-1]
+
+
+def test_attention_of_a_users_own_directory_under_hydra(data, mine, tmp_path):
+    config = ["--config-dir", REPOSITORY / "fairseq_sg" / "config", "--config-name", "scan", "common.cpu=true"]
+    config += ["optimization.max_update=1", f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}"]
+    config += [f"common.user_dir={mine}", "model.encoder_attention=mean", "model.qk_norm=none", "dataset.num_workers=0"]
+    unset = run("fairseq_sg.hydra_train", *config, "model.mean_scale=2")
+    assert unset.err == (
+        "error: model.mean_scale is not set in the file of the configuration: put a plus before it, "
+        "+model.mean_scale=…\n"
+    )
+    check(run("fairseq_sg.hydra_train", *config, "+model.mean_scale=2"))
+    model = torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)["cfg"]["model"]
+    assert (model["encoder_attention"], model["mean_scale"]) == ("mean", 2.0)
