@@ -362,12 +362,18 @@ def check(cfg, command: str) -> None:
         raise UsageError("--optimizer is missing: give one, such as torch_adam")
     workers = cfg.distributed_training
     on_cpus = (cfg.common.cpu or not torch.cuda.is_available()) and not workers.distributed_no_spawn
+    started = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
     if on_cpus and (workers.distributed_world_size > 1 or workers.distributed_init_method):
+        if started != "1":
+            raise UsageError(
+                "torchrun does not give fairseq's processes the options that they need on CPUs: leave it and "
+                f"--distributed-world-size out, and run `python -m fairseq_sg.experiments.workers {started} "
+                "fairseq-train …`"
+            )
         raise UsageError(
             "without a GPU, fairseq starts no processes: leave --distributed-world-size and --distributed-init-method "
             "out, or run `python -m fairseq_sg.experiments.workers N fairseq-train …`"
         )
-    started = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
     if command == "train" and workers.distributed_world_size == 1 and started != "1":
         raise UsageError(
             f"torchrun started {started} processes, and each would train a model of its own: give "
@@ -379,6 +385,7 @@ def check(cfg, command: str) -> None:
     if command == "train":
         _check_schedule(cfg)
         _check_what_ends_early(cfg)
+        _check_validation(cfg)
         try:
             os.makedirs(cfg.checkpoint.save_dir, exist_ok=True)
         except OSError as error:
@@ -456,6 +463,17 @@ def _check_what_ends_early(cfg) -> None:
         raise UsageError(
             "--combine-valid-subsets makes one subset, valid, of valid, valid1 and so on, and --valid-subset is "
             f"{cfg.dataset.valid_subset}: leave one of the two out"
+        )
+
+
+def _check_validation(cfg) -> None:
+    """Raises UsageError for a validation of a task of ours whose log lines are those of the training."""
+    data = cfg.dataset
+    ours = _is_ours(getattr(cfg.task, "_name", None))
+    if ours and not data.disable_validation and data.train_subset in data.valid_subset.split(","):
+        raise UsageError(
+            f"--valid-subset has {data.train_subset}, whose log lines would look like those of the training: leave it "
+            f"out, and run fairseq-validate --valid-subset {data.train_subset} on a checkpoint"
         )
 
 

@@ -213,6 +213,8 @@ VALUES = {
     "without it: pip install iopath, or leave the option out",
     "--valid-subset valid,gen --combine-valid-subsets": "--combine-valid-subsets makes one subset, valid, of valid, "
     "valid1 and so on, and --valid-subset is valid,gen: leave one of the two out",
+    "--valid-subset valid,train": "--valid-subset has train, whose log lines would look like those of the training: "
+    "leave it out, and run fairseq-validate --valid-subset train on a checkpoint",
     "--patience -5": "--patience is -5: choose -1 or more",
 }
 
@@ -268,6 +270,11 @@ def test_processes_of_torchrun_train_one_model(monkeypatch, tmp_path):
     with pytest.raises(UsageError, match="^torchrun started 2 processes, .* give --distributed-world-size 2, or "):
         command_line.check(configured(*one), "train")
     command_line.check(configured(*one), "validate")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    two = (*one[:-1], "2")
+    with pytest.raises(UsageError, match=r"^torchrun does not give .* run `python -m fairseq_sg\.\S+\.workers 2 fair"):
+        command_line.check(configured(*two), "train")
+    command_line.check(configured(*two, "--distributed-no-spawn"), "train")
 
 
 def test_a_value_is_refused_before_data_are_loaded():
