@@ -214,10 +214,13 @@ class SGTranslationTask(SGTask, TranslationTask):
 
         Raises UsageError for a constraint with an unknown word, which fairseq would force into the output as <unk>.
         """
-        # A row of constraints begins with their number.
-        for number, row in enumerate([] if constraints is None else constraints, start=1):
-            if row[1:].eq(self.target_dictionary.unk()).any():
-                raise UsageError(f"--constraints: line {number} of the batch has a word that no output can have")
+        for source, row in zip(src_tokens, [] if constraints is None else constraints, strict=False):
+            forced = row[1:]  # behind their number
+            if forced.eq(self.target_dictionary.unk()).any():
+                raise UsageError(
+                    f"--constraints {self.target_dictionary.string(forced)!r} of the input "
+                    f"{self.source_dictionary.string(source)!r}: <unk> stands for a word that no output can have"
+                )
         if self.prepends_bos:
             bos = torch.tensor([self.source_dictionary.bos()])
             src_tokens = [torch.cat([bos, tokens.long()]) for tokens in src_tokens]

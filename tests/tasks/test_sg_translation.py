@@ -93,12 +93,13 @@ def test_references_padded_on_the_left_are_not_forced(tmp_path):
 def test_a_constraint_with_an_unknown_word_is_refused(tmp_path):
     of = task(write_folder(tmp_path, {"train": random_pairs(4, 3)}), ())
     unknown, known = of.target_dictionary.unk(), of.target_dictionary.nspecial
-    sources, lengths = [torch.tensor([known, EOS])] * 2, [2, 2]
+    sources, lengths = [torch.tensor([known, EOS]), torch.tensor([known + 1, EOS])], [2, 2]
     # The number of constraints, then each with 0 at its end.
     several = pack_constraints([[torch.tensor([known])] * unknown, [torch.tensor([known, known])]])
     assert of.build_dataset_for_inference(sources, lengths, several).constraints is several
     wrong = pack_constraints([[torch.tensor([known])], [torch.tensor([known, unknown])]])
-    with pytest.raises(UsageError, match="^--constraints: line 2 of the batch has a word that no output can have$"):
+    message = f"--constraints '{TARGET_WORDS[0]} <unk>' of the input '{SOURCE_WORDS[1]}': <unk> stands for a word that"
+    with pytest.raises(UsageError, match=f"^{message} no output can have$"):
         of.build_dataset_for_inference(sources, lengths, wrong)
 
 
